@@ -1,0 +1,1 @@
+"""SwiftKV: prefill-optimised inference through model rewiring and self-distillation."""

@@ -1,0 +1,1 @@
+"""The paper's tables and figures as pure functions of measurement files."""

@@ -1,0 +1,54 @@
+"""How numbers and variants are printed in tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def significant(value: float, digits: int) -> float:
+    """`value` rounded to `digits` significant digits, but never coarser than a whole number."""
+    if value == 0:
+        return 0.0
+    return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+
+
+def show(value: float, digits: int) -> str:
+    """`value` printed with `digits` significant digits, whole from there on: 4.3, 113, 0.020."""
+    rounded = significant(value, digits)
+    decimals = 0 if rounded == 0 else max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{decimals}f}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as an exact percentage where three decimals are enough (46.875%), else to one decimal (53.3%)."""
+    value = 100 * fraction
+    exact = f"{value:.3f}"
+    if abs(value - float(exact)) < 1e-9:
+        return exact.rstrip("0").rstrip(".") + "%"
+    return f"{value:.1f}%"
+
+
+def mean_and_error(value: float, stderr: float | None, decimals: int) -> str:
+    """`value ± stderr`; only the value where no standard error is known."""
+    if stderr is None:
+        return f"{value:.{decimals}f}"
+    return f"{value:.{decimals}f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{stderr:.{decimals}f}"
+
+
+def variant_label(spec: Mapping[str, Any] | None) -> str:
+    """A variant in the words of the paper's Table 1, with the exact reduction of the model at hand."""
+    if spec is None:
+        return "Baseline"
+    label = f"{percent(spec['prefill_reduction'])} SingleInputKV"
+    if spec["key_value_group_size"] > 1:
+        label += f" + {spec['key_value_group_size']}× AcrossKV"
+    if spec.get("num_key_value_heads"):
+        label += f", {spec['num_key_value_heads']} KV heads"
+    return label
+
+
+def enumeration(items: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"

@@ -1,0 +1,283 @@
+"""Cost model: FLOPs of prefill and of whole requests, KV cache bytes, and the limits they set for each variant.
+
+Two counts are kept apart.
+
+* `prefill_flops`, `decode_flops` and `request_flops` count what has to be computed: two FLOPs a multiply-add, causal
+  attention over the positions a token really sees, no FLOPs for the embedding look-up, logits only for tokens that
+  are sampled from. The limits come from this count.
+* `published_gflops` counts as the paper does in Table 1 (and the blog in its Table 2). For Llama-3.1-70B at 128K tokens
+  it gives the published numbers. It differs in three ways, found by working back from those numbers:
+  the vocabulary stands for embedding and head, each 2 V d FLOPs, for every token; "128K" (V = 128,256) is 131,072; and
+  the attention is divided by 2^30 where everything else is divided by 10^9, which makes it 160 and not 172.
+
+Norms, activations, rotary embeddings, biases and softmax are left out of both, as in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swiftkv.errors import UserError
+from swiftkv.spec import SwiftKVSpec
+
+OPERATIONS = ("vocab", "q", "k", "v", "o", "mlp", "attention")
+KV_DTYPE_BYTES = {"bfloat16": 2, "fp8": 1}
+GIGA, GIBI = 10**9, 2**30
+
+_FAMILIES = ("llama", "mistral", "qwen2")
+_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Dimensions of a dense decoder (Llama, Mistral, Qwen2) that its cost depends on.
+
+    `windows` has one entry a layer: the sliding window in tokens, or None for full causal attention.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
+        """Read the dimensions from a Hugging Face `config.json`.
+
+        Raises:
+            UserError: a family without a cost model, or a missing or impossible field.
+        """
+        family = str(config.get("model_type"))
+        if family.removesuffix("_swiftkv") not in _FAMILIES:
+            raise UserError(f"no cost model for model_type {family!r}; there is one for {', '.join(_FAMILIES)}")
+        for field in _REQUIRED:
+            if not isinstance(config.get(field), int) or config[field] < 1:
+                raise UserError(f"the model config has {field} = {config.get(field)!r}, not a positive integer")
+        heads = config["num_attention_heads"]
+        return cls(
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_hidden_layers=config["num_hidden_layers"],
+            num_attention_heads=heads,
+            num_key_value_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            vocab_size=config["vocab_size"],
+            windows=_windows(config),
+        )
+
+
+def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    layers, window = config["num_hidden_layers"], config.get("sliding_window")
+    if types := config.get("layer_types"):
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+    if config["model_type"].startswith("mistral"):
+        return (window,) * layers
+    if config["model_type"].startswith("qwen2") and config.get("use_sliding_window"):
+        first = config.get("max_window_layers", layers)
+        return tuple(window if layer >= first else None for layer in range(layers))
+    return (None,) * layers
+
+
+def _visible(tokens: int, window: int | None) -> int:
+    """Pairs (query, key) of causal attention over `tokens` positions: the sum of min(i, window) for i = 1..tokens."""
+    if window is None or tokens <= window:
+        return tokens * (tokens + 1) // 2
+    return window * (window + 1) // 2 + (tokens - window) * window
+
+
+def _projections(arch: Architecture, spec: SwiftKVSpec | None) -> tuple[int, int]:
+    """FLOPs a token of all layers' K projections (V costs the same), below layer l and from it on."""
+    a_head = 2 * arch.hidden_size * arch.head_dim
+    if spec is None:
+        return arch.num_hidden_layers * arch.num_key_value_heads * a_head, 0
+    heads = spec.num_key_value_heads or arch.num_key_value_heads
+    return spec.num_key_value_layers * arch.num_key_value_heads * a_head, len(spec.groups) * heads * a_head
+
+
+def prefill_flops(arch: Architecture, spec: SwiftKVSpec | None, tokens: int, *, vocab: bool = False) -> dict[str, int]:
+    """FLOPs to fill the KV cache with a prompt of `tokens` tokens, by operation (`OPERATIONS`).
+
+    Layers from l on only compute K and V (Sec. 3.2); the last token's way through them to the first output token
+    belongs to `request_flops`.
+
+    Args:
+        spec: the variant; None is the unchanged model.
+        vocab: also count the logits of every token (2 V d FLOPs each).
+    """
+    _check(arch, spec)
+    ordinary = arch.num_hidden_layers if spec is None else spec.num_key_value_layers
+    query = 2 * arch.hidden_size * arch.num_attention_heads * arch.head_dim
+    kv = sum(_projections(arch, spec))
+    attention = sum(_visible(tokens, window) for window in arch.windows[:ordinary])
+    return {
+        "vocab": tokens * 2 * arch.vocab_size * arch.hidden_size if vocab else 0,
+        "q": tokens * ordinary * query,
+        "k": tokens * kv,
+        "v": tokens * kv,
+        "o": tokens * ordinary * query,
+        "mlp": tokens * ordinary * 6 * arch.hidden_size * arch.intermediate_size,
+        "attention": attention * 4 * arch.num_attention_heads * arch.head_dim,
+    }
+
+
+def decode_flops(arch: Architecture, spec: SwiftKVSpec | None, position: int) -> dict[str, int]:
+    """FLOPs of one token that goes through every layer and is sampled from, at 1-based `position`, by operation."""
+    _check(arch, spec)
+    query = 2 * arch.hidden_size * arch.num_attention_heads * arch.head_dim
+    kv = sum(_projections(arch, spec))
+    visible = sum(min(position, window or position) for window in arch.windows)
+    return {
+        "vocab": 2 * arch.vocab_size * arch.hidden_size,
+        "q": arch.num_hidden_layers * query,
+        "k": kv,
+        "v": kv,
+        "o": arch.num_hidden_layers * query,
+        "mlp": arch.num_hidden_layers * 6 * arch.hidden_size * arch.intermediate_size,
+        "attention": visible * 4 * arch.num_attention_heads * arch.head_dim,
+    }
+
+
+def request_flops(arch: Architecture, spec: SwiftKVSpec | None, prompt: int, output: int) -> dict[str, int]:
+    """FLOPs of a request of `prompt` input and `output` >= 1 generated tokens, by operation.
+
+    The last prompt token goes through every layer (footnote 3) and gives the first output token, so `output - 1`
+    tokens are decoded after it.
+
+    Raises:
+        ValueError: fewer than one prompt or output token.
+    """
+    if prompt < 1 or output < 1:
+        raise ValueError(f"a request has at least 1 prompt and 1 output token, not {prompt} and {output}")
+    total = prefill_flops(arch, spec, prompt - 1)
+    for position in range(prompt, prompt + output):
+        for operation, flops in decode_flops(arch, spec, position).items():
+            total[operation] += flops
+    return total
+
+
+def kv_bytes_per_token(arch: Architecture, spec: SwiftKVSpec | None, dtype: str = "bfloat16") -> int:
+    """Bytes of K and V kept for one token over all layers; `dtype` is a key of `KV_DTYPE_BYTES`.
+
+    An FP8 cache's scales (one a token, or one a tensor) are not counted, as in the paper.
+    """
+    _check(arch, spec)
+    if spec is None:
+        heads = arch.num_hidden_layers * arch.num_key_value_heads
+    else:
+        upper = spec.num_key_value_heads or arch.num_key_value_heads
+        heads = spec.num_key_value_layers * arch.num_key_value_heads + len(spec.groups) * upper
+    return 2 * heads * arch.head_dim * KV_DTYPE_BYTES[dtype]
+
+
+def published_vocab_size(vocab_size: int) -> int:
+    """The vocabulary as the paper counts it: 128,256 is "128K", read as 128 x 1,024."""
+    return vocab_size if vocab_size % 1024 == 0 else round(vocab_size / 1000) * 1024
+
+
+def published_gflops(arch: Architecture, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
+    """GFLOPs per prefill token by operation, counted and scaled as in the paper's Table 1 (see the module's text).
+
+    The mean token sees half of the `tokens` positions; attention is in units of 2^30 FLOPs, the others of 10^9.
+    """
+    flops = prefill_flops(arch, spec, tokens)
+    ordinary = arch.num_hidden_layers if spec is None else spec.num_key_value_layers
+    # The causal mean over S positions is (S + 1) / 2; the paper counts S / 2.
+    surplus = ordinary * 2 * arch.num_attention_heads * arch.head_dim
+    gflops = {operation: count / tokens / GIGA for operation, count in flops.items()}
+    gflops["vocab"] = 4 * published_vocab_size(arch.vocab_size) * arch.hidden_size / GIGA
+    gflops["attention"] = (flops["attention"] / tokens - surplus) / GIBI
+    return gflops
+
+
+def cost_record(
+    name: str,
+    title: str,
+    config: Mapping[str, Any],
+    specs: Mapping[str, Mapping[str, Any] | None],
+    sequence_length: int,
+    output_tokens: int = 256,
+    source: Any = None,
+) -> dict[str, Any]:
+    """Everything the cost model says about a model and its variants, as one JSON-ready record.
+
+    Args:
+        name: the model's key.
+        title: the model's printed name.
+        config: its Hugging Face configuration.
+        specs: variant -> fields of `SwiftKVSpec`, or None for the unchanged model; in the order of the tables.
+        sequence_length: prompt tokens S of the FLOPs and of the limits.
+        output_tokens: n of the request limit.
+        source: where the configuration came from; kept as it is.
+
+    Raises:
+        UserError: an unknown architecture or an impossible variant.
+    """
+    if sequence_length < 1 or output_tokens < 1:
+        raise UserError(f"sequence length ({sequence_length}) and output tokens ({output_tokens}) must be at least 1")
+    arch = Architecture.from_config(config)
+    variants = {}
+    for variant, fields in specs.items():
+        try:
+            spec = None if fields is None else SwiftKVSpec(**fields)
+            variants[variant] = _variant_record(arch, spec, sequence_length, output_tokens)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"variant {variant} of {title}: {error}") from None
+    return {
+        "model": name,
+        "title": title,
+        "sequence_length": sequence_length,
+        "output_tokens": output_tokens,
+        "architecture": {
+            **{field: value for field, value in vars(arch).items() if field != "windows"},
+            "sliding_window": next((window for window in arch.windows if window), None),
+            "published_vocab_size": published_vocab_size(arch.vocab_size),
+        },
+        "variants": variants,
+        "model_source": source,
+    }
+
+
+def _variant_record(arch: Architecture, spec: SwiftKVSpec | None, tokens: int, output: int) -> dict[str, Any]:
+    def totals(variant: SwiftKVSpec | None) -> tuple[int, int]:
+        prefill = sum(prefill_flops(arch, variant, tokens).values())
+        return prefill, sum(request_flops(arch, variant, tokens, output).values())
+
+    (prefill, request), (base_prefill, base_request) = totals(spec), totals(None)
+    flops = prefill_flops(arch, spec, tokens)
+    bytes_per_token = {dtype: kv_bytes_per_token(arch, spec, dtype) for dtype in KV_DTYPE_BYTES}
+    baseline_bytes = kv_bytes_per_token(arch, None)
+    reductions = (
+        None
+        if spec is None
+        else {
+            **vars(spec),
+            "prefill_reduction": spec.prefill_reduction,
+            "kv_cache_reduction": spec.kv_cache_reduction(arch.num_key_value_heads),
+        }
+    )
+    return {
+        "spec": reductions,
+        "flops_per_prefill_token": {operation: count / tokens for operation, count in flops.items()},
+        "total_flops_per_prefill_token": prefill / tokens,
+        "relative_flops": prefill / base_prefill,
+        "published_gflops": published_gflops(arch, spec, tokens),
+        "kv_bytes_per_token": bytes_per_token,
+        "limits": {
+            # No implementation can be faster than this where compute is the bottleneck.
+            "prefill_speedup": base_prefill / prefill,
+            "request_speedup": base_request / request,
+            # Tokens that fit into a given cache, relative to the baseline with bfloat16.
+            "kv_capacity": {dtype: baseline_bytes / size for dtype, size in bytes_per_token.items()},
+        },
+    }
+
+
+def _check(arch: Architecture, spec: SwiftKVSpec | None) -> None:
+    if spec is not None and spec.num_hidden_layers != arch.num_hidden_layers:
+        raise ValueError(f"it is for {spec.num_hidden_layers} layers, but the model has {arch.num_hidden_layers}")

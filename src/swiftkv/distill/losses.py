@@ -1,0 +1,116 @@
+"""Losses on final hidden states, taken a few rows at a time: no copy of all logits ever exists.
+
+For final normed hidden states h_S, h_T [N, D] and the frozen language-model head W [V, D] the distillation loss is
+T^2 KL(p_T || p_S), p = softmax(h W' / T) (paper, Sec. 3.4, with App. B.1's T = 2). Its gradient for the student's
+logits is T (p_S - p_T), known as soon as the loss is, so the forward pass also leaves the gradient for h_S and the
+backward pass computes nothing. The largest temporary is `ROWS` x V logits of teacher and student in the model's dtype; float32
+exists for `INNER_ELEMENTS` of them at a time, few enough to stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ROWS = 256  # enough for full matrix-product speed
+INNER_ELEMENTS = 2**19  # on a CPU; float32 logits of both models then fit in 4 MB
+GPU_INNER_ELEMENTS = 2**27
+
+
+def distillation_loss(
+    student: torch.Tensor,
+    head: torch.Tensor,
+    weights: torch.Tensor,
+    teacher: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
+    """Weighted sum over positions of T^2 KL(teacher || student), in nats.
+
+    Args:
+        student: final normed hidden states [N, D]; the only input that gets a gradient.
+        head: language-model head [V, D], frozen.
+        weights: float32 [N]; positions of weight 0 cost nothing.
+        teacher: the teacher's hidden states [N, D].
+        temperature: T.
+
+    Returns:
+        Float32 scalar.
+    """
+    return _HeadLoss.apply(student, head, weights, _Distillation(teacher, temperature))
+
+
+def lm_loss(student: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Weighted sum over positions of the cross-entropy with `targets` (int64 [N]), in nats; see `distillation_loss`."""
+    return _HeadLoss.apply(student, head, weights, _CrossEntropy(targets))
+
+
+def hidden_state_loss(student: torch.Tensor, teacher: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted sum over positions of the mean squared error over features; [N, D], [N, D], float32 [N]."""
+    return ((student.float() - teacher.float()).square().mean(-1) * weights).sum()
+
+
+class _Distillation:
+    def __init__(self, teacher: torch.Tensor, temperature: float) -> None:
+        self.teacher, self.temperature = teacher, temperature
+
+    def logits(self, rows: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        return self.teacher[rows] @ head.T
+
+    def rows(self, student: torch.Tensor, teacher: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss [r] and its gradient [r, V] for float32 logits [r, V] of both; the arguments are overwritten."""
+        scale = 1 / self.temperature
+        student, teacher = student.mul_(scale), teacher.mul_(scale)
+        student_p, teacher_p = student.softmax(-1), teacher.softmax(-1)
+        # log-normaliser = logit - log p, taken at the largest logit, where p is far from 0.
+        gap = (teacher.amax(-1) - teacher_p.amax(-1).log_()) - (student.amax(-1) - student_p.amax(-1).log_())
+        difference = teacher.sub_(student)
+        divergence = torch.linalg.vecdot(teacher_p, difference) - gap
+        return divergence * self.temperature**2, student_p.sub_(teacher_p).mul_(self.temperature)
+
+
+class _CrossEntropy:
+    def __init__(self, targets: torch.Tensor) -> None:
+        self.targets = targets
+
+    def logits(self, rows: torch.Tensor, head: torch.Tensor) -> None:
+        return None
+
+    def rows(self, student: torch.Tensor, _: None, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_p = student.log_softmax(-1)
+        target = self.targets[rows, None]
+        loss = -log_p.gather(-1, target).squeeze(-1)
+        gradient = log_p.exp_()
+        gradient.scatter_add_(-1, target, torch.full_like(target, -1, dtype=gradient.dtype))
+        return loss, gradient
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Head, loss and the gradient for the student's hidden states in one pass over chunks of rows."""
+
+    @staticmethod
+    def forward(ctx, student, head, weights, kind):
+        gradient = torch.zeros_like(student)
+        total = torch.zeros((), dtype=torch.float32, device=student.device)
+        needs_gradient = ctx.needs_input_grad[0]
+        counted = weights.nonzero().squeeze(-1)
+        budget = INNER_ELEMENTS if student.device.type == "cpu" else GPU_INNER_ELEMENTS
+        inner = max(1, budget // head.shape[0])
+        for rows in counted.split(ROWS):
+            logits = student[rows] @ head.T
+            teacher = kind.logits(rows, head)
+            for start in range(0, len(rows), inner):
+                part = slice(start, start + inner)
+                values, slope = kind.rows(
+                    logits[part].float(), None if teacher is None else teacher[part].float(), rows[part]
+                )
+                total += torch.dot(values, weights[rows[part]])
+                if needs_gradient:
+                    logits[part] = slope.mul_(weights[rows[part], None])
+            if needs_gradient:
+                gradient[rows] = logits @ head
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (gradient,) = ctx.saved_tensors
+        return gradient.mul_(upstream), None, None, None

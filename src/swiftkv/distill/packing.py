@@ -1,0 +1,206 @@
+"""Chats to packed training rows: chat template, tokens, several samples a row, each attending only to itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from swiftkv.errors import UserError
+from swiftkv.records import atomic_path
+
+BATCH = 1000  # chats tokenized at once
+OPEN_ROWS = 64  # rows that a later, shorter sample may still fill
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint.
+
+    Raises:
+        UserError: there is none, or it has no chat template.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no usable tokenizer ({' '.join(str(error).split())[:200]})") from None
+    if tokenizer.chat_template is None:
+        raise UserError(f"the tokenizer in {path} has no chat template, which packing chats needs")
+    return tokenizer
+
+
+def read_chats(path: str | Path) -> Iterator[list[dict[str, str]]]:
+    """The messages of each line of a chat file ({"messages": [{"role", "content"}, ...]} a line).
+
+    Raises:
+        UserError: naming file and line of what is not a chat.
+    """
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    messages = json.loads(line)["messages"]
+                    valid = messages and all(
+                        isinstance(m["role"], str) and isinstance(m["content"], str) for m in messages
+                    )
+                except (json.JSONDecodeError, KeyError, TypeError):
+                    valid = False
+                if not valid:
+                    raise UserError(
+                        f"{path}, line {number}: not a chat with messages of a role and a content; "
+                        "delete the file and run again"
+                    )
+                yield messages
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; delete the file and run again") from None
+
+
+def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterator[list[dict[str, str]]]) -> list[np.ndarray]:
+    """Token ids (int32, one array a chat) under the tokenizer's chat template, which writes all special tokens.
+
+    Raises:
+        UserError: the template refuses a chat.
+    """
+    samples, texts = [], []
+
+    def flush() -> None:
+        if texts:
+            encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            samples.extend(np.asarray(ids, dtype=np.int32) for ids in encoded)
+            texts.clear()
+
+    for number, messages in enumerate(chats, 1):
+        try:
+            texts.append(tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception as error:  # templates raise what they like
+            raise UserError(f"chat {number}: the chat template refuses it ({error})") from None
+        if len(texts) == BATCH:
+            flush()
+    flush()
+    return samples
+
+
+def pack(
+    samples: list[np.ndarray], max_length: int, seed: int, padding: int, max_rows: int | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Shuffle the samples and put each into the first open row that has room.
+
+    Padding at a row's end is a sample of its own (positions restart), with mask 0.
+
+    Args:
+        samples: token ids; those longer than `max_length` or empty are dropped and counted.
+        max_length: tokens a row.
+        seed: of the shuffle.
+        padding: token id of padding.
+        max_rows: stop when this many rows are full enough; None packs everything.
+
+    Returns:
+        input_ids, position_ids (int32) and loss_mask (uint8), each [rows, max_length]; and counts: samples, tokens,
+        too_long, empty, not_needed.
+    """
+    rows: list[list[np.ndarray]] = []
+    room: list[int] = []
+    counts = {"samples": 0, "tokens": 0, "too_long": 0, "empty": 0, "not_needed": 0}
+    for index in np.random.default_rng(seed).permutation(len(samples)):
+        sample = samples[index]
+        if len(sample) == 0 or len(sample) > max_length:
+            counts["too_long" if len(sample) else "empty"] += 1
+            continue
+        first = max(0, len(rows) - OPEN_ROWS)
+        row = next((r for r in range(first, len(rows)) if room[r] >= len(sample)), len(rows))
+        if row == len(rows):
+            if max_rows is not None and row == max_rows:
+                counts["not_needed"] += 1
+                continue
+            rows.append([])
+            room.append(max_length)
+        rows[row].append(sample)
+        room[row] -= len(sample)
+        counts["samples"] += 1
+        counts["tokens"] += len(sample)
+    shape = (len(rows), max_length)
+    arrays = {
+        "input_ids": np.full(shape, padding, dtype=np.int32),
+        "position_ids": np.zeros(shape, dtype=np.int32),
+        "loss_mask": np.zeros(shape, dtype=np.uint8),
+    }
+    for row, parts in enumerate(rows):
+        start = 0
+        for sample in parts:
+            end = start + len(sample)
+            arrays["input_ids"][row, start:end] = sample
+            arrays["position_ids"][row, start:end] = np.arange(len(sample))
+            arrays["loss_mask"][row, start:end] = 1
+            start = end
+        arrays["position_ids"][row, start:] = np.arange(max_length - start)
+    return arrays, counts
+
+
+def write_packed(path: str | Path, arrays: dict[str, np.ndarray], description: dict[str, Any]) -> None:
+    """Write the rows as one safetensors file with `description` as JSON metadata, atomically."""
+    with atomic_path(path) as scratch:
+        save_file(arrays, scratch, metadata={"description": json.dumps(description, sort_keys=True)})
+
+
+class PackedRows:
+    """Rows of a packed file, read from the memory-mapped file when asked for.
+
+    Attributes:
+        rows: number of rows N.
+        max_length: tokens a row.
+        description: what the writer said about the data.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open `path`.
+
+        Raises:
+            UserError: it is missing, cut short or not packed rows.
+        """
+        self.path = Path(path)
+        self._file, self.description = open_tensors(self.path, ("input_ids", "position_ids", "loss_mask"))
+        self._slices = {name: self._file.get_slice(name) for name in ("input_ids", "position_ids", "loss_mask")}
+        shapes = {tuple(part.get_shape()) for part in self._slices.values()}
+        if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
+            raise UserError(f"{path} does not hold packed rows; delete it and run again")
+        self.rows, self.max_length = shape
+
+    def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:
+        """input_ids, position_ids (int64) and loss_mask (float32) of the given rows, each [len(rows), max_length]."""
+        kinds = {"input_ids": torch.int64, "position_ids": torch.int64, "loss_mask": torch.float32}
+        return {name: gather_rows(self._slices[name], rows).to(kind) for name, kind in kinds.items()}
+
+    def counted(self, rows: list[int]) -> int:
+        """How many positions of the given rows count in the loss."""
+        return int(gather_rows(self._slices["loss_mask"], rows).sum())
+
+
+def gather_rows(part: Any, rows: list[int]) -> torch.Tensor:
+    """Rows of a slice of an open safetensors file, as one tensor."""
+    return torch.cat([part[row : row + 1] for row in rows])
+
+
+def open_tensors(path: Path, names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    """Memory-map a safetensors file of ours that holds `names`; its handle and description.
+
+    Raises:
+        UserError: it is missing, damaged or something else.
+    """
+    try:
+        file = safe_open(path, framework="pt")
+        description = json.loads((file.metadata() or {})["description"])
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged or no file of this pipeline ({error}); delete it and run again") from None
+    if missing := sorted(set(names) - set(file.keys())):
+        raise UserError(f"{path} has no tensor {missing[0]!r}; delete it and run again")
+    return file, description

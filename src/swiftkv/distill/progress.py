@@ -1,0 +1,60 @@
+"""What a training says while it runs: a line now and then for people, a CSV row every step for plots."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import sys
+import time
+from pathlib import Path
+
+COLUMNS = (
+    "step", "epoch", "tokens", "loss", "logits_loss", "hidden_loss", "learning_rate", "tokens_per_second", "seconds",
+)  # fmt: skip
+
+
+class LossLog:
+    """The CSV log: one row a step, flushed at once. Losses are written with all their digits."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        """Open `path`, keeping the rows of the first `steps` steps only."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if steps and path.exists():
+            with path.open(newline="") as file:
+                kept = [row for row in csv.DictReader(file) if (row["step"] or "x").isdigit()]
+            kept = [row for row in kept if int(row["step"]) <= steps]
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows({name: row[name] for name in COLUMNS} for row in kept)
+        self._file = path.open("a", newline="")
+        self._writer = csv.DictWriter(self._file, COLUMNS)
+
+    def add(self, **row: float) -> None:
+        """Append a row; the keywords are the columns."""
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Progress:
+    """Prints a line at the start, at the end and every `interval` seconds in between."""
+
+    def __init__(self, what: str, total: int, unit: str = "step", done: int = 0, interval: float = 20) -> None:
+        self.what, self.total, self.unit, self.interval = what, total, unit, interval
+        self.first, self.start, self.said = done, time.monotonic(), -interval
+
+    def at(self, done: int, note: str = "") -> None:
+        """Report that `done` of the total units are done; the time left is by the speed of this run."""
+        elapsed = time.monotonic() - self.start
+        if done < self.total and elapsed - self.said < self.interval:
+            return
+        self.said = elapsed
+        left = (self.total - done) * elapsed / max(1, done - self.first)
+        clock = datetime.timedelta(seconds=round(left))
+        parts = [f"{self.what}: {self.unit} {done}/{self.total}", *([note] if note else []), f"{clock} left"]
+        print(", ".join(parts), file=sys.stderr, flush=True)

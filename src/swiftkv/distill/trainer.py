@@ -1,0 +1,271 @@
+"""Training on DeepSpeed: any number of ranks, GPUs or processors, with exact resume."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import shutil
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swiftkv.distill.checkpoint import TrainingState, fingerprint
+from swiftkv.distill.packing import PackedRows, load_tokenizer
+from swiftkv.distill.progress import LossLog, Progress
+from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.step import DistillationStep
+from swiftkv.distill.teacher import TeacherStates
+from swiftkv.errors import UserError
+from swiftkv.models import load_base, save_swiftkv
+from swiftkv.records import atomic_path
+from swiftkv.spec import SwiftKVSpec
+
+
+@dataclass(frozen=True)
+class Training:
+    """The files of one training.
+
+    Attributes:
+        model: folder of the ordinary checkpoint, with tokenizer.
+        data: packed rows.
+        teacher_states: stored states of the teacher, or None.
+        state: folder for resumable state.
+        checkpoint: folder of the result.
+        log: CSV of the losses.
+    """
+
+    model: Path
+    data: Path
+    teacher_states: Path | None
+    state: Path
+    checkpoint: Path
+    log: Path
+
+
+def distil(spec: SwiftKVSpec, recipe: Recipe, files: Training) -> None:
+    """Train the SwiftKV student of a model, or go on with a training that was interrupted.
+
+    Raises:
+        UserError: something given is impossible, missing or damaged; nothing is then written as an output.
+    """
+    keep_freed_memory()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
+    rows = PackedRows(files.data)
+    if rows.max_length != recipe.max_length:
+        raise UserError(
+            f"{files.data} has rows of {rows.max_length} tokens, but the recipe's max_length is {recipe.max_length}"
+        )
+    total = recipe.total_steps(rows.rows)
+    stored = None
+    if recipe.teacher_states == "stored" and recipe.loss == "distillation":
+        if files.teacher_states is None:
+            raise UserError("the recipe asks for stored teacher states, but no file with them was given")
+        stored = TeacherStates(files.teacher_states, spec.num_key_value_layers, files.model, files.data, recipe)
+    tokenizer = load_tokenizer(files.model)
+    base = load_base(files.model, dtype=recipe.torch_dtype)
+    start_distributed()
+    from deepspeed import comm
+
+    rank, ranks = comm.get_rank(), comm.get_world_size()
+    accumulation = recipe.accumulation(ranks)
+    state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data), ranks)
+    if rank == 0 and state.found is None and state.others:
+        say(f"the state kept in {files.state} is of another recipe, spec, model or data set: training from the start")
+    step = DistillationStep(base, spec, recipe)
+    engine = make_engine(step, recipe, accumulation)
+    position = state.load(engine) or {"step": 0, "tokens": 0, "seconds": 0.0}
+    if rank == 0 and position["step"]:
+        say(f"continuing after step {position['step']} of {total}")
+    log = LossLog(state.log, position["step"]) if rank == 0 else None
+    loop = Loop(engine, step, recipe, rows, stored, total, ranks, rank, accumulation)
+    progress = Progress(f"training {files.checkpoint.name}", total, done=position["step"])
+    tokens, seconds = position["tokens"], position["seconds"]
+    for number in range(position["step"], total):
+        begin = time.monotonic()
+        result = loop.run(number)
+        elapsed = time.monotonic() - begin
+        tokens, seconds = tokens + result["tokens"], seconds + elapsed
+        if log is not None:
+            speed = result["tokens"] / elapsed
+            log.add(
+                step=number + 1, epoch=(number + 1) * recipe.batch_size / rows.rows, tokens=tokens,
+                **{name: result[name] for name in ("loss", "logits_loss", "hidden_loss", "learning_rate")},
+                tokens_per_second=round(speed, 1), seconds=round(seconds, 3),
+            )  # fmt: skip
+            progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
+        if (number + 1) % recipe.checkpoint_every == 0 or number + 1 == total:
+            state.save(engine, number + 1, {"tokens": tokens, "seconds": seconds})
+    if log is not None:
+        log.close()
+    save(step, tokenizer, files, state.log, rank)
+    comm.barrier()
+    engine.destroy()
+    del engine, loop
+    gc.collect()  # nothing may hold on to a process group, whose threads would abort the interpreter's exit
+    torch.distributed.destroy_process_group()
+
+
+class Loop:
+    """The optimizer steps; everything about step n follows from n, so a resumed training cannot drift."""
+
+    def __init__(
+        self, engine: Any, step: DistillationStep, recipe: Recipe, rows: PackedRows, stored: TeacherStates | None,
+        total: int, ranks: int, rank: int, accumulation: int,
+    ) -> None:  # fmt: skip
+        self.engine, self.step, self.recipe, self.total = engine, step, recipe, total
+        self.rows, self.stored = rows, stored
+        self.ranks, self.rank, self.accumulation = ranks, rank, accumulation
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def row_numbers(self, number: int) -> list[int]:
+        """Rows of optimizer step `number`: the data, shuffled anew for every epoch, as one endless sequence."""
+        numbers = []
+        for place in range(number * self.recipe.batch_size, (number + 1) * self.recipe.batch_size):
+            epoch, index = divmod(place, self.rows.rows)
+            if self._order[0] != epoch:
+                generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
+                self._order = (epoch, torch.randperm(self.rows.rows, generator=generator).tolist())
+            numbers.append(self._order[1][index])
+        return numbers
+
+    def run(self, number: int) -> dict[str, float]:
+        """Optimizer step `number`; its mean losses over all positions, the tokens that counted, the learning rate."""
+        recipe, device = self.recipe, self.engine.device
+        numbers = self.row_numbers(number)
+        tokens = self.rows.counted(numbers)
+        positions = tokens if recipe.loss == "distillation" else self._targets(numbers)
+        rate = recipe.learning_rate_at(number, self.total)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        for micro in range(self.accumulation):
+            first = (micro * self.ranks + self.rank) * recipe.micro_batch_size
+            mine = numbers[first : first + recipe.micro_batch_size]
+            batch = self.rows[mine] | (self.stored[mine] if self.stored else {})
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            # DeepSpeed takes the mean over ranks and micro-batches; the loss is the sum over positions / their number.
+            weights = batch.pop("loss_mask") * (self.ranks * self.accumulation / max(1, positions))
+            self.engine.backward(self.engine(weights=weights, **batch))
+            self.engine.step()
+            last = self.step.last
+            sums += torch.stack([last.logits, last.hidden]).double() / (self.ranks * self.accumulation)
+        if self.ranks > 1:
+            torch.distributed.all_reduce(sums)
+        logits, hidden = sums.tolist()
+        return {
+            "loss": recipe.logits_weight * logits + recipe.hidden_state_weight * hidden,
+            "logits_loss": logits,
+            "hidden_loss": hidden,
+            "learning_rate": rate,
+            "tokens": tokens,
+        }
+
+    def _targets(self, numbers: list[int]) -> int:
+        batch = self.rows[numbers]
+        followed = batch["position_ids"][:, 1:] != 0
+        return int((batch["loss_mask"][:, :-1] * followed).sum())
+
+
+def make_engine(step: DistillationStep, recipe: Recipe, accumulation: int) -> Any:
+    """The DeepSpeed engine around a step: ZeRO, AdamW on float32 master weights, clipping."""
+    import deepspeed
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    step.to(device)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": recipe.micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": recipe.gradient_clipping,
+        "zero_optimization": {"stage": recipe.zero_stage, "overlap_comm": device == "cuda"},
+        "zero_allow_untested_optimizer": True,  # torch's AdamW; DeepSpeed's own would have to be compiled first
+        "steps_per_print": 10**9,
+    }
+    if recipe.dtype == "bfloat16":
+        config["bf16"] = {"enabled": True}
+    trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, lr=recipe.learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=recipe.weight_decay, fused=True
+    )
+    with quiet_deepspeed():
+        engine, *_ = deepspeed.initialize(model=step, optimizer=optimizer, config=config, dist_init_required=False)
+    return engine
+
+
+def start_distributed() -> None:
+    """Join the ranks of a launcher (torchrun, deepspeed, SLURM with RANK set), or be the only rank."""
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    launched = "RANK" in os.environ
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if cuda else "gloo"
+        if launched:
+            torch.distributed.init_process_group(backend)
+        else:
+            torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    if not launched:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    with quiet_deepspeed():
+        import deepspeed
+
+        # gloo does the collectives; DeepSpeed's shared-memory ones would need half a minute of a C++ compiler.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed("nccl" if cuda else "gloo", auto_mpi_discovery=False, verbose=False)
+
+
+def save(step: DistillationStep, tokenizer: Any, files: Training, log: Path, rank: int) -> None:
+    """Write the checkpoint and the log, whole or not at all; every rank calls this (ZeRO-3 gathers the weights)."""
+    student = step.student
+    tensors = {}
+    for name, tensor in student.state_dict(keep_vars=True).items():
+        if hasattr(tensor, "ds_id"):
+            from deepspeed.runtime.zero import GatheredParameters
+
+            with GatheredParameters([tensor]):
+                tensors[name] = tensor.detach().cpu().clone() if rank == 0 else None
+        else:
+            tensors[name] = tensor.detach()
+    if rank:
+        return
+    if student.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    if step.packed_attention:
+        student.set_attn_implementation("sdpa")
+    save_swiftkv(student, files.checkpoint, tokenizer=tokenizer, state_dict=tensors)
+    with atomic_path(files.log) as scratch:
+        shutil.copyfile(log, scratch)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse freed blocks in place of returning them: on a CPU the page faults cost more than the work."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, at its largest
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+
+
+@contextlib.contextmanager
+def quiet_deepspeed():
+    """Leave out DeepSpeed's report on its configuration."""
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(max(level, logging.WARNING))
+
+
+def say(sentence: str) -> None:
+    """Tell the person at the terminal."""
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,47 @@
+"""SwiftKV for Hugging Face models; importing this registers the classes with transformers' Auto classes.
+
+`attention.py`, `swiftkv.py` and `configuration.py` hold what the architectures share; one small file an architecture
+adds its classes; `rewire.py` makes a SwiftKV model of an ordinary one, `checkpoint.py` reads and writes checkpoints.
+Another architecture (DeepSeek-V2 next) is one more file and one more line in `ARCHITECTURES`.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from swiftkv.models.llama import LlamaSwiftKVConfig, LlamaSwiftKVForCausalLM, LlamaSwiftKVModel
+from swiftkv.models.mistral import MistralSwiftKVConfig, MistralSwiftKVForCausalLM, MistralSwiftKVModel
+from swiftkv.models.qwen2 import Qwen2SwiftKVConfig, Qwen2SwiftKVForCausalLM, Qwen2SwiftKVModel
+
+# model_type of the ordinary checkpoint -> the three SwiftKV classes.
+ARCHITECTURES = {
+    "llama": (LlamaSwiftKVConfig, LlamaSwiftKVModel, LlamaSwiftKVForCausalLM),
+    "mistral": (MistralSwiftKVConfig, MistralSwiftKVModel, MistralSwiftKVForCausalLM),
+    "qwen2": (Qwen2SwiftKVConfig, Qwen2SwiftKVModel, Qwen2SwiftKVForCausalLM),
+}
+
+for _config, _model, _causal_lm in ARCHITECTURES.values():
+    AutoConfig.register(_config.model_type, _config)
+    AutoModel.register(_config, _model)
+    AutoModelForCausalLM.register(_config, _causal_lm)
+
+from swiftkv.models.checkpoint import load_any, load_base, load_swiftkv, save_swiftkv  # noqa: E402
+from swiftkv.models.rewire import rewire  # noqa: E402
+from swiftkv.models.swiftkv import LowerState  # noqa: E402
+
+__all__ = [
+    "ARCHITECTURES",
+    "LlamaSwiftKVConfig",
+    "LlamaSwiftKVForCausalLM",
+    "LlamaSwiftKVModel",
+    "LowerState",
+    "MistralSwiftKVConfig",
+    "MistralSwiftKVForCausalLM",
+    "MistralSwiftKVModel",
+    "Qwen2SwiftKVConfig",
+    "Qwen2SwiftKVForCausalLM",
+    "Qwen2SwiftKVModel",
+    "load_any",
+    "load_base",
+    "load_swiftkv",
+    "rewire",
+    "save_swiftkv",
+]

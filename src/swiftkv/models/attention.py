@@ -1,0 +1,98 @@
+"""Attention of a layer >= l: the teacher's, or the student's with keys and values given from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
+
+from swiftkv.models.configuration import layer_types
+from swiftkv.spec import SwiftKVSpec
+
+TEACHER_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class SwiftKVAttentionMixin:
+    """Attention of a layer >= l; without `key_value` it is the teacher's."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        spec = SwiftKVSpec.from_config(config)
+        bias = self.q_proj.bias is not None
+        sliding = layer_types(config)[layer_idx] == "sliding_attention"
+        self.attention_arguments = {"sliding_window": config.sliding_window} if sliding else {}
+        self.q_proj_swiftkv = nn.Linear(config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
+        if layer_idx == spec.owner(layer_idx):
+            width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
+            self.k_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
+            self.v_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
+
+    def project_key_value(
+        self,
+        states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        past_key_values: Cache | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (with RoPE) and values of this layer's whole group; the cache keeps them once, at this layer.
+
+        Args:
+            states: norm_swiftkv(h_l) [B, T, D].
+            position_embeddings: cosines and sines [B, T, head size].
+            past_key_values: the cache to add to and read from, or None.
+
+        Returns:
+            Keys and values [B, KV heads, cached + T, head size].
+        """
+        shape = (*states.shape[:-1], -1, self.head_dim)
+        key = _rotate(self.k_proj_swiftkv(states).view(shape).transpose(1, 2), position_embeddings)
+        value = self.v_proj_swiftkv(states).view(shape).transpose(1, 2)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        return key, value
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None = None,
+        key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As the architecture's attention; `key_value` are the group's keys and values, None makes it the teacher."""
+        if key_value is None:
+            self.num_key_value_groups = self.config.num_attention_heads // self.config.num_key_value_heads
+            return super().forward(
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        key, value = key_value
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = _rotate(self.q_proj_swiftkv(hidden_states).view(shape).transpose(1, 2), position_embeddings)
+        # The attention functions read this attribute; teacher and student may differ in KV heads.
+        self.num_key_value_groups = query.shape[1] // key.shape[1]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        output, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **self.attention_arguments,
+            **kwargs,
+        )
+        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+
+
+def _rotate(states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    cos, sin = (table.unsqueeze(1) for table in position_embeddings)
+    return states * cos + rotate_half(states) * sin

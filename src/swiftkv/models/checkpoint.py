@@ -1,0 +1,188 @@
+"""Read and write checkpoints in safetensors, checked before loading: a bad one never gives random weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from swiftkv.errors import UserError
+from swiftkv.records import atomic_path, read_json
+
+
+def load_any(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """Load an ordinary or a SwiftKV checkpoint, whichever its config.json names; see the two loaders."""
+    return (load_swiftkv if _model_type(path).endswith("_swiftkv") else load_base)(path, dtype)
+
+
+def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """Load an ordinary Llama, Mistral or Qwen2 checkpoint.
+
+    Args:
+        path: folder with config.json and safetensors.
+        dtype: of the weights in memory.
+
+    Returns:
+        The language model, in evaluation mode.
+
+    Raises:
+        UserError: a file is missing, damaged or of another architecture, or a tensor is absent or misshapen.
+    """
+    from swiftkv.models import ARCHITECTURES
+
+    return _load(path, dtype, set(ARCHITECTURES))
+
+
+def load_swiftkv(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    """Load a SwiftKV checkpoint, with or without the teacher's q/k/v projections of layers >= l.
+
+    Without them only the student runs; asking for the teacher is an error.
+
+    Args:
+        path: folder with config.json and safetensors, ours or in the published format.
+        dtype: of the weights in memory.
+
+    Returns:
+        The SwiftKV language model, in evaluation mode.
+
+    Raises:
+        UserError: as `load_base`; a SwiftKV tensor that is absent is named.
+    """
+    from swiftkv.models import ARCHITECTURES
+
+    return _load(path, dtype, {config.model_type for config, *_ in ARCHITECTURES.values()})
+
+
+def save_swiftkv(
+    model: PreTrainedModel,
+    path: str | Path,
+    keep_teacher_qkv: bool = True,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write a SwiftKV checkpoint with the published names; the folder appears whole or not at all.
+
+    Args:
+        model: a SwiftKV language model.
+        path: the folder; an existing one is replaced.
+        keep_teacher_qkv: also write the teacher's q/k/v projections of layers >= l, which the student does not need.
+        tokenizer: saved into the same folder.
+        state_dict: the weights, where they are not in `model` itself (ZeRO-3).
+    """
+    tensors = model.state_dict() if state_dict is None else state_dict
+    if not keep_teacher_qkv:
+        unused = model.model.teacher_projection_names(prefix="model.")
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
+    mode, model.config.swiftkv = model.config.swiftkv, True
+    try:
+        with atomic_path(path) as scratch, quiet():
+            model.save_pretrained(scratch, state_dict=tensors)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(scratch)
+    finally:
+        model.config.swiftkv = mode
+
+
+def _load(path: str | Path, dtype: torch.dtype, supported: set[str]) -> PreTrainedModel:
+    path = Path(path)
+    config_file = path / "config.json"
+    model_type = _model_type(path)
+    if model_type not in supported:
+        raise UserError(
+            f"{config_file} is of a {model_type!r} model, but one of {', '.join(sorted(supported))} is needed"
+        )
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{config_file} does not describe a possible model: {_one_line(error)}") from None
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(f"{config_file} is of a quantized checkpoint; use the 16-bit one")
+    _check_tensors(path, config)
+    with quiet():
+        return AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+        )
+
+
+def _check_tensors(path: Path, config: Any) -> None:
+    """Compare names and shapes in the safetensors headers with what the model needs."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = _shapes(path)
+    absent = needed.keys() - found.keys()
+    if config.tie_word_embeddings:
+        absent.discard("lm_head.weight")
+    if hasattr(config, "num_key_value_layers"):
+        teacher = model.model.teacher_projection_names(prefix="model.")
+        if teacher <= absent:
+            absent -= teacher
+        if extra := sorted(name for name in found.keys() - needed.keys() if "_swiftkv" in name):
+            raise UserError(
+                f"{path} holds the tensor {extra[0]}, which its config.json (num_key_value_layers "
+                f"{config.num_key_value_layers}, key_value_group_size {config.key_value_group_size}) has no place for"
+            )
+    if absent:
+        raise UserError(f"{path} has no tensor {min(absent)}, which its config.json asks for")
+    for name in sorted(needed.keys() & found.keys()):
+        file, shape = found[name]
+        if shape != needed[name]:
+            raise UserError(
+                f"{file}: tensor {name} has shape {list(shape)}, but config.json asks for {list(needed[name])}"
+            )
+
+
+def _shapes(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """File and shape of every tensor, from the headers of the checkpoint's files."""
+    single, index_file = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.exists():
+        files = [single]
+    elif index_file.exists():
+        index = read_json(index_file)
+        listed = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(listed, dict) or not listed:
+            raise UserError(f"{index_file} lists no files")
+        files = sorted({path / name for name in listed.values()})
+    else:
+        raise UserError(f"{single} does not exist; the checkpoint needs its weights as safetensors")
+    found = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                found |= {name: (file, tuple(tensors.get_slice(name).get_shape())) for name in tensors.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise UserError(f"{file} does not exist, but {index_file.name} lists it") from None
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file} is damaged or cut short ({_one_line(error)}); fetch or write it again") from None
+    return found
+
+
+def _model_type(path: str | Path) -> str:
+    config = read_json(Path(path) / "config.json")
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UserError(f"{Path(path) / 'config.json'} names no model_type")
+    return config["model_type"]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from reporting on tensors and drawing progress bars."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

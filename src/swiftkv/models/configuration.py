@@ -1,0 +1,74 @@
+"""The configuration fields SwiftKV adds to an architecture's, and how it reads the architecture's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swiftkv.spec import SwiftKVSpec
+
+PUBLISHED_FIELDS = ("swiftkv", "num_key_value_layers", "key_value_group_size")
+
+
+@dataclass(kw_only=True)
+class SwiftKVConfigMixin:
+    """The fields of the published checkpoints, and one of ours.
+
+    Attributes:
+        swiftkv: True runs the student, False the teacher.
+        num_key_value_layers: l; None means all layers, an unchanged model.
+        key_value_group_size: g, the AcrossKV group size.
+        swiftkv_num_key_value_heads: KV heads of layers >= l (Appendix C.1); None means `num_key_value_heads`.
+
+    Raises:
+        ValueError: the fields do not fit the model.
+    """
+
+    swiftkv: bool = False
+    num_key_value_layers: int | None = None
+    key_value_group_size: int = 1
+    swiftkv_num_key_value_heads: int | None = None
+
+    def __post_init__(self, **kwargs) -> None:
+        if self.num_key_value_layers is None:
+            self.num_key_value_layers = self.num_hidden_layers
+        super().__post_init__(**kwargs)
+        spec = SwiftKVSpec.from_config(self)
+        check_heads(spec, self.num_attention_heads, self.num_key_value_heads)
+        types = layer_types(self)
+        for group in spec.groups:
+            if len({types[layer] for layer in group}) > 1:
+                raise ValueError(
+                    f"layers {group.start} to {group.stop - 1} would share keys and values, but some have a sliding "
+                    "window and some have not"
+                )
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The fields to save; the published ones are always written, also where they have default values."""
+        fields = super().to_diff_dict()
+        if self.swiftkv_num_key_value_heads is None:
+            fields.pop("swiftkv_num_key_value_heads", None)
+        return fields | {name: getattr(self, name) for name in PUBLISHED_FIELDS}
+
+
+def check_heads(spec: SwiftKVSpec, attention_heads: int, teacher_heads: int) -> None:
+    """Refuse KV heads that neither merge nor repeat the teacher's evenly, or do not divide the query heads.
+
+    Raises:
+        ValueError: one sentence naming the counts.
+    """
+    heads = spec.num_key_value_heads or teacher_heads
+    if attention_heads % heads:
+        raise ValueError(f"{heads} SwiftKV key/value heads do not divide the {attention_heads} attention heads")
+    if max(heads, teacher_heads) % min(heads, teacher_heads):
+        raise ValueError(
+            f"{heads} SwiftKV key/value heads neither merge nor repeat the teacher's {teacher_heads} evenly"
+        )
+
+
+def layer_types(config: Any) -> list[str]:
+    """For each layer, "full_attention" or "sliding_attention", whichever way the architecture's config says it."""
+    if (types := getattr(config, "layer_types", None)) is not None:
+        return list(types)
+    sliding = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers

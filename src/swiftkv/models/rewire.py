@@ -1,0 +1,111 @@
+"""Make a SwiftKV model of an ordinary one: shared weights, new projections with their start values."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from swiftkv.errors import UserError
+from swiftkv.spec import SwiftKVSpec
+
+
+def rewire(teacher: PreTrainedModel, spec: SwiftKVSpec) -> PreTrainedModel:
+    """The SwiftKV model of `teacher`, before training.
+
+    Start values: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are the mean of k_proj and
+    v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm. With fewer KV heads than
+    the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
+
+    Args:
+        teacher: a Llama, Mistral or Qwen2 language model of transformers.
+        spec: the rewiring.
+
+    Returns:
+        The model, `config.swiftkv` True; all parameters but the added ones are the teacher's own objects.
+
+    Raises:
+        UserError: the architecture is not supported, or `spec` does not fit the model.
+    """
+    from swiftkv.models import ARCHITECTURES
+
+    model_type = teacher.config.model_type
+    if model_type not in ARCHITECTURES:
+        raise UserError(f"SwiftKV cannot rewire a {model_type!r} model, only {', '.join(sorted(ARCHITECTURES))}")
+    if spec.num_hidden_layers != teacher.config.num_hidden_layers:
+        raise UserError(
+            f"the SwiftKV spec is for {spec.num_hidden_layers} layers, but the model has "
+            f"{teacher.config.num_hidden_layers}"
+        )
+    config_class, _, model_class = ARCHITECTURES[model_type]
+    fields = teacher.config.to_dict()
+    fields.pop("model_type")
+    try:
+        config = config_class(
+            **fields
+            | {
+                "swiftkv": True,
+                "num_key_value_layers": spec.num_key_value_layers,
+                "key_value_group_size": spec.key_value_group_size,
+                "swiftkv_num_key_value_heads": spec.num_key_value_heads,
+                "attn_implementation": teacher.config._attn_implementation,
+            }
+        )
+    except ValueError as error:
+        raise UserError(f"the SwiftKV spec does not fit the model: {error}") from None
+
+    with torch.device("meta"):
+        model = model_class(config)
+    tensors = dict(teacher.state_dict(keep_vars=True))
+    tensors.update(start_values(teacher, spec))
+    model.load_state_dict(tensors, assign=True)
+    # Not in the state dict; copied, not recomputed, so that l = L stays bit-equal to the teacher.
+    model.model.rotary_emb = copy.deepcopy(teacher.model.rotary_emb)
+    model.model.rotary_emb.config = config
+    model.generation_config = copy.deepcopy(teacher.generation_config)
+    model.name_or_path = teacher.name_or_path
+    return model.train(teacher.training)
+
+
+@torch.no_grad()
+def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Parameter]:
+    """New SwiftKV parameters by name, in the teacher's dtype and on its device; see `rewire`."""
+    layers = teacher.model.layers
+    values = {}
+    for group in spec.groups:
+        for layer in group:
+            attention = layers[layer].self_attn
+            for name, tensor in attention.q_proj.named_parameters():
+                values[f"model.layers.{layer}.self_attn.q_proj_swiftkv.{name}"] = tensor.clone()
+        for projection in ("k_proj", "v_proj"):
+            merged = [dict(getattr(layers[layer].self_attn, projection).named_parameters()) for layer in group]
+            for name, like in merged[0].items():
+                # In float32, so that the mean of 16-bit weights is rounded once.
+                mean = torch.stack([tensors[name].float() for tensors in merged]).mean(0)
+                mean = change_heads(mean, teacher.config.num_key_value_heads, spec.num_key_value_heads)
+                values[f"model.layers.{group.start}.self_attn.{projection}_swiftkv.{name}"] = mean.to(like.dtype)
+    if spec.groups:
+        values["model.norm_swiftkv.weight"] = layers[spec.num_key_value_layers].input_layernorm.weight.clone()
+    return {name: nn.Parameter(value) for name, value in values.items()}
+
+
+def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:
+    """Average neighbouring KV heads to get fewer, repeat each to get more (Appendix C.1).
+
+    A query head keeps its place: the new head it reads was made of the teacher head it read before.
+
+    Args:
+        tensor: [heads * head size, ...], weight or bias.
+        heads: its heads.
+        wanted: heads of the result, a divisor or a multiple of `heads`; None changes nothing.
+    """
+    if wanted is None or wanted == heads:
+        return tensor
+    split = tensor.unflatten(0, (heads, -1))
+    if wanted < heads:
+        split = split.unflatten(0, (wanted, -1)).mean(1)
+    else:
+        split = split.repeat_interleave(wanted // heads, dim=0)
+    return split.flatten(0, 1)

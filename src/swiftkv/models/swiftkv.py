@@ -1,0 +1,327 @@
+"""SwiftKV for any Llama-like decoder of transformers: the logic that the architectures share, as mixins.
+
+For hidden states h_i entering layer i and s = norm_swiftkv(h_l), every layer i >= l attends with
+    Q_i = RoPE(q_proj_swiftkv_i(input_layernorm_i(h_i))),  K_i = RoPE(k_proj_swiftkv_o(s)),  V_i = v_proj_swiftkv_o(s)
+where o is the first layer of i's AcrossKV group (paper, Sec. 3.2 and 3.3); all else is the teacher's, and so are the
+layers below l. `config.swiftkv = False` runs the teacher through the same module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from swiftkv.errors import UserError
+from swiftkv.models.attention import TEACHER_PROJECTIONS
+from swiftkv.models.checkpoint import quiet
+from swiftkv.models.configuration import layer_types
+from swiftkv.spec import SwiftKVSpec
+
+
+@dataclass
+class LowerState:
+    """What the layers below l leave to those above; teacher and student start from the same one.
+
+    Attributes:
+        hidden: residual stream entering layer l [B, T, D].
+        position_ids: [B or 1, T].
+        position_embeddings: RoPE cosines and sines [B or 1, T, head size].
+        attention_mask: by layer type ("full_attention", "sliding_attention"), as the attention function wants it.
+        past_key_values: the KV cache, or None.
+        arguments: further keyword arguments of the layers.
+    """
+
+    hidden: torch.Tensor
+    position_ids: torch.Tensor
+    position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    attention_mask: dict[str, torch.Tensor | None]
+    past_key_values: Cache | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def last_position(self) -> LowerState:
+        """The state with queries of the last position only."""
+        return replace(
+            self,
+            hidden=self.hidden[:, -1:],
+            position_ids=self.position_ids[:, -1:],
+            position_embeddings=tuple(table[:, -1:] for table in self.position_embeddings),
+            attention_mask={
+                kind: mask[:, :, -1:] if mask is not None and mask.dim() == 4 else mask
+                for kind, mask in self.attention_mask.items()
+            },
+        )
+
+
+class SwiftKVPreTrainedMixin:
+    """Loading that never leaves a parameter at random values."""
+
+    @classmethod
+    def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
+        """As transformers; absent teacher projections of layers >= l are dropped, any other absent tensor is an error.
+
+        Raises:
+            UserError: naming the absent tensor.
+        """
+        with quiet():  # the report on absent tensors, which are judged below
+            model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        decoder = getattr(model, "model", model)
+        missing = sorted(info["missing_keys"])
+        teacher = decoder.teacher_projection_names(prefix="" if decoder is model else "model.")
+        if missing and teacher.issubset(missing):
+            decoder.drop_teacher_projections()
+            missing = [name for name in missing if name not in teacher]
+        source = kwargs.get("pretrained_model_name_or_path", args[0] if args else "the checkpoint")
+        if missing:
+            raise UserError(f"{source} has no tensor {missing[0]}, which its config.json asks for")
+        if extra := sorted(name for name in info["unexpected_keys"] if "_swiftkv" in name):
+            raise UserError(f"{source} holds the tensor {extra[0]}, which its config.json has no place for")
+        return (model, info) if output_loading_info else model
+
+
+class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
+    """Decoder whose layers >= l can run as the teacher's or as the student's.
+
+    An architecture gives `attention_class` and `norm_class`.
+    """
+
+    attention_class: type[nn.Module]
+    norm_class: type[nn.Module]
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.spec = SwiftKVSpec.from_config(config)
+        self.layer_types = layer_types(config)
+        for index in range(self.spec.num_key_value_layers, config.num_hidden_layers):
+            self.layers[index].self_attn = self.attention_class(config, index)
+        if self.spec.groups:
+            self.norm_swiftkv = self.norm_class(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_init()
+
+    @property
+    def upper_layers(self) -> nn.ModuleList:
+        """Layers l..L-1."""
+        return self.layers[self.spec.num_key_value_layers :]
+
+    @property
+    def student_only(self) -> bool:
+        """True where the teacher's q/k/v projections of layers >= l were not loaded."""
+        return any(layer.self_attn.q_proj is None for layer in self.upper_layers)
+
+    def teacher_projection_names(self, prefix: str = "") -> set[str]:
+        """Parameter names of the teacher's q/k/v projections of layers >= l, each starting with `prefix`."""
+        return {
+            f"{prefix}layers.{layer.self_attn.layer_idx}.self_attn.{projection}.{name}"
+            for layer in self.upper_layers
+            for projection in TEACHER_PROJECTIONS
+            if (linear := getattr(layer.self_attn, projection)) is not None
+            for name, _ in linear.named_parameters()
+        }
+
+    def drop_teacher_projections(self) -> None:
+        """Free the teacher's q/k/v projections of layers >= l; only the student can run afterwards."""
+        for layer in self.upper_layers:
+            for projection in TEACHER_PROJECTIONS:
+                setattr(layer.self_attn, projection, None)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        last_only: bool = False,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        """As the architecture's decoder, student or teacher by `config.swiftkv`; `last_only` as in `forward_upper`."""
+        state = self.forward_lower(
+            input_ids, position_ids, attention_mask, past_key_values, inputs_embeds, use_cache, **kwargs
+        )
+        hidden, _ = self.forward_upper(state, student=self.config.swiftkv, last_only=last_only)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden, past_key_values=state.past_key_values if use_cache else None
+        )
+
+    def forward_lower(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | dict | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = False,
+        **kwargs,
+    ) -> LowerState:
+        """Embed and run layers 0..l-1, which teacher and student have in common.
+
+        With neither `attention_mask` nor a cache, positions that restart mark packed samples, and each attends only to
+        itself.
+
+        Args:
+            input_ids: [B, T]; or give `inputs_embeds` [B, T, D].
+            position_ids: [B, T]; None counts on from the cache.
+            attention_mask: [B, cached + T], 1 = real token; None if there is no padding.
+            past_key_values: KV cache to read and extend.
+            use_cache: make a cache if there is none.
+
+        Raises:
+            ValueError: not exactly one of `input_ids` and `inputs_embeds`.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            start = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + start).unsqueeze(0)
+        state = LowerState(
+            hidden=hidden,
+            position_ids=position_ids,
+            position_embeddings=self.rotary_emb(hidden, position_ids),
+            attention_mask=self._masks(hidden, position_ids, attention_mask, past_key_values),
+            past_key_values=past_key_values,
+            arguments={"use_cache": use_cache, **kwargs},
+        )
+        for index in range(self.spec.num_key_value_layers):
+            state.hidden = self._run_layer(index, state.hidden, state)
+        return state
+
+    def forward_upper(
+        self, state: LowerState, student: bool, collect_hidden: bool = False, last_only: bool = False
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
+        """Run layers l..L-1 and the final norm, as student or as teacher.
+
+        Args:
+            state: from `forward_lower`; not changed, so both can start from it (a cache in it is extended).
+            student: with the SwiftKV parameters, or with the teacher's projections.
+            collect_hidden: also return the hidden states entering layers l..L-1.
+            last_only: the student computes the last position only, [B, 1, D]; its keys and values need no other, which
+                is what SwiftKV saves in prefill (Sec. 3.2). No effect on the teacher.
+
+        Returns:
+            The normed hidden states [B, T, D], and the collected ones (L - l tensors [B, T, D]) or None.
+
+        Raises:
+            UserError: the teacher is asked for, but its projections were not loaded.
+        """
+        if not student and self.student_only:
+            raise UserError(
+                "this SwiftKV checkpoint was saved without the teacher's projections (q_proj, k_proj, v_proj of layers "
+                f"{self.spec.num_key_value_layers} and above), so it cannot run as the teacher"
+            )
+        states = self.norm_swiftkv(state.hidden) if student and self.spec.groups else None
+        # Flex attention's block masks cannot be cut to a row.
+        cuttable = all(mask is None or isinstance(mask, torch.Tensor) for mask in state.attention_mask.values())
+        queries = state.last_position() if last_only and student and cuttable else state
+        hidden, collected = queries.hidden, []
+        key_value = None
+        for index in range(self.spec.num_key_value_layers, self.config.num_hidden_layers):
+            if collect_hidden:
+                collected.append(hidden)
+            if student and index == self.spec.owner(index):
+                key_value = self.layers[index].self_attn.project_key_value(
+                    states, state.position_embeddings, state.past_key_values
+                )
+            hidden = self._run_layer(index, hidden, queries, key_value)
+        return self.norm(hidden), tuple(collected) if collect_hidden else None
+
+    def _masks(
+        self, hidden: torch.Tensor, position_ids: torch.Tensor, attention_mask: Any, past_key_values: Cache | None
+    ) -> dict[str, torch.Tensor | None]:
+        if isinstance(attention_mask, dict):  # generate() prepares them itself for some caches
+            return attention_mask
+        make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+        return {
+            layer_type: make[layer_type](
+                config=self.config,
+                inputs_embeds=hidden,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            )
+            for layer_type in sorted(set(self.layer_types))
+        }
+
+    def _run_layer(
+        self, index: int, hidden: torch.Tensor, state: LowerState, key_value: tuple | None = None
+    ) -> torch.Tensor:
+        arguments = state.arguments if key_value is None else {**state.arguments, "key_value": key_value}
+        return self.layers[index](
+            hidden,
+            attention_mask=state.attention_mask[self.layer_types[index]],
+            position_ids=state.position_ids,
+            past_key_values=state.past_key_values,
+            position_embeddings=state.position_embeddings,
+            **arguments,
+        )
+
+
+class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
+    """Language model over a SwiftKV decoder; an architecture gives `model_class`."""
+
+    model_class: type[PreTrainedModel]
+
+    def __init__(self, config: Any) -> None:
+        PreTrainedModel.__init__(self, config)  # the architecture's own would build its ordinary decoder first
+        self.model = self.model_class(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs,
+    ) -> CausalLMOutputWithPast:
+        """As the architecture's; with `logits_to_keep=1`, as generate() prefills, layers >= l run for one position."""
+        # Recorded outputs must keep every position.
+        recorded = any(
+            kwargs.get(name, getattr(self.config, name, False))
+            for name in ("output_hidden_states", "output_attentions")
+        )
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            last_only=isinstance(logits_to_keep, int) and logits_to_keep == 1 and not recorded,
+            **kwargs,
+        )
+
+    @property
+    def spec(self) -> SwiftKVSpec:
+        """The rewiring of this model."""
+        return self.model.spec
+
+    def swiftkv_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters SwiftKV adds and trains, by name: q/k/v_proj_swiftkv and norm_swiftkv; none for l = L."""
+        return {name: parameter for name, parameter in self.named_parameters() if "_swiftkv." in name}
+
+    def train_only_swiftkv(self) -> None:
+        """Let gradients reach the SwiftKV parameters and nothing else."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_("_swiftkv." in name)

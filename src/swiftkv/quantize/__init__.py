@@ -1,0 +1,5 @@
+"""Post-training quantisation of the KV cache (Sec. 5.3)."""
+
+from swiftkv.quantize.kv_cache import KV_CACHES, Fp8Cache, dequantize, new_cache, quantize, round_trip
+
+__all__ = ["KV_CACHES", "Fp8Cache", "dequantize", "new_cache", "quantize", "round_trip"]

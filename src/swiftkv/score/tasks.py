@@ -1,0 +1,176 @@
+"""lm-eval tasks over a stated, seeded subset of their questions; prompts, filters and generation are lm-eval's own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._index import Entry, Kind, TaskIndex
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from swiftkv.errors import UserError
+from swiftkv.score.data import TaskData
+
+# Where lm-eval keeps the tasks of Table B.1: reading these few files instead of all saves 10 s a start.
+FOLDERS = {
+    "arc_challenge_llama": "llama3/instruct/arc_challenge",
+    "mmlu_llama": "llama3/instruct/mmlu",
+    "mmlu_cot_llama": "llama3/instruct/mmlu_cot",
+    "gsm8k_llama": "llama3/instruct/gsm8k",
+    "winogrande": "winogrande",
+    "hellaswag": "hellaswag",
+    "truthfulqa_mc2": "truthfulqa",
+}
+
+
+@dataclass
+class Benchmark:
+    """The tasks to evaluate for one score.
+
+    Attributes:
+        tasks: lm-eval tasks by name; one, or one a chosen subject of a group such as MMLU.
+        n: chosen questions, over all tasks.
+        n_total: questions there are to choose from.
+        fewshot: where the examples come from, in words.
+        config: the first task's lm-eval config as it is run.
+    """
+
+    tasks: dict[str, ConfigurableTask]
+    n: int
+    n_total: int
+    fewshot: str
+    config: dict[str, Any]
+
+
+def build_benchmark(task: dict[str, Any], data: TaskData, seed: int) -> Benchmark:
+    """Build the lm-eval tasks of one config entry, cut to its `limit`.
+
+    The subset is drawn with `seed`: at random, and over the subjects of a group in proportion to their sizes.
+
+    Args:
+        task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...).
+        data: access to its questions.
+        seed: for the subset and for few-shot examples drawn at random.
+
+    Raises:
+        UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
+    """
+    leaves = []
+    for entry in _leaf_entries(task["task"]):
+        config = load_yaml(entry.yaml_path)
+        for key in ("tag", "group", "task_list"):
+            config.pop(key, None)
+        _check(task, config)
+        splits = dict(data.load(config))
+        questions, split = _questions(config, splits)
+        leaves.append((config, splits, split, questions))
+    n_total = sum(len(questions) for *_, questions in leaves)
+    if not n_total:
+        raise UserError(f"task {task['task']!r} has no questions in its source")
+    chosen = choose([len(questions) for *_, questions in leaves], task.get("limit"), seed)
+    tasks, described, fewshot = {}, {}, ""
+    for (config, splits, split, questions), indices in zip(leaves, chosen, strict=True):
+        if not indices:
+            continue
+        fewshot = _fewshot(task, config, splits, questions, indices, seed)
+        splits[split] = questions.select(indices)
+        _override(task, config, splits)
+        built = ConfigurableTask(config=config)
+        built.set_fewshot_seed(seed)
+        tasks[config["task"]] = built
+        described = described or config
+    return Benchmark(tasks, sum(map(len, chosen)), n_total, fewshot, described)
+
+
+def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
+    """Draw `limit` questions without replacement from groups of the given sizes, as ascending indices for each group.
+
+    Systematic sampling: questions are shuffled within each group, groups are laid end to end, and every
+    (total / limit)-th question is taken from a random start. So each question is as likely as any other, and a
+    group's share is its share of all questions, up to rounding. None takes all.
+    """
+    total = sum(sizes)
+    if limit is None or limit >= total:
+        return [list(range(size)) for size in sizes]
+    rng = random.Random(seed)
+    shuffled = [rng.sample(range(size), size) for size in sizes]
+    start = rng.random()
+    picks = {int((start + number) * total / limit) for number in range(limit)}
+    chosen, offset = [], 0
+    for size, order in zip(sizes, shuffled, strict=True):
+        chosen.append(sorted(order[position] for position in range(size) if offset + position in picks))
+        offset += size
+    return chosen
+
+
+def _leaf_entries(name: str) -> list[Entry]:
+    root = Path(lm_eval.tasks.__file__).parent
+    index = TaskIndex.build([root / FOLDERS.get(name, ".")])
+    if name not in index:
+        raise UserError(f"lm-eval has no task {name!r}; check `task` in the config")
+    return _expand(index, name)
+
+
+def _expand(index: dict[str, Entry], name: str) -> list[Entry]:
+    entry = index[name]
+    if entry.kind is Kind.TASK:
+        return [entry]
+    members = sorted(entry.tags) if entry.kind is Kind.TAG else (entry.cfg or {}).get("task", [])
+    if entry.kind is Kind.PY_TASK or not all(isinstance(member, str) and member in index for member in members):
+        raise UserError(f"lm-eval task {name!r} is not made of plain tasks; name one that is")
+    return [leaf for member in members for leaf in _expand(index, member)]
+
+
+def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
+    metrics = [entry["metric"] for entry in config.get("metric_list") or []]
+    if task["metric"] not in metrics:
+        known = ", ".join(map(str, metrics))
+        raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {known}")
+    filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
+    if task.get("filter") and task["filter"] not in filters:
+        raise UserError(f"task {task['task']!r} has no filter {task['filter']!r}; it has {', '.join(filters)}")
+
+
+def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str]:
+    split = config.get("test_split") or config.get("validation_split")
+    if split not in splits:
+        raise UserError(f"lm-eval task {config['task']!r} scores split {split!r}, which its source lacks")
+    process = config.get("process_docs")
+    return (process(splits[split]) if process else splits[split]), split
+
+
+def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: list[int], seed: int) -> str:
+    """Settle where few-shot examples come from; adds a training split made of questions that are not scored."""
+    if not task["shots"]:
+        return "none"
+    own = config.get("fewshot_config") or {}
+    if own.get("samples"):
+        return "fixed examples of the lm-eval task"
+    split = config.get("fewshot_split") or config.get("training_split")
+    if split in splits:
+        if split == config.get("training_split") and config.get("process_docs"):
+            splits[split] = config["process_docs"](splits[split])
+        first = own.get("sampler") == "first_n"
+        return f"first of split {split!r}" if first else f"random from split {split!r}, a draw a question"
+    unscored = sorted(set(range(len(questions))) - set(indices))
+    if len(unscored) < task["shots"]:
+        raise UserError(
+            f"task {task['task']!r}: its source has no split {split!r} for few-shot examples, and all questions are "
+            "scored; set a `limit` so that some are left to serve as examples"
+        )
+    splits[split] = questions.select(random.Random(seed).sample(unscored, task["shots"]))
+    config["fewshot_config"] = {**own, "sampler": "first_n"}
+    return f"questions that are not scored, the same for every question (the source has no split {split!r})"
+
+
+def _override(task: dict[str, Any], config: dict[str, Any], splits: dict[str, Any]) -> None:
+    config["custom_dataset"] = lambda **_: splits
+    config["dataset_kwargs"] = None
+    config["process_docs"] = None  # done already, before the subset was drawn
+    config["num_fewshot"] = task["shots"]
+    if task.get("max_gen_toks") is not None and config.get("generation_kwargs"):
+        config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": task["max_gen_toks"]}

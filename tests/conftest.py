@@ -1,0 +1,121 @@
+"""Tiny random models that every test may use."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from swiftkv.models import rewire
+from swiftkv.spec import SwiftKVSpec
+
+SHAPE = dict(
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    tie_word_embeddings=True,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+ARCHITECTURES = ("llama", "mistral", "qwen2")
+
+
+def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes) -> PreTrainedModel:
+    """A random teacher of 6 layers, hidden size 64, 4 KV heads; the same weights for every architecture.
+
+    Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all compute the same.
+    """
+    shape = SHAPE | changes
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in shape.items() if "window" not in k}))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in llama.named_parameters():
+            # Weights far enough from symmetry that layers, heads and norms differ visibly.
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * 1.2 / parameter.shape[-1] ** 0.5)
+    if architecture == "llama":
+        model = llama
+    else:
+        if architecture == "mistral":
+            model = MistralForCausalLM(MistralConfig(**{"sliding_window": None} | shape))
+        else:
+            model = Qwen2ForCausalLM(Qwen2Config(**shape))
+        missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
+        assert not unexpected and all(name.endswith("_proj.bias") for name in missing)
+        for name in missing:
+            torch.nn.init.zeros_(model.get_parameter(name))
+    for parameter in model.parameters():  # not .to(dtype), which would round RoPE's frequencies, as loading does not
+        parameter.data = parameter.data.to(dtype)
+    return model.eval()
+
+
+def tiny_swiftkv(
+    architecture: str = "llama",
+    num_key_value_layers: int = 3,
+    key_value_group_size: int = 1,
+    num_key_value_heads: int | None = None,
+    **changes,
+) -> PreTrainedModel:
+    """`tiny_teacher` rewired, with SwiftKV parameters moved away from their start values, as after training."""
+    teacher = tiny_teacher(architecture, **changes)
+    spec = SwiftKVSpec(
+        teacher.config.num_hidden_layers, num_key_value_layers, key_value_group_size, num_key_value_heads
+    )
+    model = rewire(teacher, spec)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.swiftkv_parameters().values():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_((0.3 * parameter.float().std().nan_to_num(1.0) * noise).to(parameter.dtype))
+    return model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Bit-equality needs the same order of summation; the machine is shared too."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(name="tiny_teacher")
+def tiny_teacher_fixture():
+    """The function `tiny_teacher(architecture="llama", dtype=float32, **config changes)`."""
+    return tiny_teacher
+
+
+@pytest.fixture(name="tiny_swiftkv")
+def tiny_swiftkv_fixture():
+    """The function `tiny_swiftkv(architecture, num_key_value_layers, key_value_group_size, num_key_value_heads)`."""
+    return tiny_swiftkv
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request) -> str:
+    """Each supported architecture in turn."""
+    return request.param
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    """Token ids [2, 24], none of them special."""
+    return torch.randint(3, 128, (2, 24), generator=torch.Generator().manual_seed(3))

@@ -1,0 +1,70 @@
+"""What the scoring tests share: a byte-level tokenizer with a chat template, and a tiny checkpoint on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+SHAPE = {"vocab_size": 320, "max_position_embeddings": 16384}
+SPEC = {
+    "num_hidden_layers": 6,
+    "num_key_value_layers": 3,
+    "key_value_group_size": 2,
+    "num_key_value_heads": None,
+}
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte; 0 pads, 1 and 2 open and close a message."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    fast.chat_template = CHATML
+    return fast
+
+
+def write_source(model: PreTrainedModel, folder: Path) -> Path:
+    """Save a base checkpoint with tokenizer and the source.json that names it; returns the latter's path."""
+    model.save_pretrained(folder / "checkpoint")
+    byte_tokenizer().save_pretrained(folder / "checkpoint")
+    source = {
+        "name": "tiny",
+        "title": "Tiny",
+        "path": str(folder / "checkpoint"),
+        "kind": "random",
+        "id": None,
+        "revision": None,
+        "resolved": "random weights",
+        "num_hidden_layers": model.config.num_hidden_layers,
+        "config": model.config.to_dict(),
+    }
+    path = folder / "source.json"
+    path.write_text(json.dumps(source, default=str))
+    return path
+
+
+def write_chats(path: Path, number: int = 6) -> Path:
+    """A file of short chats of different lengths."""
+    chats = [
+        {
+            "id": f"chat/{index}",
+            "source": "chat",
+            "messages": [
+                {"role": "user", "content": f"What is {index} and {index}?"},
+                {"role": "assistant", "content": f"It is {2 * index}" + "." * index},
+            ],
+        }
+        for index in range(number)
+    ]
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    return path

@@ -1,0 +1,117 @@
+"""Every configuration mistake is answered by one sentence that names the key, before anything runs."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swiftkv import config as settings
+from swiftkv.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "workflow/schemas/config.schema.yaml"
+
+
+@pytest.fixture
+def config():
+    return yaml.safe_load((ROOT / "config.yaml").read_text())
+
+
+def merged(config, override):
+    """The configuration with an override laid over it, as Snakemake does: mappings merge, all else is replaced."""
+    config = copy.deepcopy(config)
+    for key, value in override.items():
+        both = isinstance(value, dict) and isinstance(config.get(key), dict)
+        config[key] = merged(config[key], value) if both else value
+    return config
+
+
+def test_the_paper_configuration_is_valid(config):
+    settings.check(config, SCHEMA)
+
+
+@pytest.mark.parametrize("scale", ["local", "smoke"])
+def test_every_override_is_valid(config, scale):
+    override = yaml.safe_load((ROOT / f"profiles/{scale}/override.yaml").read_text())
+    settings.check(merged(config, override), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ({"modles": {}}, "modles"),
+        ({"models": {"llama-3.1-8b": {"titel": "x"}}}, "models.llama-3.1-8b.*titel"),
+        ({"recipes": {"distillation": {"learning_rat": 1}}}, "recipes.distillation.*learning_rat"),
+        ({"data": {"ultrachat": {"sources": [{"hub": "a/b", "split": "x", "chat": "messages"}]}}}, "chat"),
+        ({"recipes": {"distillation": {"learning_rate": "fast"}}}, "recipes.distillation.learning_rate"),
+        ({"artifacts": {"table2": {"model": "llama-9"}}}, "artifacts.table2: 'llama-9' is not defined under models"),
+        ({"artifacts": {"table2": {"variants": ["swiftkv-99"]}}}, "'swiftkv-99' is not defined under variants"),
+        ({"artifacts": {"table2": {"tasks": ["chess"]}}}, "'chess' is not defined under tasks"),
+        ({"artifacts": {"table2": {"variants": ["swiftkv-45"]}}}, "45 % prefill reduction"),
+        ({"models": {"llama-3.1-8b": {"num_key_value_layers": {"50": 33}}}}, "num_key_value_layers is 33"),
+        ({"variants": {"swiftkv-50-across16": {"acrosskv": 17}}}, "group_size is 17"),
+        ({"variants": {"swiftkv-50": {"acrosskv": 0}}}, "variants.swiftkv-50.acrosskv"),
+        ({"variants": {"swiftkv-50": {"recipe": "secret"}}}, "recipe 'secret' is not defined"),
+        ({"recipes": {"distillation": {"data": "nothing"}}}, "recipes.distillation: 'nothing' is not defined under data"),
+        ({"models": {"llama-3.1-8b": {"source": {"local": "x"}}}}, "models.llama-3.1-8b.source"),
+    ],
+)
+def test_a_mistake_is_named(config, override, sentence):
+    with pytest.raises(UserError, match=sentence) as error:
+        settings.check(merged(config, override), SCHEMA)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [("a: 1\nb: 2\na: 3\n", 3, "a"), ("a:\n  b:\n    c: 1\n    c: 2\n", 4, "c"), ("a: [{b: 1, b: 2}]\n", 1, "b")],
+)
+def test_duplicate_keys_are_refused_at_every_level(tmp_path, text, line, key):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=f"line {line}: key '{key}' stands twice"):
+        settings.refuse_duplicate_keys([str(file)])
+
+
+def test_a_merge_key_may_be_overridden(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\n")
+    settings.refuse_duplicate_keys([str(file)])
+
+
+def test_yaml_that_does_not_parse_is_one_sentence(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("a: [1\nb: 2\n")
+    with pytest.raises(UserError, match="not valid YAML") as error:
+        settings.refuse_duplicate_keys([str(file)])
+    assert "\n" not in str(error.value)
+
+
+def test_spec_of_a_variant(config):
+    assert settings.spec(config, "llama-3.1-8b", "baseline") is None
+    assert settings.spec(config, "llama-3.1-8b", "swiftkv-62.5") == {
+        "num_hidden_layers": 32,
+        "num_key_value_layers": 12,
+        "key_value_group_size": 1,
+        "num_key_value_heads": None,
+    }
+
+
+def test_every_key_of_the_schema_is_described():
+    schema = yaml.safe_load(SCHEMA.read_text())
+    bare, definitions = [], schema["$defs"]
+
+    def walk(node, path):
+        for name, entry in node.get("properties", {}).items():
+            reference = definitions.get(entry.get("$ref", "").rsplit("/", 1)[-1], {})
+            if "description" not in entry and "description" not in reference:
+                bare.append(f"{path}.{name}")
+            walk(entry, f"{path}.{name}")
+        for inner in ("items", "additionalProperties"):
+            if isinstance(node.get(inner), dict):
+                walk(node[inner], path)
+
+    for name, node in {"config": schema, **definitions}.items():
+        walk(node, name)
+    assert not bare

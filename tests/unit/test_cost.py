@@ -1,0 +1,192 @@
+"""The cost model against the paper's numbers, against a plain layer-by-layer count, and on bad input."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from swiftkv.artifacts.flops import blog_cells, paper_cells
+from swiftkv.cost import (
+    OPERATIONS,
+    Architecture,
+    cost_record,
+    decode_flops,
+    kv_bytes_per_token,
+    prefill_flops,
+    published_gflops,
+    published_vocab_size,
+    request_flops,
+)
+from swiftkv.errors import UserError
+from swiftkv.spec import SwiftKVSpec
+
+RESOURCES = Path(__file__).parents[2] / "resources"
+LLAMA_70B = {
+    "baseline": None,
+    "swiftkv-25": SwiftKVSpec(80, 60),
+    "swiftkv-50": SwiftKVSpec(80, 40),
+    "swiftkv-50-across4": SwiftKVSpec(80, 40, 4),
+}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+}
+SMOLLM2 = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+}
+
+
+def architecture(name: str) -> Architecture:
+    return Architecture.from_config(json.loads((RESOURCES / f"architectures/{name}.json").read_text())["config"])
+
+
+def rows(name: str) -> dict[str, dict[str, str]]:
+    with open(RESOURCES / f"paper/{name}.csv", newline="") as lines:
+        return {row["variant"]: row for row in csv.DictReader(lines)}
+
+
+@pytest.mark.parametrize(("table", "cells"), [("table1", paper_cells), ("blog_table2", blog_cells)])
+def test_published_flops_to_the_digit_shown(table, cells):
+    arch = architecture("llama-3.1-70b")
+    base = cells(published_gflops(arch, None, 131072))["total"]
+    for variant, row in rows(table).items():
+        ours = cells(published_gflops(arch, LLAMA_70B[variant], 131072))
+        for name, value in ours.items():
+            decimals = len(row[name].partition(".")[2])
+            assert f"{value:.{decimals}f}" == row[name], (variant, name)
+        relative = row["relative_percent"]
+        assert f"{100 * ours['total'] / base:.{len(relative.partition('.')[2])}f}" == relative, variant
+
+
+def test_paper_counts_attention_in_units_of_two_to_the_thirty():
+    arch = architecture("llama-3.1-70b")
+    exact = prefill_flops(arch, None, 131072)
+    assert published_gflops(arch, None, 131072)["attention"] == 160.0
+    assert exact["attention"] == 80 * 4 * 8192 * (131072 * 131073 // 2)
+    assert published_gflops(arch, None, 131072)["mlp"] == pytest.approx(exact["mlp"] / 131072 / 1e9, rel=1e-12)
+
+
+def test_published_vocabulary():
+    assert published_vocab_size(128256) == 131072  # "128K"
+    assert published_vocab_size(49152) == 49152
+    assert published_vocab_size(32000) == 32768
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [None, SwiftKVSpec(6, 6), SwiftKVSpec(6, 2), SwiftKVSpec(6, 2, 4), SwiftKVSpec(6, 1, 3), SwiftKVSpec(6, 3, 1, 1)],
+)
+def test_counts_equal_a_layer_by_layer_count(spec):
+    arch, tokens = Architecture.from_config(TINY), 7
+    count = dict.fromkeys(OPERATIONS, 0)
+    for position in range(1, tokens + 1):
+        for layer in range(6):
+            ordinary = spec is None or layer < spec.num_key_value_layers
+            if ordinary or layer in spec.owners:
+                heads = 2 if ordinary else spec.num_key_value_heads or 2
+                count["k"] += 2 * 64 * heads * 16
+                count["v"] += 2 * 64 * heads * 16
+            if ordinary:
+                count["q"] += 2 * 64 * 64
+                count["o"] += 2 * 64 * 64
+                count["mlp"] += 3 * 2 * 64 * 160
+                count["attention"] += 2 * (2 * 64 * position)
+    assert prefill_flops(arch, spec, tokens) == count
+
+
+def test_full_l_costs_what_the_baseline_costs():
+    arch = Architecture.from_config(TINY)
+    for function, argument in ((prefill_flops, 9), (decode_flops, 9)):
+        assert function(arch, SwiftKVSpec(6, 6), argument) == function(arch, None, argument)
+    assert kv_bytes_per_token(arch, SwiftKVSpec(6, 6)) == kv_bytes_per_token(arch, None)
+
+
+def test_baseline_request_is_prefill_of_all_but_the_last_token_and_its_logits():
+    arch = Architecture.from_config(TINY)
+    request, prefill = request_flops(arch, None, 40, 5), prefill_flops(arch, None, 44)
+    head = 2 * 512 * 64
+    assert request == {**prefill, "vocab": 5 * head}
+    assert prefill_flops(arch, None, 44, vocab=True) == {**prefill, "vocab": 44 * head}
+
+
+@pytest.mark.parametrize(("prompt", "limit"), [(2000, 1.890), (6000, 1.931)])
+def test_request_limit_of_smollm2(prompt, limit):
+    """Limits worked out by hand for l = 15 and 16 output tokens."""
+    arch = Architecture.from_config(SMOLLM2)
+    base = sum(request_flops(arch, None, prompt, 16).values())
+    assert base / sum(request_flops(arch, SwiftKVSpec(30, 15), prompt, 16).values()) == pytest.approx(limit, abs=5e-4)
+
+
+def test_sliding_window_bounds_attention():
+    windowed = Architecture.from_config({**TINY, "model_type": "mistral", "sliding_window": 4})
+    seen = sum(min(position, 4) for position in range(1, 11))
+    assert prefill_flops(windowed, None, 10)["attention"] == 6 * 4 * 64 * seen
+    assert decode_flops(windowed, None, 10)["attention"] == 6 * 4 * 64 * 4
+    assert prefill_flops(windowed, None, 3) == prefill_flops(Architecture.from_config(TINY), None, 3)
+    qwen = {**TINY, "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": False}
+    assert Architecture.from_config(qwen).windows == (None,) * 6
+    assert Architecture.from_config({**qwen, "use_sliding_window": True, "max_window_layers": 4}).windows == (
+        None,
+    ) * 4 + (4, 4)
+
+
+def test_kv_cache_bytes_and_capacity():
+    arch = architecture("llama-3.1-8b")
+    assert kv_bytes_per_token(arch, None) == 131072  # 2 x 32 layers x 8 heads x 128 x 2 bytes
+    assert kv_bytes_per_token(arch, SwiftKVSpec(32, 16, 4), "fp8") == 40960
+    for spec in (SwiftKVSpec(32, 16), SwiftKVSpec(32, 16, 16), SwiftKVSpec(32, 16, 1, 2)):
+        kept = kv_bytes_per_token(arch, spec) / kv_bytes_per_token(arch, None)
+        assert 1 - kept == pytest.approx(spec.kv_cache_reduction(8), abs=1e-12)
+
+
+def test_record_limits():
+    specs = {"baseline": None, "half": vars(SwiftKVSpec(6, 3, 3))}
+    record = cost_record("tiny", "Tiny", TINY, specs, sequence_length=32, output_tokens=4, source="made up")
+    half, arch = record["variants"]["half"], Architecture.from_config(TINY)
+    base, ours = (sum(prefill_flops(arch, spec, 32).values()) for spec in (None, SwiftKVSpec(6, 3, 3)))
+    assert half["limits"]["prefill_speedup"] == pytest.approx(base / ours)
+    assert half["relative_flops"] == pytest.approx(ours / base)
+    assert half["limits"]["kv_capacity"] == {"bfloat16": pytest.approx(6 / 4), "fp8": pytest.approx(2 * 6 / 4)}
+    assert half["spec"]["kv_cache_reduction"] == pytest.approx(1 / 3)
+    assert 1 < half["limits"]["request_speedup"] < half["limits"]["prefill_speedup"]
+    assert record["variants"]["baseline"]["limits"]["request_speedup"] == 1
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_every_architecture_file_is_read():
+    for file in sorted((RESOURCES / "architectures").glob("*.json")):
+        content = json.loads(file.read_text())
+        assert content["source"].startswith("config.json of https://huggingface.co/")
+        if content["config"]["model_type"] == "deepseek_v2":
+            with pytest.raises(UserError, match="deepseek_v2"):
+                Architecture.from_config(content["config"])
+        else:
+            Architecture.from_config(content["config"])
+
+
+@pytest.mark.parametrize(
+    ("config", "specs", "length", "message"),
+    [
+        ({**TINY, "model_type": "mamba"}, {"baseline": None}, 8, "no cost model for model_type 'mamba'"),
+        ({**TINY, "hidden_size": None}, {"baseline": None}, 8, "hidden_size"),
+        (TINY, {"half": {"num_hidden_layers": 6, "num_key_value_layers": 9}}, 8, "variant half of Tiny"),
+        (TINY, {"half": {"num_hidden_layers": 8, "num_key_value_layers": 4}}, 8, "the model has 6"),
+        (TINY, {"half": {"layers": 6}}, 8, "variant half of Tiny"),
+        (TINY, {"baseline": None}, 0, "at least 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(config, specs, length, message):
+    with pytest.raises(UserError, match=message):
+        cost_record("tiny", "Tiny", config, specs, length)

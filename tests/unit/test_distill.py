@@ -1,0 +1,298 @@
+"""Recipe, packing, losses, attention and the step, in this process."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from swiftkv.distill import losses as losses_module
+from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
+from swiftkv.distill.packing import PackedRows, load_tokenizer, pack, read_chats, tokenize, write_packed
+from swiftkv.distill.recipe import Recipe, spec_from_json
+from swiftkv.distill.step import DistillationStep, next_tokens
+from swiftkv.errors import UserError
+from swiftkv.spec import SwiftKVSpec
+from tests.conftest import tiny_teacher
+from tests.unit.distill_helpers import random_samples, tokenizer
+
+SPEC = SwiftKVSpec(6, 3, 2)
+
+
+def recipe(**changes) -> Recipe:
+    return Recipe.from_dict({"data": "x", "dtype": "float32", "max_length": 32, "micro_batch_size": 2} | changes)
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two rows of 32 with samples of 10, 22 and of 5, 20, 7 (the last is padding)."""
+    ids = torch.randint(3, 128, (2, 32), generator=torch.Generator().manual_seed(seed))
+    positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in ((10, 22), (5, 20, 7))])
+    weights = torch.ones(2, 32)
+    weights[1, 25:] = 0
+    return ids, positions, weights / weights.sum()
+
+
+# Recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"learning_rat": 1}, "learning_rat"),
+        ({"loss": "mse"}, "loss must be one of"),
+        ({"temperature": 0}, "temperature must be above 0"),
+        ({"batch_size": 2.5}, "batch_size cannot be 2.5"),
+        ({"batch_size": True}, "batch_size cannot be True"),
+        ({"warmup_ratio": 1.5}, "warmup_ratio"),
+        ({"logits_weight": 0}, "nothing would be trained"),
+        ({"teacher_states": "stored", "hidden_state_weight": 1.0}, "online"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+    ],
+)
+def test_impossible_recipe_is_one_sentence(change, said):
+    with pytest.raises(UserError, match=said):
+        recipe(**change)
+
+
+def test_spec_and_recipe_from_json():
+    assert spec_from_json('{"num_hidden_layers": 6, "num_key_value_layers": 3}') == SwiftKVSpec(6, 3)
+    for text in ("null", "{", '{"num_hidden_layers": 6, "num_key_value_layers": 9}', '{"layers": 1}'):
+        with pytest.raises(UserError):
+            spec_from_json(text)
+    with pytest.raises(UserError, match="not valid JSON"):
+        Recipe.from_json("{")
+
+
+def test_schedule():
+    linear = recipe(learning_rate=1.0, warmup_ratio=0.2)
+    assert [linear.learning_rate_at(step, 10) for step in (0, 1, 2, 9)] == [0.5, 1.0, 1.0, 0.125]
+    cosine = recipe(learning_rate=1.0, warmup_ratio=0.0, schedule="cosine")
+    assert cosine.learning_rate_at(5, 10) == pytest.approx(0.5)
+    assert recipe(learning_rate=1.0, warmup_ratio=0.0, schedule="constant").learning_rate_at(9, 10) == 1.0
+
+
+def test_steps_and_accumulation():
+    assert recipe(batch_size=4, epochs=2).total_steps(10) == 5
+    assert recipe(batch_size=4, max_steps=3).total_steps(10) == 3
+    with pytest.raises(UserError, match="too few"):
+        recipe(batch_size=32, epochs=1).total_steps(10)
+    assert recipe(batch_size=8, micro_batch_size=2).accumulation(2) == 2
+    with pytest.raises(UserError, match="not a multiple"):
+        recipe(batch_size=8, micro_batch_size=2).accumulation(3)
+
+
+# Packing
+
+
+def test_packing_keeps_every_sample_whole_and_counts_the_rest():
+    samples = random_samples(60, 40) + [np.arange(65, dtype=np.int32), np.zeros(0, dtype=np.int32)]
+    arrays, counts = pack(samples, 64, seed=3, padding=0)
+    found = []
+    for ids, positions, mask in zip(*arrays.values(), strict=True):
+        starts = [*np.flatnonzero(positions == 0), 64]
+        for start, end in zip(starts, starts[1:], strict=False):
+            assert (positions[start:end] == np.arange(end - start)).all()
+            assert len(set(mask[start:end])) == 1
+            if mask[start]:
+                found.append(ids[start:end].tobytes())
+            else:
+                assert end == 64 and (ids[start:end] == 0).all()
+    assert sorted(found) == sorted(sample.tobytes() for sample in samples[:60])
+    assert counts == {"samples": 60, "tokens": sum(map(len, samples[:60])), "too_long": 1, "empty": 1, "not_needed": 0}
+    again, _ = pack(samples, 64, seed=3, padding=0)
+    other, _ = pack(samples, 64, seed=4, padding=0)
+    assert all((arrays[name] == again[name]).all() for name in arrays)
+    assert arrays["input_ids"].shape != other["input_ids"].shape or (arrays["input_ids"] != other["input_ids"]).any()
+
+
+def test_packing_stops_at_the_rows_a_recipe_needs():
+    arrays, counts = pack(random_samples(60, 40), 64, seed=3, padding=0, max_rows=5)
+    assert len(arrays["input_ids"]) == 5
+    assert counts["samples"] + counts["not_needed"] == 60 and counts["not_needed"] > 0
+
+
+def test_chats_through_the_template(tmp_path):
+    tokenizer().save_pretrained(tmp_path)
+    chats = [{"messages": [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    loaded = load_tokenizer(tmp_path)
+    (ids,) = tokenize(loaded, read_chats(tmp_path / "chats.jsonl"))
+    assert loaded.decode(ids) == "<user> w1 w2 <end> <assistant> w3 <end>"
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{"role": "user"}]}', '{"messages": 3}'])
+def test_bad_chat_is_named_by_line(tmp_path, line):
+    good = json.dumps({"messages": [{"role": "user", "content": "x"}]})
+    (tmp_path / "chats.jsonl").write_text(f"{good}\n{line}\n")
+    with pytest.raises(UserError, match="line 2"):
+        list(read_chats(tmp_path / "chats.jsonl"))
+
+
+def test_packed_file_is_read_back_and_a_damaged_one_is_refused(tmp_path):
+    arrays, counts = pack(random_samples(20, 40), 64, 0, 0)
+    write_packed(tmp_path / "rows", arrays, counts)
+    rows = PackedRows(tmp_path / "rows")
+    assert (rows.rows, rows.max_length) == arrays["input_ids"].shape and rows.description == counts
+    assert (rows[[2, 0]]["input_ids"].numpy() == arrays["input_ids"][[2, 0]]).all()
+    assert rows.counted([0, 1]) == arrays["loss_mask"][:2].sum()
+    content = (tmp_path / "rows").read_bytes()
+    for name, damaged in {"short": content[:-100], "text": b"not tensors at all", "empty": b""}.items():
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(UserError, match=name):
+            PackedRows(tmp_path / name)
+    with pytest.raises(UserError, match="does not exist"):
+        PackedRows(tmp_path / "nothing")
+
+
+# Losses
+
+
+@pytest.fixture
+def head_inputs(monkeypatch):
+    monkeypatch.setattr(losses_module, "ROWS", 7)  # several chunks, the last one short
+    monkeypatch.setattr(losses_module, "INNER_ELEMENTS", 3 * 50)
+    generator = torch.Generator().manual_seed(0)
+    student, teacher, head = (torch.randn(shape, generator=generator) for shape in ((20, 16), (20, 16), (50, 16)))
+    weights = torch.rand(20, generator=generator)
+    weights[3:5] = 0
+    return student.requires_grad_(), teacher, head, weights
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 0.7])
+def test_distillation_loss_is_the_plain_one(head_inputs, temperature):
+    student, teacher, head, weights = head_inputs
+    ours = distillation_loss(student, head, weights, teacher, temperature)
+    (gradient,) = torch.autograd.grad(3 * ours, student)
+    log_s, log_t = ((states @ head.T / temperature).log_softmax(-1) for states in (student, teacher))
+    plain = (F.kl_div(log_s, log_t, reduction="none", log_target=True).sum(-1) * weights).sum() * temperature**2
+    (expected,) = torch.autograd.grad(3 * plain, student)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    same = distillation_loss(teacher, head, weights, teacher, temperature)
+    assert abs(same.item()) < 1e-5
+
+
+def test_lm_loss_is_the_plain_one(head_inputs):
+    student, _, head, weights = head_inputs
+    targets = torch.arange(20) % 50
+    ours = lm_loss(student, head, weights, targets)
+    (gradient,) = torch.autograd.grad(ours, student)
+    plain = (F.cross_entropy(student @ head.T, targets, reduction="none") * weights).sum()
+    (expected,) = torch.autograd.grad(plain, student)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_targets_stay_inside_their_sample():
+    ids, positions, _ = batch()
+    targets, has = (part.view(2, 32) for part in next_tokens(ids, positions))
+    assert not has[0, [9, 31]].any() and not has[1, [4, 24, 31]].any() and has.sum() == 64 - 5
+    assert (targets[0, :9] == ids[0, 1:10]).all()
+
+
+def test_hidden_state_loss():
+    ones = torch.ones(3, 4)
+    assert hidden_state_loss(3 * ones, ones, torch.tensor([1.0, 0.5, 0.0])) == 6.0
+
+
+# The step
+
+
+@pytest.mark.parametrize("change", [{}, {"train": "upper_layers"}, {"loss": "lm"}, {"gradient_checkpointing": True}])
+def test_gradients_reach_what_is_trained_and_nothing_else(change):
+    step = DistillationStep(tiny_teacher(), SPEC, recipe(**change))
+    ids, positions, weights = batch()
+    step(ids, positions, weights).backward()
+    with_gradient = {name for name, p in step.student.named_parameters() if p.grad is not None and p.grad.any()}
+    expected = set(step.student.swiftkv_parameters())
+    if change.get("train") == "upper_layers":
+        unused = step.student.model.teacher_projection_names(prefix="model.")
+        expected |= {
+            name for name, _ in step.student.named_parameters()
+            if name.startswith(("model.layers.3.", "model.layers.4.", "model.layers.5.")) and name not in unused
+        }  # fmt: skip
+        assert all(p.grad is None for p in step.teacher.parameters())
+    assert with_gradient == expected == set(step.trained_names)
+
+
+@pytest.mark.parametrize("train", ["qkv", "upper_layers"])
+def test_one_copy_of_frozen_weights(train):
+    base = tiny_teacher()
+    step = DistillationStep(base, SPEC, recipe(train=train))
+    memory = {p.data_ptr(): p.numel() for p in step.parameters()}
+    frozen = {p.data_ptr(): p.numel() for p in base.parameters()}
+    student = {name: p.numel() for name, p in step.student.named_parameters() if name in step.trained_names}
+    unused = len(step.student.swiftkv_parameters()) and train == "upper_layers"
+    extra = sum(p.numel() for p in step.teacher.swiftkv_parameters().values()) if unused else 0
+    own = sum(p.numel() for n, p in step.student.named_parameters() if p.data_ptr() not in frozen)
+    assert sum(memory.values()) == sum(frozen.values()) + own + extra
+    assert own >= sum(student.values())
+
+
+def plain_loss(base, student, ids, positions, weights, temperature=2.0):
+    """Two whole models, whole logits, transformers' own masks for packed rows."""
+    with torch.no_grad():
+        teacher = base(ids, position_ids=positions, use_cache=False).logits
+    logits = student(ids, position_ids=positions, use_cache=False).logits
+    log_s, log_t = ((logits / temperature).log_softmax(-1) for logits in (logits, teacher))
+    return ((log_t.exp() * (log_t - log_s)).sum(-1) * weights).sum() * temperature**2
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2"])
+def test_step_is_the_plain_two_model_loss(architecture):
+    step = DistillationStep(tiny_teacher(architecture), SPEC, recipe())
+    ids, positions, weights = batch()
+    loss = step(ids, positions, weights)
+    loss.backward()
+    ours = {name: p.grad.clone() for name, p in step.student.swiftkv_parameters().items()}
+    step.zero_grad()
+    step.student.set_attn_implementation("sdpa")
+    plain = plain_loss(tiny_teacher(architecture), step.student, ids, positions, weights)
+    plain.backward()
+    torch.testing.assert_close(loss, plain, rtol=1e-4, atol=1e-6)
+    for name, parameter in step.student.swiftkv_parameters().items():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_changed_neighbour_changes_nothing():
+    step = DistillationStep(tiny_teacher(), SPEC, recipe())
+    ids, positions, weights = batch()
+    second = weights.clone()
+    second[0, :10], second[1] = 0, 0  # only the second sample of the first row counts
+    changed = ids.clone()
+    changed[0, :10] = batch(seed=1)[0][0, :10]
+    results = []
+    for tokens in (ids, changed):
+        step.zero_grad()
+        loss = step(tokens, positions, second)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in step.student.swiftkv_parameters().values())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert not torch.equal(step(ids, positions, weights), step(changed, positions, weights))
+
+
+def test_hidden_state_loss_in_the_step():
+    changes = dict(hidden_state_weight=1.0, logits_weight=0.0)
+    ids, positions, weights = batch()
+    base = tiny_teacher()
+    step = DistillationStep(base, SPEC, recipe(hidden_state_layer=-2, **changes))
+    loss = step(ids, positions, weights)
+    state = step.student.model.forward_lower(ids, positions, **step._attention_arguments(positions))
+    pair = [step.student.model.forward_upper(state, student, collect_hidden=True)[1][-1] for student in (True, False)]
+    expected = ((pair[0] - pair[1]).square().mean(-1) * weights).sum()
+    torch.testing.assert_close(loss, expected)
+    with pytest.raises(UserError, match="not above layer l"):
+        DistillationStep(base, SPEC, recipe(hidden_state_layer=3, **changes))
+
+
+def test_nothing_to_train():
+    with pytest.raises(UserError, match="nothing to train"):
+        DistillationStep(tiny_teacher(), SwiftKVSpec(6, 6), recipe())
+
+
+def test_short_window_keeps_the_models_own_attention():
+    assert not DistillationStep(tiny_teacher("mistral", sliding_window=8), SPEC, recipe()).packed_attention
+    assert DistillationStep(tiny_teacher("mistral", sliding_window=64), SPEC, recipe()).packed_attention

@@ -1,0 +1,286 @@
+"""Checkpoints: the published format both ways, Auto classes, and every kind of damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+import swiftkv.models as models
+from swiftkv.errors import UserError
+from swiftkv.models import load_any, load_base, load_swiftkv, save_swiftkv
+
+# Fields and spelling of the published 8B checkpoint's config.json (transformers 4.44), in a small size.
+PUBLISHED_CONFIG = {
+    "architectures": ["LlamaSwiftKVForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "initializer_range": 0.02,
+    "intermediate_size": 96,
+    "key_value_group_size": 1,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama_swiftkv",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 4,
+    "num_key_value_layers": 3,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "swiftkv": True,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.44.2",
+    "use_cache": True,
+    "vocab_size": 128,
+}
+
+
+def published_tensors(teacher_qkv: bool, group: int = 1) -> dict[str, torch.Tensor]:
+    """Random tensors under the published names, written out here independently of the models."""
+    shapes = {"model.embed_tokens.weight": (128, 64), "lm_head.weight": (128, 64)}
+    shapes |= {"model.norm.weight": (64,), "model.norm_swiftkv.weight": (64,)}
+    for i in range(6):
+        layer = f"model.layers.{i}."
+        shapes |= {layer + "input_layernorm.weight": (64,), layer + "post_attention_layernorm.weight": (64,)}
+        shapes |= {layer + f"mlp.{name}_proj.weight": (96, 64) for name in ("gate", "up")}
+        shapes |= {layer + "mlp.down_proj.weight": (64, 96), layer + "self_attn.o_proj.weight": (64, 64)}
+        projections = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64)}
+        for name, shape in projections.items():
+            if i < 3 or teacher_qkv:
+                shapes[f"{layer}self_attn.{name}.weight"] = shape
+            if i >= 3 and (name == "q_proj" or (i - 3) % group == 0):
+                shapes[f"{layer}self_attn.{name}_swiftkv.weight"] = shape
+    generator = torch.Generator().manual_seed(4)
+    return {name: torch.randn(shape, generator=generator) / 8 + (len(shape) == 1) for name, shape in shapes.items()}
+
+
+def write_published(folder: Path, teacher_qkv: bool, shards: int = 1, group: int = 1, **fields) -> Path:
+    folder.mkdir()
+    config = PUBLISHED_CONFIG | {"key_value_group_size": group} | fields
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = published_tensors(teacher_qkv, group)
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    names = sorted(tensors)
+    listed = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        mine = names[shard::shards]
+        save_file({name: tensors[name] for name in mine}, folder / file, metadata={"format": "pt"})
+        listed |= dict.fromkeys(mine, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    return folder
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("teacher_qkv", [True, False])
+@pytest.mark.parametrize("group", [1, 2])
+@torch.no_grad()
+def test_published_format_round_trip(teacher_qkv, group, shards, tmp_path, tokens):
+    source = write_published(tmp_path / "published", teacher_qkv, shards, group)
+    model = load_swiftkv(source, torch.float32)
+    assert type(model).__name__ == "LlamaSwiftKVForCausalLM" and model.config.swiftkv and not model.training
+    assert model.model.student_only != teacher_qkv
+    save_swiftkv(model, tmp_path / "ours")
+    saved, original = load_file(tmp_path / "ours" / "model.safetensors"), published_tensors(teacher_qkv, group)
+    assert saved.keys() == original.keys()
+    assert all(torch.equal(saved[name], original[name]) for name in original)
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    for field in ("architectures", "model_type", "swiftkv", "num_key_value_layers"):
+        assert config[field] == PUBLISHED_CONFIG[field]
+    assert config["key_value_group_size"] == group and "swiftkv_num_key_value_heads" not in config
+    assert torch.equal(load_any(tmp_path / "ours", torch.float32)(tokens).logits, model(tokens).logits)
+
+
+@torch.no_grad()
+def test_teacher_projections_make_no_difference_to_the_student(tmp_path, tokens, capfd):
+    whole = load_swiftkv(write_published(tmp_path / "with", True), torch.float32)
+    tensors = load_file(tmp_path / "with" / "model.safetensors")
+    student = tmp_path / "without"
+    save_swiftkv(whole, student, keep_teacher_qkv=False)
+    dropped = tensors.keys() - load_file(student / "model.safetensors").keys()
+    assert dropped == {f"model.layers.{i}.self_attn.{p}_proj.weight" for i in (3, 4, 5) for p in "qkv"}
+    logits = whole(tokens).logits
+    for load in (lambda: load_swiftkv(student, torch.float32), lambda: AutoModelForCausalLM.from_pretrained(student)):
+        model = load()
+        assert model.model.student_only and model.dtype == torch.float32
+        assert torch.equal(model(tokens).logits, logits)
+        options = dict(max_new_tokens=8, do_sample=False)
+        assert torch.equal(model.generate(tokens, **options), whole.generate(tokens, **options))
+        model.config.swiftkv = False
+        with pytest.raises(UserError, match="saved without the teacher's projections"):
+            model(tokens)
+    assert torch.equal(AutoModel.from_pretrained(student)(tokens).last_hidden_state, whole.model(tokens)[0])
+    assert "MISSING" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_save_and_load(architecture, dtype, tiny_swiftkv, tmp_path, tokens):
+    model = tiny_swiftkv(architecture, 2, 3, 2, dtype=dtype)
+    model.config.swiftkv = False  # the file is the student's whatever mode the model is in
+    save_swiftkv(model, tmp_path / "saved")
+    assert model.config.swiftkv is False
+    model.config.swiftkv = True
+    loaded = load_swiftkv(tmp_path / "saved", dtype)
+    assert loaded.dtype == dtype and loaded.config.swiftkv and loaded.spec == model.spec
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    automatic = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert type(automatic) is type(model) and torch.equal(automatic(tokens).logits, model(tokens).logits)
+    for mode in (model, loaded):
+        mode.config.swiftkv = False
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_auto_classes():
+    for architecture, (config, model, causal_lm) in models.ARCHITECTURES.items():
+        made = AutoConfig.for_model(f"{architecture}_swiftkv", num_hidden_layers=2, hidden_size=8, intermediate_size=8)
+        assert type(made) is config and made.num_key_value_layers == 2
+        assert model.config_class is config and causal_lm.config_class is config
+
+
+@torch.no_grad()
+def test_load_base_and_any(architecture, tiny_teacher, tmp_path, tokens):
+    teacher = tiny_teacher(architecture)
+    teacher.save_pretrained(tmp_path / "base")
+    for load in (load_base, load_any):
+        model = load(tmp_path / "base", torch.float32)
+        assert type(model) is type(teacher) and not model.training
+        assert torch.equal(model(tokens).logits, teacher(tokens).logits)
+    assert load_base(tmp_path / "base").dtype == torch.bfloat16
+    with pytest.raises(UserError, match=f"config.json is of a '{architecture}' model"):
+        load_swiftkv(tmp_path / "base")
+
+
+def edit_config(folder: Path, **fields) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def edit_tensors(folder: Path, change) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def resize(folder: Path, fraction: float) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * fraction)])
+
+
+Q5, K4 = "model.layers.5.self_attn.q_proj_swiftkv.weight", "model.layers.4.self_attn.k_proj_swiftkv.weight"
+UPPER_TEACHER = "model.layers.4.self_attn.v_proj.weight"
+DAMAGES = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
+    "broken config": (lambda f: (f / "config.json").write_text('{"model_type":'), "config.json is not valid JSON"),
+    "list config": (lambda f: (f / "config.json").write_text("[]"), "config.json names no model_type"),
+    "unknown type": (lambda f: edit_config(f, model_type="gpt2"), "config.json is of a 'gpt2' model"),
+    "l too large": (lambda f: edit_config(f, num_key_value_layers=7), "config.json .*num_key_value_layers is 7"),
+    "l is text": (lambda f: edit_config(f, num_key_value_layers="three"), "config.json .*num_key_value_layers"),
+    "bad heads": (lambda f: edit_config(f, swiftkv_num_key_value_heads=3), "config.json .*3 SwiftKV key/value heads"),
+    "quantized": (
+        lambda f: edit_config(f, quantization_config={"quant_method": "compressed-tensors", "format": "float"}),
+        "config.json is of a quantized checkpoint",
+    ),
+    "wrong group": (lambda f: edit_config(f, key_value_group_size=3), f"holds the tensor {K4}"),
+    "l too small": (
+        lambda f: edit_config(f, num_key_value_layers=2),
+        "has no tensor model.layers.2.self_attn.k_proj_s",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
+    "cut header": (lambda f: resize(f, 0.001), "model.safetensors is damaged or cut short"),
+    "cut weights": (lambda f: resize(f, 0.9), "model.safetensors is damaged or cut short"),
+    "empty weights": (lambda f: resize(f, 0), "model.safetensors is damaged or cut short"),
+    "lost tensor": (lambda f: edit_tensors(f, lambda t: t.pop(Q5)), f"has no tensor {Q5}"),
+    "lost norm": (
+        lambda f: edit_tensors(f, lambda t: t.pop("model.norm_swiftkv.weight")),
+        "has no tensor model.norm_swiftkv.weight",
+    ),
+    "lost head": (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")), "has no tensor lm_head.weight"),
+    "lost one teacher tensor": (
+        lambda f: edit_tensors(f, lambda t: t.pop(UPPER_TEACHER)),
+        f"has no tensor {UPPER_TEACHER}",
+    ),
+    "wrong shape": (
+        lambda f: edit_tensors(f, lambda t: t.update({K4: torch.zeros(16, 64)})),
+        rf"model.safetensors: tensor {K4} has shape \[16, 64\], but config.json asks for \[32, 64\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint(damage, tmp_path):
+    folder = write_published(tmp_path / "checkpoint", teacher_qkv=True)
+    spoil, message = DAMAGES[damage]
+    spoil(folder)
+    for load in (load_swiftkv, load_any):
+        with pytest.raises(UserError, match=message) as caught:
+            load(folder)
+        assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+
+
+def test_missing_shard(tmp_path):
+    folder = write_published(tmp_path / "checkpoint", teacher_qkv=False, shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match="model-00002-of-00003.safetensors does not exist, but model.safetensors.index"):
+        load_swiftkv(folder)
+
+
+def test_damaged_index(tmp_path):
+    folder = write_published(tmp_path / "checkpoint", teacher_qkv=False, shards=3)
+    for content, message in (
+        ("{", "is not valid JSON"),
+        ('{"metadata": {}}', "lists no files"),
+        ("[]", "lists no files"),
+    ):
+        (folder / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(UserError, match=f"index.json {message}"):
+            load_swiftkv(folder)
+
+
+def test_base_checkpoint_with_a_lost_tensor(tiny_teacher, tmp_path):
+    tiny_teacher().save_pretrained(tmp_path / "base")
+    edit_tensors(tmp_path / "base", lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(UserError, match="has no tensor model.norm.weight"):
+        load_base(tmp_path / "base")
+
+
+def test_from_pretrained_does_not_make_up_weights(tmp_path):
+    folder = write_published(tmp_path / "checkpoint", teacher_qkv=False)
+    edit_tensors(folder, lambda tensors: tensors.pop(Q5))
+    with pytest.raises(UserError, match=f"has no tensor {Q5}"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(UserError, match="has no tensor layers.5"):
+        AutoModel.from_pretrained(folder)
+
+
+def test_interrupted_save_leaves_the_old_checkpoint(tiny_swiftkv, tmp_path, monkeypatch):
+    model = tiny_swiftkv()
+    save_swiftkv(model, tmp_path / "saved")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()}
+    monkeypatch.setattr(type(model), "save_pretrained", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        save_swiftkv(model, tmp_path / "saved")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()} == before
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]

@@ -1,0 +1,127 @@
+"""Per-token FP8 KV cache (Sec. 5.3)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from swiftkv.quantize import Fp8Cache, dequantize, new_cache, quantize, round_trip
+
+
+def states(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.logspace(-3, 2, 7)[:, None]  # tokens of very different size
+    return (torch.randn(2, 3, 7, 16, generator=generator) * spread).to(dtype)
+
+
+def test_values_are_fp8_with_one_scale_a_token_over_all_heads():
+    values, scale = quantize(states())
+    assert values.dtype == torch.float8_e4m3fn
+    assert values.shape == (2, 3, 7, 16)
+    assert scale.dtype == torch.float32
+    assert scale.shape == (2, 1, 7, 1)
+    assert torch.equal(scale[:, 0, :, 0], states().abs().amax(dim=(1, 3)) / 448)
+    assert (values.float().abs().amax(dim=(1, 3)) == 448).all()
+
+
+def test_error_is_within_half_a_unit_in_the_last_place_of_e4m3():
+    exact = states()
+    _, scale = quantize(exact)
+    # 3 mantissa bits: 2^-4 relative; below 2^-6 * scale e4m3 has subnormals in steps of 2^-9 * scale.
+    bound = torch.maximum(exact.abs() * 2**-4, scale * 2**-10) * (1 + 1e-6)
+    error = (round_trip(exact) - exact).abs()
+    assert (error <= bound).all()
+    assert error.max() > 0
+
+
+def test_representable_values_come_back_exactly():
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    codes = codes[codes.isfinite()]  # all 254 finite values, 448 among them
+    for scale in (1.0, 2.0**-7, 2.0**5):
+        exact = (codes * scale).view(1, 1, 1, -1)
+        assert torch.equal(round_trip(exact), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_second_round_trip_changes_nothing(dtype):
+    once = round_trip(states(dtype))
+    assert once.dtype == dtype
+    assert torch.equal(round_trip(once), once)
+
+
+def test_zeros_and_denormals_stay_finite():
+    exact = torch.zeros(1, 2, 3, 4)
+    exact[0, 0, 1, 0] = 1e-42
+    back = round_trip(exact)
+    assert back.isfinite().all()
+    assert torch.equal(back[:, :, [0, 2]], torch.zeros(1, 2, 2, 4))
+
+
+def test_tokens_do_not_influence_each_other():
+    one, other = states(), states()
+    other[:, :, 3] *= 1000
+    assert torch.equal(round_trip(one)[:, :, [0, 1, 2, 4, 5, 6]], round_trip(other)[:, :, [0, 1, 2, 4, 5, 6]])
+    alone = torch.cat([round_trip(one[:, :, [token]]) for token in range(7)], dim=2)
+    assert torch.equal(round_trip(one), alone)
+
+
+def test_dequantize_rounds_to_the_asked_dtype():
+    values, scale = quantize(states())
+    assert torch.equal(dequantize(values, scale, torch.bfloat16), (values.float() * scale).bfloat16())
+
+
+def test_cache_returns_and_keeps_what_attention_reads_back():
+    cache, key, value = Fp8Cache(), states(), states(seed=1)
+    returned = cache.update(key, value, 0)
+    assert torch.equal(returned[0], round_trip(key))
+    assert torch.equal(returned[1], round_trip(value))
+    longer, _ = cache.update(key[:, :, :1], value[:, :, :1], 0)
+    assert torch.equal(longer, torch.cat([round_trip(key), round_trip(key[:, :, :1])], dim=2))
+
+
+def logits(model, tokens, kv_cache: str, pieces: tuple[int, ...]) -> torch.Tensor:
+    cache = new_cache(kv_cache, model.config)
+    with torch.no_grad():
+        return torch.cat(
+            [model(part, past_key_values=cache, use_cache=True).logits for part in tokens.split(pieces, dim=1)], dim=1
+        )
+
+
+def models(tiny_teacher, tiny_swiftkv, architecture):
+    return [tiny_teacher(architecture), tiny_swiftkv(architecture), tiny_swiftkv(architecture, 2, 3, 2)]
+
+
+def test_effect_on_a_model_is_there_and_small(tiny_teacher, tiny_swiftkv, architecture, tokens):
+    for model in models(tiny_teacher, tiny_swiftkv, architecture):
+        plain, quantised = (logits(model, tokens, kv_cache, (24,)) for kv_cache in ("auto", "fp8"))
+        difference = (plain - quantised).norm() / plain.norm()
+        assert 1e-4 < difference < 0.1
+        assert torch.equal(plain, model(tokens, use_cache=False).logits)
+
+
+def test_decoding_equals_the_full_forward(tiny_teacher, tiny_swiftkv, architecture, tokens):
+    for model in models(tiny_teacher, tiny_swiftkv, architecture):
+        model.double()  # float32 sums in another order would tip a few values to the next FP8 number
+        full = logits(model, tokens, "fp8", (24,))
+        torch.testing.assert_close(logits(model, tokens, "fp8", (10,) + (1,) * 14), full, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, 8)), full, rtol=1e-6, atol=1e-6)
+
+
+def test_generate_takes_the_cache(tiny_swiftkv, tokens):
+    model = tiny_swiftkv(key_value_group_size=3)
+    greedy = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    generated = model.generate(tokens, past_key_values=new_cache("fp8", model.config), **greedy)
+    expected = tokens
+    for _ in range(6):
+        token = logits(model, expected, "fp8", (expected.shape[1],))[:, -1].argmax(dim=-1)
+        expected = torch.cat([expected, token[:, None]], dim=1)
+    assert torch.equal(generated, expected)
+
+
+def test_new_cache_knows_its_names(tiny_teacher):
+    config = tiny_teacher().config
+    assert type(new_cache("auto", config)) is DynamicCache
+    assert type(new_cache("fp8", config)) is Fp8Cache
+    with pytest.raises(ValueError, match="int4"):
+        new_cache("int4", config)

@@ -1,0 +1,100 @@
+"""KL to the teacher, top-1 agreement and perplexity."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
+
+from swiftkv.chat_tokens import choose_chats, tokenize
+from swiftkv.errors import UserError
+from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.score import fidelity
+from swiftkv.score.fidelity import compare, measure_fidelity, ratio
+from swiftkv.spec import SwiftKVSpec
+
+
+def test_compare_equals_the_definition(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(8, 11, bias=False)
+    teacher, student = torch.randn(2, 7, 8, generator=generator)
+    document = [1, 2, 3, 4, 5, 6, 7]
+    p, q = ((head.double()(states.double())[:-1]).softmax(dim=-1) for states in (teacher, student))
+    target = torch.tensor(document[1:])
+    expected = (
+        (p * (p / q).log()).sum().item(),
+        (p.argmax(-1) == q.argmax(-1)).sum().item(),
+        -q[range(6), target].log().sum().item(),
+    )
+    for positions in (128, 4):
+        monkeypatch.setattr(fidelity, "POSITIONS", positions)
+        assert compare(teacher, student, head.float(), document) == pytest.approx(expected, rel=1e-5)
+
+
+def test_ratio_is_the_token_mean_with_its_error_over_documents():
+    # Equal documents: the ordinary standard error of the mean.
+    result = ratio([2.0, 4.0, 9.0], [1, 1, 1])
+    assert result["value"] == pytest.approx(5)
+    assert result["stderr"] == pytest.approx(math.sqrt(13 / 3))
+    assert result["n"] == 3
+    # Documents of different length but the same mean have no error.
+    assert ratio([2.0, 6.0], [1, 3]) == {"value": 2.0, "stderr": 0.0, "n": 2}
+    assert ratio([2.0], [4])["stderr"] is None
+
+
+@pytest.fixture
+def place(tmp_path, tiny_teacher):
+    """source.json, chats, and a checkpoint with the start values."""
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    teacher = load_base(tmp_path / "checkpoint")
+    save_swiftkv(rewire(teacher, SwiftKVSpec(**SPEC)), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
+    return source, write_chats(tmp_path / "heldout.jsonl"), tmp_path / "swiftkv", tmp_path / "out.json"
+
+
+def test_baseline_is_its_own_teacher(place):
+    source, chats, _, output = place
+    record = measure_fidelity(source, None, "baseline", None, "auto", chats, 5, 40, 0, output)
+    assert json.loads(output.read_text()) == record
+    assert record["kl"] == {"value": 0.0, "stderr": 0.0, "n": 5}
+    assert record["top1_agreement"] == {"value": 1.0, "stderr": 0.0, "n": 5}
+    assert record["start"] is None
+    model, tokenizer = load_base(source.parent / "checkpoint"), byte_tokenizer()
+    total = tokens = 0
+    for chat in choose_chats(chats, 5, 0):
+        row = torch.tensor([tokenize(tokenizer, chat["messages"], 40)])
+        log_q = model(row).logits[0, :-1].float().log_softmax(dim=-1)
+        total -= log_q[range(row.shape[1] - 1), row[0, 1:]].sum().item()
+        tokens += row.shape[1] - 1
+    assert record["tokens"] == tokens
+    assert record["perplexity"]["value"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
+
+
+def test_untrained_checkpoint_equals_the_start(place):
+    source, chats, checkpoint, output = place
+    record = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 40, 0, output)
+    for key in ("kl", "top1_agreement", "perplexity"):
+        assert record[key] == record["start"][key]
+    assert record["kl"]["value"] > 0.01
+    assert 0 < record["top1_agreement"]["value"] < 1
+    assert record["spec"]["prefill_reduction"] == 0.5
+    assert record["spec"]["kv_cache_reduction"] == pytest.approx(1 / 6)
+
+
+def test_fp8_baseline_is_close_to_but_not_its_teacher(place):
+    source, chats, _, output = place
+    record = measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, output)
+    assert 0 < record["kl"]["value"] < 0.05
+
+
+def test_missing_checkpoint_is_one_sentence(place, tmp_path):
+    source, chats, _, output = place
+    with pytest.raises(UserError, match="nowhere"):
+        measure_fidelity(source, tmp_path / "nowhere", "v", SPEC, "auto", chats, 5, 40, 0, output)
+    assert not output.exists()
+    with pytest.raises(UserError, match="both a spec and a checkpoint"):
+        measure_fidelity(source, None, "v", SPEC, "auto", chats, 5, 40, 0, output)
+    with pytest.raises(UserError, match="cannot be"):
+        measure_fidelity(source, tmp_path, "v", SPEC | {"num_key_value_layers": 9}, "auto", chats, 5, 40, 0, output)

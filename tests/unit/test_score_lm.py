@@ -1,0 +1,129 @@
+"""The lm-eval model: shared prompt tokens change nothing but the time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from score_helpers import SHAPE, byte_tokenizer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from swiftkv.quantize import new_cache
+from swiftkv.score.attention import grouped_attention
+from swiftkv.score.lm import SwiftKVLM, TokenTree
+
+PREFIX = "Question: 1 + 1\nAnswer: 2\n\n"
+PAIRS = [
+    (PREFIX + "Question: 2 + 2\nAnswer:", " 4"),
+    (PREFIX + "Question: 2 + 2\nAnswer:", " 5 apples"),
+    (PREFIX + "Question: 2 + 2\nAnswer:", " 5"),
+    (PREFIX + "Question: where?\nAnswer:", " here"),
+    (PREFIX + "Question: 2 + 2\nAnswer:", " 4"),  # the same request twice
+    (PREFIX, "Question"),
+]
+
+
+@pytest.fixture(params=["base", "swiftkv"])
+def model(request, tiny_teacher, tiny_swiftkv):
+    # float64: an FP8 cache turns float32's last bits into visible steps.
+    return (tiny_teacher(**SHAPE) if request.param == "base" else tiny_swiftkv("llama", 3, 2, **SHAPE)).double()
+
+
+def requests(kind: str, arguments: list) -> list[Instance]:
+    return [Instance(kind, {}, argument, number) for number, argument in enumerate(arguments)]
+
+
+@pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
+@pytest.mark.parametrize("tokens_per_forward", [1, 40, 1000])
+def test_loglikelihoods_equal_separate_rows(model, kv_cache, tokens_per_forward):
+    lm = SwiftKVLM(model, byte_tokenizer(), kv_cache, tokens_per_forward=tokens_per_forward)
+    answers = lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
+    for (context, continuation), (value, greedy) in zip(PAIRS, answers, strict=True):
+        context, continuation = lm._encode_pair(context, continuation)
+        row = torch.tensor([context + continuation])
+        with torch.no_grad():
+            logits = model(row, past_key_values=new_cache(kv_cache, model.config), use_cache=True).logits[0]
+        log_probabilities = logits[len(context) - 1 : -1].log_softmax(dim=-1)
+        expected = log_probabilities.gather(1, torch.tensor(continuation)[:, None]).sum().item()
+        assert value == pytest.approx(expected, rel=1e-5)
+        assert greedy == (log_probabilities.argmax(dim=-1).tolist() == continuation)
+
+
+def test_greedy_continuations_are_recognised(model):
+    tokenizer = byte_tokenizer()
+    context = tokenizer.encode(PREFIX)
+    token = model(torch.tensor([context])).logits[0, -1].argmax().item()
+    lm = SwiftKVLM(model, tokenizer)
+    best, other = lm._loglikelihood_tokens([(None, context, [token]), (None, context, [(token + 1) % 200])], True)
+    assert best[1] and not other[1]
+    assert best[0] > other[0]
+
+
+def test_long_contexts_lose_their_start(model):
+    lm = SwiftKVLM(model, byte_tokenizer())
+    lm._max_length = 8
+    contexts = list(range(3, 43)), list(range(36, 43))
+    long, short = lm._loglikelihood_tokens([(None, context, [50, 51]) for context in contexts])
+    assert long[0] == pytest.approx(short[0])
+
+
+PROMPTS = [PREFIX + "Question: 2 + 2\nAnswer:", PREFIX + "Question: a much longer one\nAnswer:", PREFIX + "Q"]
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1], ["abc", "xyz and more"], PROMPTS[:1] * 2])
+def test_generation_equals_hflm(model, prompts):
+    settings = {"until": [], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
+    arguments = [(prompt, settings) for prompt in prompts]
+    plain = HFLM(pretrained=model, tokenizer=byte_tokenizer(), batch_size=1)
+    expected = plain.generate_until(requests("generate_until", arguments), disable_tqdm=True)
+    assert any(expected)
+    shared = SwiftKVLM(model, byte_tokenizer(), batch_size=3)
+    assert shared.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
+
+
+def test_generation_uses_the_fp8_cache(model):
+    tokenizer, settings = byte_tokenizer(), {"until": [], "max_gen_toks": 8, "do_sample": False}
+    lm = SwiftKVLM(model, tokenizer, "fp8", batch_size=3)
+    arguments = [(prompt, settings) for prompt in PROMPTS]
+    answers = lm.generate_until(requests("generate_until", arguments), disable_tqdm=True)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        row = tokenizer.encode(prompt, return_tensors="pt")
+        cache = new_cache("fp8", model.config)
+        generated = model.generate(row, past_key_values=cache, max_new_tokens=8, do_sample=False)[0, row.shape[1] :]
+        assert answer == tokenizer.decode(generated, skip_special_tokens=True)
+
+
+def test_tree_merges_common_starts_and_shows_ancestors_only():
+    tree = TokenTree(depth=2)
+    assert tree.add([5, 6, 7]) == [0, 1, 2]
+    assert tree.add([5, 6, 8]) == [0, 1, 3]
+    assert tree.add([6, 7]) == [4, 5]
+    assert tree.tokens == [5, 6, 7, 8, 6, 7]
+    assert tree.positions == [2, 3, 4, 4, 2, 3]
+    seen = tree.mask(torch.device("cpu"))[0, 0].int().tolist()
+    assert seen == [
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 1, 0, 0],
+        [1, 1, 0, 0, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 0, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize(("batch", "queries"), [(1, 9), (3, 5), (3, 1)])
+def test_grouped_attention_equals_sdpa(batch, queries, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(batch, 6, queries, 16, generator=generator)
+    key, value = torch.randn(2, batch, 2, 11, 16, generator=generator)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    mask = torch.rand(batch, 1, queries, 11, generator=generator) > 0.4
+    mask[..., 0] = True
+    for pieces in (2**19, 1):
+        monkeypatch.setattr("swiftkv.score.attention.SCORES", pieces)
+        for masks in (mask, mask[:1], None):
+            expected, _ = sdpa_attention_forward(module, query, key, value, masks, scaling=0.3, is_causal=False)
+            output, _ = grouped_attention(module, query, key, value, masks, scaling=0.3, is_causal=False)
+            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,85 @@
+"""Similarity of layer inputs (Eq. 1)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from score_helpers import SHAPE, byte_tokenizer, write_chats, write_source
+
+from swiftkv.chat_tokens import choose_chats, tokenize
+from swiftkv.errors import UserError
+from swiftkv.similarity import layer_similarity, measure_similarity, simscores
+
+
+def layer_inputs(model, document: list[int]) -> torch.Tensor:
+    """Inputs of every layer [L, tokens, hidden], caught where they enter."""
+    caught = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, arguments, keywords: caught.append(arguments[0][0]), with_kwargs=True)
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model(torch.tensor([document]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(caught)
+
+
+def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture):
+    model = tiny_teacher(architecture)
+    documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
+    pairwise, tokens = layer_similarity(model, documents)
+    states = torch.cat([layer_inputs(model, document) for document in documents], dim=1).double()
+    direct = torch.nn.functional.cosine_similarity(states[:, None], states[None], dim=-1).mean(dim=-1)
+    assert tokens == 14
+    assert pairwise.shape == (6, 6)
+    torch.testing.assert_close(pairwise, direct, rtol=0, atol=1e-6)
+    # A mean over documents, or inputs shifted by one layer, would be off by far more.
+    assert (direct - direct.roll(1, 0)).abs().max() > 1e-2
+
+
+def test_simscore_is_the_mean_over_later_layers():
+    pairwise = torch.tensor([[1.0, 0.5, 0.1], [0.5, 1.0, 0.7], [0.1, 0.7, 1.0]], dtype=torch.float64)
+    assert simscores(pairwise) == pytest.approx([0.3, 0.7])
+
+
+def test_record(tiny_teacher, tmp_path):
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    chats = write_chats(tmp_path / "train.jsonl")
+    record = measure_similarity(source, chats, 4, 20, 7, tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == record
+    assert record["documents"] == 4
+    assert record["tokens"] == 4 * 20
+    assert len(record["simscore"]) == 5
+    assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
+    assert record["title"] == "Tiny"
+
+
+def test_chats_are_drawn_with_the_seed(tmp_path):
+    path = write_chats(tmp_path / "chats.jsonl")
+    names = [[chat["id"] for chat in choose_chats(path, 4, seed)] for seed in (1, 1, 2)]
+    assert names[0] == names[1] != names[2]
+    assert len(set(names[0])) == 4
+    assert len(choose_chats(path, 100, 1)) == 6
+
+
+def test_chat_tokens_are_cut():
+    messages = [{"role": "user", "content": "Hello"}]
+    whole = tokenize(byte_tokenizer(), messages, 1000)
+    assert byte_tokenizer().decode(whole) == "<s>user\nHello</s>"
+    assert tokenize(byte_tokenizer(), messages, 4) == whole[:4]
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"id": 1}\n', '{"messages": []}\n', "[1]\n"])
+def test_damaged_chats_are_one_sentence(tmp_path, content):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match="chats.jsonl"):
+        choose_chats(path, 1, 0)
+
+
+def test_missing_chats_are_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        choose_chats(tmp_path / "none.jsonl", 1, 0)

@@ -1,0 +1,111 @@
+"""Snakemake plans the right jobs, with the right GPUs, on a machine without SLURM and network; mistakes stop it."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+
+
+def snakemake(*arguments, **kwargs):
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    return subprocess.run([SNAKEMAKE, *arguments], cwd=ROOT, capture_output=True, text=True, env=environment, **kwargs)
+
+
+def plan(*arguments):
+    """The planned jobs: a list of (rule, wildcards, resources) as a dry run prints them."""
+    run = snakemake("--dry-run", "--forceall", *arguments)
+    assert run.returncode == 0, run.stdout + run.stderr
+    jobs = []
+    for block in re.split(r"\n(?=(?:local)?rule )", run.stdout + run.stderr):
+        head = re.match(r"(?:local)?rule (\w+):", block)
+        if head:
+            fields = {
+                name: dict(pair.split("=", 1) for pair in text.split(", ") if "=" in pair)
+                for name, text in re.findall(r"^    (wildcards|resources): (.*)$", block, flags=re.MULTILINE)
+            }
+            jobs.append((head[1], fields.get("wildcards", {}), fields.get("resources", {})))
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def table2():
+    return plan("--profile", "profiles/slurm", "results/tables/table2.tex")
+
+
+def test_table2_at_paper_scale_plans_every_job(table2):
+    assert Counter(rule for rule, _, _ in table2) == {
+        "resolve_model": 1, "corpus": 1, "pack": 1, "distill": 7, "score": 56, "fidelity": 8, "table2": 1,
+    }  # fmt: skip
+
+
+def test_table2_at_paper_scale_asks_for_the_right_gpus(table2):
+    for rule, wildcards, resources in table2:
+        if rule == "distill":
+            assert (resources["gpu"], resources["nodes"], resources["gpu_model"]) == ("8", "1", "h100"), wildcards
+        elif rule in ("score", "fidelity"):
+            assert (resources["gpu"], resources["slurm_partition"]) == ("1", "h100"), wildcards
+        else:
+            assert "gpu" not in resources
+
+
+def test_the_70b_model_trains_on_four_nodes_of_eight():
+    jobs = plan("--profile", "profiles/slurm", "results/checkpoints/llama-3.1-70b/swiftkv-50")
+    (resources,) = (resources for rule, _, resources in jobs if rule == "distill")
+    assert (resources["gpu"], resources["nodes"]) == ("32", "4")
+
+
+@pytest.mark.parametrize("profile", ["local", "smoke", "gpu", "slurm"])
+def test_every_profile_plans_everything(profile):
+    jobs = plan("--profile", f"profiles/{profile}")
+    assert ("all", {}) in [(rule, wildcards) for rule, wildcards, _ in jobs]
+    if profile in ("local", "smoke"):
+        assert all(resources.get("gpu", "0") == "0" for _, _, resources in jobs)
+
+
+def test_profiles_only_name_rules_that_exist():
+    rules = set(snakemake("--list-rules").stdout.split())
+    for file in ROOT.glob("profiles/*/profile.yaml"):
+        profile = yaml.safe_load(file.read_text())
+        assert set(profile.get("set-resources", {})) <= rules, file
+        assert set(profile.get("set-threads", {})) <= rules, file
+
+
+def test_every_rule_has_docstring_log_and_benchmark():
+    for file in ROOT.glob("workflow/rules/*.smk"):
+        for block in re.split(r"\n(?=rule )", file.read_text())[1:]:
+            name = block.split(":", 1)[0]
+            assert re.match(r'rule \w+:\n    """', block), f"{name} in {file.name} has no docstring"
+            assert "\n    log:\n" in block and "\n    benchmark:\n" in block, f"{name} in {file.name}"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("modles: {}\n", "modles"),
+        ("models: {}\nmodels: {}\n", "key 'models' stands twice"),
+        ("artifacts: {table2: {model: llama-9}}\n", "'llama-9' is not defined under models"),
+        ("artifacts: {table2: {variants: [swiftkv-45]}}\n", "45 % prefill reduction"),
+        ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "num_key_value_layers is 40"),
+        ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
+    ],
+)
+def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):
+    file = tmp_path / "override.yaml"
+    file.write_text(override)
+    run = snakemake("--dry-run", "--cores", "1", "--configfile", str(file))
+    assert run.returncode != 0
+    assert sentence in run.stderr and "Traceback" not in run.stderr
+    assert len([line for line in run.stderr.splitlines() if line.startswith("error: ")]) == 1
+
+
+def test_an_unknown_target_is_refused():
+    run = snakemake("--dry-run", "--cores", "1", "results/checkpoints/llama-3.1-8b/swiftkv-99")
+    assert run.returncode != 0 and "Traceback" not in run.stderr

@@ -1,0 +1,88 @@
+"""Checks the configuration before anything runs, and turns its names into the slices the rules pass on."""
+
+import json
+import sys
+
+sys.path.insert(0, f"{workflow.basedir}/src")
+
+from swiftkv import config as settings
+from swiftkv.errors import UserError
+
+try:
+    settings.refuse_duplicate_keys(
+        ["config.yaml", *map(str, workflow.overwrite_configfiles)]
+    )
+    settings.check(config, f"{workflow.basedir}/workflow/schemas/config.schema.yaml")
+except UserError as error:
+    sys.exit(f"error: {error}")
+
+TABLES = [name for name in config["artifacts"] if not name.startswith("figure")]
+FIGURES = [name for name in config["artifacts"] if name.startswith("figure")]
+
+
+def names(section):
+    """A regular expression that matches exactly the names defined in one section of the configuration."""
+    return "|".join(re.escape(name) for name in config[section])
+
+
+wildcard_constraints:
+    model=names("models"),
+    variant=names("variants"),
+    recipe=names("recipes"),
+    data=names("data"),
+    task=names("tasks"),
+    kv_cache="|".join(config["kv_caches"]),
+
+
+def get_spec(w):
+    """The SwiftKVSpec of a variant on a model as JSON; `null` for the unchanged model."""
+    try:
+        return json.dumps(settings.spec(config, w.model, w.variant))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def get_specs(artifact):
+    """The specs of an artifact's rows as JSON, in its order."""
+    entry = config["artifacts"][artifact]
+    return json.dumps(
+        {
+            name: settings.spec(config, entry["model"], name)
+            for name in entry["variants"]
+        }
+    )
+
+
+def get_recipe_name(w):
+    return config["variants"][w.variant]["recipe"]
+
+
+def get_recipe(w):
+    """A recipe's settings as JSON, with the model's ZeRO stage."""
+    name = w.recipe if hasattr(w, "recipe") else get_recipe_name(w)
+    return json.dumps(settings.recipe(config, w.model, name))
+
+
+def get_checkpoint(w):
+    """The distilled checkpoint a variant is measured on; none for the unchanged model."""
+    if config["variants"][w.variant]["prefill_reduction"] is None:
+        return []
+    return f"<results>/checkpoints/{w.model}/{w.variant}"
+
+
+def get_gpus(stage):
+    return lambda w: config["models"][w.model]["gpus"][stage]
+
+
+def get_launcher(w, resources):
+    """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
+    if resources.gpu <= 1:
+        return "python"
+    if resources.nodes == 1:
+        return f"torchrun --standalone --nproc-per-node {resources.gpu}"
+    return (
+        f"srun --nodes {resources.nodes} --ntasks-per-node 1 torchrun --nnodes {resources.nodes} "
+        f"--nproc-per-node {resources.gpu // resources.nodes} --rdzv-backend c10d "
+        '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29500" '
+        '--rdzv-id "$SLURM_JOB_ID"'
+    )

@@ -1,0 +1,95 @@
+"""Quality: benchmark accuracy (Table B.1) and fidelity to the teacher.
+
+REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
+                 <results>/data/{data}/heldout.jsonl
+OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json
+"""
+
+
+rule score:
+    """Accuracy of one variant on one benchmark, with lm-eval."""
+    input:
+        model="<results>/models/{model}/source.json",
+        checkpoint=get_checkpoint,
+    output:
+        "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
+    log:
+        "<logs>/score/{model}/{variant}/{kv_cache}/{task}.log",
+    benchmark:
+        "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}.tsv"
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=lambda w: (
+            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
+        ),
+        runtime="8h",
+    params:
+        spec=get_spec,
+        task=lambda w: json.dumps(config["tasks"][w.task]),
+        seed=config["fidelity"]["seed"],
+        checkpoint=lambda w, input: (
+            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
+        ),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python workflow/scripts/score.py \
+            --model-source {input.model:q} \
+            {params.checkpoint} \
+            --variant {wildcards.variant:q} \
+            --spec {params.spec:q} \
+            --kv-cache {wildcards.kv_cache} \
+            --task-name {wildcards.task:q} \
+            --task {params.task:q} \
+            --seed {params.seed} \
+            --threads {threads} \
+            --output {output:q}
+        """
+
+
+rule fidelity:
+    """KL to the teacher, top-1 agreement and perplexity on held-out chats, before and after training."""
+    input:
+        model="<results>/models/{model}/source.json",
+        checkpoint=get_checkpoint,
+        chats=f"<results>/data/{config['fidelity']['data']}/heldout.jsonl",
+    output:
+        "<results>/fidelity/{model}/{variant}/{kv_cache}.json",
+    log:
+        "<logs>/fidelity/{model}/{variant}/{kv_cache}.log",
+    benchmark:
+        "<benchmarks>/fidelity/{model}/{variant}/{kv_cache}.tsv"
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=lambda w: (
+            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
+        ),
+        runtime="4h",
+    params:
+        spec=get_spec,
+        documents=config["fidelity"]["documents"],
+        max_length=config["fidelity"]["max_length"],
+        seed=config["fidelity"]["seed"],
+        checkpoint=lambda w, input: (
+            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
+        ),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python workflow/scripts/fidelity.py \
+            --model-source {input.model:q} \
+            {params.checkpoint} \
+            --variant {wildcards.variant:q} \
+            --spec {params.spec:q} \
+            --kv-cache {wildcards.kv_cache} \
+            --heldout {input.chats:q} \
+            --documents {params.documents} \
+            --max-length {params.max_length} \
+            --seed {params.seed} \
+            --threads {threads} \
+            --output {output:q}
+        """

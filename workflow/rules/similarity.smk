@@ -1,0 +1,42 @@
+"""Similarity of layer inputs (Section 3.2).
+
+REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl
+OUTPUTS: <results>/similarity/{model}.json
+"""
+
+
+rule similarity:
+    """Average cosine similarity between the inputs of all pairs of layers, and SimScore (Eq. 1)."""
+    input:
+        model="<results>/models/{model}/source.json",
+        chats=f"<results>/data/{config['similarity']['data']}/train.jsonl",
+    output:
+        "<results>/similarity/{model}.json",
+    log:
+        "<logs>/similarity/{model}.log",
+    benchmark:
+        "<benchmarks>/similarity/{model}.tsv"
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=lambda w: (
+            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 100_000
+        ),
+        runtime="2h",
+    params:
+        documents=config["similarity"]["documents"],
+        max_length=config["similarity"]["max_length"],
+        seed=config["similarity"]["seed"],
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python workflow/scripts/similarity.py \
+            --model-source {input.model:q} \
+            --data {input.chats:q} \
+            --documents {params.documents} \
+            --max-length {params.max_length} \
+            --seed {params.seed} \
+            --threads {threads} \
+            --output {output:q}
+        """

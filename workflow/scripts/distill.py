@@ -1,0 +1,41 @@
+"""Train one SwiftKV variant of a model; alone, or as every rank of torchrun or the deepspeed launcher."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from swiftkv.errors import command_line
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model-source", type=Path, required=True, help="source.json of the model")
+    parser.add_argument("--spec", required=True, help="the SwiftKV spec as JSON")
+    parser.add_argument("--recipe", required=True, help="the recipe as JSON")
+    parser.add_argument("--data", type=Path, required=True, help="packed rows")
+    parser.add_argument("--teacher-states", type=Path, help="stored teacher states, for recipes that use them")
+    parser.add_argument("--state-dir", type=Path, required=True, help="folder for resumable state")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the trained checkpoint")
+    # torchrun takes --log for one of its own options, so there is a second name.
+    parser.add_argument("--log", "--loss-log", type=Path, required=True, help="CSV of the losses")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads a rank may use")
+    options = parser.parse_args()
+
+    import torch
+
+    from swiftkv.distill.recipe import Recipe, spec_from_json
+    from swiftkv.distill.trainer import Training, distil
+    from swiftkv.records import read_json
+
+    torch.set_num_threads(options.threads)
+    recipe = Recipe.from_json(options.recipe)
+    spec = spec_from_json(options.spec)
+    model = Path(read_json(options.model_source)["path"])
+    files = Training(model, options.data, options.teacher_states, options.state_dir, options.checkpoint, options.log)
+    distil(spec, recipe, files)
+
+
+if __name__ == "__main__":
+    main()

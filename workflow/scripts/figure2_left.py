@@ -1,0 +1,24 @@
+"""Figure 2 (left): similarity of each layer's input to the later layers' inputs."""
+
+import argparse
+from pathlib import Path
+
+from swiftkv.artifacts.figures import figure2_left, write_figure
+from swiftkv.artifacts.inputs import read_similarities
+from swiftkv.errors import command_line
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--similarity", type=Path, nargs="+", required=True, help="similarity records, one a model")
+    parser.add_argument("--output-pdf", type=Path, required=True)
+    parser.add_argument("--output-png", type=Path, required=True)
+    parser.add_argument("--output-csv", type=Path, required=True)
+    arguments = parser.parse_args()
+    figure, data = figure2_left(read_similarities(arguments.similarity))
+    write_figure(figure, data, arguments.output_pdf, arguments.output_png, arguments.output_csv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Measure the similarity of layer inputs (Eq. 1) of one base model on chats."""
+
+import argparse
+from pathlib import Path
+
+from swiftkv.errors import command_line
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model-source", type=Path, required=True, help="source.json of the model")
+    parser.add_argument("--data", type=Path, required=True, help="training chats, one a line")
+    parser.add_argument("--documents", type=int, default=50, help="chats drawn (paper: 50)")
+    parser.add_argument("--max-length", type=int, required=True, help="tokens of a chat")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = vars(parser.parse_args())
+
+    import torch
+
+    from swiftkv.similarity import measure_similarity
+
+    if threads := arguments.pop("threads"):
+        torch.set_num_threads(threads)
+    measure_similarity(**arguments)
+
+
+if __name__ == "__main__":
+    main()

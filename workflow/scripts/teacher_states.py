@@ -1,0 +1,34 @@
+"""Run the teacher once over the packed rows and keep what every variant's training needs of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from swiftkv.errors import command_line
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model-source", type=Path, required=True, help="source.json of the model")
+    parser.add_argument("--recipe", required=True, help="the recipe as JSON")
+    parser.add_argument("--data", type=Path, required=True, help="packed rows")
+    parser.add_argument("--layers", type=int, nargs="+", required=True, help="every l that a variant uses")
+    parser.add_argument("--output", type=Path, required=True, help="the states, safetensors")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads to use")
+    options = parser.parse_args()
+
+    import torch
+
+    from swiftkv.distill.recipe import Recipe
+    from swiftkv.distill.teacher import write_teacher_states
+    from swiftkv.records import read_json
+
+    torch.set_num_threads(options.threads)
+    model = Path(read_json(options.model_source)["path"])
+    write_teacher_states(model, options.data, Recipe.from_json(options.recipe), options.layers, options.output)
+
+
+if __name__ == "__main__":
+    main()
