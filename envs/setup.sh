@@ -16,7 +16,6 @@ quietly() { # run a command, keep what it prints in the log, show the end of the
 python=${PYTHON:-python3}
 command -v "$python" >/dev/null || fail "Python 3.11 or newer is needed, and $python was not found"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "Python 3.11 or newer is needed; set PYTHON=/path/to/python"
-command -v "${CXX:-c++}" >/dev/null || fail "a C++ compiler is needed (DeepSpeed builds a small extension): install g++, or set CXX"
 
 step "creating .venv with $("$python" --version)"
 "$python" -m venv --clear .venv || fail "python -m venv failed; on Debian and Ubuntu install python3-venv"
@@ -33,9 +32,6 @@ quietly "${pip[@]}" install --no-deps "$torch" 2>/dev/null ||
 step "installing $(grep -c '^[a-zA-Z]' envs/cpu.lock) packages (about 2 minutes, 3 GB)"
 quietly "${pip[@]}" install --no-deps -r envs/cpu.lock || fail "a package of envs/cpu.lock could not be installed; see $log"
 quietly "${pip[@]}" install --no-deps --no-build-isolation -e . || fail "this project could not be installed; see $log"
-
-step "building DeepSpeed's communication extension (about 40 seconds)"
-quietly .venv/bin/python -m swiftkv.distill.extensions || fail "DeepSpeed's extension could not be built; see $log"
 
 touch .venv/.ready
 step "ready: . .venv/bin/activate"

@@ -53,7 +53,9 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
         raise UserError(f"config, at {_dotted(error.absolute_path)}: {error.message}")
     for name, variant in config["variants"].items():
         if variant["prefill_reduction"] is not None and variant.get("recipe") not in config["recipes"]:
-            raise UserError(f"config, at variants.{name}: recipe {variant.get('recipe')!r} is not defined under recipes")
+            raise UserError(
+                f"config, at variants.{name}: recipe {variant.get('recipe')!r} is not defined under recipes"
+            )
     for name, recipe in config["recipes"].items():
         _defined(config, "data", recipe["data"], f"recipes.{name}")
     for section in ("similarity", "fidelity"):

@@ -55,7 +55,9 @@ def build_corpus(sources: list[dict[str, Any]], heldout: int, seed: int, train: 
         print(f"{name}: {taken} chats, {dropped} empty or repeated ones left out", flush=True)
         identities.append({"name": name, **identity, "chats": taken, "left_out": dropped})
     if len(chats) <= heldout:
-        raise UserError(f"the data has {len(chats)} chats, too few to hold out {heldout}; lower `heldout` or add sources")
+        raise UserError(
+            f"the data has {len(chats)} chats, too few to hold out {heldout}; lower `heldout` or add sources"
+        )
     random.Random(seed).shuffle(chats)
     _write_lines(held, chats[:heldout])
     _write_lines(train, chats[heldout:])
@@ -125,7 +127,9 @@ def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
                 content = json.loads(line)
                 yield content[record] if record else content
     except (ValueError, KeyError, OSError, EOFError) as error:
-        raise UserError(f"data file {file.name} is damaged or not of the stated form ({error}); fetch it again") from None
+        raise UserError(
+            f"data file {file.name} is damaged or not of the stated form ({error}); fetch it again"
+        ) from None
 
 
 def _chats(source: dict[str, Any], records: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, str]]]:
@@ -143,7 +147,9 @@ def _chats(source: dict[str, Any], records: Iterator[dict[str, Any]]) -> Iterato
             try:
                 question, answer = user.render(record).strip(), assistant.render(record).strip()
             except jinja2.UndefinedError as error:
-                raise UserError(f"a template of data source {source.get('name')!r} does not fit its records: {error}") from None
+                raise UserError(
+                    f"a template of data source {source.get('name')!r} does not fit its records: {error}"
+                ) from None
             if not question or not answer:
                 yield []
                 continue

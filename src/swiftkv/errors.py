@@ -24,6 +24,8 @@ def command_line(main: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            sys.exit(f"error: the disk is full while writing {error.filename or 'an output'}; free some space and run again")
+            sys.exit(
+                f"error: the disk is full while writing {error.filename or 'an output'}; free some space and run again"
+            )
 
     return wrapped

@@ -70,7 +70,9 @@ def package_files(package: str, pattern: str) -> list[Path]:
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
-        raise UserError(f"package {package!r} is not installed; run `make setup`, or `pip install --no-deps {package}`") from None
+        raise UserError(
+            f"package {package!r} is not installed; run `make setup`, or `pip install --no-deps {package}`"
+        ) from None
     found = [file for file in distribution.files or [] if file.match(pattern)]
     if not found:
         raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")

@@ -53,7 +53,10 @@ def test_every_override_is_valid(config, scale):
         ({"variants": {"swiftkv-50-across16": {"acrosskv": 17}}}, "group_size is 17"),
         ({"variants": {"swiftkv-50": {"acrosskv": 0}}}, "variants.swiftkv-50.acrosskv"),
         ({"variants": {"swiftkv-50": {"recipe": "secret"}}}, "recipe 'secret' is not defined"),
-        ({"recipes": {"distillation": {"data": "nothing"}}}, "recipes.distillation: 'nothing' is not defined under data"),
+        (
+            {"recipes": {"distillation": {"data": "nothing"}}},
+            "recipes.distillation: 'nothing' is not defined under data",
+        ),
         ({"models": {"llama-3.1-8b": {"source": {"local": "x"}}}}, "models.llama-3.1-8b.source"),
     ],
 )

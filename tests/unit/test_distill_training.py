@@ -196,3 +196,23 @@ def test_no_compiler_is_needed(inputs, tmp_path):
     words = command(inputs, tmp_path, recipe={"max_steps": 1})
     done = run(words, PATH="", CXX="/nonexistent", TORCH_EXTENSIONS_DIR=str(tmp_path / "compiled"))
     assert done.returncode == 0, done.stderr
+
+
+def test_pack_program(inputs, tmp_path):
+    chat = {"id": "0", "source": "x", "messages": [{"role": "user", "content": "w1 w2 " * 8}]}
+    words = {
+        "--model-source": inputs / "source.json",
+        "--recipe": json.dumps(RECIPE),
+        "--data": tmp_path / "chats.jsonl",
+        "--output": tmp_path / "packed.safetensors",
+    }
+    words = [sys.executable, str(SCRIPTS / "pack.py"), *(str(word) for pair in words.items() for word in pair)]
+    (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 20)
+    done = run(words)
+    assert done.returncode == 0 and "20 chats, 360 tokens in 7 rows" in done.stderr, done.stderr
+    assert PackedRows(tmp_path / "packed.safetensors").rows == 7
+    (tmp_path / "packed.safetensors").unlink()
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\nnot json\n")
+    done = run(words)
+    assert done.returncode != 0 and "line 2" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]

@@ -31,7 +31,22 @@ def test_compare_equals_the_definition(monkeypatch):
     )
     for positions in (128, 4):
         monkeypatch.setattr(fidelity, "POSITIONS", positions)
-        assert compare(teacher, student, head.float(), document) == pytest.approx(expected, rel=1e-5)
+        close, same = compare(teacher, [student, teacher], head.float(), document)
+        assert close == pytest.approx(expected, rel=1e-5)
+        assert same[:2] == (0.0, 6.0)
+
+
+def test_a_small_kl_over_a_large_vocabulary_is_exact():
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(8, 50_000, bias=False)
+    torch.nn.init.normal_(head.weight, std=2.0, generator=generator)
+    teacher = torch.randn(9, 8, generator=generator)
+    student = teacher + 1e-2 * torch.randn(9, 8, generator=generator)
+    ((kl, *_),) = compare(teacher, [student], head, list(range(9)))
+    p, q = (head.double()(states.double())[:-1].log_softmax(dim=-1) for states in (teacher, student))
+    expected = (p.exp() * (p - q)).sum().item()
+    assert 1e-4 < expected < 1e-1
+    assert kl == pytest.approx(expected, rel=2e-3)
 
 
 def test_ratio_is_the_token_mean_with_its_error_over_documents():

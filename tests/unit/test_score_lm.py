@@ -11,7 +11,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from swiftkv.quantize import new_cache
 from swiftkv.score.attention import grouped_attention
-from swiftkv.score.lm import SwiftKVLM, TokenTree
+from swiftkv.score.lm import CachedLM, PrefixSharingLM, TokenTree
 
 PREFIX = "Question: 1 + 1\nAnswer: 2\n\n"
 PAIRS = [
@@ -37,7 +37,7 @@ def requests(kind: str, arguments: list) -> list[Instance]:
 @pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
 @pytest.mark.parametrize("tokens_per_forward", [1, 40, 1000])
 def test_loglikelihoods_equal_separate_rows(model, kv_cache, tokens_per_forward):
-    lm = SwiftKVLM(model, byte_tokenizer(), kv_cache, tokens_per_forward=tokens_per_forward)
+    lm = PrefixSharingLM(model, byte_tokenizer(), kv_cache, tokens_per_forward=tokens_per_forward)
     answers = lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     for (context, continuation), (value, greedy) in zip(PAIRS, answers, strict=True):
         context, continuation = lm._encode_pair(context, continuation)
@@ -50,18 +50,32 @@ def test_loglikelihoods_equal_separate_rows(model, kv_cache, tokens_per_forward)
         assert greedy == (log_probabilities.argmax(dim=-1).tolist() == continuation)
 
 
+@pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
+def test_the_two_models_agree(model, kv_cache):
+    cached, shared = (kind(model, byte_tokenizer(), kv_cache, batch_size=1) for kind in (CachedLM, PrefixSharingLM))
+    values = [lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True) for lm in (cached, shared)]
+    assert [greedy for _, greedy in values[0]] == [greedy for _, greedy in values[1]]
+    assert [value for value, _ in values[0]] == pytest.approx([value for value, _ in values[1]], rel=1e-5)
+    settings = {"until": [], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
+    texts = [
+        lm.generate_until(requests("generate_until", [(prompt, settings) for prompt in PROMPTS]), disable_tqdm=True)
+        for lm in (cached, shared)
+    ]
+    assert texts[0] == texts[1] and any(texts[0])
+
+
 def test_greedy_continuations_are_recognised(model):
     tokenizer = byte_tokenizer()
     context = tokenizer.encode(PREFIX)
     token = model(torch.tensor([context])).logits[0, -1].argmax().item()
-    lm = SwiftKVLM(model, tokenizer)
+    lm = PrefixSharingLM(model, tokenizer)
     best, other = lm._loglikelihood_tokens([(None, context, [token]), (None, context, [(token + 1) % 200])], True)
     assert best[1] and not other[1]
     assert best[0] > other[0]
 
 
 def test_long_contexts_lose_their_start(model):
-    lm = SwiftKVLM(model, byte_tokenizer())
+    lm = PrefixSharingLM(model, byte_tokenizer())
     lm._max_length = 8
     contexts = list(range(3, 43)), list(range(36, 43))
     long, short = lm._loglikelihood_tokens([(None, context, [50, 51]) for context in contexts])
@@ -78,13 +92,13 @@ def test_generation_equals_hflm(model, prompts):
     plain = HFLM(pretrained=model, tokenizer=byte_tokenizer(), batch_size=1)
     expected = plain.generate_until(requests("generate_until", arguments), disable_tqdm=True)
     assert any(expected)
-    shared = SwiftKVLM(model, byte_tokenizer(), batch_size=3)
+    shared = PrefixSharingLM(model, byte_tokenizer(), batch_size=3)
     assert shared.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
 
 
 def test_generation_uses_the_fp8_cache(model):
     tokenizer, settings = byte_tokenizer(), {"until": [], "max_gen_toks": 8, "do_sample": False}
-    lm = SwiftKVLM(model, tokenizer, "fp8", batch_size=3)
+    lm = PrefixSharingLM(model, tokenizer, "fp8", batch_size=3)
     arguments = [(prompt, settings) for prompt in PROMPTS]
     answers = lm.generate_until(requests("generate_until", arguments), disable_tqdm=True)
     for prompt, answer in zip(PROMPTS, answers, strict=True):

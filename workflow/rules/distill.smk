@@ -116,5 +116,5 @@ rule distill:
             --state-dir {params.state:q} \
             --threads {threads} \
             --checkpoint {output.checkpoint:q} \
-            --log {output.losses:q}
+            --loss-log {output.losses:q}
         """

@@ -181,7 +181,7 @@ rule table2:
         "<benchmarks>/table2.tsv"
     params:
         variants=json.dumps(artifact("table2").get("variants", [])),
-        tasks=get_tasks("table2"),
+        tasks=lambda w: get_tasks("table2"),
         published_model=lambda w: config["models"][artifact("table2")["model"]].get(
             "published", artifact("table2")["model"]
         ),
@@ -222,7 +222,7 @@ rule table7:
         "<benchmarks>/table7.tsv"
     params:
         variants=json.dumps(artifact("table7").get("variants", [])),
-        tasks=get_tasks("table7"),
+        tasks=lambda w: get_tasks("table7"),
         published_model=lambda w: config["models"][artifact("table7")["model"]].get(
             "published", artifact("table7")["model"]
         ),
@@ -261,7 +261,7 @@ rule tableB1:
     benchmark:
         "<benchmarks>/tableB1.tsv"
     params:
-        tasks=get_tasks("tableB1"),
+        tasks=lambda w: get_tasks("tableB1"),
     shell:
         """
         exec &> >(tee {log:q})

@@ -11,7 +11,9 @@ from swiftkv.errors import command_line
 @command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sources", required=True, type=json.loads, help="the `sources` list of the data entry, as JSON")
+    parser.add_argument(
+        "--sources", required=True, type=json.loads, help="the `sources` list of the data entry, as JSON"
+    )
     parser.add_argument("--heldout", required=True, type=int, help="chats set aside for measuring")
     parser.add_argument("--seed", required=True, type=int, help="seed of the shuffle")
     parser.add_argument("--output-train", required=True, type=Path)

@@ -3,8 +3,8 @@
 For final normed hidden states h_S, h_T [N, D] and the frozen language-model head W [V, D] the distillation loss is
 T^2 KL(p_T || p_S), p = softmax(h W' / T) (paper, Sec. 3.4, with App. B.1's T = 2). Its gradient for the student's
 logits is T (p_S - p_T), known as soon as the loss is, so the forward pass also leaves the gradient for h_S and the
-backward pass computes nothing. The largest temporary is `ROWS` x V logits of teacher and student in the model's dtype; float32
-exists for `INNER_ELEMENTS` of them at a time, few enough to stay in the processor's cache.
+backward pass computes nothing. The largest temporary is `ROWS` x V logits of teacher and student in the model's
+dtype; float32 exists for `INNER_ELEMENTS` of them at a time, few enough to stay in the processor's cache.
 """
 
 from __future__ import annotations

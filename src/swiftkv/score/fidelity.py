@@ -35,32 +35,39 @@ def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str) ->
 
 @torch.inference_mode()
 def compare(
-    teacher: torch.Tensor, student: torch.Tensor, head: torch.nn.Module, document: list[int]
-) -> tuple[float, float, float]:
-    """Sums over the positions of one document that have a next token.
+    teacher: torch.Tensor, students: list[torch.Tensor], head: torch.nn.Module, document: list[int]
+) -> list[tuple[float, float, float]]:
+    """Sums over the positions of one document that have a next token, for each student.
 
     Args:
-        teacher, student: final hidden states [tokens, hidden].
-        head: the LM head, which teacher and student share.
+        teacher: final hidden states [tokens, hidden].
+        students: the same of each student; the teacher's own tensor stands for a student equal to it.
+        head: the LM head, which teacher and students share.
         document: token ids.
 
     Returns:
-        KL(teacher || student) at temperature 1 in nats, positions where both have the same most likely token, and the
-        student's negative log-likelihood of the next tokens in nats. Softmax in float32, sums in float64.
+        For each student KL(teacher || student) at temperature 1 in nats, positions where both have the same most likely
+        token, and the student's negative log-likelihood of the next tokens in nats. Softmax is float32.
     """
     target = torch.tensor(document[1:], device=teacher.device)
-    kl = agreed = nll = 0.0
+    sums = torch.zeros(len(students), 3, dtype=torch.float64)
     for begin in range(0, len(target), POSITIONS):
         part = slice(begin, min(begin + POSITIONS, len(target)))
-        log_q = head(student[part]).float().log_softmax(dim=-1)
-        nll -= log_q.gather(1, target[part, None]).double().sum().item()
-        if student is teacher:
-            agreed += len(target[part])
-            continue
+        wanted = target[part]
         log_p = head(teacher[part]).float().log_softmax(dim=-1)
-        kl += (log_p.exp() * (log_p - log_q)).sum(dim=-1).double().sum().item()
-        agreed += (log_p.argmax(dim=-1) == log_q.argmax(dim=-1)).sum().item()
-    return kl, float(agreed), nll
+        p, best = log_p.exp(), log_p.argmax(dim=-1)
+        for number, student in enumerate(students):
+            if student is teacher:
+                nll = -log_p.gather(1, wanted[:, None])[:, 0]
+                kl, agreed = torch.zeros_like(nll), torch.ones_like(nll)
+            else:
+                log_q = head(student[part]).float().log_softmax(dim=-1)
+                nll = -log_q.gather(1, wanted[:, None])[:, 0]
+                agreed = log_q.argmax(dim=-1) == best
+                # Differences first: a small KL must not be what is left of two large sums.
+                kl = (log_p - log_q).mul_(p).sum(dim=-1)
+            sums[number] += torch.stack([row.double().sum() for row in (kl, agreed, nll)]).cpu()
+    return [tuple(row) for row in sums.tolist()]
 
 
 def ratio(sums: list[float], counts: list[int]) -> dict[str, Any]:
@@ -129,16 +136,16 @@ def measure_fidelity(
     elif kv_cache != "auto":
         models = {"trained": teacher}
     tokenizer = AutoTokenizer.from_pretrained(source["path"])
-    rows: dict[str, list[tuple[float, float, float]]] = {"trained": [], "start": []}
+    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
     counts, head = [], teacher.get_output_embeddings()
     for number, chat in enumerate(chats, 1):
         document = tokenize(tokenizer, chat["messages"], max_length)
         if len(document) < 2:
             continue
         reference = hidden_states(teacher, document, "auto")
-        for name in rows:
-            student = hidden_states(models[name], document, kv_cache) if name in models else reference
-            rows[name].append(compare(reference, student, head, document))
+        students = [hidden_states(model, document, kv_cache) for model in models.values()] or [reference]
+        for sums, row in zip(rows.values(), compare(reference, students, head, document), strict=True):
+            sums.append(row)
         counts.append(len(document) - 1)
         if number % 10 == 0 or number == len(chats):
             print(f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(chats)} chats", flush=True)

@@ -1,9 +1,10 @@
-"""The lm-eval model: Hugging Face's, with the KV cache of our choice and no prompt token computed twice.
+"""The lm-eval models: Hugging Face's with the KV cache of our choice, and one that computes no prompt token twice.
 
-Few-shot prompts repeat most of their tokens, from question to question and from answer to answer. The common start of
-all prompts is run once and its KV cache reused; answers of one question share the question's tokens too, packed as a
-tree into one row whose attention mask lets each token see its own ancestors only. The numbers are those of separate
-rows, up to the order in which floating-point sums are taken.
+`CachedLM` is HFLM but for the cache; GPUs, and so all scores at paper scale, use it. `PrefixSharingLM` makes the
+paper's few-shot prompts affordable on a CPU: such prompts repeat most of their tokens, from question to question and from
+answer to answer. The common start of all prompts is run once and its KV cache reused; answers of one question share the
+question's tokens too, packed as a tree into one row whose attention mask lets each token see its own ancestors only. The
+numbers are those of separate rows, up to the order in which floating-point sums are taken.
 """
 
 from __future__ import annotations
@@ -20,29 +21,47 @@ from swiftkv.quantize import new_cache
 from swiftkv.score.attention import NAME
 
 
-class SwiftKVLM(HFLM):
-    """HFLM over a model already in memory.
+class CachedLM(HFLM):
+    """HFLM over a model already in memory that attends to keys and values as a KV cache returns them.
 
     Args:
-        model: language model of transformers, ordinary or SwiftKV, with sdpa attention.
+        model: language model of transformers, ordinary or SwiftKV.
         tokenizer: its tokenizer.
         kv_cache: "auto" or "fp8".
-        batch_size: prompts generated from together.
-        tokens_per_forward: about so many tree nodes are scored in one forward pass.
+        batch_size: prompts computed together.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        kv_cache: str = "auto",
-        batch_size: int = 8,
-        tokens_per_forward: int = 256,
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kv_cache: str = "auto", batch_size: int = 8
     ) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
-        if self.device.type == "cpu":
-            model.set_attn_implementation(NAME)
         self.kv_cache = kv_cache
+
+    def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
+        """Logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right."""
+        with torch.inference_mode():
+            return self.model(inps, past_key_values=new_cache(self.kv_cache, self.model.config), use_cache=True).logits
+
+    def _model_generate(
+        self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any
+    ) -> torch.Tensor:
+        """As HFLM, [batch, tokens] padded on the left -> [batch, tokens + generated]."""
+        arguments.setdefault("past_key_values", new_cache(self.kv_cache, self.model.config))
+        with torch.inference_mode():
+            return super()._model_generate(context, max_length, stop, **arguments)
+
+
+class PrefixSharingLM(CachedLM):
+    """`CachedLM` for CPUs: what prompts have in common is computed once. The model must use sdpa attention.
+
+    Args:
+        tokens_per_forward: about so many tree nodes are scored in one forward pass.
+    """
+
+    def __init__(self, *args: Any, tokens_per_forward: int = 256, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.device.type == "cpu":
+            self.model.set_attn_implementation(NAME)
         self.tokens_per_forward = tokens_per_forward
 
     @torch.inference_mode()
@@ -133,10 +152,9 @@ class SwiftKVLM(HFLM):
                 context[row, shared : shared + padding] = context[row, :padding].clone()
                 mask[row, shared : shared + padding] = 0
             context[:, :shared], mask[:, :shared] = common, 1
-        with torch.inference_mode():
-            return super()._model_generate(
-                context, max_length, stop, attention_mask=mask, past_key_values=cache, **arguments
-            )
+        return super()._model_generate(
+            context, max_length, stop, attention_mask=mask, past_key_values=cache, **arguments
+        )
 
 
 class TokenTree:

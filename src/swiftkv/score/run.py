@@ -15,8 +15,6 @@ from swiftkv.records import provenance, read_json, write_json
 from swiftkv.score.data import TaskData, Unavailable
 from swiftkv.spec import SwiftKVSpec
 
-GPU_TOKENS, CPU_TOKENS = 2048, 256  # tree nodes a forward pass; fixed, so that a score does not depend on memory
-
 
 class Scorer:
     """One model (variant) with one KV cache, scored on any number of tasks; the model is loaded when first needed.
@@ -140,16 +138,12 @@ class Scorer:
             from transformers import AutoTokenizer
 
             from swiftkv.models import load_any
-            from swiftkv.score.lm import SwiftKVLM
+            from swiftkv.score.lm import CachedLM, PrefixSharingLM
 
             gpu = torch.cuda.is_available()
             model = load_any(self.folder, torch.bfloat16).to("cuda" if gpu else "cpu")
-            self._lm = SwiftKVLM(
-                model,
-                AutoTokenizer.from_pretrained(self.source["path"]),
-                kv_cache=self.kv_cache,
-                tokens_per_forward=GPU_TOKENS if gpu else CPU_TOKENS,
-            )
+            tokenizer = AutoTokenizer.from_pretrained(self.source["path"])
+            self._lm = (CachedLM if gpu else PrefixSharingLM)(model, tokenizer, kv_cache=self.kv_cache)
         return self._lm
 
 
