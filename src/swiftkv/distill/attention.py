@@ -98,10 +98,15 @@ def _future(length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.full((length, length), -torch.inf, dtype=dtype).triu_(1)
 
 
+def compute_device() -> str:
+    """Where trainings compute: this rank's GPU, or the processor if there is none."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def applies(model: PreTrainedModel, max_length: int) -> bool:
     """Whether this attention computes what the model's own would, faster: on a CPU, short rows, no shorter window."""
     window = getattr(model.config, "sliding_window", None)
-    return model.device.type == "cpu" and max_length <= min(window or LONGEST_ROW, LONGEST_ROW)
+    return compute_device() == "cpu" and max_length <= min(window or LONGEST_ROW, LONGEST_ROW)
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from swiftkv.distill import attention
 from swiftkv.distill.checkpoint import digest
 from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
 from swiftkv.distill.progress import Progress
@@ -54,7 +55,8 @@ def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: list[i
         if not 0 < layer < depth:
             raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
     lowest = min(layers)
-    step = DistillationStep(base, SwiftKVSpec(depth, lowest), recipe)
+    device = attention.compute_device()
+    step = DistillationStep(base, SwiftKVSpec(depth, lowest), recipe).to(device)
     shape = (rows.rows, rows.max_length, width)
     description = {"layers": sorted(layers), **identity(model, data, recipe)}
     names = [FINAL, *(entering(layer) for layer in sorted(set(layers)))]
@@ -66,7 +68,9 @@ def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: list[i
             wanted = list(range(start, min(start + size, rows.rows)))
             # A short last micro-batch is filled up: the shape of a matrix product can change its rounding.
             batch = rows[wanted + [wanted[-1]] * (size - len(wanted))]
-            state, final, inner = step.teacher_states(batch["input_ids"], batch["position_ids"])
+            state, final, inner = step.teacher_states(
+                *(batch[name].to(device) for name in ("input_ids", "position_ids"))
+            )
             states = {FINAL: final, entering(lowest): state.hidden}
             states |= {entering(layer): inner[layer - lowest] for layer in layers}
             for name, values in states.items():
@@ -88,7 +92,7 @@ def identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
 
 def raw(values: torch.Tensor) -> np.ndarray:
     """The bits of a bfloat16 or float32 tensor, as numpy can hold them."""
-    values = values.contiguous()
+    values = values.cpu().contiguous()
     return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
 
 

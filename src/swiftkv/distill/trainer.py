@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from swiftkv.distill.attention import compute_device
 from swiftkv.distill.checkpoint import TrainingState, fingerprint
 from swiftkv.distill.packing import PackedRows, load_tokenizer
 from swiftkv.distill.progress import LossLog, Progress
@@ -178,8 +179,7 @@ def make_engine(step: DistillationStep, recipe: Recipe, accumulation: int) -> An
     """The DeepSpeed engine around a step: ZeRO, AdamW on float32 master weights, clipping."""
     import deepspeed
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    step.to(device)
+    device = compute_device()
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
@@ -190,6 +190,13 @@ def make_engine(step: DistillationStep, recipe: Recipe, accumulation: int) -> An
     }
     if recipe.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
+    if recipe.zero_stage == 3:
+        # Parameter by parameter, from the memory-mapped checkpoint: no GPU ever holds the whole model.
+        deepspeed.zero.Init(module=step, config_dict_or_path=config)
+        for buffer in step.buffers():
+            buffer.data = buffer.data.to(device)
+    else:
+        step.to(device)
     trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         trained, lr=recipe.learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=recipe.weight_decay, fused=True
