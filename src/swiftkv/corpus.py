@@ -64,26 +64,6 @@ def build_corpus(sources: list[dict[str, Any]], heldout: int, seed: int, train: 
     write_json(record, {"sources": identities, "seed": seed, "heldout": heldout, "train": len(chats) - heldout})
 
 
-def read_chats(path: str | Path) -> list[dict[str, Any]]:
-    """Read a JSON-lines file of chats; a damaged line is a `UserError` that names file and line."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path} does not exist")
-    chats = []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                chat = json.loads(line)
-                if not all(isinstance(message["content"], str) and message["role"] for message in chat["messages"]):
-                    raise ValueError("a message without text")
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}, line {number}, is no chat ({error}); delete the file and run again") from None
-            chats.append(chat)
-    if not chats:
-        raise UserError(f"{path} holds no chat; delete the file and run again")
-    return chats
-
-
 def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     if "hub" in source:
         return _open_hub(source)

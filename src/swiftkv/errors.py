@@ -21,11 +21,11 @@ def command_line(main: Callable[..., None]) -> Callable[..., None]:
             main(*args, **kwargs)
         except UserError as error:
             sys.exit(f"error: {error}")
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            sys.exit(
-                f"error: the disk is full while writing {error.filename or 'an output'}; free some space and run again"
-            )
+        except Exception as error:
+            # Libraries written in other languages report a full disk in words only.
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+                where = getattr(error, "filename", None) or "an output"
+                sys.exit(f"error: the disk is full while writing {where}; free some space and run again")
+            raise
 
     return wrapped

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from swiftkv.chat_tokens import choose_chats, tokenize
+from swiftkv.chats import choose_chats, tokenize
 from swiftkv.models import load_base
 from swiftkv.records import provenance, read_json, write_json
 from swiftkv.score.run import identity

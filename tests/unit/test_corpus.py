@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from swiftkv.corpus import build_corpus, read_chats
+from swiftkv.chats import read_chats
+from swiftkv.corpus import build_corpus
 from swiftkv.errors import UserError
 
 TEMPLATES = {"user": "{{ question }}", "assistant": "{{ answer }}"}
@@ -19,7 +20,7 @@ def write_lines(path, records):
 def build(tmp_path, sources, heldout=2, seed=0):
     paths = [tmp_path / name for name in ("train.jsonl", "heldout.jsonl", "source.json")]
     build_corpus(sources, heldout, seed, *paths)
-    return read_chats(paths[0]), read_chats(paths[1]), json.loads(paths[2].read_text())
+    return list(read_chats(paths[0])), list(read_chats(paths[1])), json.loads(paths[2].read_text())
 
 
 def records(number):
@@ -97,4 +98,4 @@ def test_a_damaged_line_is_named(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text('{"id": "a", "source": "s", "messages": [{"role": "user", "content": "x"}]}\n{"id": \n')
     with pytest.raises(UserError, match="line 2"):
-        read_chats(path)
+        list(read_chats(path))

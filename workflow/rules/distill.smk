@@ -17,6 +17,7 @@ rule pack:
         "<logs>/pack/{model}/{recipe}.log",
     benchmark:
         "<benchmarks>/pack/{model}/{recipe}.tsv"
+    priority: 10
     resources:
         mem_mb=32000,
         runtime="4h",
@@ -44,7 +45,8 @@ rule teacher_states:
         "<logs>/teacher_states/{model}/{recipe}.log",
     benchmark:
         "<benchmarks>/teacher_states/{model}/{recipe}.tsv"
-    threads: workflow.cores
+    priority: 10
+    threads: 1
     resources:
         gpu=get_gpus("score"),
         nodes=1,
@@ -87,6 +89,7 @@ rule distill:
         "<logs>/distill/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/distill/{model}/{variant}.tsv"
+    priority: 10
     threads: 1
     resources:
         gpu=get_gpus("distill"),

