@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from swiftkv.chats import read_chats
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
-from swiftkv.chats import read_chats
 from swiftkv.distill.packing import PackedRows, load_tokenizer, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Recipe, spec_from_json
 from swiftkv.distill.step import DistillationStep, next_tokens

