@@ -81,17 +81,24 @@ def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, A
 
 def _open_hub(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     import datasets
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, errors
 
-    revision = source.get("revision", "main")
+    identifier, revision = source["hub"], source.get("revision", "main")
+    commit, unreachable = None, None
     try:
-        commit = HfApi().dataset_info(source["hub"], revision=revision, timeout=20).sha
+        commit = HfApi().dataset_info(identifier, revision=revision, timeout=20).sha
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise UserError(hub_sentence(error, "data set", identifier, revision)) from None
+    except Exception as error:  # the network has many ways to fail; a cached copy is as good
+        unreachable = error
+    try:
         records = datasets.load_dataset(
-            source["hub"], source.get("subset"), split=source["split"], revision=commit, streaming=False
+            identifier, source.get("subset"), split=source["split"], revision=commit or revision
         )
-    except Exception as error:  # the hub and the network fail in many ways; all end as one sentence
-        raise UserError(hub_sentence(error, "data set", source["hub"], revision)) from None
-    return iter(records), {"kind": "hub", "id": source["hub"], "revision": revision, "resolved": commit}
+    except Exception as error:
+        raise UserError(hub_sentence(unreachable or error, "data set", identifier, revision)) from None
+    resolved = commit or "cached copy, hub unreachable"
+    return iter(records), {"kind": "hub", "id": identifier, "revision": revision, "resolved": resolved}
 
 
 def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,7 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
     for number, document in enumerate(documents, 1):
         row = torch.tensor([document], device=model.device)
         states = model.base_model(row, use_cache=False, output_hidden_states=True).hidden_states[:layers]
-        unit = torch.stack([torch.nn.functional.normalize(state[0].float(), dim=-1) for state in states])
+        unit = torch.stack([torch.nn.functional.normalize(state[0].float(), dim=-1).to(model.device) for state in states])
         unit = unit.flatten(1)  # [L, tokens * hidden]: one product sums over tokens as well
         total += (unit @ unit.T).double()
         tokens += len(document)
@@ -71,7 +71,7 @@ def measure_similarity(
     started = time.monotonic()
     source = read_json(model_source)
     chats = choose_chats(data, documents, seed)
-    model = load_base(source["path"]).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_base(source["path"], device_map="auto" if torch.cuda.is_available() else None)
     tokenizer = AutoTokenizer.from_pretrained(source["path"])
     pairwise, tokens = layer_similarity(model, [tokenize(tokenizer, chat["messages"], max_length) for chat in chats])
     record = {

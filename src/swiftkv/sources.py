@@ -109,7 +109,7 @@ def hub_sentence(error: Exception, kind: str, identifier: str, revision: str) ->
         return f"{where}: the hub has no such revision; check `revision` in the config"
     return (
         f"{where} cannot be reached and is not in the local hub cache ({type(error).__name__}): "
-        "connect to the hub, or download it elsewhere and set `source: {local: FOLDER}`"
+        "connect to the hub, or download it elsewhere and name it as a `local` source"
     )
 
 
@@ -188,7 +188,7 @@ def _packaged_model(source: dict[str, Any], folder: Path) -> tuple[Path, dict[st
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         identity |= {"kind": "random", "resolved": "random weights, seed 0"}
     else:
-        state = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16).state_dict()
+        state = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).state_dict()
         # A model loaded from GGUF refuses save_pretrained; one built from its tensors does not.
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model.load_state_dict(state)

@@ -18,6 +18,7 @@ from tests.conftest import tiny_teacher
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "workflow" / "scripts"
+GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
 RECIPE = {
     "data": "tiny", "batch_size": 4, "micro_batch_size": 2, "max_length": 64, "epochs": 4, "checkpoint_every": 3,

@@ -99,3 +99,17 @@ def test_a_damaged_line_is_named(tmp_path):
     path.write_text('{"id": "a", "source": "s", "messages": [{"role": "user", "content": "x"}]}\n{"id": \n')
     with pytest.raises(UserError, match="line 2"):
         list(read_chats(path))
+
+
+def test_an_unreachable_hub_says_which_data_set_and_what_to_do(tmp_path, monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(UserError, match="data set 'org/chats'.*cannot be reached.*local"):
+        build(tmp_path, [{"hub": "org/chats", "split": "train", "chats": "messages"}])
+    assert not list(tmp_path.iterdir())

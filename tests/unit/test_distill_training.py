@@ -19,7 +19,7 @@ from swiftkv.distill.trainer import Loop
 from swiftkv.models import load_swiftkv
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE, SCRIPTS, SPEC, command, environment, losses, make_inputs, run, train
+from tests.unit.distill_helpers import GOLDEN, RECIPE, SCRIPTS, SPEC, command, environment, losses, make_inputs, run, train
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,12 @@ def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
     saved = tensors(finished)
     for name, parameter in step.student.named_parameters():
         torch.testing.assert_close(saved[name], parameter, rtol=0, atol=2e-4)
+
+
+def test_losses_are_the_golden_ones(finished):
+    """Within 1e-4 of those recorded in tests/golden: float32 sums may differ by processor, the training may not."""
+    golden = json.loads((GOLDEN / "distillation_losses.json").read_text())
+    assert [row["loss"] for row in log(finished)] == pytest.approx(golden["losses"], rel=1e-4)
 
 
 def test_log_and_order(inputs, finished):

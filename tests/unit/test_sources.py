@@ -68,7 +68,7 @@ def test_an_unreachable_hub_says_which_model_and_what_to_do(tmp_path, monkeypatc
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="'org/model'.*cannot be reached.*local: FOLDER"):
+    with pytest.raises(UserError, match="'org/model'.*cannot be reached.*`local` source"):
         resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path)
     assert not list(tmp_path.glob("*.json"))
 

@@ -16,6 +16,9 @@ try:
 except UserError as error:
     sys.exit(f"error: {error}")
 
+# Jobs use the Python that runs Snakemake, also where its environment is not activated.
+shell.prefix(f'export PATH="{os.path.dirname(sys.executable)}:$PATH"; ')
+
 TABLES = [name for name in config["artifacts"] if not name.startswith("figure")]
 FIGURES = [name for name in config["artifacts"] if name.startswith("figure")]
 

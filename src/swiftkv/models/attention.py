@@ -47,6 +47,10 @@ class SwiftKVAttentionMixin:
         Returns:
             Keys and values [B, KV heads, cached + T, head size].
         """
+        # A group may be on another GPU than the layer before l that its input comes from.
+        device = self.k_proj_swiftkv.weight.device
+        states = states.to(device)
+        position_embeddings = tuple(table.to(device) for table in position_embeddings)
         shape = (*states.shape[:-1], -1, self.head_dim)
         key = _rotate(self.k_proj_swiftkv(states).view(shape).transpose(1, 2), position_embeddings)
         value = self.v_proj_swiftkv(states).view(shape).transpose(1, 2)

@@ -16,17 +16,22 @@ from swiftkv.errors import UserError
 from swiftkv.records import atomic_path, read_json
 
 
-def load_any(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+def load_any(
+    path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None
+) -> PreTrainedModel:
     """Load an ordinary or a SwiftKV checkpoint, whichever its config.json names; see the two loaders."""
-    return (load_swiftkv if _model_type(path).endswith("_swiftkv") else load_base)(path, dtype)
+    return (load_swiftkv if _model_type(path).endswith("_swiftkv") else load_base)(path, dtype, device_map)
 
 
-def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+def load_base(
+    path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None
+) -> PreTrainedModel:
     """Load an ordinary Llama, Mistral or Qwen2 checkpoint.
 
     Args:
         path: folder with config.json and safetensors.
         dtype: of the weights in memory.
+        device_map: as in transformers; "auto" fills the GPUs there are, None stays on the processor.
 
     Returns:
         The language model, in evaluation mode.
@@ -36,10 +41,12 @@ def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTrain
     """
     from swiftkv.models import ARCHITECTURES
 
-    return _load(path, dtype, set(ARCHITECTURES))
+    return _load(path, dtype, set(ARCHITECTURES), device_map)
 
 
-def load_swiftkv(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+def load_swiftkv(
+    path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None
+) -> PreTrainedModel:
     """Load a SwiftKV checkpoint, with or without the teacher's q/k/v projections of layers >= l.
 
     Without them only the student runs; asking for the teacher is an error.
@@ -47,6 +54,7 @@ def load_swiftkv(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTr
     Args:
         path: folder with config.json and safetensors, ours or in the published format.
         dtype: of the weights in memory.
+        device_map: as in transformers; "auto" fills the GPUs there are, None stays on the processor.
 
     Returns:
         The SwiftKV language model, in evaluation mode.
@@ -56,7 +64,7 @@ def load_swiftkv(path: str | Path, dtype: torch.dtype = torch.bfloat16) -> PreTr
     """
     from swiftkv.models import ARCHITECTURES
 
-    return _load(path, dtype, {config.model_type for config, *_ in ARCHITECTURES.values()})
+    return _load(path, dtype, {config.model_type for config, *_ in ARCHITECTURES.values()}, device_map)
 
 
 def save_swiftkv(
@@ -89,7 +97,7 @@ def save_swiftkv(
         model.config.swiftkv = mode
 
 
-def _load(path: str | Path, dtype: torch.dtype, supported: set[str]) -> PreTrainedModel:
+def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map: str | None) -> PreTrainedModel:
     path = Path(path)
     config_file = path / "config.json"
     model_type = _model_type(path)
@@ -106,7 +114,7 @@ def _load(path: str | Path, dtype: torch.dtype, supported: set[str]) -> PreTrain
     _check_tensors(path, config)
     with quiet():
         return AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+            path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
         )
 
 

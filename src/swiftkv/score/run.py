@@ -141,7 +141,7 @@ class Scorer:
             from swiftkv.score.lm import CachedLM, PrefixSharingLM
 
             gpu = torch.cuda.is_available()
-            model = load_any(self.folder, torch.bfloat16).to("cuda" if gpu else "cpu")
+            model = load_any(self.folder, torch.bfloat16, device_map="auto" if gpu else None)
             tokenizer = AutoTokenizer.from_pretrained(self.source["path"])
             self._lm = (CachedLM if gpu else PrefixSharingLM)(model, tokenizer, kv_cache=self.kv_cache)
         return self._lm

@@ -1,0 +1,86 @@
+"""A killed rule leaves nothing that looks finished and loses no finished work; a touched source starts nothing again."""
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def scale(tmp_path_factory):
+    """The smoke configuration, writing to a folder of its own and training a little longer."""
+    folder = tmp_path_factory.mktemp("scale")
+    override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
+    override["pathvars"] = {name: str(folder / name) for name in ("results", "logs", "benchmarks")}
+    override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 2}
+    (folder / "override.yaml").write_text(yaml.safe_dump(override))
+    return folder
+
+
+def snakemake(scale, *arguments):
+    """The command that makes the smoke model's swiftkv-50 checkpoint."""
+    return [
+        SNAKEMAKE, "--cores", "1", "--configfile", scale / "override.yaml", "--rerun-incomplete",
+        "--rerun-triggers", "params", "input", "mtime", "--nolock", *arguments, checkpoint(scale),
+    ]  # fmt: skip
+
+
+def checkpoint(scale):
+    return scale / "results/checkpoints/tiny-random/swiftkv-50"
+
+
+def environment():
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def run(scale, *arguments):
+    command = snakemake(scale, *arguments)
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+
+
+def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
+    # Killed after its first saved state, the training leaves no checkpoint and the workflow fails.
+    running = subprocess.Popen(
+        snakemake(scale), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    states = scale / "results/training-state/tiny-random/swiftkv-50"
+    deadline = time.monotonic() + 300
+    while not list(states.glob("*/state.json")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    for process in psutil.Process(running.pid).children(recursive=True):
+        if any("distill.py" in part for part in process.cmdline()):
+            process.kill()
+    assert running.wait() != 0
+    assert not checkpoint(scale).exists() and not (scale / "results/training").exists()
+
+    # The same command goes on from that state.
+    again = run(scale)
+    assert again.returncode == 0, again.stderr
+    assert "continuing after step" in again.stderr + again.stdout
+    with (scale / "results/training/tiny-random/swiftkv-50.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+
+    # Finished work stays finished when sources are touched, as a fresh checkout does.
+    for file in [*ROOT.glob("workflow/**/*.py"), *ROOT.glob("src/**/*.py"), *ROOT.glob("workflow/rules/*.smk")]:
+        file.touch()
+    assert "Nothing to be done" in run(scale, "--dry-run").stdout
+
+    # A lost output of a finished training is only saved again.
+    weights = checkpoint(scale) / "model.safetensors"
+    before = weights.read_bytes()
+    (scale / "results/training/tiny-random/swiftkv-50.csv").unlink()
+    saved = run(scale)
+    assert saved.returncode == 0 and f"continuing after step {STEPS} of {STEPS}" in saved.stderr + saved.stdout
+    assert weights.read_bytes() == before
