@@ -4,7 +4,7 @@ ACTIVATE := . .venv/bin/activate
 
 .PHONY: setup reproduce test smoke bench lint
 
-reproduce: .venv/.ready  ## every table and figure on a small real model (about 45 minutes on two cores)
+reproduce: .venv/.ready  ## every table and figure on a small real model (about half an hour on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
 
 test: .venv/.ready  ## every test that needs no cluster and no GPU

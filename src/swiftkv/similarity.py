@@ -34,7 +34,9 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
     for number, document in enumerate(documents, 1):
         row = torch.tensor([document], device=model.device)
         states = model.base_model(row, use_cache=False, output_hidden_states=True).hidden_states[:layers]
-        unit = torch.stack([torch.nn.functional.normalize(state[0].float(), dim=-1).to(model.device) for state in states])
+        unit = torch.stack(
+            [torch.nn.functional.normalize(state[0].float(), dim=-1).to(model.device) for state in states]
+        )
         unit = unit.flatten(1)  # [L, tokens * hidden]: one product sums over tokens as well
         total += (unit @ unit.T).double()
         tokens += len(document)

@@ -19,7 +19,18 @@ from swiftkv.distill.trainer import Loop
 from swiftkv.models import load_swiftkv
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import GOLDEN, RECIPE, SCRIPTS, SPEC, command, environment, losses, make_inputs, run, train
+from tests.unit.distill_helpers import (
+    GOLDEN,
+    RECIPE,
+    SCRIPTS,
+    SPEC,
+    command,
+    environment,
+    losses,
+    make_inputs,
+    run,
+    train,
+)
 
 
 @pytest.fixture(scope="module")

@@ -28,15 +28,19 @@ def scale(tmp_path_factory):
 
 
 def snakemake(scale, *arguments):
-    """The command that makes the smoke model's swiftkv-50 checkpoint."""
+    """The command that trains the smoke model's swiftkv-50 variant."""
     return [
         SNAKEMAKE, "--cores", "1", "--configfile", scale / "override.yaml", "--rerun-incomplete",
-        "--rerun-triggers", "params", "input", "mtime", "--nolock", *arguments, checkpoint(scale),
+        "--rerun-triggers", "params", "input", "mtime", "--nolock", *arguments, "--", checkpoint(scale), loss_log(scale),
     ]  # fmt: skip
 
 
 def checkpoint(scale):
     return scale / "results/checkpoints/tiny-random/swiftkv-50"
+
+
+def loss_log(scale):
+    return scale / "results/training/tiny-random/swiftkv-50.csv"
 
 
 def environment():
@@ -69,7 +73,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     again = run(scale)
     assert again.returncode == 0, again.stderr
     assert "continuing after step" in again.stderr + again.stdout
-    with (scale / "results/training/tiny-random/swiftkv-50.csv").open() as file:
+    with loss_log(scale).open() as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
 
     # Finished work stays finished when sources are touched, as a fresh checkout does.
@@ -80,7 +84,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     # A lost output of a finished training is only saved again.
     weights = checkpoint(scale) / "model.safetensors"
     before = weights.read_bytes()
-    (scale / "results/training/tiny-random/swiftkv-50.csv").unlink()
+    loss_log(scale).unlink()
     saved = run(scale)
     assert saved.returncode == 0 and f"continuing after step {STEPS} of {STEPS}" in saved.stderr + saved.stdout
     assert weights.read_bytes() == before

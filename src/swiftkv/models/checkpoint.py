@@ -16,16 +16,12 @@ from swiftkv.errors import UserError
 from swiftkv.records import atomic_path, read_json
 
 
-def load_any(
-    path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None
-) -> PreTrainedModel:
+def load_any(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None) -> PreTrainedModel:
     """Load an ordinary or a SwiftKV checkpoint, whichever its config.json names; see the two loaders."""
     return (load_swiftkv if _model_type(path).endswith("_swiftkv") else load_base)(path, dtype, device_map)
 
 
-def load_base(
-    path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None
-) -> PreTrainedModel:
+def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None) -> PreTrainedModel:
     """Load an ordinary Llama, Mistral or Qwen2 checkpoint.
 
     Args:
