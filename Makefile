@@ -21,5 +21,5 @@ lint: .venv/.ready  ## style of Python and Snakemake files
 
 setup: .venv/.ready  ## the environment alone
 
-.venv/.ready: envs/cpu.lock envs/setup.sh pyproject.toml
+.venv/.ready: envs/cpu.lock envs/setup.sh envs/vllm-metadata/pyproject.toml pyproject.toml
 	@bash envs/setup.sh

@@ -31,7 +31,7 @@ quietly "${pip[@]}" install --no-deps "$torch" 2>/dev/null ||
 
 step "installing $(grep -c '^[a-zA-Z]' envs/cpu.lock) packages (about 2 minutes, 3 GB)"
 quietly "${pip[@]}" install --no-deps -r envs/cpu.lock || fail "a package of envs/cpu.lock could not be installed; see $log"
-quietly "${pip[@]}" install --no-deps --no-build-isolation -e . || fail "this project could not be installed; see $log"
+quietly "${pip[@]}" install --no-deps --no-build-isolation ./envs/vllm-metadata -e . || fail "this project could not be installed; see $log"
 
 touch .venv/.ready
 step "ready: . .venv/bin/activate"

@@ -107,15 +107,23 @@ def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map:
         raise UserError(f"{config_file} does not describe a possible model: {_one_line(error)}") from None
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(f"{config_file} is of a quantized checkpoint; use the 16-bit one")
-    _check_tensors(path, config)
+    check_tensors(path, config)
     with quiet():
         return AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
         )
 
 
-def _check_tensors(path: Path, config: Any) -> None:
-    """Compare names and shapes in the safetensors headers with what the model needs."""
+def check_tensors(path: Path, config: Any) -> None:
+    """Compare names and shapes in the safetensors headers with what the model needs, without reading any weight.
+
+    Args:
+        path: the checkpoint folder.
+        config: its configuration; a quantized checkpoint may hold scales besides.
+
+    Raises:
+        UserError: a file is damaged, or a tensor is missing, has no place, or has the wrong shape; names it.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -127,7 +135,8 @@ def _check_tensors(path: Path, config: Any) -> None:
         teacher = model.model.teacher_projection_names(prefix="model.")
         if teacher <= absent:
             absent -= teacher
-        if extra := sorted(name for name in found.keys() - needed.keys() if "_swiftkv" in name):
+        unknown = {name for name in found.keys() - needed.keys() if name.endswith((".weight", ".bias"))}
+        if extra := sorted(name for name in unknown if "_swiftkv" in name):
             raise UserError(
                 f"{path} holds the tensor {extra[0]}, which its config.json (num_key_value_layers "
                 f"{config.num_key_value_layers}, key_value_group_size {config.key_value_group_size}) has no place for"

@@ -1,0 +1,202 @@
+"""Layers >= l in vLLM: queries of their own, keys and values from the cache of their AcrossKV group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention.attention import unified_kv_cache_update
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.model_executor.models.llama import LlamaMLP
+
+from swiftkv.spec import SwiftKVSpec
+
+
+class Heads:
+    """Head counts and sizes of this tensor-parallel rank.
+
+    Attributes:
+        head_dim: elements a head.
+        query: query heads of this rank.
+        key_value: SwiftKV key/value heads of this rank, at least 1.
+        copies: ranks that hold the same key/value head, where there are fewer heads than ranks.
+    """
+
+    def __init__(self, config: Any, spec: SwiftKVSpec) -> None:
+        ranks = get_tensor_model_parallel_world_size()
+        total_kv = spec.num_key_value_heads or config.num_key_value_heads
+        # The ordinary layers refuse head counts that do not divide; layers >= l may have counts of their own.
+        if max(total_kv, ranks) % min(total_kv, ranks):
+            raise ValueError(f"{total_kv} SwiftKV key/value heads cannot be spread over {ranks} ranks")
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.total_query = config.num_attention_heads
+        self.query = self.total_query // ranks
+        self.total_key_value = total_kv
+        self.key_value = max(1, total_kv // ranks)
+        self.copies = max(1, ranks // total_kv)
+
+
+def sliding_window(config: Any, layer: int) -> int | None:
+    """The layer's window where the configuration has one a layer; None leaves vLLM's model-wide setting."""
+    types = getattr(config, "layer_types", None)
+    return config.sliding_window if types and types[layer] == "sliding_attention" else None
+
+
+def make_rope(config: Any, heads: Heads) -> nn.Module:
+    """The model's rotary embedding; vLLM keeps one copy for all layers."""
+    return get_rope(
+        heads.head_dim,
+        max_position=config.max_position_embeddings,
+        rope_parameters=config.rope_parameters,
+        is_neox_style=True,
+    )
+
+
+class SwiftKVCaches(nn.Module):
+    """Keys and values of all layers >= l: one GEMM (Sec. 3.5), and one cache for each AcrossKV group (Sec. 3.3).
+
+    The owners are attention modules that are never called: vLLM allocates a cache for each, and the layers of its
+    group name it as their target. They must be made before those layers.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, prefix: str) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.heads = heads = Heads(config, spec)
+        self.groups = len(spec.groups)
+        size = heads.total_key_value * heads.copies * heads.head_dim
+        # All keys, then all values, each by group: one rotary embedding call turns all keys.
+        self.kv_proj_swiftkv = MergedColumnParallelLinear(
+            config.hidden_size,
+            [size] * (2 * self.groups),
+            bias=has_qkv_bias(config),
+            quant_config=vllm_config.quant_config,
+            prefix=f"{prefix}.layers.{spec.num_key_value_layers}.self_attn.kv_proj_swiftkv",
+        )
+        self.rotary_emb = make_rope(config, heads)
+        self.owners = nn.ModuleList(
+            Attention(
+                heads.query,
+                heads.head_dim,
+                heads.head_dim**-0.5,
+                num_kv_heads=heads.key_value,
+                cache_config=vllm_config.cache_config,
+                quant_config=vllm_config.quant_config,
+                per_layer_sliding_window=sliding_window(config, layer),
+                prefix=owner_name(prefix, layer),
+            )
+            for layer in spec.owners
+        )
+
+    def forward(self, positions: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Project and turn.
+
+        Args:
+            positions: [tokens], int64.
+            states: norm_swiftkv of the residual stream entering layer l, [tokens, hidden].
+
+        Returns:
+            Keys and values, each [tokens, groups * key_value * head_dim].
+        """
+        projected, _ = self.kv_proj_swiftkv(states)
+        keys, values = projected.chunk(2, dim=-1)
+        keys, _ = self.rotary_emb(positions, keys, None)
+        return keys, values
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write what `forward` returned into the caches, at the slots of this step; runs between the compiled halves."""
+        shape = (-1, self.groups, self.heads.key_value, self.heads.head_dim)
+        keys, values = keys.view(shape), values.view(shape)
+        for group, owner in enumerate(self.owners):
+            unified_kv_cache_update(keys[:, group], values[:, group], owner.layer_name)
+
+
+def owner_name(prefix: str, layer: int) -> str:
+    """vLLM's name of the cache that belongs to the group starting at `layer`."""
+    return f"{prefix}.layers.{layer}.self_attn.swiftkv_cache"
+
+
+def has_qkv_bias(config: Any) -> bool:
+    """Whether q, k and v have biases: always in Qwen2, by `attention_bias` in Llama, never in Mistral."""
+    return config.model_type.startswith("qwen2") or getattr(config, "attention_bias", False)
+
+
+class SwiftKVAttention(nn.Module):
+    """Attention of a layer >= l: its own queries and output projection, its group's keys and values."""
+
+    def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
+        super().__init__()
+        config, quant_config = vllm_config.model_config.hf_config, vllm_config.quant_config
+        prefix = f"{model_prefix}.layers.{layer}.self_attn"
+        heads = Heads(config, spec)
+        self.q_proj_swiftkv = ColumnParallelLinear(
+            config.hidden_size,
+            heads.total_query * heads.head_dim,
+            bias=has_qkv_bias(config),
+            quant_config=quant_config,
+            prefix=f"{prefix}.q_proj_swiftkv",
+        )
+        self.o_proj = RowParallelLinear(
+            heads.total_query * heads.head_dim,
+            config.hidden_size,
+            bias=getattr(config, "attention_bias", False),
+            quant_config=quant_config,
+            prefix=f"{prefix}.o_proj",
+        )
+        self.rotary_emb = make_rope(config, heads)
+        self.attn = Attention(
+            heads.query,
+            heads.head_dim,
+            heads.head_dim**-0.5,
+            num_kv_heads=heads.key_value,
+            cache_config=vllm_config.cache_config,
+            quant_config=quant_config,
+            per_layer_sliding_window=sliding_window(config, layer),
+            prefix=f"{prefix}.attn",
+            kv_sharing_target_layer_name=owner_name(model_prefix, spec.owner(layer)),
+        )
+
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Attend from [rows, hidden] normed states to the group's cache; [rows, hidden]."""
+        query, _ = self.q_proj_swiftkv(hidden_states)
+        query, _ = self.rotary_emb(positions, query, None)
+        output, _ = self.o_proj(self.attn(query, None, None))
+        return output
+
+
+class SwiftKVDecoderLayer(nn.Module):
+    """A layer >= l; norms and MLP are the original model's."""
+
+    def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.self_attn = SwiftKVAttention(vllm_config, spec, layer, model_prefix)
+        self.mlp = LlamaMLP(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            hidden_act=config.hidden_act,
+            quant_config=vllm_config.quant_config,
+            bias=getattr(config, "mlp_bias", False),
+            prefix=f"{model_prefix}.layers.{layer}.mlp",
+        )
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One layer on [rows, hidden]; the residual stream is `hidden_states + residual`, added in the next norm."""
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.input_layernorm(hidden_states)
+        else:
+            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states = self.self_attn(positions, hidden_states)
+        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
+        return self.mlp(hidden_states), residual

@@ -1,0 +1,32 @@
+"""Merge-all-Layers (Sec. 5.1): every layer computes its keys and values, but only the first layer's are kept.
+
+It shows what a smaller cache alone gives, without saving any computation. Its answers mean nothing. An ordinary
+checkpoint is served so with --hf-overrides '{"architectures": ["LlamaMergeAllLayersForCausalLM"]}'.
+"""
+
+from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.mistral import MistralForCausalLM
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+
+class MergeAllLayersMixin:
+    """Makes all layers share the cache of the first."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        first, *others = (layer.self_attn.attn for layer in self.model.layers)
+        for attention in others:
+            attention.kv_sharing_target_layer_name = first.layer_name
+            attention.impl.kv_sharing_target_layer_name = first.layer_name
+
+
+class LlamaMergeAllLayersForCausalLM(MergeAllLayersMixin, LlamaForCausalLM):
+    """Llama with one KV cache for all layers."""
+
+
+class MistralMergeAllLayersForCausalLM(MergeAllLayersMixin, MistralForCausalLM):
+    """Mistral with one KV cache for all layers."""
+
+
+class Qwen2MergeAllLayersForCausalLM(MergeAllLayersMixin, Qwen2ForCausalLM):
+    """Qwen2 with one KV cache for all layers."""

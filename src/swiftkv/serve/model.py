@@ -1,0 +1,250 @@
+"""SwiftKV language models in vLLM: a lower half that runs every token, an upper half that runs rows needing logits.
+
+Data of one step: embedding, layers < l, norm_swiftkv and the KV GEMM for all T tokens (`LowerHalf`) -> all KV caches of
+layers >= l written -> with fast prefill the R rows that need logits gathered -> layers >= l and the final norm
+(`UpperHalf`) -> rows scattered back to T. vLLM itself cuts the attention metadata of the upper layers down to those
+rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at full depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from vllm.compilation.backends import set_model_tag
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import SupportsQuant
+from vllm.model_executor.models.llama import LlamaDecoderLayer
+from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer
+from vllm.model_executor.models.utils import maybe_prefix
+from vllm.sequence import IntermediateTensors
+from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
+
+from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer
+from swiftkv.serve.weights import load_weights
+from swiftkv.spec import SwiftKVSpec
+
+
+@support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0, "inputs_embeds": 0})
+class LowerHalf(nn.Module):
+    """Embedding, layers < l, norm_swiftkv, and the keys and values of all layers >= l."""
+
+    def __init__(self, *, vllm_config: VllmConfig, model: SwiftKVModel, prefix: str = "") -> None:
+        super().__init__()
+        self.embed_tokens = model.embed_tokens
+        self.layers = model.layers[: model.spec.num_key_value_layers]
+        self.norm_swiftkv = model.norm_swiftkv
+        self.caches = model.caches
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """All T tokens through the lower layers.
+
+        Returns:
+            The residual stream entering layer l, [T, hidden]; keys and values of layers >= l, as `SwiftKVCaches`, or
+            None and None where l = L.
+        """
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        residual = None
+        for layer in self.layers:
+            hidden_states, residual = layer(positions, hidden_states, residual)
+        if self.caches is None:
+            return hidden_states + residual, None, None
+        states, residual = self.norm_swiftkv(hidden_states, residual)
+        return residual, *self.caches(positions, states)
+
+
+@support_torch_compile(dynamic_arg_dims={"positions": 0, "hidden_states": 0})
+class UpperHalf(nn.Module):
+    """Layers >= l and the final norm."""
+
+    def __init__(self, *, vllm_config: VllmConfig, model: SwiftKVModel, prefix: str = "") -> None:
+        super().__init__()
+        self.layers = model.layers[model.spec.num_key_value_layers :]
+        self.norm = model.norm
+
+    def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Rows [R, hidden] of the residual stream entering layer l to final normed states, [R, hidden]."""
+        residual = None
+        for layer in self.layers:
+            hidden_states, residual = layer(positions, hidden_states, residual)
+        if residual is None:  # l = L
+            return self.norm(hidden_states)
+        hidden_states, _ = self.norm(hidden_states, residual)
+        return hidden_states
+
+
+class SwiftKVModel(nn.Module):
+    """The decoder. Holds all modules under the checkpoint's names; the two halves share them."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", lower_layer) -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        self.spec = spec = SwiftKVSpec.from_config(config)
+        self.embed_tokens = VocabParallelEmbedding(
+            config.vocab_size,
+            config.hidden_size,
+            quant_config=vllm_config.quant_config,
+            prefix=f"{prefix}.embed_tokens",
+        )
+        # vLLM lets the last unbroken run of layers that share a cache skip prompt rows, in the order they are made:
+        # ordinary layers, owners of the shared caches, layers that read them.
+        layers = [lower_layer(vllm_config, f"{prefix}.layers.{i}") for i in range(spec.num_key_value_layers)]
+        self.caches = SwiftKVCaches(vllm_config, spec, prefix) if spec.groups else None
+        layers += [
+            SwiftKVDecoderLayer(vllm_config, spec, i, prefix)
+            for i in range(spec.num_key_value_layers, spec.num_hidden_layers)
+        ]
+        self.layers = nn.ModuleList(layers)
+        self.norm_swiftkv = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if spec.groups else None
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+        with set_model_tag("swiftkv_lower"):
+            self.lower = LowerHalf(vllm_config=vllm_config, model=self, prefix=f"{prefix}.lower")
+        with set_model_tag("swiftkv_upper"):
+            self.upper = UpperHalf(vllm_config=vllm_config, model=self, prefix=f"{prefix}.upper")
+
+        self.fast_prefill = vllm_config.cache_config.kv_sharing_fast_prefill
+        # The last scattered output: its rows that were not gathered hold zeros, not results. Kept alive, so that no
+        # other tensor can have its storage while a replayed CUDA graph runs instead of `forward`.
+        self.scattered: torch.Tensor | None = None
+        # CUDA graphs of the upper half need its inputs at fixed addresses.
+        self.static_inputs = vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        if self.static_inputs:
+            tokens = vllm_config.scheduler_config.max_num_batched_tokens
+            weight = self.norm.weight
+            self.positions = torch.zeros(tokens, dtype=torch.int64, device=weight.device)
+            self.hidden_states = torch.zeros(tokens, config.hidden_size, dtype=weight.dtype, device=weight.device)
+
+    def forward(
+        self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Final states of T tokens, [T, hidden]; with fast prefill only rows that need logits hold them."""
+        stream, keys, values = self.lower(input_ids, positions, inputs_embeds)
+        if keys is not None:
+            self.caches.write(keys, values)
+        rows, count = self._rows_with_logits(positions.size(0))
+        if rows is None:
+            self.scattered = None
+            return self.upper(*self._inputs(positions, stream))
+        states = self.upper(*self._inputs(positions[rows], stream[rows]))
+        output = torch.zeros_like(stream)
+        output[rows[:count]] = states[:count]
+        self.scattered = output
+        return output
+
+    def _rows_with_logits(self, tokens: int) -> tuple[torch.Tensor | None, int]:
+        """Row indices of this step, padded as vLLM padded them, and how many count; None if every row runs."""
+        metadata = get_forward_context().attn_metadata
+        if not self.fast_prefill or not isinstance(metadata, dict):  # no metadata in memory profiling and warm-up
+            return None, tokens
+        metadata = metadata[self.layers[-1].self_attn.attn.layer_name]
+        if not isinstance(metadata, KVSharingFastPrefillMetadata) or metadata.num_logits_indices in (None, tokens):
+            return None, tokens
+        return metadata.logits_indices_padded, metadata.num_logits_indices
+
+    def _inputs(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.static_inputs:
+            return positions, hidden_states
+        rows = positions.size(0)
+        self.positions[:rows].copy_(positions)
+        self.hidden_states[:rows].copy_(hidden_states)
+        return self.positions[:rows], self.hidden_states[:rows]
+
+
+class SwiftKVForCausalLM(nn.Module, SupportsQuant):
+    """What the three architectures share; `lower_layer(vllm_config, prefix)` makes their ordinary layer."""
+
+    packed_modules_mapping = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+        "kv_proj_swiftkv": ["k_proj_swiftkv", "v_proj_swiftkv"],
+    }
+
+    @staticmethod
+    def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
+        """One of vLLM's own decoder layers."""
+        return LlamaDecoderLayer(vllm_config, prefix=prefix)
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        self.config = config = vllm_config.model_config.hf_config
+        self.model = SwiftKVModel(
+            vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), lower_layer=self.lower_layer
+        )
+        if config.tie_word_embeddings:
+            self.lm_head = self.model.embed_tokens
+        else:
+            self.lm_head = ParallelLMHead(
+                config.vocab_size,
+                config.hidden_size,
+                quant_config=vllm_config.quant_config,
+                prefix=maybe_prefix(prefix, "lm_head"),
+            )
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of [T] token ids, [T, hidden]."""
+        return self.model.embed_tokens(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `SwiftKVModel.forward`."""
+        return self.model(input_ids, positions, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Logits of [rows, hidden] final states, [rows, vocabulary].
+
+        Raises:
+            RuntimeError: rows that fast prefill skipped are asked for (`prompt_logprobs` in vLLM's offline API; the
+                server refuses such a request by itself). A view of the scattered output is such a request: rows to
+                sample from are always picked by index, into new storage.
+        """
+        scattered = self.model.scattered
+        if scattered is not None and _same_storage(hidden_states, scattered):
+            raise RuntimeError(
+                "prompt_logprobs need every prompt token at full depth: start vLLM with "
+                "additional_config={'swiftkv_full_depth': True}"
+            )
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Place a checkpoint's tensors; see `swiftkv.serve.weights.load_weights`."""
+        return load_weights(self, weights)
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+class LlamaSwiftKVForCausalLM(SwiftKVForCausalLM):
+    """Llama with SwiftKV."""
+
+
+class MistralSwiftKVForCausalLM(SwiftKVForCausalLM):
+    """Mistral with SwiftKV: in vLLM, its layers are Llama's."""
+
+
+class Qwen2SwiftKVForCausalLM(SwiftKVForCausalLM):
+    """Qwen2 with SwiftKV."""
+
+    @staticmethod
+    def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
+        """Qwen2's layer, with biases on q, k and v."""
+        config = vllm_config.model_config.hf_config
+        return Qwen2DecoderLayer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)

@@ -1,0 +1,84 @@
+"""How a SwiftKV model is served: fast prefill unless full depth is asked for, and what neither can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm.config import CUDAGraphMode
+from vllm.logger import init_logger
+from vllm.model_executor.models.config import VerifyAndUpdateConfig
+
+from swiftkv.errors import UserError
+from swiftkv.models.checkpoint import check_tensors
+from swiftkv.spec import SwiftKVSpec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# A "vllm.*" logger: vLLM formats and shows no others.
+logger = init_logger("vllm.plugins.swiftkv")
+
+FULL_DEPTH = "swiftkv_full_depth"
+_ASK_FULL_DEPTH = f"--additional-config '{{\"{FULL_DEPTH}\": true}}'"
+
+
+class SwiftKVSettings(VerifyAndUpdateConfig):
+    """vLLM's hook for one architecture's settings, called once before an engine starts."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        """Choose the mode; check a local checkpoint's tensors before anything expensive starts.
+
+        Raises:
+            UserError: one sentence, if the checkpoint or the settings cannot be served.
+        """
+        model = vllm_config.model_config
+        spec = SwiftKVSpec.from_config(model.hf_config)
+        _refuse_unsupported(vllm_config)
+        if vllm_config.load_config.load_format != "dummy" and Path(model.model).is_dir():
+            check_tensors(Path(model.model), model.hf_config)
+
+        full_depth = _asks_for_full_depth(vllm_config)
+        if full_depth and vllm_config.cache_config.kv_sharing_fast_prefill:
+            raise UserError(f"--kv-sharing-fast-prefill and {FULL_DEPTH} exclude each other")
+        # l = L: no layer skips prompt tokens.
+        fast = not full_depth and bool(spec.groups)
+        vllm_config.cache_config.kv_sharing_fast_prefill = fast
+        if fast and vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL:
+            logger.warning("SwiftKV fast prefill: CUDA graphs are FULL for decode batches only, PIECEWISE for others")
+            vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+        skipped = spec.num_hidden_layers - spec.num_key_value_layers
+        logger.info(
+            "SwiftKV: layers %d to %d read %d KV cache(s) made from layer %d's input; %s",
+            spec.num_key_value_layers,
+            spec.num_hidden_layers - 1,
+            len(spec.groups),
+            spec.num_key_value_layers,
+            f"prompt tokens skip {skipped} layers (for prompt_logprobs, which that excludes, add {_ASK_FULL_DEPTH})"
+            if fast
+            else "every token runs at full depth",
+        )
+
+
+def _asks_for_full_depth(vllm_config: VllmConfig) -> bool:
+    additional = vllm_config.additional_config
+    value = additional.get(FULL_DEPTH, False) if isinstance(additional, dict) else False
+    if not isinstance(value, bool):
+        raise UserError(f"{FULL_DEPTH} in --additional-config is {value!r}, but must be true or false")
+    return value
+
+
+def _refuse_unsupported(vllm_config: VllmConfig) -> None:
+    config, parallel = vllm_config.model_config.hf_config, vllm_config.parallel_config
+    if not config.swiftkv:
+        raise UserError(
+            f"the config.json of {vllm_config.model_config.model} has swiftkv false, which means the teacher; "
+            "serve the original model instead, or set it to true"
+        )
+    if parallel.pipeline_parallel_size > 1:
+        raise UserError("SwiftKV models do not support pipeline parallelism; use --tensor-parallel-size")
+    if getattr(parallel, "enable_dbo", False):
+        raise UserError("SwiftKV models do not support dual batch overlap (--enable-dbo)")
+    if vllm_config.speculative_config is not None and vllm_config.speculative_config.use_eagle():
+        raise UserError("SwiftKV models do not support EAGLE speculation; n-gram speculation works")
