@@ -21,7 +21,7 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 def test_all_tables_are_there():
     paper = [*(f"table{number}" for number in range(1, 8)), *(f"tableB{number}" for number in range(1, 6))]
-    expected = {*paper, "tableC1", "tableD1", *(f"blog_table{number}" for number in range(1, 7))}
+    expected = {*paper, "tableC1", "tableD1", *(f"blog_table{number}" for number in range(1, 7)), "serving_claims"}
     assert {file.stem for file in TABLES} == expected
 
 
@@ -29,7 +29,18 @@ def test_all_tables_are_there():
 def test_rows_have_a_source_and_no_doubles(file):
     table = rows(file)
     assert all(row["source"] for row in table)
-    names = ("model", "variant", "kv_cache", "part", "memory_gb", "input_length", "task")
+    names = (
+        "model",
+        "variant",
+        "kv_cache",
+        "part",
+        "memory_gb",
+        "input_length",
+        "task",
+        "artifact",
+        "quantity",
+        "input_tokens",
+    )
     keys = [tuple(row.get(name) for name in names) for row in table]
     assert len(set(keys)) == len(keys)
 

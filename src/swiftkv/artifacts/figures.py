@@ -1,4 +1,4 @@
-"""Figures 2 (left) and A.1: similarity of the layers' inputs."""
+"""Figures 2 (left) and A.1: similarity of the layers' inputs; the style of all figures, and writing them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from swiftkv.records import atomic_path
 
 # Okabe and Ito's colours without yellow, which is too light for lines; dashes and markers tell them apart in grey.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE = {
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+STYLE = {
     "font.size": 8,
     "mathtext.default": "it",
     "mathtext.fontset": "dejavusans",
@@ -33,7 +33,7 @@ _STYLE = {
     "pdf.fonttype": 42,
     "figure.dpi": 100,
 }
-_COLUMN, _PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
+COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 Similarity = Mapping[str, Any]
 
 
@@ -73,9 +73,9 @@ def pairwise_frame(records: Sequence[Similarity]) -> pd.DataFrame:
 def figure2_left(records: Sequence[Similarity]) -> tuple[Figure, pd.DataFrame]:
     """Figure 2 (left): SimScore over depth, one curve a model; and the plotted data."""
     data = simscore_frame(records)
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(_COLUMN, 2.2 + 0.15 * len(records)), layout="constrained")
-        _curves(figure.subplots(), data)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(COLUMN, 2.2 + 0.15 * len(records)), layout="constrained")
+        simscore_curves(figure.subplots(), data)
     return figure, data
 
 
@@ -89,24 +89,24 @@ def figureA1(records: Sequence[Similarity], large: Sequence[Similarity] = ()) ->
     groups = [(name, group) for name, group in (("small", records), ("large", large)) if group]
     curves = [simscore_frame(group).assign(panel=f"simscore {name}") for name, group in groups]
     pairs = pairwise_frame(everything).assign(panel="pairwise")
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         columns = max(2, min(3, len(everything)))
         rows = -(-len(everything) // columns)
         single = len(everything) == 1
-        figure = Figure(figsize=(_PAGE, 2.6 if single else 2.8 + 2.2 * rows), layout="constrained")
+        figure = Figure(figsize=(PAGE, 2.6 if single else 2.8 + 2.2 * rows), layout="constrained")
         if single:
             top, bottom = figure.subfigures(1, 2, width_ratios=(1.15, 1))
         else:
             top, bottom = figure.subfigures(2, 1, height_ratios=(2.8, 2.2 * rows))
         for axis, (name, _), data in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, curves, strict=True):
-            _curves(axis, data, {"small": "Smaller models", "large": "Larger models"}[name] if large else None)
+            simscore_curves(axis, data, {"small": "Smaller models", "large": "Larger models"}[name] if large else None)
         _matrices(bottom, everything, 1 if single else columns)
     return figure, pd.concat([*curves, pairs], ignore_index=True)
 
 
 def write_figure(figure: Figure, data: pd.DataFrame, pdf: str | Path, png: str | Path, csv: str | Path) -> None:
     """Write the picture as PDF and PNG (300 dpi) and its data as CSV; equal input gives equal bytes."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         with atomic_path(pdf) as scratch:
             figure.savefig(scratch, format="pdf", metadata={"CreationDate": None, "Creator": None, "Producer": None})
         with atomic_path(png) as scratch:
@@ -115,16 +115,17 @@ def write_figure(figure: Figure, data: pd.DataFrame, pdf: str | Path, png: str |
         data.to_csv(scratch, index=False, lineterminator="\n")
 
 
-def _curves(axis, data: pd.DataFrame, heading: str | None = None) -> None:
+def simscore_curves(axis, data: pd.DataFrame, heading: str | None = None) -> None:
+    """SimScore over depth on one axis, one curve a model of `simscore_frame`."""
     axis.axhline(0.5, color="0.75", linewidth=0.8, zorder=0)
     axis.axvline(50, color="0.75", linewidth=0.8, zorder=0)
     for number, (title, curve) in enumerate(data.groupby("title", sort=False)):
         axis.plot(
             curve["depth_percent"],
             curve["simscore"],
-            color=_COLORS[number % len(_COLORS)],
-            linestyle=_DASHES[number % len(_DASHES)],
-            marker=_MARKERS[number % len(_MARKERS)],
+            color=COLORS[number % len(COLORS)],
+            linestyle=DASHES[number % len(DASHES)],
+            marker=MARKERS[number % len(MARKERS)],
             markevery=max(1, len(curve) // 8),
             label=f"{title} ($L$ = {curve['num_hidden_layers'].iloc[0]})",
         )

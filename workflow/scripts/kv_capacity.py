@@ -1,0 +1,22 @@
+"""Tokens that fit into the KV cache of one serving point, as vLLM reports them."""
+
+import argparse
+
+from swiftkv.bench.arguments import add_arguments, read_arguments, write_record
+from swiftkv.errors import command_line
+
+
+@command_line
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    subject, point = read_arguments(arguments)
+
+    from swiftkv.bench.capacity import measure_capacity
+
+    write_record(arguments, measure_capacity(subject, point, arguments.work_dir))
+
+
+if __name__ == "__main__":
+    main()
