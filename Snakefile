@@ -13,8 +13,11 @@ include: "workflow/rules/models.smk"
 include: "workflow/rules/similarity.smk"
 include: "workflow/rules/distill.smk"
 include: "workflow/rules/score.smk"
+include: "workflow/rules/serve.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/serving_tables.smk"
+include: "workflow/rules/serving_figures.smk"
 
 
 localrules:

@@ -60,13 +60,23 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
         _defined(config, "data", recipe["data"], f"recipes.{name}")
     for section in ("similarity", "fidelity"):
         _defined(config, "data", config[section]["data"], section)
+    for name, entry in config["serving"]["points"].items():
+        _check_point(config, name, entry)
     for name, artifact in config["artifacts"].items():
         place = f"artifacts.{name}"
-        for model in artifact.get("models", [artifact["model"]] if "model" in artifact else []):
+        models = artifact.get("models", [artifact["model"]] if "model" in artifact else [])
+        for model in models:
             _defined(config, "models", model, place)
-        for variant in artifact.get("variants", []):
+        for variant in [*artifact.get("variants", []), *artifact.get("fp8_variants", [])]:
             _defined(config, "variants", variant, place)
-            spec(config, artifact["model"], variant)
+            if config["variants"][variant].get("merge_all_layers") and "points" not in artifact:
+                raise UserError(f"config, at {place}: variant {variant!r} can only be served, so it needs points")
+            for model in models:
+                spec(config, model, variant)
+        for point_name in artifact.get("points", []):
+            _defined(config["serving"], "points", point_name, place, "serving.points")
+        for model in models if "points" in artifact else []:
+            _check_served(config, model, place)
         for task in artifact.get("tasks", []):
             _defined(config, "tasks", task, place)
         for kv_cache in artifact.get("kv_caches", []):
@@ -112,10 +122,56 @@ def layers_below(config: dict[str, Any], model: str) -> list[int]:
     return sorted(set(config["models"][model]["num_key_value_layers"].values()), reverse=True)
 
 
-def _defined(config: dict[str, Any], section: str, name: str, place: str) -> None:
+def point(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """A serving point with what all points share filled in, as the measuring scripts take it."""
+    serving = config["serving"]
+    shared = {key: serving[key] for key in ("output_tokens", "seed", "engine")}
+    return shared | serving["points"][name]
+
+
+# What each kind of serving point must have, and what it may have.
+_POINT_KEYS = {
+    "throughput": ({"input_tokens", "total_tokens"}, {"output_tokens", "memory_gb", "warmups"}),
+    "latency": (
+        {"input_tokens", "request_rates", "seconds"},
+        {"output_tokens", "memory_gb", "min_requests", "refine_steps", "dataset", "speculative"},
+    ),
+    "forward_time": ({"batch_tokens", "repeats"}, {"memory_gb"}),
+    "kv_capacity": ({"input_tokens"}, {"output_tokens", "memory_gb"}),
+}
+
+
+def _check_point(config: dict[str, Any], name: str, point: dict[str, Any]) -> None:
+    place, kind, keys = f"serving.points.{name}", point["benchmark"], set(point) - {"benchmark"}
+    required, optional = _POINT_KEYS[kind]
+    if missing := sorted(required - keys):
+        raise UserError(f"config, at {place}: a {kind} point needs {missing[0]}")
+    if unknown := sorted(keys - required - optional):
+        raise UserError(f"config, at {place}: a {kind} point has no {unknown[0]}")
+    chunk = config["serving"]["engine"]["max_num_batched_tokens"]
+    if kind == "forward_time" and max(point["batch_tokens"]) > chunk:
+        raise UserError(
+            f"config, at {place}: {max(point['batch_tokens'])} tokens do not fit into one step, which has at most "
+            f"serving.engine.max_num_batched_tokens = {chunk}"
+        )
+    if "dataset" in point:
+        _defined(config, "data", point["dataset"], place)
+
+
+def _check_served(config: dict[str, Any], model: str, place: str) -> None:
+    gpus = config["models"][model]["gpus"]
+    if "serve" not in gpus:
+        raise UserError(f"config, at {place}: models.{model}.gpus has no serve, the GPUs it is served on")
+    if gpus["serve"] == 0 and config["serving"]["engine"]["cpu_kv_cache_gb"] is None:
+        raise UserError(
+            f"config, at {place}: model {model!r} is served on the processor, which needs serving.engine.cpu_kv_cache_gb"
+        )
+
+
+def _defined(config: dict[str, Any], section: str, name: str, place: str, printed: str | None = None) -> None:
     if name not in config[section]:
         known = ", ".join(config[section])
-        raise UserError(f"config, at {place}: {name!r} is not defined under {section} (known: {known})")
+        raise UserError(f"config, at {place}: {name!r} is not defined under {printed or section} (known: {known})")
 
 
 def _dotted(path) -> str:

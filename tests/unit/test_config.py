@@ -58,6 +58,18 @@ def test_every_override_is_valid(config, scale):
             "recipes.distillation: 'nothing' is not defined under data",
         ),
         ({"models": {"llama-3.1-8b": {"source": {"local": "x"}}}}, "models.llama-3.1-8b.source"),
+        ({"models": {"llama-3.1-8b": {"serving_weights": "none"}}}, "models.llama-3.1-8b.serving_weights"),
+        ({"serving": {"engine": {"eager": True}}}, "serving.engine.*eager"),
+        ({"serving": {"points": {"batch-2k": {"benchmark": "speed"}}}}, "serving.points.batch-2k.benchmark"),
+        (
+            {"serving": {"points": {"x": {"benchmark": "throughput", "input_tokens": 9}}}},
+            "serving.points.x.*total_tokens",
+        ),
+        ({"serving": {"points": {"batch-2k": {"seconds": 1}}}}, "points.batch-2k: a throughput point has no seconds"),
+        ({"serving": {"points": {"forward": {"batch_tokens": [4096]}}}}, "points.forward: 4096 tokens do not fit"),
+        ({"serving": {"points": {"ngram-on": {"dataset": "books"}}}}, "'books' is not defined under data"),
+        ({"artifacts": {"table5": {"fp8_variants": ["swiftkv-99"]}}}, "'swiftkv-99' is not defined under variants"),
+        ({"artifacts": {"table2": {"variants": ["merge-all-layers"]}}}, "'merge-all-layers' can only be served"),
     ],
 )
 def test_a_mistake_is_named(config, override, sentence):
@@ -99,6 +111,43 @@ def test_spec_of_a_variant(config):
         "key_value_group_size": 1,
         "num_key_value_heads": None,
     }
+
+
+SERVED = {
+    "artifacts": {"kv_capacity": {"models": ["llama-3.1-8b"], "variants": ["baseline"], "points": ["kv-capacity"]}}
+}
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            {"artifacts": {"kv_capacity": {"points": ["memory-1tb"]}}},
+            "'memory-1tb' is not defined under serving.points",
+        ),
+        ({"artifacts": {"kv_capacity": {"variants": ["swiftkv-45"]}}}, "45 % prefill reduction"),
+        ({"models": {"llama-3.1-8b": {"gpus": {"serve": 0}}}}, "needs serving.engine.cpu_kv_cache_gb"),
+    ],
+)
+def test_what_an_artifact_serves_is_checked(config, override, sentence):
+    config = merged(config, SERVED)
+    settings.check(config, SCHEMA)
+    with pytest.raises(UserError, match=sentence):
+        settings.check(merged(config, override), SCHEMA)
+
+
+def test_a_point_has_what_all_points_share(config):
+    point = settings.point(config, "memory-40gb")
+    assert (point["output_tokens"], point["memory_gb"], point["engine"]["enforce_eager"]) == (256, 40, True)
+    config["serving"]["points"]["memory-40gb"]["output_tokens"] = 8
+    assert settings.point(config, "memory-40gb")["output_tokens"] == 8
+
+
+def test_a_served_model_says_its_gpus(config):
+    del config["models"]["llama-3.1-8b"]["gpus"]["serve"]
+    config["artifacts"] = {"table1": {"model": "llama-3.1-8b", "variants": ["baseline"], "points": ["forward"]}}
+    with pytest.raises(UserError, match="models.llama-3.1-8b.gpus has no serve"):
+        settings.check(config, SCHEMA)
 
 
 def test_every_key_of_the_schema_is_described():

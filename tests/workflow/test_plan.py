@@ -62,6 +62,53 @@ def test_the_70b_model_trains_on_four_nodes_of_eight():
     assert (resources["gpu"], resources["nodes"]) == ("32", "4")
 
 
+SERVING = "results/serving/{}/{}/{}/auto.json"
+
+
+@pytest.mark.parametrize(
+    ("point", "model", "rule", "gpus"),
+    [
+        ("batch-128k", "llama-3.1-8b", "throughput", "1"),
+        ("interactive-2k", "llama-3.1-70b", "latency", "4"),
+        ("memory-16gb", "llama-3.1-8b", "throughput", "1"),
+        ("forward", "llama-3.1-8b", "forward_time", "1"),
+        ("kv-capacity", "llama-3.1-405b", "kv_capacity", "8"),
+    ],
+)
+def test_serving_asks_for_the_gpus_of_its_model(point, model, rule, gpus):
+    jobs = plan("--profile", "profiles/slurm", SERVING.format(point, model, "merge-all-layers"))
+    assert {name for name, _, _ in jobs} <= {"resolve_model", "dummy_checkpoint", rule}  # nothing is trained for it
+    (resources,) = (resources for name, _, resources in jobs if name == rule)
+    assert (resources["gpu"], resources["nodes"], resources["slurm_partition"]) == (gpus, "1", "h100")
+
+
+def test_served_variants_are_trained_first():
+    jobs = plan("--profile", "profiles/slurm", SERVING.format("ngram-on", "llama-3.1-8b", "swiftkv-50"))
+    assert Counter(rule for rule, _, _ in jobs) == {
+        "resolve_model": 1, "corpus": 1, "pack": 1, "distill": 1, "latency": 1,
+    }  # fmt: skip
+
+
+def test_a_model_without_weights_needs_no_download(tmp_path):
+    file = tmp_path / "dummy.yaml"
+    file.write_text("models: {llama-3.1-8b: {serving_weights: dummy}}\n")
+    target = SERVING.format("batch-2k", "llama-3.1-8b", "swiftkv-50-across4")
+    jobs = plan("--cores", "1", "--configfile", str(file), "--", target)
+    assert Counter(rule for rule, _, _ in jobs) == {"dummy_checkpoint": 1, "throughput": 1}
+
+
+@pytest.mark.parametrize("cores", ["2", "6"])
+def test_a_measurement_has_the_machine_to_itself(cores):
+    target = "results/local/serving/batch-2k/smollm2-135m/baseline/auto.json"
+    run = snakemake("--dry-run", "--forceall", "--profile", "profiles/local", "--cores", cores, target)
+    assert f"threads: {cores}\n" in run.stdout + run.stderr
+
+
+def test_an_unknown_point_is_refused():
+    run = snakemake("--dry-run", "--cores", "1", SERVING.format("batch-3k", "llama-3.1-8b", "baseline"))
+    assert run.returncode != 0 and "Traceback" not in run.stderr
+
+
 @pytest.mark.parametrize("profile", ["local", "smoke", "gpu", "slurm"])
 def test_every_profile_plans_everything(profile):
     jobs = plan("--profile", f"profiles/{profile}")
@@ -95,6 +142,7 @@ def test_every_rule_has_docstring_log_and_benchmark():
         ("artifacts: {table2: {variants: [swiftkv-45]}}\n", "45 % prefill reduction"),
         ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "num_key_value_layers is 40"),
         ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
+        ("serving: {points: {batch-2k: {rates: [1]}}}\n", "serving.points.batch-2k"),
     ],
 )
 def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):

@@ -1,6 +1,7 @@
 """Checks the configuration before anything runs, and turns its names into the slices the rules pass on."""
 
 import json
+import shlex
 import sys
 
 sys.path.insert(0, f"{workflow.basedir}/src")
@@ -19,8 +20,8 @@ except UserError as error:
 # Jobs use the Python that runs Snakemake, also where its environment is not activated.
 shell.prefix(f'export PATH="{os.path.dirname(sys.executable)}:$PATH"; ')
 
-TABLES = [name for name in config["artifacts"] if not name.startswith("figure")]
-FIGURES = [name for name in config["artifacts"] if name.startswith("figure")]
+TABLES = [name for name in config["artifacts"] if "figure" not in name]
+FIGURES = [name for name in config["artifacts"] if "figure" in name]
 
 
 def names(section):

@@ -1,0 +1,186 @@
+"""How one point is served: the settings every variant shares, and the vLLM arguments and environment they become."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swiftkv.bench.memory import Budget, cpu_budget, gpu_budget
+from swiftkv.bench.process import offline_environment, program
+from swiftkv.cost import Architecture
+from swiftkv.errors import UserError
+from swiftkv.records import read_json
+from swiftkv.spec import SwiftKVSpec
+
+SLACK = 64  # tokens: vLLM's random prompts may come out a little longer than asked for
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is served.
+
+    Attributes:
+        model, title, variant: as in the configuration.
+        kv_cache: "auto" or "fp8".
+        folder: the checkpoint; of dummy weights, a folder with config.json and tokenizer.
+        weights: "trained", "original" or "dummy".
+        spec: fields of the `SwiftKVSpec`; None serves the model as it is.
+        merge_all_layers: every layer computes its keys and values, one layer's are kept (Sec. 5.1).
+        quantization: vLLM's --quantization, or None.
+    """
+
+    model: str
+    title: str
+    variant: str
+    kv_cache: str
+    folder: Path
+    weights: str
+    spec: dict[str, int | None] | None = None
+    merge_all_layers: bool = False
+    quantization: str | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The checkpoint's config.json."""
+        return read_json(self.folder / "config.json")
+
+    @property
+    def architecture(self) -> Architecture:
+        """The dimensions of the model, for the cost model."""
+        return Architecture.from_config(self.config)
+
+    @property
+    def swiftkv_spec(self) -> SwiftKVSpec | None:
+        """The spec as an object."""
+        return None if self.spec is None else SwiftKVSpec(**self.spec)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One serving point on the machine at hand.
+
+    Attributes:
+        name: key under serving.points.
+        values: that entry, with the output tokens, seed and engine settings of the serving section filled in.
+        gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
+        threads: processor threads.
+    """
+
+    name: str
+    values: dict[str, Any]
+    gpus: int
+    threads: int
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of an optional key."""
+        return self.values.get(key, default)
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The engine settings, the same for every variant."""
+        return self.values["engine"]
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks the model is split over."""
+        return max(1, self.gpus)
+
+    def budget(self, subject: Subject) -> Budget:
+        """The memory for the KV cache, as vLLM arguments and in words.
+
+        Raises:
+            OutOfMemory: the weights alone exceed the stated limit.
+        """
+        limit = self.get("memory_gb")
+        if self.gpus:
+            return gpu_budget(limit, self.engine["gpu_memory_utilization"])
+        return cpu_budget(limit, self.engine["cpu_kv_cache_gb"], subject.config, subject.swiftkv_spec)
+
+
+def max_model_len(config: dict[str, Any], prompt: int, output: int) -> int:
+    """Longest sequence vLLM has to be ready for: prompt, output and slack, rounded up to 128 tokens.
+
+    Raises:
+        UserError: the model has fewer positions than prompt and output need.
+    """
+    positions = config.get("max_position_embeddings") or math.inf
+    if prompt + output > positions:
+        raise UserError(
+            f"a prompt of {prompt} and an output of {output} tokens need {prompt + output} positions, "
+            f"but the model has {positions}"
+        )
+    return int(min(positions, math.ceil((prompt + output + SLACK) / 128) * 128))
+
+
+def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget) -> list[str]:
+    """The engine arguments of `vllm serve` and `vllm bench` for one point; all but the model itself.
+
+    Args:
+        length: longest sequence, in tokens.
+        budget: from `Point.budget`.
+    """
+    engine = point.engine
+    arguments = {
+        "--dtype": engine["dtype"],
+        "--seed": point["seed"],
+        "--max-model-len": length,
+        "--max-num-batched-tokens": engine["max_num_batched_tokens"],
+        "--tensor-parallel-size": point.tensor_parallel_size,
+        "--kv-cache-dtype": subject.kv_cache,
+        **budget.arguments,
+    }
+    if subject.weights == "dummy":
+        arguments["--load-format"] = "dummy"
+    if subject.quantization:
+        arguments["--quantization"] = subject.quantization
+    if subject.merge_all_layers:
+        arguments["--hf-overrides"] = json.dumps({"architectures": [_merged_architecture(subject)]})
+    if point.get("speculative"):
+        arguments["--speculative-config"] = json.dumps(point["speculative"])
+    command = [str(text) for pair in arguments.items() for text in pair]
+    command += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]
+    if engine["enforce_eager"]:
+        command.append("--enforce-eager")
+    return command
+
+
+def vllm(*arguments: str) -> list[str]:
+    """A `vllm ...` command line of this Python environment."""
+    return [program("vllm"), *arguments]
+
+
+def engine_environment(point: Point) -> dict[str, str]:
+    """The environment vLLM is served in.
+
+    On a CPU, one process computes with all of the point's threads. vLLM by itself keeps a core free for each server
+    process, which would leave one of two cores idle.
+    """
+    environment = offline_environment()
+    if not point.gpus:
+        environment["OMP_NUM_THREADS"] = str(point.threads)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if point.tensor_parallel_size == 1:
+            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine process is the worker: 10 s less to start
+    return environment
+
+
+def printable(command: Sequence[str], replacements: dict[str, str]) -> list[str]:
+    """A command as a record keeps it: without this machine's paths and ports."""
+    shown = [Path(command[0]).name]  # vllm or python
+    for text in command[1:]:
+        for place, name in replacements.items():
+            text = text.replace(place, name)
+        shown.append(text)
+    return shown
+
+
+def _merged_architecture(subject: Subject) -> str:
+    (architecture,) = subject.config["architectures"]
+    return architecture.replace("ForCausalLM", "MergeAllLayersForCausalLM")
