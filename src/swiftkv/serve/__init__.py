@@ -2,7 +2,8 @@
 
 `settings.py` chooses the mode and refuses what cannot work, `model.py` holds the two halves of the model,
 `attention.py` the layers >= l and the shared caches, `weights.py` places and checks the tensors of a checkpoint,
-`merge_all_layers.py` the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
+`prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is the comparison of Section
+5.1. Nothing in vLLM is replaced: every name used is importable.
 """
 
 from importlib.metadata import PackageNotFoundError, version

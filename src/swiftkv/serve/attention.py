@@ -15,6 +15,7 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumn
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.llama import LlamaMLP
 
+from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -93,6 +94,12 @@ class SwiftKVCaches(nn.Module):
             )
             for layer in spec.owners
         )
+        backend = self.owners[0].attn_backend
+        if backend.forward_includes_kv_cache_update:
+            raise UserError(
+                f"the attention backend {backend.get_name()} cannot fill a cache without attending to it, which SwiftKV "
+                "needs; choose another with --attention-backend (FLASH_ATTN, FLASHINFER and TRITON_ATTN can)"
+            )
 
     def forward(self, positions: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project and turn.

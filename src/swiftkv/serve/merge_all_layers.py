@@ -4,6 +4,7 @@ It shows what a smaller cache alone gives, without saving any computation. Its a
 checkpoint is served so with --hf-overrides '{"architectures": ["LlamaMergeAllLayersForCausalLM"]}'.
 """
 
+from vllm.config import VllmConfig
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
@@ -12,8 +13,8 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 class MergeAllLayersMixin:
     """Makes all layers share the cache of the first."""
 
-    def __init__(self, **kwargs) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:  # vLLM asks for these names
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
         first, *others = (layer.self_attn.attn for layer in self.model.layers)
         for attention in others:
             attention.kv_sharing_target_layer_name = first.layer_name

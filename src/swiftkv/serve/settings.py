@@ -11,6 +11,8 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from swiftkv.errors import UserError
 from swiftkv.models.checkpoint import check_tensors
+from swiftkv.models.configuration import layer_types
+from swiftkv.serve.prompt_logprobs import refuse_prompt_logprobs
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class SwiftKVSettings(VerifyAndUpdateConfig):
         # l = L: no layer skips prompt tokens.
         fast = not full_depth and bool(spec.groups)
         vllm_config.cache_config.kv_sharing_fast_prefill = fast
+        if fast:
+            refuse_prompt_logprobs(vllm_config)
         if fast and vllm_config.compilation_config.cudagraph_mode == CUDAGraphMode.FULL:
             logger.warning("SwiftKV fast prefill: CUDA graphs are FULL for decode batches only, PIECEWISE for others")
             vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
@@ -76,6 +80,18 @@ def _refuse_unsupported(vllm_config: VllmConfig) -> None:
             f"the config.json of {vllm_config.model_config.model} has swiftkv false, which means the teacher; "
             "serve the original model instead, or set it to true"
         )
+    if len(set(layer_types(config))) > 1:
+        # vLLM's Qwen2, whose layers run below l, would give every layer the window.
+        raise UserError("SwiftKV models with a sliding window in some layers and not in others cannot be served")
+    # vLLM cannot share caches where layers differ in head count (KeyError in its model runner, 0.26 to 0.32).
+    if (heads := getattr(config, "swiftkv_num_key_value_heads", None)) not in (None, config.num_key_value_heads):
+        raise UserError(
+            f"a SwiftKV model with swiftkv_num_key_value_heads {heads}, other than num_key_value_heads "
+            f"{config.num_key_value_heads}, can be scored but cannot be served by vLLM"
+        )
+    size = config.hidden_size // config.num_attention_heads
+    if config.model_type.startswith("qwen2") and (getattr(config, "head_dim", None) or size) != size:
+        raise UserError(f"vLLM takes {size}, hidden_size / num_attention_heads, for Qwen2's head_dim {config.head_dim}")
     if parallel.pipeline_parallel_size > 1:
         raise UserError("SwiftKV models do not support pipeline parallelism; use --tensor-parallel-size")
     if getattr(parallel, "enable_dbo", False):

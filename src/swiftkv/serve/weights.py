@@ -73,9 +73,11 @@ def load_weights(model: SwiftKVForCausalLM, weights: Iterable[tuple[str, torch.T
 
 def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     """The parameter a tensor belongs to and its part of it; None for what is not needed."""
+    if name.endswith("rotary_emb.inv_freq"):  # in old checkpoints
+        return None
     match = _LAYER.fullmatch(name)
     if match is None:
-        return None if "rotary_emb.inv_freq" in name else (name, None)
+        return name, None
     layer, module, kind = int(match[1]), match[2], match[3]
     prefix = name[: name.index(f".{module}.{kind}")]
     if layer >= spec.num_key_value_layers and module in ("q_proj", "k_proj", "v_proj"):

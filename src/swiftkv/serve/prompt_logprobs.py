@@ -1,0 +1,65 @@
+"""Refuse a request for prompt_logprobs when it arrives, where prompt tokens skip layers.
+
+vLLM refuses most such requests in its server only, and lets `prompt_logprobs: 0` through to an assertion in the engine,
+which ends it. The one place where a plugin sees a request before the engine does is `LogitsProcessor.validate_params`
+of an installed `vllm.logits_processors` entry point; the processor itself does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+if TYPE_CHECKING:
+    import torch
+    from vllm import SamplingParams
+    from vllm.config import VllmConfig
+
+interfaces = [LogitsProcessor]
+with contextlib.suppress(ImportError):  # the second model runner has an interface of its own, not in vLLM 0.26
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
+
+    interfaces.append(LogitsProcessorV2)
+
+# Settings of this process's engines with fast prefill. A request does not say which engine it is for.
+_fast: list[weakref.ref] = []
+
+
+def refuse_prompt_logprobs(vllm_config: VllmConfig) -> None:
+    """From now on, for as long as an engine has these settings."""
+    _fast.append(weakref.ref(vllm_config))
+
+
+class PromptLogprobsGuard(*interfaces):
+    """Looks at requests as they arrive, and at nothing else."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Raise ValueError, one sentence, which vLLM's server answers with status 400."""
+        if sampling_params.prompt_logprobs is not None and any(reference() is not None for reference in _fast):
+            raise ValueError(
+                "prompt_logprobs (also asked for by echo with logprobs) need every prompt token at full depth; start "
+                "vLLM with --additional-config '{\"swiftkv_full_depth\": true}' (offline: "
+                "additional_config={'swiftkv_full_depth': True})"
+            )
+
+    def __init__(self, *arguments: Any) -> None:
+        """Needs nothing."""
+
+    def is_argmax_invariant(self) -> bool:
+        """It changes no logits."""
+        return True
+
+    def update_state(self, batch_update: Any) -> None:
+        """It keeps nothing of a request."""
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """It changes no logits."""
+        return False
+
+    def apply(self, logits: torch.Tensor, *context: Any) -> torch.Tensor:
+        """The logits as they are."""
+        return logits
