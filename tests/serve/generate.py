@@ -1,0 +1,123 @@
+"""Run vLLM engines one after another and report what they answered; a process of its own, so that nothing leaks.
+
+    python tests/serve/generate.py cases.json answers.json
+
+A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
+arguments of `run`}, ...], "skip_check": bool}. Its answer is {"error": sentence} if the
+engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+# The engine in this process: its model can be looked into, and its errors arrive as they are.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.distributed import cleanup_dist_env_and_memory
+
+DEFAULTS = dict(
+    dtype="float32",
+    enforce_eager=True,
+    max_model_len=512,
+    max_num_seqs=32,
+    enable_prefix_caching=False,
+    kv_cache_memory_bytes=2**26,
+    disable_log_stats=False,
+)
+
+
+def answer(case: dict) -> dict:
+    """One case from start to stop of its engine."""
+    start = time.monotonic()
+    check = None
+    if case.get("skip_check"):
+        from swiftkv.serve import settings
+
+        check, settings.check_tensors = settings.check_tensors, lambda path, config: None
+    try:
+        llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        if check is not None:
+            settings.check_tensors = check
+    try:
+        result = report(llm)
+        result["runs"] = [run(llm, **arguments) for arguments in case.get("runs", [])]
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+    result["seconds"] = time.monotonic() - start
+    return result
+
+
+def report(llm: LLM) -> dict:
+    """The engine's settings, its KV cache, and (in this process only) what the model holds."""
+    config = llm.llm_engine.vllm_config
+    result = {
+        "fast_prefill": config.cache_config.kv_sharing_fast_prefill,
+        "kv_cache_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+        "reported_tokens": config.cache_config.kv_cache_size_tokens,
+        "block_size": config.cache_config.block_size,
+        "compilation": config.compilation_config.mode.name,
+    }
+    if config.parallel_config.world_size == 1 and hasattr(llm.llm_engine, "model_executor"):
+        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+        result["parameters"] = {name: list(p.shape) for name, p in runner.model.named_parameters()}
+        storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes() for cache in runner.kv_caches}
+        result["kv_cache_bytes"] = sum(storages.values())
+    return result
+
+
+def run(
+    llm: LLM,
+    prompts: list[list[int]],
+    max_tokens: int = 12,
+    prompt_logprobs: int | None = None,
+    only: list[int] | None = None,
+) -> dict:
+    """Greedy answers, of the tokens in `only` if given: ids, log-probabilities, cache hits, drafts; or the error."""
+    sampling = SamplingParams(
+        temperature=0,
+        max_tokens=max_tokens,
+        logprobs=0,
+        prompt_logprobs=prompt_logprobs,
+        allowed_token_ids=only,
+        ignore_eos=True,
+    )
+    try:
+        outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], sampling, use_tqdm=False)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    accepted = [m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens"]
+    return {
+        "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+        "logprobs": [
+            [step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)]
+            for o in outputs
+        ],
+        "cached": [o.num_cached_tokens for o in outputs],
+        "prompt_logprobs": [
+            [None if step is None else step[t].logprob for t, step in zip(ids, o.prompt_logprobs, strict=True)]
+            for ids, o in zip(prompts, outputs, strict=True)
+        ]
+        if prompt_logprobs is not None
+        else None,
+        "accepted_drafts": sum(accepted),
+    }
+
+
+if __name__ == "__main__":
+    cases, place = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    place.write_text(json.dumps([answer(case) for case in cases]))
