@@ -50,10 +50,12 @@ def test_engines_take_turns(module):
     order = []
 
     def side(name):
-        return SimpleNamespace(ask=lambda job: order.append(name) or {"seconds": 1, "tokens": 1})
+        return SimpleNamespace(ask=lambda job: order.append((name, job["kind"])) or job)
 
-    runs = serving.alternate({name: side(name) for name in serving.SIDES}, {"kind": "throughput"}, 3)
-    assert order == ["baseline", "swiftkv"] * 3 and [len(made) for made in runs.values()] == [3, 3]
+    job, warm_up = {"kind": "job"}, {"kind": "warm-up"}
+    runs = serving.alternate({name: side(name) for name in serving.SIDES}, job, warm_up, 3)
+    assert order == [(name, kind) for name in ("baseline", "swiftkv") for kind in ("warm-up", "job")] * 3
+    assert runs == {"baseline": [job] * 3, "swiftkv": [job] * 3}
 
 
 def test_both_sides_are_served_the_same_way(module):
