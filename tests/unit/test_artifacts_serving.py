@@ -244,6 +244,7 @@ def test_artifacts_name_points_of_the_right_kind(scale):
     for artifact, kind in KINDS.items():
         entry = config["artifacts"][artifact] | override.get("artifacts", {}).get(artifact, {})
         assert {points[point]["benchmark"] for point in entry["points"]} == {kind}, artifact
-        assert entry["variants"][0] == "baseline", artifact
+        if scale != "smoke":  # which shows that every rule works, not what SwiftKV is worth
+            assert entry["variants"][0] == "baseline", artifact
         if scale:
             assert entry["models"] == override["artifacts"][artifact]["models"], artifact

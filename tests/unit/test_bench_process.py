@@ -152,7 +152,12 @@ with serving(sys.argv[2:], "m", sys.argv[1], timeout=20):
 def test_a_killed_program_leaves_nothing_behind(fake, tmp_path, number, group):
     log = tmp_path / "log"
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(log), *fake()], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", PROGRAM, str(log), *fake()],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Tests run in the background of a script inherit an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert program.stdout.readline() == "up\n"
     numbers = pids(log)
