@@ -29,11 +29,12 @@ def measured(monkeypatch):
         log.write_text("CPU KV cache size: 1,024 tokens,\n")
         yield None
 
-    def client(server, subject, point, rate, work, chats):
+    def client(server, client, subject, point, rate, work, chats):
         rates.append(rate)
         return latency.rate_result(REPORT, rate, 20)
 
     monkeypatch.setattr(latency, "serving", server)
+    monkeypatch.setattr(latency, "bench_client", lambda log: contextlib.nullcontext())
     monkeypatch.setattr(latency, "measure_rate", client)
     return rates
 
@@ -51,7 +52,7 @@ def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch):
     client = latency.measure_rate
 
     def killed(*arguments):
-        if arguments[3] == 4:
+        if arguments[4] == 4:
             raise KeyboardInterrupt
         return client(*arguments)
 
@@ -96,7 +97,7 @@ def test_a_failure_keeps_the_finished_rates(tmp_path, measured, monkeypatch):
     client = latency.measure_rate
 
     def fails(*arguments):
-        if arguments[3] == 2:
+        if arguments[4] == 2:
             raise EngineFailure("the vLLM server ended with status 1")
         return client(*arguments)
 

@@ -163,7 +163,7 @@ def _column_title(serving: Serving, model: str, points: Sequence[str]) -> str:
     record = next(iter(serving.of(model, points)), None)
     settings = record["settings"] if record else {}
     if settings.get("dataset", "random") != "random":
-        return f"held-out chats of {settings['dataset']}"
+        return "held-out chats"
     return f"{settings['input_tokens']:,} input tokens" if settings.get("input_tokens") else " ".join(points)
 
 
@@ -228,8 +228,10 @@ def _highest_bar(entry: _Series) -> Bar:
         return Bar(None, note="none")
     gain = ratio(entry.highest, _highest(entry.base))
     known = gain is not None and entry.record is not entry.base and _bounded(entry.base)
-    text = f"{gain:.2f}×" if known else ""
-    return Bar(entry.highest, entry.highest_limit, text if _bounded(entry.record) else f"at least\n{text}".strip())
+    sign = "" if _bounded(entry.record) else "≥ "
+    return Bar(
+        entry.highest, entry.highest_limit, f"{sign}{entry.highest:.3g}" + (f"\n{sign}{gain:.2f}×" if known else "")
+    )
 
 
 def _handles(columns: Sequence[tuple[str, Sequence[_Series]]]) -> list[Any]:

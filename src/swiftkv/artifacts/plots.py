@@ -73,15 +73,16 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 continue
             axis.bar(x, bar.value, 0.92 * width, color=appearance.color, edgecolor="white", linewidth=0,
                      hatch="/////" if appearance.second else None)  # fmt: skip
-            top = bar.value
+            top, room = bar.value, highest * (0.25 if steep else 0.06 * (1 + bar.text.count("\n")))
             if bar.limit is not None:
                 mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
-                top = max(top, bar.limit)
+                if abs(bar.limit - bar.value) < room or bar.limit < bar.value:
+                    top = max(top, bar.limit)  # the text does not fit between the two
             axis.text(x, top + 0.015 * highest, bar.text, rotation=steep, ha="center", va="bottom", fontsize=6)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
-    axis.set_ylim(0, highest * (1.3 if steep else 1.15))
+    axis.set_ylim(0, highest * (1.3 if steep else 1.18))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"))
     axis.tick_params(axis="x", length=0)
 

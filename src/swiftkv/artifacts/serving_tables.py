@@ -71,8 +71,8 @@ def table5(serving: Serving) -> Table:
         published,
     )
     note = (
-        "Memory is the stated limit for weights, KV cache and activations together. OOM: nothing is left for a KV cache "
-        "that holds one request."
+        "Memory is the stated limit for weights and KV cache, on a GPU for activations too. OOM: nothing is left for a KV "
+        "cache that holds one request."
     )
     return Table(table.label, table.title, table.values, table.panels, [note, *table.notes])
 

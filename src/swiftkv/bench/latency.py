@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.engine import EngineFailure, OutOfMemory, failure, observed
-from swiftkv.bench.process import offline_environment, running
+from swiftkv.bench.client import BenchClient, bench_client
+from swiftkv.bench.engine import EngineFailure, OutOfMemory, observed
 from swiftkv.bench.rates import search
 from swiftkv.bench.record import record, request_cost
 from swiftkv.bench.server import Server, serving
@@ -108,10 +108,13 @@ def measure_latency(subject: Subject, point: Point, work: Path, heldout: Path | 
         sentence = point.budget(subject).sentence
         command = serve_command(subject, point)
         same = _identity(subject, point, command)
-        with serving(command, name, log, engine_environment(point), point.engine["start_timeout"]) as server:
+        with (
+            bench_client(work / "client.log") as client,
+            serving(command, name, log, engine_environment(point), point.engine["start_timeout"]) as server,
+        ):
 
             def measure(rate: float) -> dict[str, Any]:
-                return _kept(work, rate, same, lambda: measure_rate(server, subject, point, rate, work, chats))
+                return _kept(work, rate, same, lambda: measure_rate(server, client, subject, point, rate, work, chats))
 
             result = search(point["request_rates"], measure, point.get("refine_steps", 0))
     except OutOfMemory as error:
@@ -145,7 +148,7 @@ def measure_latency(subject: Subject, point: Point, work: Path, heldout: Path | 
 
 
 def measure_rate(
-    server: Server, subject: Subject, point: Point, rate: float, work: Path, chats: Path | None
+    server: Server, client: BenchClient, subject: Subject, point: Point, rate: float, work: Path, chats: Path | None
 ) -> dict[str, Any]:
     """Measure one rate on a running server.
 
@@ -154,14 +157,9 @@ def measure_rate(
     """
     output = work / "client.json"
     output.unlink(missing_ok=True)
-    command = client_command(subject, point, server.url, server.name, rate, output, chats)
-    environment = offline_environment() | {"OMP_NUM_THREADS": "1"}  # the server wants the processor
-    with running(command, work / "client.log", environment) as job:
-        while (status := job.wait(1.0)) is None:
-            server.check()
-        server.check()
-        if status or not output.exists():
-            raise failure("vllm bench serve", status, job.text(), job.log)
+    _, _, _, *arguments = client_command(subject, point, server.url, server.name, rate, output, chats)
+    client.run(arguments, server.check)
+    server.check()
     report = read_json(output)
     if not report["completed"]:
         raise EngineFailure(f"not one request succeeded at {rate:g} requests a second (see {work / 'client.log'})")

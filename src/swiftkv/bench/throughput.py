@@ -27,7 +27,7 @@ def throughput_command(subject: Subject, point: Point, output: Path) -> list[str
     prompt, generated = point["input_tokens"], point["output_tokens"]
     length = max_model_len(subject.config, prompt, generated)
     return vllm(
-        *("bench", "throughput", "--async-engine", "--model", str(subject.folder)),
+        *("bench", "throughput", "--model", str(subject.folder)),
         *("--dataset-name", "random", "--random-range-ratio", "0"),
         *("--random-input-len", str(prompt), "--random-output-len", str(generated)),
         *("--num-prompts", str(number_of_prompts(point["total_tokens"], prompt, generated))),
