@@ -7,6 +7,7 @@ import json
 import pytest
 
 from swiftkv.bench import latency
+from swiftkv.bench.client import bench_client
 from swiftkv.bench.dummy import write_dummy
 from swiftkv.bench.engine import EngineFailure
 from swiftkv.errors import UserError
@@ -128,3 +129,18 @@ def test_chats_must_be_given(tmp_path):
     asked = point("latency", request_rates=[1], seconds=1, dataset="packaged")
     with pytest.raises(UserError, match="no file with chats"):
         latency.measure_latency(subject(tmp_path / "m"), asked, tmp_path / "work")
+
+
+def test_a_client_that_ends_is_a_failure_with_its_words(tmp_path):
+    with bench_client(tmp_path / "client.log") as client, pytest.raises(EngineFailure) as failed:
+        client.run(["--no-such-option"], lambda: None)
+    assert "vllm bench serve" in str(failed.value) and "no-such-option" in (tmp_path / "client.log").read_text()
+
+
+def test_a_server_that_dies_ends_the_wait_for_the_client(tmp_path):
+    def check():
+        raise EngineFailure("the vLLM server ended with status 1")
+
+    with bench_client(tmp_path / "client.log") as client, pytest.raises(EngineFailure, match="the vLLM server"):
+        client.run(["--no-such-option"], check)
+    assert client._job.returncode is not None
