@@ -14,8 +14,8 @@ smoke: .venv/.ready  ## every rule once, on tiny random weights (a few minutes)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
 
 bench: .venv/.ready  ## paired performance measurements; nothing else should run meanwhile
-	$(ACTIVATE) && python benchmarks/train_throughput.py --output results/bench/train_throughput.json
-	$(ACTIVATE) && python benchmarks/serving.py --output results/bench/serving.json
+	$(ACTIVATE) && python performance/train_throughput.py --output results/bench/train_throughput.json
+	$(ACTIVATE) && python performance/serving.py --output results/bench/serving.json
 
 lint: .venv/.ready  ## style of Python and Snakemake files
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow/rules && snakemake --profile profiles/smoke --lint

@@ -131,18 +131,18 @@ def point(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 # What each kind of serving point must have, and what it may have.
 _POINT_KEYS = {
-    "throughput": ({"input_tokens", "total_tokens"}, {"output_tokens", "memory_gb", "warmups"}),
+    "throughput": ({"input_tokens", "total_tokens"}, {"output_tokens", "memory_gib", "warmups"}),
     "latency": (
         {"input_tokens", "request_rates", "seconds"},
-        {"output_tokens", "memory_gb", "min_requests", "refine_steps", "dataset", "speculative"},
+        {"output_tokens", "memory_gib", "min_requests", "refine_steps", "dataset", "speculative"},
     ),
-    "forward_time": ({"batch_tokens", "repeats"}, {"memory_gb"}),
-    "kv_capacity": ({"input_tokens"}, {"output_tokens", "memory_gb"}),
+    "forward_time": ({"batch_tokens", "repeats"}, {"memory_gib"}),
+    "kv_capacity": ({"input_tokens"}, {"output_tokens", "memory_gib"}),
 }
 
 
 def _check_point(config: dict[str, Any], name: str, point: dict[str, Any]) -> None:
-    place, kind, keys = f"serving.points.{name}", point["benchmark"], set(point) - {"benchmark"}
+    place, kind, keys = f"serving.points.{name}", point["measure"], set(point) - {"measure"}
     required, optional = _POINT_KEYS[kind]
     if missing := sorted(required - keys):
         raise UserError(f"config, at {place}: a {kind} point needs {missing[0]}")
@@ -162,9 +162,9 @@ def _check_served(config: dict[str, Any], model: str, place: str) -> None:
     gpus = config["models"][model]["gpus"]
     if "serve" not in gpus:
         raise UserError(f"config, at {place}: models.{model}.gpus has no serve, the GPUs it is served on")
-    if gpus["serve"] == 0 and config["serving"]["engine"]["cpu_kv_cache_gb"] is None:
+    if gpus["serve"] == 0 and config["serving"]["engine"]["cpu_kv_cache_gib"] is None:
         raise UserError(
-            f"config, at {place}: model {model!r} is served on the processor, which needs serving.engine.cpu_kv_cache_gb"
+            f"config, at {place}: model {model!r} is served on the processor, which needs serving.engine.cpu_kv_cache_gib"
         )
 
 

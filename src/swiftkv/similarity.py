@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from swiftkv.chats import choose_chats, tokenize
+from swiftkv.data.read import choose_chats, tokenize
 from swiftkv.models import load_base
 from swiftkv.records import provenance, read_json, write_json
 from swiftkv.score.run import identity
@@ -26,7 +26,7 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
         documents: token ids, each run by itself.
 
     Returns:
-        Float64 matrix [L, L]: mean over all tokens of cos(x_i, x_j); and the number of tokens. Vectors are normalised
+        Float64 matrix [L, L]: mean over all tokens of cos(x_i, x_j); and the number of tokens. Vectors are normalized
         and multiplied in float32, sums over documents are float64.
     """
     layers = model.config.num_hidden_layers

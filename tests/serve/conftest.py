@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftkv.corpus import build_corpus
+from swiftkv.data.build import build_corpus
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.sources import resolve_model
 from swiftkv.spec import SwiftKVSpec

@@ -39,9 +39,7 @@ def answer(case: dict) -> dict:
     start = time.monotonic()
     check = None
     if case.get("skip_check"):
-        from swiftkv.serve import settings
-
-        check, settings.check_tensors = settings.check_tensors, lambda path, config: None
+        check, hook.check_tensors = hook.check_tensors, lambda path, config: None
     try:
         llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
     except Exception as error:
@@ -49,7 +47,7 @@ def answer(case: dict) -> dict:
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         if check is not None:
-            settings.check_tensors = check
+            hook.check_tensors = check
     try:
         result = report(llm)
         result["runs"] = [run(llm, **arguments) for arguments in case.get("runs", [])]

@@ -1,4 +1,4 @@
-"""Made-up serving records in the form that swiftkv.bench writes; their numbers mean nothing."""
+"""Made-up serving records in the form that swiftkv.measure writes; their numbers mean nothing."""
 
 from swiftkv.artifacts.serving import Serving
 from swiftkv.spec import SwiftKVSpec
@@ -18,7 +18,7 @@ def record(benchmark, point, variant, kv_cache="auto", result=None, *, model="ll
     """One record; without a result it is an out-of-memory one. `changes` replace whole fields or update dictionaries."""
     spec = SPECS[variant]
     made = {
-        "benchmark": benchmark,
+        "measure": benchmark,
         "point": point,
         "model": model,
         "title": "Llama-3.1-8B-Instruct" if model == "llama-3.1-8b" else model.title(),
@@ -37,7 +37,7 @@ def record(benchmark, point, variant, kv_cache="auto", result=None, *, model="ll
             "max_num_batched_tokens": 2048,
             "enforce_eager": True,
             "tensor_parallel_size": 1,
-            "memory_gb": None,
+            "memory_gib": None,
             "dtype": "bfloat16",
             "seed": 0,
             "speculative": None,
@@ -74,7 +74,7 @@ def speed(tokens_per_second):
         "seconds": 100.0,
         "num_prompts": 100,
         "tokens": 225600,
-        "normalised_tflops_per_gpu": tokens_per_second * 16e9 / 1e12,
+        "normalized_tflops_per_gpu": tokens_per_second * 16e9 / 1e12,
     }
 
 

@@ -34,7 +34,7 @@ def test_rows_have_a_source_and_no_doubles(file):
         "variant",
         "kv_cache",
         "part",
-        "memory_gb",
+        "memory_gib",
         "input_length",
         "task",
         "artifact",

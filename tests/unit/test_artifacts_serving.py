@@ -45,7 +45,7 @@ def table5_records(**changes):
         for case, value in zip(CASES, row, strict=True):
             if value == 0:
                 continue
-            limit = {"memory_gb": int(point[7:9])}
+            limit = {"memory_gib": int(point[7:9])}
             records.append(record("throughput", point, *case, value and speed(value), settings=limit, **changes))
     return records
 
@@ -60,7 +60,7 @@ def cell(panel, row, column):
 
 
 def published5():
-    return read_published([ROOT / "resources/paper/table5.csv"], None, ("model", "memory_gb"))
+    return read_published([ROOT / "resources/paper/table5.csv"], None, ("model", "memory_gib"))
 
 
 def test_table5_prints_values_oom_missing_and_the_paper():
@@ -243,7 +243,7 @@ def test_artifacts_name_points_of_the_right_kind(scale):
         points[name] = points.get(name, {}) | entry
     for artifact, kind in KINDS.items():
         entry = config["artifacts"][artifact] | override.get("artifacts", {}).get(artifact, {})
-        assert {points[point]["benchmark"] for point in entry["points"]} == {kind}, artifact
+        assert {points[point]["measure"] for point in entry["points"]} == {kind}, artifact
         if scale != "smoke":  # which shows that every rule works, not what SwiftKV is worth
             assert entry["variants"][0] == "baseline", artifact
         if scale:

@@ -60,14 +60,14 @@ def test_figure3_draws_what_was_measured():
     assert list(measured["status"]) == ["ok", "ok", "ok", "oom", "ok", "missing"]
     assert measured.loc[("batch-2k", "swiftkv-50"), "speedup"] == 1.3
     assert measured.loc[("batch-2k", "swiftkv-50"), "tokens_per_second_limit"] == 36000
-    assert set(data[data["row"] == "published"]["quantity"]) >= {"speedup", "normalised_tflops_per_gpu"}
+    assert set(data[data["row"] == "published"]["quantity"]) >= {"speedup", "normalized_tflops_per_gpu"}
 
 
 def test_claims_stand_only_where_the_papers_hardware_ran():
     figure, data = figure3(serving(throughput_records(hardware=CPU), list(SPEEDS), CASES, claims()))
     assert not any("published" in text for text in texts(figure)[1])
     assert set(data["row"]) == {"measured"}
-    assert figure.axes[1].get_ylabel() == "Normalised TFLOP/s per device"
+    assert figure.axes[1].get_ylabel() == "Normalized TFLOP/s per device"
 
 
 def test_a_variant_keeps_its_colour():

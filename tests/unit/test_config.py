@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swiftkv import config as settings
+from swiftkv import config as cfg
 from swiftkv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +28,13 @@ def merged(config, override):
 
 
 def test_the_paper_configuration_is_valid(config):
-    settings.check(config, SCHEMA)
+    cfg.check(config, SCHEMA)
 
 
 @pytest.mark.parametrize("scale", ["local", "smoke"])
 def test_every_override_is_valid(config, scale):
     override = yaml.safe_load((ROOT / f"profiles/{scale}/override.yaml").read_text())
-    settings.check(merged(config, override), SCHEMA)
+    cfg.check(merged(config, override), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_every_override_is_valid(config, scale):
         ({"models": {"llama-3.1-8b": {"source": {"local": "x"}}}}, "models.llama-3.1-8b.source"),
         ({"models": {"llama-3.1-8b": {"serving_weights": "none"}}}, "models.llama-3.1-8b.serving_weights"),
         ({"serving": {"engine": {"eager": True}}}, "serving.engine.*eager"),
-        ({"serving": {"points": {"batch-2k": {"benchmark": "speed"}}}}, "serving.points.batch-2k.benchmark"),
+        ({"serving": {"points": {"batch-2k": {"measure": "speed"}}}}, "serving.points.batch-2k.measure"),
         (
-            {"serving": {"points": {"x": {"benchmark": "throughput", "input_tokens": 9}}}},
+            {"serving": {"points": {"x": {"measure": "throughput", "input_tokens": 9}}}},
             "serving.points.x.*total_tokens",
         ),
         ({"serving": {"points": {"batch-2k": {"seconds": 1}}}}, "points.batch-2k: a throughput point has no seconds"),
@@ -74,7 +74,7 @@ def test_every_override_is_valid(config, scale):
 )
 def test_a_mistake_is_named(config, override, sentence):
     with pytest.raises(UserError, match=sentence) as error:
-        settings.check(merged(config, override), SCHEMA)
+        cfg.check(merged(config, override), SCHEMA)
     assert "\n" not in str(error.value)
 
 
@@ -86,26 +86,26 @@ def test_duplicate_keys_are_refused_at_every_level(tmp_path, text, line, key):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=f"line {line}: key '{key}' stands twice"):
-        settings.refuse_duplicate_keys([str(file)])
+        cfg.refuse_duplicate_keys([str(file)])
 
 
 def test_a_merge_key_may_be_overridden(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\n")
-    settings.refuse_duplicate_keys([str(file)])
+    cfg.refuse_duplicate_keys([str(file)])
 
 
 def test_yaml_that_does_not_parse_is_one_sentence(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("a: [1\nb: 2\n")
     with pytest.raises(UserError, match="not valid YAML") as error:
-        settings.refuse_duplicate_keys([str(file)])
+        cfg.refuse_duplicate_keys([str(file)])
     assert "\n" not in str(error.value)
 
 
 def test_spec_of_a_variant(config):
-    assert settings.spec(config, "llama-3.1-8b", "baseline") is None
-    assert settings.spec(config, "llama-3.1-8b", "swiftkv-62.5") == {
+    assert cfg.spec(config, "llama-3.1-8b", "baseline") is None
+    assert cfg.spec(config, "llama-3.1-8b", "swiftkv-62.5") == {
         "num_hidden_layers": 32,
         "num_key_value_layers": 12,
         "key_value_group_size": 1,
@@ -126,28 +126,28 @@ SERVED = {
             "'memory-1tb' is not defined under serving.points",
         ),
         ({"artifacts": {"kv_capacity": {"variants": ["swiftkv-45"]}}}, "45 % prefill reduction"),
-        ({"models": {"llama-3.1-8b": {"gpus": {"serve": 0}}}}, "needs serving.engine.cpu_kv_cache_gb"),
+        ({"models": {"llama-3.1-8b": {"gpus": {"serve": 0}}}}, "needs serving.engine.cpu_kv_cache_gib"),
     ],
 )
 def test_what_an_artifact_serves_is_checked(config, override, sentence):
     config = merged(config, SERVED)
-    settings.check(config, SCHEMA)
+    cfg.check(config, SCHEMA)
     with pytest.raises(UserError, match=sentence):
-        settings.check(merged(config, override), SCHEMA)
+        cfg.check(merged(config, override), SCHEMA)
 
 
 def test_a_point_has_what_all_points_share(config):
-    point = settings.point(config, "memory-40gb")
-    assert (point["output_tokens"], point["memory_gb"], point["engine"]["enforce_eager"]) == (256, 40, True)
+    point = cfg.point(config, "memory-40gb")
+    assert (point["output_tokens"], point["memory_gib"], point["engine"]["enforce_eager"]) == (256, 40, True)
     config["serving"]["points"]["memory-40gb"]["output_tokens"] = 8
-    assert settings.point(config, "memory-40gb")["output_tokens"] == 8
+    assert cfg.point(config, "memory-40gb")["output_tokens"] == 8
 
 
 def test_a_served_model_says_its_gpus(config):
     del config["models"]["llama-3.1-8b"]["gpus"]["serve"]
     config["artifacts"] = {"table1": {"model": "llama-3.1-8b", "variants": ["baseline"], "points": ["forward"]}}
     with pytest.raises(UserError, match="models.llama-3.1-8b.gpus has no serve"):
-        settings.check(config, SCHEMA)
+        cfg.check(config, SCHEMA)
 
 
 def test_every_key_of_the_schema_is_described():

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from swiftkv.chats import read_chats
-from swiftkv.corpus import build_corpus
+from swiftkv.data.build import build_corpus
+from swiftkv.data.read import read_chats
 from swiftkv.errors import UserError
 
 TEMPLATES = {"user": "{{ question }}", "assistant": "{{ answer }}"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swiftkv.chats import read_chats
+from swiftkv.data.read import read_chats
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
 from swiftkv.distill.packing import PackedRows, load_tokenizer, pack, tokenize, write_packed

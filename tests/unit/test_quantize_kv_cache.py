@@ -94,8 +94,8 @@ def models(tiny_teacher, tiny_swiftkv, architecture):
 
 def test_effect_on_a_model_is_there_and_small(tiny_teacher, tiny_swiftkv, architecture, tokens):
     for model in models(tiny_teacher, tiny_swiftkv, architecture):
-        plain, quantised = (logits(model, tokens, kv_cache, (24,)) for kv_cache in ("auto", "fp8"))
-        difference = (plain - quantised).norm() / plain.norm()
+        plain, quantized = (logits(model, tokens, kv_cache, (24,)) for kv_cache in ("auto", "fp8"))
+        difference = (plain - quantized).norm() / plain.norm()
         assert 1e-4 < difference < 0.1
         assert torch.equal(plain, model(tokens, use_cache=False).logits)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
-from swiftkv.chats import choose_chats, tokenize
+from swiftkv.data.read import choose_chats, tokenize
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score import fidelity

@@ -8,7 +8,7 @@ import pytest
 import torch
 from score_helpers import SHAPE, byte_tokenizer, write_chats, write_source
 
-from swiftkv.chats import choose_chats, tokenize
+from swiftkv.data.read import choose_chats, tokenize
 from swiftkv.errors import UserError
 from swiftkv.similarity import layer_similarity, measure_similarity, simscores
 

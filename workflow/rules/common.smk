@@ -6,14 +6,14 @@ import sys
 
 sys.path.insert(0, f"{workflow.basedir}/src")
 
-from swiftkv import config as settings
+from swiftkv import config as cfg
 from swiftkv.errors import UserError
 
 try:
-    settings.refuse_duplicate_keys(
+    cfg.refuse_duplicate_keys(
         ["config.yaml", *map(str, workflow.overwrite_configfiles)]
     )
-    settings.check(config, f"{workflow.basedir}/workflow/schemas/config.schema.yaml")
+    cfg.check(config, f"{workflow.basedir}/workflow/schemas/config.schema.yaml")
 except UserError as error:
     sys.exit(f"error: {error}")
 
@@ -41,7 +41,7 @@ wildcard_constraints:
 def get_spec(w):
     """The SwiftKVSpec of a variant on a model as JSON; `null` for the unchanged model."""
     try:
-        return json.dumps(settings.spec(config, w.model, w.variant))
+        return json.dumps(cfg.spec(config, w.model, w.variant))
     except UserError as error:
         sys.exit(f"error: {error}")
 
@@ -51,7 +51,7 @@ def get_specs(artifact):
     entry = config["artifacts"][artifact]
     return json.dumps(
         {
-            name: settings.spec(config, entry["model"], name)
+            name: cfg.spec(config, entry["model"], name)
             for name in entry["variants"]
         }
     )
@@ -64,7 +64,7 @@ def get_recipe_name(w):
 def get_recipe(w):
     """A recipe's settings as JSON, with the model's ZeRO stage."""
     name = w.recipe if hasattr(w, "recipe") else get_recipe_name(w)
-    return json.dumps(settings.recipe(config, w.model, name))
+    return json.dumps(cfg.recipe(config, w.model, name))
 
 
 def get_checkpoint(w):

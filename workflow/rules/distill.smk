@@ -54,7 +54,7 @@ rule teacher_states:
         runtime="4h",
     params:
         recipe=get_recipe,
-        layers=lambda w: settings.layers_below(config, w.model),
+        layers=lambda w: cfg.layers_below(config, w.model),
     shell:
         """
         exec &> >(tee {log:q})

@@ -10,7 +10,7 @@ def get_points(benchmark):
     """A regular expression for the points of one kind; it matches nothing where there are none."""
     points = config["serving"]["points"]
     return (
-        "|".join(re.escape(p) for p in points if points[p]["benchmark"] == benchmark)
+        "|".join(re.escape(p) for p in points if points[p]["measure"] == benchmark)
         or "(?!)"
     )
 
@@ -60,7 +60,7 @@ def get_point(w):
         "--point",
         w.point,
         "--settings",
-        json.dumps(settings.point(config, w.point)),
+        json.dumps(cfg.point(config, w.point)),
     ]
     words += ["--gpus", str(get_gpus("serve")(w))]
     # Not an output: Snakemake would delete the finished rates of a job that was killed.
@@ -72,7 +72,7 @@ def get_serving_memory(w):
     """Megabytes; on a processor the weights, the cache and vLLM itself."""
     if get_gpus("serve")(w):
         return 64_000 + 120_000 * get_gpus("serve")(w)
-    return int(3000 + 1100 * config["serving"]["engine"]["cpu_kv_cache_gb"])
+    return int(3000 + 1100 * config["serving"]["engine"]["cpu_kv_cache_gib"])
 
 
 def get_serving_threads():

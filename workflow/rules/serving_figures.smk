@@ -52,7 +52,7 @@ rule figure2:
 
 
 rule figure3:
-    """Combined throughput and normalised TFLOP/s by input length (Figure 3)."""
+    """Combined throughput and normalized TFLOP/s by input length (Figure 3)."""
     input:
         records=get_serving("figure3"),
         published="resources/paper/serving_claims.csv",

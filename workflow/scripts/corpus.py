@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from swiftkv.corpus import build_corpus
+from swiftkv.data.build import build_corpus
 from swiftkv.errors import command_line
 
 

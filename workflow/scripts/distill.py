@@ -26,7 +26,7 @@ def main() -> None:
     import torch
 
     from swiftkv.distill.recipe import Recipe, spec_from_json
-    from swiftkv.distill.trainer import Training, distil
+    from swiftkv.distill.trainer import Training, train
     from swiftkv.records import read_json
 
     torch.set_num_threads(options.threads)
@@ -34,7 +34,7 @@ def main() -> None:
     spec = spec_from_json(options.spec)
     model = Path(read_json(options.model_source)["path"])
     files = Training(model, options.data, options.teacher_states, options.state_dir, options.checkpoint, options.log)
-    distil(spec, recipe, files)
+    train(spec, recipe, files)
 
 
 if __name__ == "__main__":

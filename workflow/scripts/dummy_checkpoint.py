@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="the folder")
     arguments = parser.parse_args()
 
-    from swiftkv.bench.dummy import write_dummy
+    from swiftkv.measure.dummy import write_dummy
 
     path = arguments.model_source or arguments.architecture
     content = read_json(path)

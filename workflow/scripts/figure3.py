@@ -1,4 +1,4 @@
-"""Figure 3: combined throughput and normalised TFLOP/s by input length."""
+"""Figure 3: combined throughput and normalized TFLOP/s by input length."""
 
 from swiftkv.artifacts.figures import write_figure
 from swiftkv.artifacts.serving import CLAIM_KEYS, parser, serving_of

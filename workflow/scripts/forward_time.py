@@ -2,8 +2,8 @@
 
 import argparse
 
-from swiftkv.bench.arguments import add_arguments, read_arguments, write_record
 from swiftkv.errors import command_line
+from swiftkv.measure.arguments import add_arguments, read_arguments, write_record
 
 
 @command_line
@@ -13,7 +13,7 @@ def main() -> None:
     arguments = parser.parse_args()
     subject, point = read_arguments(arguments)
 
-    from swiftkv.bench.forward import measure_forward
+    from swiftkv.measure.forward import measure_forward
 
     write_record(arguments, measure_forward(subject, point, arguments.work_dir))
 

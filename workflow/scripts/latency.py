@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from swiftkv.bench.arguments import add_arguments, read_arguments, write_record
 from swiftkv.errors import command_line
+from swiftkv.measure.arguments import add_arguments, read_arguments, write_record
 
 
 @command_line
@@ -15,7 +15,7 @@ def main() -> None:
     arguments = parser.parse_args()
     subject, point = read_arguments(arguments)
 
-    from swiftkv.bench.latency import measure_latency
+    from swiftkv.measure.latency import measure_latency
 
     write_record(arguments, measure_latency(subject, point, arguments.work_dir, arguments.heldout))
 

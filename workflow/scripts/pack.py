@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from swiftkv.chats import read_chats
+from swiftkv.data.read import read_chats
 from swiftkv.distill.packing import load_tokenizer, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import command_line

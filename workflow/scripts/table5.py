@@ -9,7 +9,7 @@ from swiftkv.errors import command_line
 @command_line
 def main() -> None:
     arguments = parser(__doc__, ("csv", "tex", "md")).parse_args()
-    serving = serving_of(arguments, "throughput", ("model", "memory_gb"))
+    serving = serving_of(arguments, "throughput", ("model", "memory_gib"))
     write_table(table5(serving), arguments.output_csv, arguments.output_tex, arguments.output_md)
 
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from swiftkv.bench.arguments import add_arguments, read_arguments, write_record
 from swiftkv.errors import command_line
+from swiftkv.measure.arguments import add_arguments, read_arguments, write_record
 
 
 @command_line
@@ -13,7 +13,7 @@ def main() -> None:
     arguments = parser.parse_args()
     subject, point = read_arguments(arguments)
 
-    from swiftkv.bench.throughput import measure_throughput
+    from swiftkv.measure.throughput import measure_throughput
 
     write_record(arguments, measure_throughput(subject, point, arguments.work_dir))
 

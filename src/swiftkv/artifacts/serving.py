@@ -16,7 +16,7 @@ from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
 MISSING, OOM = "n/a", "OOM"
-_FIELDS = ("benchmark", "point", "model", "title", "variant", "kv_cache", "status", "settings", "engine", "hardware")
+_FIELDS = ("measure", "point", "model", "title", "variant", "kv_cache", "status", "settings", "engine", "hardware")
 
 
 class Case(NamedTuple):
@@ -84,7 +84,7 @@ def read_serving(files: Iterable[str | Path], benchmark: str) -> dict[tuple[str,
         if not isinstance(record, dict) or (missing := [name for name in _FIELDS if name not in record]):
             lacking = f": it has no {', '.join(missing)}" if isinstance(record, dict) else ""
             raise UserError(f"{file} is not a serving record{lacking}; delete it and run again")
-        if record["benchmark"] != benchmark:
+        if record["measure"] != benchmark:
             raise UserError(f"{file} is a {record['benchmark']} record, but this artifact is made of {benchmark} ones")
         if record["status"] not in ("ok", "oom") or (record["status"] == "ok" and not record.get("result")):
             raise UserError(f"{file} has status {record['status']!r} and no usable result; delete it and run again")

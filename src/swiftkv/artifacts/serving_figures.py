@@ -65,7 +65,7 @@ def throughput_frame(serving: Serving, node_gpus: int | None = None) -> pd.DataF
                     "conditions": conditions([record]) if record else None,
                     "tokens_per_second": value,
                     "tokens_per_second_limit": base * bound if base and bound else None,
-                    "normalised_tflops_per_gpu": result.get("normalised_tflops_per_gpu"),
+                    "normalized_tflops_per_gpu": result.get("normalized_tflops_per_gpu"),
                     "speedup": ratio(value, base),
                     "speedup_limit": bound,
                     "fraction_of_limit": ratio(ratio(value, base), bound),
@@ -79,7 +79,7 @@ def throughput_frame(serving: Serving, node_gpus: int | None = None) -> pd.DataF
 
 
 def figure3(serving: Serving) -> tuple[Figure, pd.DataFrame]:
-    """Figure 3: combined throughput, and normalised TFLOP/s a device, against input length; one column a model.
+    """Figure 3: combined throughput, and normalized TFLOP/s a device, against input length; one column a model.
 
     Returns:
         The figure, and its data with the paper's claims below where they apply.
@@ -90,7 +90,7 @@ def figure3(serving: Serving) -> tuple[Figure, pd.DataFrame]:
     _check(serving, "Figure 3")
     panels = [
         ("Input and output tokens / s", lambda record: 1.0, "tokens_per_second"),
-        (f"Normalised TFLOP/s per {_device(serving)}", lambda record: 1.0, "normalised_tflops_per_gpu"),
+        (f"Normalized TFLOP/s per {_device(serving)}", lambda record: 1.0, "normalized_tflops_per_gpu"),
     ]
     what = "combined throughput by input length (paper's Figure 3)"
     return _bar_figure(serving, "figure3", what, panels, throughput_frame(serving))

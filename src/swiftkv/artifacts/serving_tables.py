@@ -47,7 +47,7 @@ class _Row:
 def table5(serving: Serving) -> Table:
     """Table 5: throughput of one model under memory limits; the points are the limits.
 
-    `serving.published` has the paper's rows by (model, memory_gb). They stand beside ours where the paper's model ran
+    `serving.published` has the paper's rows by (model, memory_gib). They stand beside ours where the paper's model ran
     on one H100, as the paper's did.
 
     Raises:
@@ -55,11 +55,11 @@ def table5(serving: Serving) -> Table:
     """
 
     def describe(record: Record | None, point: str) -> dict[str, str]:
-        gigabytes = record["settings"].get("memory_gb") if record else None
+        gigabytes = record["settings"].get("memory_gib") if record else None
         return {"Memory": point if gigabytes is None else f"{gigabytes:g} GB"}
 
     def published(row_records: Sequence[Record], name: str) -> Mapping[str, Any] | None:
-        gigabytes = row_records[0]["settings"].get("memory_gb")
+        gigabytes = row_records[0]["settings"].get("memory_gib")
         theirs = serving.published.get((name, f"{gigabytes:g}")) if gigabytes is not None else None
         return theirs if on_paper_hardware(row_records, 1) else None
 
@@ -210,13 +210,13 @@ def _values(serving: Serving, row: _Row, case: Case) -> dict[str, Any]:
         "reason": known.get("reason"),
         "weights": known.get("weights"),
         "gpus_or_processors": devices(record) if record else None,
-        "memory_gb": settings.get("memory_gb"),
+        "memory_gib": settings.get("memory_gib"),
         "memory": settings.get("memory"),
         "input_tokens": settings.get("input_tokens"),
         "output_tokens": settings.get("output_tokens"),
         "num_prompts": settings.get("num_prompts"),
         "tokens_per_second": result.get("tokens_per_second"),
-        "normalised_tflops_per_gpu": result.get("normalised_tflops_per_gpu"),
+        "normalized_tflops_per_gpu": result.get("normalized_tflops_per_gpu"),
         "speedup": gain,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(gain, bound),

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from swiftkv.distill import attention
-from swiftkv.distill.checkpoint import digest
 from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.state import digest
 from swiftkv.distill.step import DistillationStep
 from swiftkv.errors import UserError
 from swiftkv.models import load_base

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from swiftkv.distill.attention import compute_device
-from swiftkv.distill.checkpoint import TrainingState, fingerprint
 from swiftkv.distill.packing import PackedRows, load_tokenizer
 from swiftkv.distill.progress import LossLog, Progress
 from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep
 from swiftkv.distill.teacher import TeacherStates
 from swiftkv.errors import UserError
@@ -51,7 +51,7 @@ class Training:
     log: Path
 
 
-def distil(spec: SwiftKVSpec, recipe: Recipe, files: Training) -> None:
+def train(spec: SwiftKVSpec, recipe: Recipe, files: Training) -> None:
     """Train the SwiftKV student of a model, or go on with a training that was interrupted.
 
     Raises:

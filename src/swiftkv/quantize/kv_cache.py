@@ -6,7 +6,7 @@ of an activation matrix), and it costs 8 bytes a token and layer whatever the nu
 well would gain little: e4m3 is a floating-point format, so a head whose values lie 2^-8 below the largest head's
 still keeps full relative precision.
 
-Quantisation happens where a token enters the cache, so each token is quantised once, keys after RoPE, and prefill and
+Quantisation happens where a token enters the cache, so each token is quantized once, keys after RoPE, and prefill and
 decode attend to the same numbers. It works for every Hugging Face model that attends to what `Cache.update` returns.
 """
 
@@ -48,7 +48,7 @@ def round_trip(states: torch.Tensor) -> torch.Tensor:
 class Fp8Cache(DynamicCache):
     """A `DynamicCache` that holds what a per-token FP8 cache would return.
 
-    It keeps the dequantised values in the model's dtype: scores are those of an FP8 cache, memory is not.
+    It keeps the dequantized values in the model's dtype: scores are those of an FP8 cache, memory is not.
     """
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from swiftkv.chats import choose_chats, tokenize
+from swiftkv.data.read import choose_chats, tokenize
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, rewire
 from swiftkv.quantize import new_cache

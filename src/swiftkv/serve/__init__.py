@@ -1,6 +1,6 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`settings.py` chooses the mode and refuses what cannot work, `model.py` holds the two halves of the model,
+`hook.py` chooses the mode and refuses what cannot work, `model.py` holds the two halves of the model,
 `attention.py` the layers >= l and the shared caches, `weights.py` places and checks the tensors of a checkpoint,
 `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is the comparison of Section
 5.1. Nothing in vLLM is replaced: every name used is importable.
@@ -33,7 +33,7 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
-    from swiftkv.serve.settings import SwiftKVSettings
+    from swiftkv.serve.hook import SwiftKVSettings
 
     known = ModelRegistry.get_supported_archs()
     for architecture, place in ARCHITECTURES.items():

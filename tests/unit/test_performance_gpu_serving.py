@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoConfig
 
 import swiftkv.models  # noqa: F401
-from swiftkv.bench.engine import EngineFailure, OutOfMemory
 from swiftkv.errors import UserError
+from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_dry_run_needs_no_gpu_and_no_vllm(tmp_path):
     for name in ("vllm", "torch"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
-    command = [sys.executable, "benchmarks/gpu_serving.py", "--dry-run"]
+    command = [sys.executable, "performance/gpu_serving.py", "--dry-run"]
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     points = [line for line in run.stdout.splitlines() if " requests, " in line]
@@ -244,7 +244,7 @@ def test_packages_travel_in_parts_and_damage_is_noticed(tmp_path):
     environment = os.environ | {"PYTHON": str(python), "PART": "4096"}
 
     def prepare(*words):
-        command = ["bash", "benchmarks/gpu_prepare.sh", *map(str, words)]
+        command = ["bash", "performance/gpu_prepare.sh", *map(str, words)]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
     packed = prepare("pack", tmp_path / "travel", tmp_path / "present", "0.26.0")

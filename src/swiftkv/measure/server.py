@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from swiftkv.bench.engine import EngineFailure, failure
-from swiftkv.bench.process import Job, free_port, running
+from swiftkv.measure.engine import EngineFailure, failure
+from swiftkv.measure.process import Job, free_port, running
 
 
 @dataclass(frozen=True)

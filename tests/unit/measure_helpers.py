@@ -1,16 +1,16 @@
-"""Points and subjects for the tests of swiftkv.bench."""
+"""Points and subjects for the tests of swiftkv.measure."""
 
 import json
 from pathlib import Path
 
-from swiftkv.bench.settings import Point, Subject
+from swiftkv.measure.point import Point, Subject
 
 ENGINE = {
     "dtype": "bfloat16",
     "max_num_batched_tokens": 2048,
     "enforce_eager": True,
     "gpu_memory_utilization": 0.9,
-    "cpu_kv_cache_gb": 1,
+    "cpu_kv_cache_gib": 1,
     "start_timeout": 600,
 }
 LLAMA = {
@@ -45,4 +45,4 @@ def subject(folder: Path, **changes) -> Subject:
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:
     """A point of one kind with small lengths."""
     shared = {"output_tokens": 16, "seed": 0, "engine": ENGINE | (engine or {}), "input_tokens": 100}
-    return Point("a-point", shared | {"benchmark": benchmark} | values, gpus, threads)
+    return Point("a-point", shared | {"measure": benchmark} | values, gpus, threads)

@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.engine import EngineFailure, OutOfMemory, failure, observed
-from swiftkv.bench.forward import engine_command, engine_only_environment
-from swiftkv.bench.memory import GIB
-from swiftkv.bench.process import running
-from swiftkv.bench.record import cache_cost, record
-from swiftkv.bench.settings import Point, Subject, max_model_len, printable
+from swiftkv.measure.engine import EngineFailure, OutOfMemory, failure, observed
+from swiftkv.measure.forward import engine_command, engine_only_environment
+from swiftkv.measure.memory import GIB
+from swiftkv.measure.point import Point, Subject, max_model_len, printable
+from swiftkv.measure.process import running
+from swiftkv.measure.record import cache_cost, record
 
 
 def measure_capacity(subject: Subject, point: Point, work: Path) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from swiftkv.bench.engine import OutOfMemory
 from swiftkv.cost import Architecture
 from swiftkv.errors import UserError
+from swiftkv.measure.engine import OutOfMemory
 from swiftkv.spec import SwiftKVSpec
 
 GIB = 2**30
@@ -61,7 +61,7 @@ def cpu_budget(
     """
     if limit is None:
         if cache is None:
-            raise UserError("serving on a CPU needs serving.engine.cpu_kv_cache_gb")
+            raise UserError("serving on a CPU needs serving.engine.cpu_kv_cache_gib")
         size = int(cache * GIB)
         return Budget({"--kv-cache-memory-bytes": size}, f"a KV cache of {cache:g} GB", size)
     weights = weight_bytes(config, spec, dtype)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.engine import failure
+from swiftkv.measure.engine import failure
 
 
 class Engine:

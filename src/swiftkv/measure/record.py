@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from swiftkv.bench.settings import Point, Subject
 from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
+from swiftkv.measure.point import Point, Subject
 from swiftkv.records import provenance
 
 
@@ -31,7 +31,7 @@ def record(
         seconds: wall time of the whole measurement, in seconds.
     """
     return {
-        "benchmark": point["benchmark"],
+        "measure": point["measure"],
         "point": point.name,
         "model": subject.model,
         "title": subject.title,
@@ -46,7 +46,7 @@ def record(
             "max_num_batched_tokens": point.engine["max_num_batched_tokens"],
             "enforce_eager": point.engine["enforce_eager"],
             "tensor_parallel_size": point.tensor_parallel_size,
-            "memory_gb": point.get("memory_gb"),
+            "memory_gib": point.get("memory_gib"),
             "dtype": point.engine["dtype"],
             "quantization": subject.quantization,
             "seed": point["seed"],

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swiftkv.bench.memory import GIB, weight_bytes
+from swiftkv.measure.memory import GIB, weight_bytes
 from swiftkv.records import read_json
-from tests.unit.bench_helpers import ENGINE
+from tests.unit.measure_helpers import ENGINE
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -34,7 +34,7 @@ def source(tmp_path_factory):
 
 def command(script, source, tmp_path, **values):
     """The command line of one measuring script."""
-    engine = ENGINE | {"max_num_batched_tokens": 128, "cpu_kv_cache_gb": 0.05}
+    engine = ENGINE | {"max_num_batched_tokens": 128, "cpu_kv_cache_gib": 0.05}
     settings = {"output_tokens": 4, "seed": 0, "engine": engine, "input_tokens": 100} | values
     return [
         *(sys.executable, str(ROOT / f"workflow/scripts/{script}.py"), "--model", "tiny", "--title", "Tiny"),
@@ -95,7 +95,7 @@ def test_latency_and_the_rest(source, tmp_path):
 def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
     # Room for the weights and 0.1 MB, but not for the 0.5 MB of one request.
     limit = (weight_bytes(read_json(source)["config"], None) + 100_000) / GIB
-    done = run("kv_capacity", source, tmp_path, benchmark="kv_capacity", memory_gb=limit)
+    done = run("kv_capacity", source, tmp_path, benchmark="kv_capacity", memory_gib=limit)
     assert done.returncode == 0, done.stdout + done.stderr
     record = read_json(tmp_path / "out.json")
     assert record["status"] == "oom" and record["reason"].startswith("vLLM has not enough memory: ")

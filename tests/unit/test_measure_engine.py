@@ -2,7 +2,7 @@
 
 import pytest
 
-from swiftkv.bench.engine import EngineFailure, OutOfMemory, failure, observed
+from swiftkv.measure.engine import EngineFailure, OutOfMemory, failure, observed
 
 # Printed by vLLM 0.32.0 on a CPU; long fields cut out.
 CPU_LOG = """\
@@ -57,7 +57,7 @@ def test_the_mode_is_what_the_plugin_says(words, fast):
 def test_the_plugin_still_says_its_mode_in_these_words():
     import inspect
 
-    settings = pytest.importorskip("swiftkv.serve.settings")
+    settings = pytest.importorskip("swiftkv.serve.hook")
     source = inspect.getsource(settings)
     assert '"SwiftKV: layers %d to %d' in source
     assert "prompt tokens skip" in source and "every token runs at full depth" in source

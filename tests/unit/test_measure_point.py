@@ -7,19 +7,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swiftkv.bench import latency, memory, throughput
-from swiftkv.bench.capacity import measure_capacity
-from swiftkv.bench.dummy import dummy_config, write_dummy
-from swiftkv.bench.engine import OutOfMemory
-from swiftkv.bench.forward import forward_command
-from swiftkv.bench.memory import GIB, cpu_budget, gpu_budget, weight_bytes
-from swiftkv.bench.record import cache_cost, request_cost
-from swiftkv.bench.settings import engine_arguments, engine_environment, max_model_len
 from swiftkv.cost import cost_record
 from swiftkv.errors import UserError
+from swiftkv.measure import latency, memory, throughput
+from swiftkv.measure.capacity import measure_capacity
+from swiftkv.measure.dummy import dummy_config, write_dummy
+from swiftkv.measure.engine import OutOfMemory
+from swiftkv.measure.forward import forward_command
+from swiftkv.measure.memory import GIB, cpu_budget, gpu_budget, weight_bytes
+from swiftkv.measure.point import engine_arguments, engine_environment, max_model_len
+from swiftkv.measure.record import cache_cost, request_cost
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
-from tests.unit.bench_helpers import LLAMA, SPEC, point, subject
+from tests.unit.measure_helpers import LLAMA, SPEC, point, subject
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +139,7 @@ def test_a_cpu_limit_is_for_weights_and_cache():
     assert cpu_budget(None, 4, LLAMA, None).kv_cache_bytes == 4 * GIB
     with pytest.raises(OutOfMemory, match="the weights take 0.001 GB of the 0.0001 GB there are"):
         cpu_budget(0.0001, 4, LLAMA, None)
-    with pytest.raises(UserError, match="cpu_kv_cache_gb"):
+    with pytest.raises(UserError, match="cpu_kv_cache_gib"):
         cpu_budget(None, None, LLAMA, None)
 
 
@@ -155,14 +155,14 @@ def test_a_gpu_limit_is_a_share_of_the_device(monkeypatch):
 def test_no_room_for_the_weights_is_a_record(tmp_path, kind):
     model, work = subject(tmp_path / "m"), tmp_path / "work"
     if kind == "throughput":
-        record = throughput.measure_throughput(model, point("throughput", total_tokens=9, memory_gb=1e-4), work)
+        record = throughput.measure_throughput(model, point("throughput", total_tokens=9, memory_gib=1e-4), work)
     elif kind == "latency":
-        asked = point("latency", request_rates=[1], seconds=1, memory_gb=1e-4)
+        asked = point("latency", request_rates=[1], seconds=1, memory_gib=1e-4)
         record = latency.measure_latency(model, asked, work)
     else:
-        record = measure_capacity(model, point("kv_capacity", memory_gb=1e-4), work)
+        record = measure_capacity(model, point("kv_capacity", memory_gib=1e-4), work)
     assert (record["status"], record["result"]) == ("oom", None)
-    assert record["reason"].startswith("the weights take") and record["settings"]["memory_gb"] == 1e-4
+    assert record["reason"].startswith("the weights take") and record["settings"]["memory_gib"] == 1e-4
     json.dumps(record, allow_nan=False)
 
 
@@ -187,9 +187,9 @@ def test_throughput_counts_baseline_flops():
     report = {"elapsed_time": 2.0, "num_requests": 4, "total_num_tokens": 464}
     result = throughput.throughput_result(report, 16, 1e9, point("throughput"))
     assert (result["tokens_per_second"], result["output_tokens_per_second"]) == (232, 32)
-    assert result["normalised_tflops_per_gpu"] == pytest.approx(0.232)
+    assert result["normalized_tflops_per_gpu"] == pytest.approx(0.232)
     four = throughput.throughput_result(report, 16, 1e9, point("throughput", gpus=4))
-    assert four["normalised_tflops_per_gpu"] == pytest.approx(0.058)
+    assert four["normalized_tflops_per_gpu"] == pytest.approx(0.058)
 
 
 def test_a_batch_larger_than_a_step_is_refused(tmp_path):

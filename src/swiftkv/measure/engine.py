@@ -26,7 +26,7 @@ _CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CACHE_MEMORY = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend")
 _VERSION = re.compile(r"LLM engine \(v([^)]+)\)")
-# The line swiftkv.serve.settings writes when it has chosen the mode.
+# The line swiftkv.serve.hook writes when it has chosen the mode.
 _MODE = re.compile(r"SwiftKV: layers [^\n]*; (prompt tokens skip|every token runs at full depth)")
 _NO_MEMORY = (
     re.compile(r"No available memory for the cache blocks[^\n]*?\."),

@@ -42,7 +42,7 @@ def summary(folder: Path) -> str:
             ("throughput", "Tokens/s, input and output (ratio to the baseline; share of what FLOPs allow)"),
             ("decode", "Milliseconds per output token while decoding (ratio to the baseline)"),
         ):
-            chosen = [record for record in records if record["benchmark"] == kind]
+            chosen = [record for record in records if record["measure"] == kind]
             if chosen:
                 parts += [heading, table(chosen, kind)]
     return "\n\n".join(parts)

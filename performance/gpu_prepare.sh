@@ -2,15 +2,15 @@
 # Make the Python environment that gpu_serving.py measures in. Run from the project's root.
 #
 # A GPU machine with a package index (what a user would do; DIR is new, vLLM 0.26.0 or 0.32.0):
-#     bash benchmarks/gpu_prepare.sh venv DIR 0.26.0
-#     DIR/bin/python benchmarks/gpu_serving.py --limit-seconds 540
+#     bash performance/gpu_prepare.sh venv DIR 0.26.0
+#     DIR/bin/python performance/gpu_serving.py --limit-seconds 540
 #
 # A GPU machine that reaches nothing and has PyTorch: its packages travel in parts (50 MiB at most, about 9 for 0.26.0).
 #   1. There:  python3 -m pip list --format=freeze > PRESENT, and bring PRESENT here.
-#   2. Here:   bash benchmarks/gpu_prepare.sh pack DIR PRESENT 0.26.0     makes DIR/part-01, DIR/part-02, ...
-#   3. There, once for each part, while the machine is held:  bash benchmarks/gpu_prepare.sh collect DIR/part-NN PLACE
-#   4. There:  bash benchmarks/gpu_prepare.sh install PLACE SITE
-#   5. There:  PYTHONPATH=SITE python3 benchmarks/gpu_serving.py --output FOLDER --limit-seconds 420
+#   2. Here:   bash performance/gpu_prepare.sh pack DIR PRESENT 0.26.0     makes DIR/part-01, DIR/part-02, ...
+#   3. There, once for each part, while the machine is held:  bash performance/gpu_prepare.sh collect DIR/part-NN PLACE
+#   4. There:  bash performance/gpu_prepare.sh install PLACE SITE
+#   5. There:  PYTHONPATH=SITE python3 performance/gpu_serving.py --output FOLDER --limit-seconds 420
 #              tar -czf points.tgz FOLDER, and bring it back; unpack it there first when going on (finished points are skipped)
 # vLLM 0.26.0 needs torch 2.11 and 0.32.0 needs torch 2.13: where another torch is installed, pack carries that too (GBs).
 # The reference plugin comes with 0.26.0 only; it is a source package and is compiled at install (CMake, C++ compiler).

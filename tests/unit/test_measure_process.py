@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swiftkv.bench.engine import EngineFailure, OutOfMemory
-from swiftkv.bench.process import free_port, running
-from swiftkv.bench.server import served_names, serving
+from swiftkv.measure.engine import EngineFailure, OutOfMemory
+from swiftkv.measure.process import free_port, running
+from swiftkv.measure.server import served_names, serving
 
 # A stand-in for `vllm serve`: an engine process that ignores a polite end, and a server that lists a model.
 FAKE = """
@@ -138,7 +138,7 @@ def test_a_server_that_dies_says_why(fake, tmp_path, line, kind, sentence):
 
 PROGRAM = """
 import sys, time
-from swiftkv.bench.server import serving
+from swiftkv.measure.server import serving
 with serving(sys.argv[2:], "m", sys.argv[1], timeout=20):
     print("up", flush=True)
     time.sleep(600)

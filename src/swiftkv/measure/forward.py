@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.engine import OutOfMemory, failure, observed
-from swiftkv.bench.process import running
-from swiftkv.bench.record import record, request_cost
-from swiftkv.bench.settings import Point, Subject, engine_arguments, engine_environment, max_model_len, printable
 from swiftkv.errors import UserError
+from swiftkv.measure.engine import OutOfMemory, failure, observed
+from swiftkv.measure.point import Point, Subject, engine_arguments, engine_environment, max_model_len, printable
+from swiftkv.measure.process import running
+from swiftkv.measure.record import record, request_cost
 from swiftkv.records import read_json
 
 WHAT = (
@@ -51,7 +51,7 @@ def engine_command(subject: Subject, point: Point, length: int, output: Path, ba
         OutOfMemory: the weights alone exceed the stated limit.
     """
     return [
-        *(sys.executable, "-m", "swiftkv.bench.forward", "--model", str(subject.folder)),
+        *(sys.executable, "-m", "swiftkv.measure.forward", "--model", str(subject.folder)),
         *("--batch-tokens", json.dumps(batch_tokens), "--repeats", str(point.get("repeats", 1))),
         *("--output-json", str(output), *engine_arguments(subject, point, length, point.budget(subject))),
     ]

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from swiftkv.bench import latency
-from swiftkv.bench.client import bench_client
-from swiftkv.bench.dummy import write_dummy
-from swiftkv.bench.engine import EngineFailure
 from swiftkv.errors import UserError
-from tests.unit.bench_helpers import LLAMA, point, subject
+from swiftkv.measure import latency
+from swiftkv.measure.client import bench_client
+from swiftkv.measure.dummy import write_dummy
+from swiftkv.measure.engine import EngineFailure
+from tests.unit.measure_helpers import LLAMA, point, subject
 
 REPORT = {
     "duration": 10.5, "completed": 20, "failed": 0, "total_input_tokens": 2000, "total_output_tokens": 320,

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from swiftkv.bench.engine import EngineFailure, OutOfMemory
 from swiftkv.cost import Architecture
+from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ SMOLLM2 = dict(
 
 @pytest.fixture
 def module(monkeypatch):
-    """Imports a program of benchmarks/."""
+    """Imports a program of performance/."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module
 
@@ -202,7 +202,7 @@ def test_a_silent_worker_is_given_up(module, monkeypatch, tmp_path):
 def test_quick_run_with_real_engines(tmp_path):
     command = [
         sys.executable,
-        "benchmarks/serving.py",
+        "performance/serving.py",
         "--quick",
         "--threads",
         "1",

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.settings import Point, Subject
 from swiftkv.errors import UserError
+from swiftkv.measure.point import Point, Subject
 from swiftkv.records import read_json, write_json
 
 
@@ -71,11 +71,11 @@ def summary(record: dict[str, Any]) -> str:
     result = record["result"]
     if result is None:
         return f"OOM, {record['reason']}"
-    if record["benchmark"] == "throughput":
+    if record["measure"] == "throughput":
         return f"{result['tokens_per_second']:.1f} tokens/s"
-    if record["benchmark"] == "latency":
+    if record["measure"] == "latency":
         return f"sustains {result['highest_sustained_rate']} requests/s"
-    if record["benchmark"] == "kv_capacity":
+    if record["measure"] == "kv_capacity":
         return f"{result['kv_cache_tokens']} tokens"
     return ", ".join(
         f"{tokens} tokens {1000 * seconds:.1f} ms"

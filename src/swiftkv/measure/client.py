@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
-from swiftkv.bench.engine import failure
-from swiftkv.bench.process import Job, offline_environment, running
+from swiftkv.measure.engine import failure
+from swiftkv.measure.process import Job, offline_environment, running
 
 
 class BenchClient:
@@ -60,7 +60,7 @@ def bench_client(log: Path) -> Iterator[BenchClient]:
     """A client for as long as the block runs; it leaves the processor to the server. Its output goes to `log`."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/socket"
-        command = [sys.executable, "-m", "swiftkv.bench.client", address]
+        command = [sys.executable, "-m", "swiftkv.measure.client", address]
         with running(command, log, offline_environment() | {"OMP_NUM_THREADS": "1"}) as job:
             yield BenchClient(job, address)
 

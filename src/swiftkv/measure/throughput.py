@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.engine import OutOfMemory, failure, observed
-from swiftkv.bench.process import running
-from swiftkv.bench.record import record, request_cost
-from swiftkv.bench.settings import Point, Subject, engine_arguments, engine_environment, max_model_len, printable, vllm
+from swiftkv.measure.engine import OutOfMemory, failure, observed
+from swiftkv.measure.point import Point, Subject, engine_arguments, engine_environment, max_model_len, printable, vllm
+from swiftkv.measure.process import running
+from swiftkv.measure.record import record, request_cost
 from swiftkv.records import read_json
 
 
@@ -84,7 +84,7 @@ def measure_throughput(subject: Subject, point: Point, work: Path) -> dict[str, 
 
 
 def throughput_result(report: dict[str, Any], output: int, flops_per_token: float, point: Point) -> dict[str, Any]:
-    """The numbers of vLLM's report, and the normalised TFLOP/s for each GPU (baseline FLOPs, paper's footnote 2)."""
+    """The numbers of vLLM's report, and the normalized TFLOP/s for each GPU (baseline FLOPs, paper's footnote 2)."""
     seconds, requests = report["elapsed_time"], report["num_requests"]
     rate = report["total_num_tokens"] / seconds
     return {
@@ -94,5 +94,5 @@ def throughput_result(report: dict[str, Any], output: int, flops_per_token: floa
         "seconds": seconds,
         "num_prompts": requests,
         "tokens": report["total_num_tokens"],
-        "normalised_tflops_per_gpu": rate * flops_per_token / point.tensor_parallel_size / 1e12,
+        "normalized_tflops_per_gpu": rate * flops_per_token / point.tensor_parallel_size / 1e12,
     }

@@ -21,11 +21,11 @@ from typing import Any
 
 from engine_worker import Engine, engine, tpot_ms
 
-from swiftkv.bench.engine import observed
-from swiftkv.bench.process import terminates_cleanly
-from swiftkv.bench.settings import Point, engine_environment
 from swiftkv.cost import Architecture, request_flops
 from swiftkv.errors import command_line
+from swiftkv.measure.engine import observed
+from swiftkv.measure.point import Point, engine_environment
+from swiftkv.measure.process import terminates_cleanly
 from swiftkv.records import provenance, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 

@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.client import BenchClient, bench_client
-from swiftkv.bench.engine import EngineFailure, OutOfMemory, observed
-from swiftkv.bench.rates import search
-from swiftkv.bench.record import record, request_cost
-from swiftkv.bench.server import Server, serving
-from swiftkv.bench.settings import Point, Subject, engine_arguments, engine_environment, max_model_len, printable, vllm
-from swiftkv.chats import choose_chats
+from swiftkv.data.read import choose_chats
 from swiftkv.errors import UserError
+from swiftkv.measure.client import BenchClient, bench_client
+from swiftkv.measure.engine import EngineFailure, OutOfMemory, observed
+from swiftkv.measure.point import Point, Subject, engine_arguments, engine_environment, max_model_len, printable, vllm
+from swiftkv.measure.rates import search
+from swiftkv.measure.record import record, request_cost
+from swiftkv.measure.server import Server, serving
 from swiftkv.records import read_json, write_json
 
 STATISTICS = ("mean", "median", "p99")

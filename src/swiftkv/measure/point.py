@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swiftkv.bench.memory import Budget, cpu_budget, gpu_budget
-from swiftkv.bench.process import offline_environment, program
 from swiftkv.cost import Architecture
 from swiftkv.errors import UserError
+from swiftkv.measure.memory import Budget, cpu_budget, gpu_budget
+from swiftkv.measure.process import offline_environment, program
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -98,10 +98,10 @@ class Point:
         Raises:
             OutOfMemory: the weights alone exceed the stated limit.
         """
-        limit = self.get("memory_gb")
+        limit = self.get("memory_gib")
         if self.gpus:
             return gpu_budget(limit, self.engine["gpu_memory_utilization"])
-        return cpu_budget(limit, self.engine["cpu_kv_cache_gb"], subject.config, subject.swiftkv_spec)
+        return cpu_budget(limit, self.engine["cpu_kv_cache_gib"], subject.config, subject.swiftkv_spec)
 
 
 def max_model_len(config: dict[str, Any], prompt: int, output: int) -> int:

@@ -36,11 +36,11 @@ from typing import Any
 from engine_worker import Engine, tpot_ms, worker_command
 from gpu_summary import summary
 
-from swiftkv.bench.engine import EngineFailure, OutOfMemory, observed
-from swiftkv.bench.process import offline_environment, terminates_cleanly
-from swiftkv.bench.settings import max_model_len
 from swiftkv.cost import Architecture, request_flops
 from swiftkv.errors import UserError, command_line
+from swiftkv.measure.engine import EngineFailure, OutOfMemory, observed
+from swiftkv.measure.point import max_model_len
+from swiftkv.measure.process import offline_environment, terminates_cleanly
 from swiftkv.records import read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -289,7 +289,7 @@ def record(series: Series, size: int, scale: float, worker: Engine) -> dict[str,
     settings = {name: value for name, value in series.arguments("MODEL").items() if name != "model"}
     requests = job.get("prompts", job.get("batch"))
     return {
-        "benchmark": series.kind,
+        "measure": series.kind,
         "size": size,
         "variant": series.variant,
         "kv_cache": series.kv_cache,

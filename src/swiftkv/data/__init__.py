@@ -1,0 +1,1 @@
+"""Chats: built from sources (`build`), read and drawn for measuring (`read`)."""
