@@ -5,7 +5,11 @@ from snakemake.utils import min_version
 min_version("9.20")
 
 
-configfile: "config.yaml"
+configfile: f"{workflow.basedir}/config.yaml"
+configfile: f"{workflow.basedir}/artifacts.yaml"
+
+
+report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
@@ -14,10 +18,7 @@ include: "workflow/rules/similarity.smk"
 include: "workflow/rules/distill.smk"
 include: "workflow/rules/score.smk"
 include: "workflow/rules/serve.smk"
-include: "workflow/rules/tables.smk"
-include: "workflow/rules/figures.smk"
-include: "workflow/rules/serving_tables.smk"
-include: "workflow/rules/serving_figures.smk"
+include: "workflow/rules/artifacts.smk"
 
 
 localrules:
@@ -25,16 +26,16 @@ localrules:
 
 
 rule all:
-    """Every table and figure the configuration names."""
+    """Every table and figure of artifacts.yaml that this scale has a model for."""
     default_target: True
     input:
         expand(
-            "<results>/tables/{table}.{format}",
-            table=TABLES,
-            format=["csv", "tex", "md"],
+            "<results>/tables/{artifact}.{form}",
+            artifact=contents.names(config, "table"),
+            form=["csv", "tex", "md", "html"],
         ),
         expand(
-            "<results>/figures/{figure}.{format}",
-            figure=FIGURES,
-            format=["pdf", "png", "csv"],
+            "<results>/figures/{artifact}.{form}",
+            artifact=contents.names(config, "figure"),
+            form=["pdf", "png", "csv"],
         ),

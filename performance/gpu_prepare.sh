@@ -1,17 +1,13 @@
 #!/usr/bin/env bash
-# Make the Python environment that gpu_serving.py measures in. Run from the project's root.
+# Make the Python environment of a GPU machine that reaches no package index and has PyTorch, so that the workflow runs
+# there (profiles/one-gpu). Where there is an index, `pip install vllm==0.32.0 .` is all. Run from the project's root.
 #
-# A GPU machine with a package index (what a user would do; DIR is new, vLLM 0.26.0 or 0.32.0):
-#     bash performance/gpu_prepare.sh venv DIR 0.26.0
-#     DIR/bin/python performance/gpu_serving.py --limit-seconds 540
-#
-# A GPU machine that reaches nothing and has PyTorch: its packages travel in parts (50 MiB at most, about 9 for 0.26.0).
+# Packages travel in parts (50 MiB at most, about 10 for vLLM 0.26.0):
 #   1. There:  python3 -m pip list --format=freeze > PRESENT, and bring PRESENT here.
 #   2. Here:   bash performance/gpu_prepare.sh pack DIR PRESENT 0.26.0     makes DIR/part-01, DIR/part-02, ...
-#   3. There, once for each part, while the machine is held:  bash performance/gpu_prepare.sh collect DIR/part-NN PLACE
+#   3. There, once for each part:  bash performance/gpu_prepare.sh collect DIR/part-NN PLACE
 #   4. There:  bash performance/gpu_prepare.sh install PLACE SITE
-#   5. There:  PYTHONPATH=SITE python3 performance/gpu_serving.py --output FOLDER --limit-seconds 420
-#              tar -czf points.tgz FOLDER, and bring it back; unpack it there first when going on (finished points are skipped)
+#   5. There:  PYTHONPATH=SITE python3 -m snakemake --profile profiles/one-gpu TARGET ...     (docs/serving.md)
 # vLLM 0.26.0 needs torch 2.11 and 0.32.0 needs torch 2.13: where another torch is installed, pack carries that too (GBs).
 # The reference plugin comes with 0.26.0 only; it is a source package and is compiled at install (CMake, C++ compiler).
 set -euo pipefail
@@ -20,6 +16,9 @@ PYTHON=${PYTHON:-python3}
 PYTHON_VERSION=${PYTHON_VERSION:-3.12} # of the GPU machine
 REFERENCE=arctic-inference==0.3.0
 BUILD=(nanobind==2.9.2 grpcio-tools wheel) # what compiling it takes, besides torch, CMake and Ninja
+# What planning, measuring and drawing take besides vLLM and what it brings.
+PIPELINE=("snakemake>=9.20,<10" matplotlib pandas jsonschema "setuptools>=77")
+SOURCES=(connection-pool) # of snakemake; it comes as source only
 # Large packages for other GPUs, other models or video, which Llama on Hopper never imports.
 SKIP=${SKIP:-tokenspeed-triton nvidia-cutlass-dsl-libs-cu12 nvidia-nvvm nvidia-cuda-nvcc tilelang z3-solver pynvvideocodec torchcodec}
 PART=${PART:-$((50 * 1024 * 1024))} # bytes of a part
@@ -29,23 +28,18 @@ fail() {
     exit 1
 }
 
-venv() { # DIR VERSION
-    "$PYTHON" -m venv "$1"
-    "$1/bin/python" -m pip install --upgrade pip "setuptools>=77"
-    "$1/bin/python" -m pip install "vllm==$2"
-    [ "$2" != 0.26.0 ] || "$1/bin/python" -m pip install "$REFERENCE"
-    "$1/bin/python" -m pip install --no-deps --no-build-isolation .
-}
-
 pack() { # DIR PRESENT VERSION
     [ -s "$2" ] || fail "$2 is missing or empty; make it with: python3 -m pip list --format=freeze"
-    mkdir -p "$1/wheels"
+    mkdir -p "$1/wheels" "$1/made"
     rm -rf "$1"/part-* "$1/all"
     local platforms=(--platform any --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 --platform manylinux1_x86_64)
     for glibc in $(seq 5 39); do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
-    local target=(--only-binary :all: --python-version "$PYTHON_VERSION" --implementation cp "${platforms[@]}")
-    local wanted=("vllm==$3")
+    local target=(--only-binary :all: --python-version "$PYTHON_VERSION" --implementation cp "${platforms[@]}" --find-links "$1/made")
+    local wanted=("vllm==$3" "${PIPELINE[@]}")
     [ "$3" != 0.26.0 ] || wanted+=("${BUILD[@]}")
+    # Needs setuptools here: the project's own environment has it.
+    "$PYTHON" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$1/made" "${SOURCES[@]}" ||
+        fail "a wheel of ${SOURCES[*]} cannot be made; run this with the project's environment (PYTHON=.venv/bin/python)"
     # The large ones stay as they are there if vLLM can use them; the rest is resolved anew.
     grep -E '^(transformers|triton)==' "$2" >"$1/keep" || true
     "$PYTHON" -m pip install --dry-run --ignore-installed --quiet --report "$1/report.json" --target "$1/none" \
@@ -98,11 +92,11 @@ install() { # PLACE SITE
         [ ! -e "$source" ] || "${pip[@]}" "$source" || fail "the reference plugin cannot be compiled"
     done
     "${pip[@]}" .
-    "$PYTHON" -c 'import torch, vllm; print("torch", torch.__version__, "vllm", vllm.__version__, torch.cuda.get_device_name())'
+    "$PYTHON" -c 'import snakemake, torch, vllm; print("torch", torch.__version__, "vllm", vllm.__version__, torch.cuda.get_device_name())'
 }
 
-usage="usage: gpu_prepare.sh venv DIR VLLM | pack DIR PRESENT VLLM | collect PART PLACE | install PLACE SITE"
+usage="usage: gpu_prepare.sh pack DIR PRESENT VLLM | collect PART PLACE | install PLACE SITE"
 case "${1:-} $#" in
-    "venv 3" | "pack 4" | "collect 3" | "install 3") "$@" ;;
+    "pack 4" | "collect 3" | "install 3") "$@" ;;
     *) fail "$usage" ;;
 esac

@@ -9,6 +9,7 @@ What the plugin costs at the start is measured with engines of their own, also i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -19,13 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine_worker import Engine, engine, tpot_ms
-
 from swiftkv.cost import Architecture, request_flops
 from swiftkv.errors import command_line
 from swiftkv.measure.engine import observed
 from swiftkv.measure.point import Point, engine_environment
 from swiftkv.measure.process import terminates_cleanly
+from swiftkv.measure.worker import Worker, module, worker
 from swiftkv.records import provenance, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -76,26 +76,28 @@ def make_models(folder: Path, model: Path | None, layers: int, tiny: bool) -> di
     return {"baseline": model.resolve(), "swiftkv": folder / "swiftkv"}
 
 
-def engine_arguments(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`, the same for both sides."""
+def engine_arguments(model: Path | str, options: argparse.Namespace) -> list[str]:
+    """vLLM's engine arguments, the same for both sides."""
     longest = max(max(options.lengths), options.decode_input + options.decode_tokens) + options.output_tokens
-    return {
-        "model": str(model),
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "seed": 0,
-        "max_model_len": -(-longest // 128) * 128,
-        "max_num_batched_tokens": 2048,
-        "enable_chunked_prefill": True,
-        "enable_prefix_caching": False,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": options.kv_cache_bytes,
-    }
+    return [
+        *("--model", str(model), "--skip-tokenizer-init", "--dtype", "bfloat16", "--seed", "0"),
+        *("--max-model-len", str(-(-longest // 128) * 128), "--max-num-batched-tokens", "2048", "--max-num-seqs", "256"),
+        *("--enable-chunked-prefill", "--no-enable-prefix-caching", "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(options.kv_cache_bytes)),
+    ]
 
 
 def environment(options: argparse.Namespace, plugins: str) -> dict[str, str]:
     """Of an engine that computes with all threads; `plugins` as in VLLM_PLUGINS."""
     return engine_environment(Point("bench", {}, gpus=0, threads=options.threads)) | {"VLLM_PLUGINS": plugins}
+
+
+def engine(
+    model: Path, options: argparse.Namespace, plugins: str, log: Path
+) -> contextlib.AbstractContextManager[Worker]:
+    """An engine that does jobs, as `swiftkv.measure.engine_program` understands them."""
+    command = module("swiftkv.measure.engine_program", *engine_arguments(model, options))
+    return worker(command, log, environment(options, plugins), "the vLLM engine")
 
 
 def say(text: str) -> None:
@@ -116,11 +118,13 @@ def measure_starts(models: dict[str, Path], options: argparse.Namespace, logs: P
     # One round more: the first of each reads files that later ones find in memory.
     for round_ in range(options.starts + 1):
         for name, (side, plugins) in STARTS.items():
-            arguments = engine_arguments(models[side], options)
-            with engine(arguments, environment(options, plugins), logs / f"start-{side}.log") as worker:
-                if round_:
-                    starts[name].append(worker.ready)
-            say(f"engine start {round_}/{options.starts}, {name}: {worker.ready['start_seconds']:.1f} s")
+            begin = time.perf_counter()
+            with engine(models[side], options, plugins, logs / f"start-{side}.log") as program:
+                started = program.ask({"do": "ready"})
+                started["start_seconds"] = time.perf_counter() - begin
+            if round_:
+                starts[name].append(started)
+            say(f"engine start {round_}/{options.starts}, {name}: {started['start_seconds']:.1f} s")
     return {
         "register_seconds": {key: statistics.median(run[key] for run in register) for key in ("first", "again")},
         "register_runs": register,
@@ -132,7 +136,7 @@ def measure_starts(models: dict[str, Path], options: argparse.Namespace, logs: P
 
 
 def alternate(
-    engines: dict[str, Engine], job: dict[str, int], warm_up: dict[str, int], repeats: int
+    engines: dict[str, Worker], job: dict[str, Any], warm_up: dict[str, Any], repeats: int
 ) -> dict[str, list[dict[str, float]]]:
     """The job's answers of both sides, in turns; `warm_up` comes before each, as an engine's memory cools while it waits."""
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
@@ -175,31 +179,29 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = read_json(models["baseline"] / "config.json")
     arch, spec = Architecture.from_config(config), SwiftKVSpec(config["num_hidden_layers"], options.layers)
     start_up = measure_starts(models, options, folder) if options.starts else None
-    engines: dict[str, Engine] = {}
     result: dict[str, Any] = {"throughput": {}, "decode_tpot_ms": {}, "start_up": start_up}
-    try:
+    with contextlib.ExitStack() as running:
+        engines: dict[str, Worker] = {}
         for side in SIDES:
             plugins = "swiftkv" if side == "swiftkv" else ""
-            arguments = engine_arguments(models[side], options)
-            engines[side] = Engine(arguments, environment(options, plugins), folder / f"{side}.log")
-            engines[side].wait()
+            engines[side] = running.enter_context(engine(models[side], options, plugins, folder / f"{side}.log"))
+            engines[side].ask({"do": "ready"})
         for prompt, count in options.lengths.items():
-            job = {"kind": "throughput", "prompts": count, "input": prompt, "output": options.output_tokens}
+            job = {"do": "throughput", "prompts": count, "input": prompt, "output": options.output_tokens, "seed": 0}
             warm_up = job | {"prompts": 1, "input": min(prompt, WARM_UP)}
             runs = alternate(engines, job, warm_up, options.repeats)
             made = throughput_result(runs, arch, spec, prompt, options.output_tokens)
             result["throughput"][str(prompt)] = {"prompts": count, **made}
             say(f"{prompt} tokens: {made['ratio']:.3f}x, {made['share_of_limit']:.1%} of {made['limit']:.3f}x")
         for batch in BATCHES:
-            job = {"kind": "decode", "batch": batch, "input": options.decode_input, "output": options.decode_tokens}
-            runs = alternate(engines, job, job, options.decode_repeats)
-            made = compare(*([tpot_ms(run) for run in runs[side]] for side in SIDES))
+            job = {"do": "decode", "batch": batch, "input": options.decode_input, "output": options.decode_tokens}
+            runs = alternate(engines, job | {"seed": 0}, job | {"seed": 0}, options.decode_repeats)
+            made = compare(*([1000 * run["seconds"] / run["steps"] for run in runs[side]] for side in SIDES))
             result["decode_tpot_ms"][str(batch)] = {**made, "runs": runs}
             say(f"decode, batch {batch}: ratio {made['ratio']:.3f}")
-        ran = {side: observed(engines[side].text(), kv_cache_dtype="auto", swiftkv=side == "swiftkv") for side in SIDES}
-    finally:
-        for worker in engines.values():
-            worker.stop()
+        ran = {
+            side: observed(engines[side].job.text(), kv_cache_dtype="auto", swiftkv=side == "swiftkv") for side in SIDES
+        }
     kept = (
         "layers",
         "output_tokens",
@@ -211,7 +213,6 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "threads",
     )
     settings = {name: getattr(options, name) for name in kept}
-    arguments = {name: value for name, value in engine_arguments(Path("MODEL"), options).items() if name != "model"}
     return {
         "model": "tiny random Llama"
         if options.quick
@@ -220,7 +221,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         else "given",
         "weights": "of the model; SwiftKV's rewired, not trained",
         "spec": vars(spec),
-        "settings": settings | {"engine": arguments},
+        "settings": settings | {"engine": engine_arguments("MODEL", options)},
         "targets": TARGETS,
         **result,
         "engine": ran,

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2 = dict(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
     num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
@@ -99,15 +100,20 @@ def plain_step(options: argparse.Namespace):
 
 def our_step(options: argparse.Namespace, stored: bool):
     """The project's trainer: the DeepSpeed engine around its step."""
+    import yaml
+
     from swiftkv.distill.recipe import Recipe
     from swiftkv.distill.step import DistillationStep
     from swiftkv.distill.trainer import keep_freed_memory, make_engine, start_distributed
     from swiftkv.spec import SwiftKVSpec
 
     keep_freed_memory()
-    recipe = Recipe(
-        data="random", batch_size=options.rows, micro_batch_size=options.rows, max_length=options.length,
-        teacher_states="stored" if stored else "online",
+    recipe = Recipe.from_dict(
+        yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]["distillation"]
+        | {
+            "data": "random", "batch_size": options.rows, "micro_batch_size": options.rows, "max_length": options.length,
+            "teacher_states": "stored" if stored else "online", "zero_stage": 2,
+        }
     )  # fmt: skip
     start_distributed()
     base = load(options)
@@ -120,7 +126,7 @@ def our_step(options: argparse.Namespace, stored: bool):
         weights = batch["loss_mask"] / batch["loss_mask"].sum()
         if stored:
             inputs |= known[id(batch)]
-        loss = engine(weights=weights, **inputs)
+        loss, _ = engine(weights=weights, **inputs)
         engine.backward(loss)
         engine.step()
         return loss.item()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
+from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -51,37 +54,115 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
     error = jsonschema.exceptions.best_match(validator.iter_errors(config))
     if error is not None:
         raise UserError(f"config, at {_dotted(error.absolute_path)}: {error.message}")
-    for name, variant in config["variants"].items():
-        if variant["prefill_reduction"] is not None and variant.get("recipe") not in config["recipes"]:
-            raise UserError(
-                f"config, at variants.{name}: recipe {variant.get('recipe')!r} is not defined under recipes"
-            )
-    for name, recipe in config["recipes"].items():
-        _defined(config, "data", recipe["data"], f"recipes.{name}")
-    for section in ("similarity", "fidelity"):
+    for name in config["models"]:
+        _check_model(config, name)
+    for name, mix in config["data"].items():
+        called = [source_name(source) for source in mix["sources"]]
+        if twice := next((one for one in called if called.count(one) > 1), None):
+            raise UserError(f"config, at data.{name}: two sources are called {twice!r}; give each a name of its own")
+    for section in ("heldout", "similarity"):
         _defined(config, "data", config[section]["data"], section)
-    for name, entry in config["serving"]["points"].items():
-        _check_point(config, name, entry)
-    for name, artifact in config["artifacts"].items():
-        place = f"artifacts.{name}"
-        models = artifact.get("models", [artifact["model"]] if "model" in artifact else [])
-        for model in models:
-            _defined(config, "models", model, place)
-        for variant in [*artifact.get("variants", []), *artifact.get("fp8_variants", [])]:
-            _defined(config, "variants", variant, place)
-            if config["variants"][variant].get("merge_all_layers") and "points" not in artifact:
-                raise UserError(f"config, at {place}: variant {variant!r} can only be served, so it needs points")
-            for model in models:
-                spec(config, model, variant)
-        for point_name in artifact.get("points", []):
-            _defined(config["serving"], "points", point_name, place, "serving.points")
-        for model in models if "points" in artifact else []:
-            _check_served(config, model, place)
-        for task in artifact.get("tasks", []):
-            _defined(config, "tasks", task, place)
-        for kv_cache in artifact.get("kv_caches", []):
-            if kv_cache not in config["kv_caches"]:
-                raise UserError(f"config, at {place}: {kv_cache!r} is not one of kv_caches {config['kv_caches']}")
+    if config["fidelity"]["documents"] > config["heldout"]["chats"]:
+        raise UserError(
+            f"config, at fidelity: {config['fidelity']['documents']} documents cannot be drawn from the "
+            f"{config['heldout']['chats']} chats of heldout"
+        )
+    for name in config["recipes"]:
+        _check_recipe(config, name)
+    for name in config["variants"]:
+        _check_variant(config, name)
+    _check_engine(config)
+    for name in config["serving"]["points"]:
+        _check_point(config, name)
+
+
+def _check_model(config: dict[str, Any], name: str) -> None:
+    model = config["models"][name]
+    place, layers = f"models.{name}", model["num_hidden_layers"]
+    for reduction, ordinary in model["num_key_value_layers"].items():
+        if ordinary > layers:
+            raise UserError(
+                f"config, at {place}.num_key_value_layers.{reduction}: {ordinary} layers are more than the "
+                f"{layers} of the model"
+            )
+    gpus, nodes = model["gpus"]["distill"], model["nodes"]["distill"]
+    if max(1, gpus) % nodes:
+        raise UserError(f"config, at {place}: {gpus} GPUs for distill cannot be spread evenly over {nodes} nodes")
+    shape = model["source"].get("random", {})
+    if shape.get("num_hidden_layers", layers) != layers:
+        raise UserError(
+            f"config, at {place}: source.random has {shape['num_hidden_layers']} layers, but num_hidden_layers is {layers}"
+        )
+    heads, shared = shape.get("num_attention_heads"), shape.get("num_key_value_heads")
+    if heads and shared and heads % shared:
+        raise UserError(
+            f"config, at {place}.source.random: {heads} attention heads cannot share {shared} key/value heads evenly"
+        )
+
+
+def _check_recipe(config: dict[str, Any], name: str) -> None:
+    """The recipe alone, and on every model that plays a role at this scale."""
+    place = f"config, at recipes.{name}"
+    _defined(config, "data", config["recipes"][name]["data"], f"recipes.{name}")
+    try:
+        for model in _in_use(config):
+            ranks = max(1, config["models"][model]["gpus"]["distill"])
+            place = f"config, at recipes.{name}, for model {model!r}"
+            Recipe.from_dict(recipe(config, model, name)).accumulation(ranks)
+    except UserError as error:
+        raise UserError(f"{place}: {str(error).removeprefix('recipe: ')}") from None
+
+
+def _check_variant(config: dict[str, Any], name: str) -> None:
+    """The variant alone, and that it fits at least one model."""
+    variant, place = config["variants"][name], f"config, at variants.{name}"
+    reduction, trained = variant["prefill_reduction"], variant.get("recipe")
+    if trained is not None and trained not in config["recipes"]:
+        raise UserError(f"{place}: recipe {trained!r} is not defined under recipes")
+    if reduction is None:
+        if given := [key for key in ("acrosskv", "kv_heads", "plugin") if variant.get(key) is not None]:
+            raise UserError(f"{place}: {given[0]} needs a prefill_reduction")
+        if trained is not None:
+            if variant.get("merge_all_layers"):
+                raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no recipe")
+            _check_trained(config, name, None)
+        return
+    if missing := [key for key in ("acrosskv", "kv_heads", "recipe") if key not in variant]:
+        raise UserError(f"{place}: a variant with a prefill_reduction needs {missing[0]}")
+    if variant.get("merge_all_layers"):
+        raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no prefill_reduction")
+    having = [model for model, entry in config["models"].items() if reduction in entry["num_key_value_layers"]]
+    if not having:
+        raise UserError(f"{place}: no model has {reduction} under its num_key_value_layers")
+    refusal = None
+    for model in having:
+        try:
+            spec(config, model, name)
+        except UserError as error:
+            refusal = error
+            continue
+        _check_trained(config, name, model)
+        refusal = None
+        break
+    if refusal is not None:
+        raise UserError(f"{place}: it fits no model; {refusal}")
+
+
+def _check_trained(config: dict[str, Any], name: str, model: str | None) -> None:
+    """Whether a variant's recipe can train it; `model` is None for a variant that is not rewired."""
+    fields = None if model is None else spec(config, model, name)
+    trained = config["variants"][name]["recipe"]
+    settings = recipe(config, model or next(iter(config["models"])), trained)
+    try:
+        Recipe.from_dict(settings).check_spec(None if fields is None else SwiftKVSpec(**fields))
+    except UserError as error:
+        sentence = str(error).removeprefix("recipe: ")
+        raise UserError(f"config, at variants.{name}: recipe {trained!r} cannot train it: {sentence}") from None
+
+
+def _in_use(config: dict[str, Any]) -> list[str]:
+    """The models that play a role at this scale."""
+    return [name for name in config["models"] if name in config["roles"].values()]
 
 
 def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | None] | None:
@@ -130,35 +211,63 @@ def point(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 # What each kind of serving point must have, and what it may have.
+_ANY_POINT = {"output_tokens", "memory_gib", "enforce_eager"}
 _POINT_KEYS = {
-    "throughput": ({"input_tokens", "total_tokens"}, {"output_tokens", "memory_gib", "warmups"}),
+    "throughput": ({"input_tokens", "total_tokens"}, _ANY_POINT | {"warmups"}),
     "latency": (
         {"input_tokens", "request_rates", "seconds"},
-        {"output_tokens", "memory_gib", "min_requests", "refine_steps", "dataset", "speculative"},
+        _ANY_POINT | {"min_requests", "refine_steps", "dataset", "speculative"},
     ),
-    "forward_time": ({"batch_tokens", "repeats"}, {"memory_gib"}),
-    "kv_capacity": ({"input_tokens"}, {"output_tokens", "memory_gib"}),
+    "forward_time": ({"batch_tokens", "repeats"}, _ANY_POINT - {"output_tokens"}),
+    "kv_capacity": ({"input_tokens"}, _ANY_POINT),
+    "decode": ({"input_tokens", "batch_sizes", "repeats"}, _ANY_POINT),
 }
 
 
-def _check_point(config: dict[str, Any], name: str, point: dict[str, Any]) -> None:
-    place, kind, keys = f"serving.points.{name}", point["measure"], set(point) - {"measure"}
+def _check_engine(config: dict[str, Any]) -> None:
+    engine = config["serving"]["engine"]
+    if engine["max_num_batched_tokens"] < engine["max_num_seqs"]:
+        raise UserError(
+            f"config, at serving.engine: a step of max_num_batched_tokens = {engine['max_num_batched_tokens']} cannot "
+            f"hold a token of each of max_num_seqs = {engine['max_num_seqs']} sequences"
+        )
+
+
+def _check_point(config: dict[str, Any], name: str) -> None:
+    entry, engine = config["serving"]["points"][name], config["serving"]["engine"]
+    place, kind, keys = f"config, at serving.points.{name}", entry["measure"], set(entry) - {"measure"}
     required, optional = _POINT_KEYS[kind]
     if missing := sorted(required - keys):
-        raise UserError(f"config, at {place}: a {kind} point needs {missing[0]}")
+        raise UserError(f"{place}: a {kind} point needs {missing[0]}")
     if unknown := sorted(keys - required - optional):
-        raise UserError(f"config, at {place}: a {kind} point has no {unknown[0]}")
-    chunk = config["serving"]["engine"]["max_num_batched_tokens"]
-    if kind == "forward_time" and max(point["batch_tokens"]) > chunk:
+        raise UserError(f"{place}: a {kind} point has no {unknown[0]}")
+    values = point(config, name)
+    if kind == "throughput" and values["total_tokens"] < values["input_tokens"] + values["output_tokens"]:
         raise UserError(
-            f"config, at {place}: {max(point['batch_tokens'])} tokens do not fit into one step, which has at most "
-            f"serving.engine.max_num_batched_tokens = {chunk}"
+            f"{place}: total_tokens = {values['total_tokens']} is less than one request of {values['input_tokens']} "
+            f"input and {values['output_tokens']} output tokens"
         )
-    if "dataset" in point:
-        _defined(config, "data", point["dataset"], place)
+    if kind == "forward_time" and max(entry["batch_tokens"]) > engine["max_num_batched_tokens"]:
+        raise UserError(
+            f"{place}: {max(entry['batch_tokens'])} tokens do not fit into one step, which has at most "
+            f"serving.engine.max_num_batched_tokens = {engine['max_num_batched_tokens']}"
+        )
+    if kind == "decode" and max(entry["batch_sizes"]) > engine["max_num_seqs"]:
+        raise UserError(
+            f"{place}: {max(entry['batch_sizes'])} sequences do not run at once; at most "
+            f"serving.engine.max_num_seqs = {engine['max_num_seqs']} do"
+        )
+    speculative = entry.get("speculative", {})
+    if speculative.get("prompt_lookup_min", 1) > speculative.get("prompt_lookup_max", math.inf):
+        raise UserError(f"{place}.speculative: prompt_lookup_min is above prompt_lookup_max")
 
 
-def _check_served(config: dict[str, Any], model: str, place: str) -> None:
+def check_served(config: dict[str, Any], model: str, place: str) -> None:
+    """Refuse to serve a model whose GPUs, or whose memory on a processor, are not stated.
+
+    Raises:
+        UserError: naming the key.
+    """
     gpus = config["models"][model]["gpus"]
     if "serve" not in gpus:
         raise UserError(f"config, at {place}: models.{model}.gpus has no serve, the GPUs it is served on")
@@ -168,11 +277,24 @@ def _check_served(config: dict[str, Any], model: str, place: str) -> None:
         )
 
 
-def _defined(config: dict[str, Any], section: str, name: str, place: str, printed: str | None = None) -> None:
+def _defined(config: dict[str, Any], section: str, name: str, place: str) -> None:
     if name not in config[section]:
         known = ", ".join(config[section])
-        raise UserError(f"config, at {place}: {name!r} is not defined under {printed or section} (known: {known})")
+        raise UserError(f"config, at {place}: {name!r} is not defined under {section} (known: {known})")
 
 
 def _dotted(path) -> str:
     return ".".join(str(part) for part in path) or "the top level"
+
+
+def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool) -> str | None:
+    """Why a variant of a model cannot be measured, or None: what an artifact then shows in its place.
+
+    Args:
+        served: whether it would be served, rather than scored.
+    """
+    if reason := config["models"][model].get("unavailable", {}).get("serving" if served else "quality"):
+        return reason
+    if served and config["variants"][variant].get("kv_heads") is not None:
+        return "key/value heads that differ between layers cannot be served"
+    return None

@@ -175,6 +175,33 @@ def kv_bytes_per_token(arch: Architecture, spec: SwiftKVSpec | None, dtype: str 
     return 2 * heads * arch.head_dim * KV_DTYPE_BYTES[dtype]
 
 
+def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) -> int:
+    """Parameters of a model, biases and norms included, tied embeddings once.
+
+    Args:
+        config: config.json of a Llama, Mistral or Qwen2 model, SwiftKV or not.
+        spec: the variant, without the teacher's projections that it does not use; None is the unchanged model.
+
+    Raises:
+        UserError: as `Architecture.from_config`.
+    """
+    arch = Architecture.from_config(config)
+    _check(arch, spec)
+    family = str(config["model_type"]).removesuffix("_swiftkv")
+    bias = family == "qwen2" or (family == "llama" and config.get("attention_bias"))
+    width, layers = arch.hidden_size, arch.num_hidden_layers
+    query = arch.num_attention_heads * arch.head_dim
+    key_value = sum(_projections(arch, spec)) // width  # rows of K and V: two FLOPs for K are a weight of each
+    count = arch.vocab_size * width * (1 if config.get("tie_word_embeddings") else 2)
+    count += layers * (2 * query * width + 3 * width * arch.intermediate_size + 2 * width)  # q, o, mlp, norms
+    count += key_value * width + width  # k and v; the last norm
+    if bias:
+        count += layers * query + key_value + (layers * width if family == "llama" else 0)
+    if spec is not None and spec.groups:
+        count += width  # norm_swiftkv
+    return count
+
+
 def published_vocab_size(vocab_size: int) -> int:
     """The vocabulary as the paper counts it: 128,256 is "128K", read as 128 x 1,024."""
     return vocab_size if vocab_size % 1024 == 0 else round(vocab_size / 1000) * 1024

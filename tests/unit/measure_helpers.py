@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+from swiftkv.measure.kind import Run
 from swiftkv.measure.point import Point, Subject
 
 ENGINE = {
     "dtype": "bfloat16",
     "max_num_batched_tokens": 2048,
+    "max_num_seqs": 256,
     "enforce_eager": True,
     "gpu_memory_utilization": 0.9,
     "cpu_kv_cache_gib": 1,
@@ -38,8 +40,14 @@ def subject(folder: Path, **changes) -> Subject:
     """An ordinary tiny model in `folder`, which gets its config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    fields = {"model": "tiny", "title": "Tiny", "variant": "baseline", "kv_cache": "auto", "weights": "original"}
+    identity = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "revision": None, "resolved": None}
+    fields = {"identity": identity, "variant": "baseline", "kv_cache": "auto", "weights": "original"}
     return Subject(**fields | {"folder": folder} | changes)
+
+
+def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> Run:
+    """A measurement under way in `work`."""
+    return Run(subject, point, work, point.budget(subject), heldout)
 
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:

@@ -1,80 +1,107 @@
-"""Made-up serving records in the form that swiftkv.measure writes; their numbers mean nothing."""
+"""Made-up serving records in the form that swiftkv.measure writes, and entries that show them; the numbers mean nothing."""
 
-from swiftkv.artifacts.serving import Serving
-from swiftkv.spec import SwiftKVSpec
+from __future__ import annotations
+
+import csv
+import io
+
+from swiftkv.artifacts.kinds import KINDS
+from swiftkv.records import describe_spec, write_json
 
 H100 = {"processor": "Some(R) CPU @ 2.00GHz", "cores": 96, "threads": 96, "gpus": ["NVIDIA H100 80GB HBM3"] * 8}
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
+TITLES = {"llama-3.1-8b": "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}
 SPECS = {
     "baseline": None,
     "merge-all-layers": None,
-    "swiftkv-50": SwiftKVSpec(32, 16),
-    "swiftkv-50-across4": SwiftKVSpec(32, 16, 4),
+    "swiftkv-50": {"num_key_value_layers": 16, "key_value_group_size": 1},
+    "swiftkv-50-across4": {"num_key_value_layers": 16, "key_value_group_size": 4},
+}
+SPECS = {
+    variant: spec and {"num_hidden_layers": 32, **spec, "num_key_value_heads": None} for variant, spec in SPECS.items()
 }
 LIMITS = {"baseline": 1.0, "merge-all-layers": 1.0, "swiftkv-50": 1.8, "swiftkv-50-across4": 1.9}
 
 
-def record(benchmark, point, variant, kv_cache="auto", result=None, *, model="llama-3.1-8b", **changes):
-    """One record; without a result it is an out-of-memory one. `changes` replace whole fields or update dictionaries."""
+def record(
+    measure,
+    point,
+    variant,
+    kv_cache="auto",
+    result=None,
+    *,
+    model="llama-3.1-8b",
+    hardware=H100,
+    weights=None,
+    settings=(),
+    engine=(),
+    cost=(),
+):
+    """One record; without a result it is an out-of-memory one."""
     spec = SPECS[variant]
-    made = {
-        "measure": benchmark,
-        "point": point,
-        "model": model,
-        "title": "Llama-3.1-8B-Instruct" if model == "llama-3.1-8b" else model.title(),
+    return {
+        "measure": measure,
+        "model": {
+            "name": model,
+            "title": TITLES.get(model, model.title()),
+            "kind": "hub",
+            "id": model,
+            "revision": "main",
+            "resolved": "0",
+        },
         "variant": variant,
         "kv_cache": kv_cache,
-        "weights": "trained" if spec else "original",
-        "spec": None if spec is None else vars(spec),
-        "merge_all_layers": variant == "merge-all-layers",
+        "weights": weights or ("trained" if spec else "original"),
+        "spec": describe_spec(spec, 8),
         "status": "ok" if result else "oom",
         "reason": None if result else "no memory is left for the KV cache",
         "settings": {
-            "input_tokens": 2000,
-            "output_tokens": 256,
-            "num_prompts": 100,
-            "total_tokens": 225600,
+            "point": point,
+            "merge_all_layers": variant == "merge-all-layers",
+            "dtype": "bfloat16",
             "max_num_batched_tokens": 2048,
+            "max_num_seqs": 256,
             "enforce_eager": True,
             "tensor_parallel_size": 1,
             "memory_gib": None,
-            "dtype": "bfloat16",
-            "seed": 0,
+            "quantization": None,
             "speculative": None,
+            "seed": 0,
+            "threads": None,
+            "input_tokens": 2000,
+            "output_tokens": 256,
+            "num_prompts": 100,
             "command": ["vllm"],
+            **dict(settings),
         },
+        "result": result,
         "engine": {
             "vllm": "0.32.0",
             "attention_backend": "FLASH_ATTN",
             "compilation": "eager",
             "kv_cache_tokens": 93184 if result else None,
-            "kv_cache_dtype": kv_cache,
-            "prefix_caching": False,
-            "fast_prefill": spec is not None,
+            "plugin": "swiftkv",
+            **dict(engine),
         },
         "cost": {
             "baseline_flops_per_token": 16e9,
             "request_speedup_limit": LIMITS[variant],
             "prefill_speedup_limit": LIMITS[variant] + 0.1,
+            **dict(cost),
         },
-        "result": result,
-        "hardware": H100,
+        "provenance": {"finished": "2026-01-01", "wall_seconds": 1.0, "libraries": {}, "hardware": hardware},
     }
-    for name, value in changes.items():
-        made[name] = {**made[name], **value} if isinstance(made[name], dict) and name != "hardware" else value
-    return made
 
 
 def speed(tokens_per_second):
     """The result of a throughput point."""
     return {
         "tokens_per_second": tokens_per_second,
-        "output_tokens_per_second": tokens_per_second / 8,
-        "requests_per_second": tokens_per_second / 2256,
         "seconds": 100.0,
         "num_prompts": 100,
-        "tokens": 225600,
         "normalized_tflops_per_gpu": tokens_per_second * 16e9 / 1e12,
+        "exact_tflops_per_gpu": tokens_per_second * 17e9 / 1e12,
+        "mfu_percent": tokens_per_second * 16e9 / 989.4e10,
     }
 
 
@@ -95,8 +122,47 @@ def latencies(capacity, ttft=40.0, tpot=8.0, rates=(1, 2, 4, 8, 16)):
     return {"rates": entries, "highest_sustained_rate": max(sustained, default=None), "criterion": "made up"}
 
 
-def serving(records, points, cases, published=None):
-    """What an artifact would show of `records`, models in the order of the records."""
-    models = list(dict.fromkeys(each["model"] for each in records))
-    keyed = {(each["point"], each["model"], each["variant"], each["kv_cache"]): each for each in records}
-    return Serving(keyed, models, points, cases, {model: model for model in models}, published or {})
+def entry(kind, points, cases, models=("llama-3.1-8b",), **more):
+    """A resolved entry; `points` maps names to what they ask for."""
+    return {
+        "name": "an_artifact",
+        "kind": kind,
+        "form": KINDS[kind].form,
+        "source": "paper",
+        "item": "Figure 0",
+        "label": "paper's Figure 0",
+        "title": "what is shown",
+        "models": [
+            {"name": name, "title": TITLES.get(name, name.title()), "published": name, "role": name} for name in models
+        ],
+        "cases": [list(case) for case in cases],
+        "specs": {name: {variant: SPECS[variant] for variant, _ in cases} for name in models},
+        "unmeasured": {},
+        "points": points,
+        **more,
+    }
+
+
+def make(folder, shown, records, **published):
+    """What an entry's kind draws of `records`, written to files in `folder`; `published` are further files."""
+    paths = []
+    for number, each in enumerate(records):
+        paths.append(folder / f"{number}.json")
+        write_json(paths[-1], each)
+    return KINDS[shown["kind"]].make(shown, {"serving": paths, **published})
+
+
+def rows(table):
+    """The lines of a table's CSV."""
+    return list(csv.DictReader(io.StringIO(table.values.to_csv(index=False))))
+
+
+def values_csv(folder, *lines):
+    """A file of published statements like resources/paper/values.csv: (item, model, quantity, gpus, low, high, text)."""
+    names = ("item", "model", "quantity", "gpus", "low", "high", "text")
+    path = folder / "values.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, (*names, "variant", "input_tokens", "layer", "source", "note"))
+        writer.writeheader()
+        writer.writerows(dict(zip(names, line, strict=False)) | (line[7] if len(line) > 7 else {}) for line in lines)
+    return [path]

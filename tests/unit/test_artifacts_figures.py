@@ -1,104 +1,213 @@
-"""Figures 2 (left) and A.1: the CSV is what was measured, and equal input gives equal bytes."""
+"""Similarity curves, and the wiring from a spec: the CSV is what was measured or follows, equal input gives equal bytes."""
 
-import csv
-import subprocess
-import sys
-from pathlib import Path
+import copy
 
+import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
-from swiftkv.artifacts.figures import figure2_left, figureA1, write_figure
-from swiftkv.artifacts.inputs import read_similarities
+from swiftkv.artifacts.drawing import Drawing, write_figure
+from swiftkv.artifacts.kinds import KINDS, forward, similarity, wiring
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
+from tests.unit.serving_helpers import entry as serving_entry
+from tests.unit.serving_helpers import make, record, values_csv
 
-SCRIPTS = Path(__file__).parents[2] / "workflow" / "scripts"
+LAYERS = {"one": 4, "two": 6, "three": 5, "big": 9}
+CONFIG = {
+    "pathvars": {"results": "results"},
+    "roles": {"small": "one", "other": "one", "middle": "two", "nobody": None, "large": "big"},
+    "models": {name: {"title": name.title(), "num_hidden_layers": layers} for name, layers in LAYERS.items()},
+}
 
 
-def similarity(name, layers):
+def measured(name):
+    """A made-up similarity record."""
+    layers = LAYERS[name]
     pairwise = [
         [1.0 if i == j else 0.9 - 0.1 * abs(i - j) + 0.01 * min(i, j) for j in range(layers)] for i in range(layers)
     ]
     simscore = [sum(row[layer + 1 :]) / (layers - 1 - layer) for layer, row in enumerate(pairwise[:-1])]
     return {
-        "model": name,
-        "title": name.title(),
-        "num_hidden_layers": layers,
-        "simscore": simscore,
-        "pairwise": pairwise,
+        "measure": "similarity",
+        "model": {"name": name, "title": name.title()},
+        "variant": "baseline",
+        "kv_cache": "auto",
+        "weights": "original",
+        "spec": None,
+        "status": "ok",
+        "reason": None,
+        "settings": {},
+        "result": {"num_hidden_layers": layers, "simscore": simscore, "pairwise": pairwise},
+        "provenance": {},
     }
 
 
-def write(folder, figure, data):
-    folder.mkdir()
-    paths = [folder / f"figure.{kind}" for kind in ("pdf", "png", "csv")]
-    write_figure(figure, data, *paths)
-    return paths
+def described(names):
+    return [{"name": name, "title": name.title(), "published": name} for name in names]
 
 
-def test_figure2_plots_the_scores(tmp_path):
-    records = [similarity("one", 4), similarity("two", 6)]
-    figure, data = figure2_left(records)
-    lines = [line for line in figure.axes[0].lines if line.get_marker() != "None"]
-    for line, record in zip(lines, records, strict=True):
-        layers = record["num_hidden_layers"]
-        assert list(line.get_ydata()) == record["simscore"]
-        assert list(line.get_xdata()) == [100 * layer / layers for layer in range(layers - 1)]
-    assert {text.get_text().split(" ")[0] for text in figure.axes[0].get_legend().get_texts()} == {"One", "Two"}
-    csv_path = write(tmp_path / "out", figure, data)[2]
-    with open(csv_path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["simscore"]) for row in rows] == records[0]["simscore"] + records[1]["simscore"]
-    assert [int(row["layer"]) for row in rows] == [0, 1, 2, 0, 1, 2, 3, 4]
+def drawn(folder, small, large=(), without=None, published=(), **more):
+    """What the kind draws of records of all these models but those in `without` (name: reason)."""
+    entry = {"name": "curves", "label": "paper's Figure 0", "title": "similarity of inputs", "models": described(small)}
+    entry |= {"large_models": described(large), "no_similarity": without or {}, **more}
+    paths = [folder / f"{name}.json" for name in (*small, *large) if name not in (without or {})]
+    for path in paths:
+        write_json(path, measured(path.stem))
+    return similarity.make(entry, {"similarity": paths, "published": list(published)})
+
+
+def test_curves_are_the_scores(tmp_path):
+    made = drawn(tmp_path, ["one", "two"])
+    axis = made.figure.axes[0]
+    lines = [line for line in axis.lines if line.get_marker() != "None"]
+    for line, name in zip(lines, ("one", "two"), strict=True):
+        assert list(line.get_ydata()) == measured(name)["result"]["simscore"]
+        assert list(line.get_xdata()) == [100 * layer / LAYERS[name] for layer in range(LAYERS[name] - 1)]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["One ($L$ = 4)", "Two ($L$ = 6)"]
+    assert made.figure.get_suptitle().replace("\n", " ") == "Similarity of inputs (paper's Figure 0)"
+    assert list(made.data["layer"]) == [0, 1, 2, 0, 1, 2, 3, 4] and set(made.data["panel"]) == {"simscore"}
+
+
+def test_published_scores_stand_beside_the_papers_model_only(tmp_path):
+    lines = [
+        ("curves", name, "simscore", "", 0.61, 0.61, "0.61 at layer 2", {"layer": 2}) for name in ("two", "not here")
+    ]
+    bound = ("curves", "two", "simscore", "", 0.5, "", "above 0.5", {"layer": 3})
+    made = drawn(tmp_path, ["one", "two"], published=values_csv(tmp_path, *lines, bound))
+    stated = made.data.dropna(subset="simscore_published")
+    assert stated[["model", "layer", "simscore_published"]].values.tolist() == [["two", 2, 0.61]]
+    star = made.figure.axes[0].lines[-1]
+    assert (list(star.get_xdata()), list(star.get_ydata()), star.get_label()) == ([100 / 3], [0.61], "published (Two)")
+
+
+@pytest.mark.parametrize(("small", "large"), [(["one"], []), (["one", "two"], []), (["one", "two", "three"], ["big"])])
+def test_every_matrix_is_there(tmp_path, small, large):
+    made = drawn(tmp_path, small, large, matrices=True)
+    axes = [axis for area in made.figure.subfigs for axis in area.axes]
+    images = [axis.images[0] for axis in axes if axis.images]
+    for image, name in zip(images, [*small, *large], strict=True):
+        assert image.get_array().tolist() == measured(name)["result"]["pairwise"]
+    assert len([axis for axis in axes if axis.lines]) == (2 if large else 1)
+    pairs = made.data[made.data["panel"] == "pairwise"]
+    assert len(pairs) == sum(LAYERS[name] ** 2 for name in [*small, *large])
+    one = pairs[pairs["model"] == "one"].set_index(["layer", "other_layer"])["similarity"]
+    assert all(one[i, j] == measured("one")["result"]["pairwise"][i][j] for i in range(4) for j in range(4))
+
+
+def test_a_model_without_a_measurement_is_named_with_the_reason(tmp_path):
+    made = drawn(tmp_path, ["one", "two"], without={"two": "it cannot be loaded"}, matrices=True)
+    axes = [axis for area in made.figure.subfigs for axis in area.axes]
+    legend = [text.get_text() for text in axes[0].get_legend().get_texts()]
+    assert legend[1] == "Two: n/a (it cannot be loaded)" and set(made.data["model"]) == {"one"}
+
+
+def test_roles_are_resolved_without_doubles_and_empty_ones():
+    entry = {
+        "name": "curves",
+        "models": described(["one"]),
+        "large_models": ["nobody", "other", "large", "big", "middle"],
+    }
+    extra = KINDS["similarity"].extra(CONFIG, entry)
+    assert [model["name"] for model in extra["large_models"]] == ["big", "two"] and extra["no_similarity"] == {}
+    assert KINDS["similarity"].extra(CONFIG, {"name": "curves", "models": described(["one"])})["large_models"] == []
+    config = copy.deepcopy(CONFIG)
+    config["models"]["big"]["unavailable"] = {"quality": "too large"}
+    resolved = entry | KINDS["similarity"].extra(config, entry)
+    assert resolved["no_similarity"] == {"big": "too large"}
+    wanted = ["results/similarity/one.json", "results/similarity/two.json"]
+    assert similarity.needs(config, resolved) == {"similarity": wanted}
+    with pytest.raises(UserError, match="artifacts.curves: 'misspelt' is neither a role nor a model"):
+        KINDS["similarity"].extra(CONFIG, entry | {"large_models": ["misspelt"]})
+
+
+def test_equal_input_gives_equal_bytes(tmp_path):
+    written = []
+    for number in range(2):
+        paths = {form: tmp_path / f"{number}.{form}" for form in ("pdf", "png", "csv")}
+        figure = Figure(figsize=(1, 1))
+        figure.subplots().plot([1, 2], [2, 1], label="one")
+        write_figure(Drawing(figure, pd.DataFrame({"x": [1, 2]})), paths)
+        written.append([path.read_bytes() for path in paths.values()])
+    assert written[0] == written[1] and all(written[0])
+    assert b"CreationDate" not in written[0][0] and b"Software" not in written[0][1]
+    assert written[0][2] == b"x\n1\n2\n"
+
+
+def test_forward_times_stand_beside_similarities(tmp_path):
+    entry = serving_entry(
+        "forward", {"p": {"batch_tokens": [64]}}, [["baseline", "auto"]], similar_models=["small", "nobody"]
+    )
+    entry |= KINDS["forward"].extra(CONFIG, entry)
+    assert [model["name"] for model in entry["similar_models"]] == ["one"]
+    needed = forward.needs(CONFIG | {"variants": {}}, entry)
+    assert needed["similarity"] == ["results/similarity/one.json"]
+    assert needed["serving"] == ["results/serving/p/llama-3.1-8b/baseline/auto.json"]
+    write_json(tmp_path / "one.json", measured("one"))
+    result = {"batch_tokens": [64], "seconds": {"median": [0.01], "min": [0.01]}, "what": "made up"}
+    made = make(
+        tmp_path, entry, [record("forward_time", "p", "baseline", "auto", result)], similarity=[tmp_path / "one.json"]
+    )
+    assert len(made.figure.axes) == 3 and list(made.data["panel"]) == ["simscore"] * 3 + ["forward"]
+
+
+def wired(total, **variants):
+    """The kind's entry for variants given as (l, group size), None for the unchanged model."""
+    specs = {
+        name: spec
+        and {
+            "num_hidden_layers": total,
+            "num_key_value_layers": spec[0],
+            "key_value_group_size": spec[1],
+            "num_key_value_heads": None,
+        }
+        for name, spec in variants.items()
+    }
+    return {
+        "name": "figure1",
+        "label": "paper's Figure 1",
+        "title": "wiring",
+        "models": [{"name": "m", "title": "M", "published": "m"}],
+        "cases": [[name, "auto"] for name in variants],
+        "specs": {"m": specs},
+        "num_hidden_layers": {"m": total},
+    }
 
 
 @pytest.mark.parametrize(
-    ("small", "large", "heatmaps"), [(["one"], [], 1), (["one", "two"], [], 2), (["one", "two", "three"], ["big"], 4)]
+    ("total", "spec", "computed", "sources", "owners"),
+    [
+        (4, None, 4, [0, 1, 2, 3], [0, 1, 2, 3]),
+        (4, (4, 1), 4, [0, 1, 2, 3], [0, 1, 2, 3]),
+        (6, (3, 1), 3, [0, 1, 2, 3, 3, 3], [0, 1, 2, 3, 4, 5]),
+        (6, (2, 4), 2, [0, 1, 2, 2, 2, 2], [0, 1, 2, 2, 2, 2]),
+        (8, (3, 2), 3, [0, 1, 2, 3, 3, 3, 3, 3], [0, 1, 2, 3, 3, 5, 5, 7]),  # the last group is smaller
+    ],
 )
-def test_figureA1_has_every_matrix(small, large, heatmaps):
-    layers = {"one": 4, "two": 6, "three": 5, "big": 9}
-    records = {name: similarity(name, count) for name, count in layers.items()}
-    figure, data = figureA1([records[name] for name in small], [records[name] for name in large])
-    axes = [axis for area in figure.subfigs for axis in area.axes]
-    images = [axis.images[0] for axis in axes if axis.images]
-    assert len(images) == heatmaps
-    for image, name in zip(images, [*small, *large], strict=True):
-        assert image.get_array().tolist() == records[name]["pairwise"]
-    assert len([axis for axis in axes if axis.lines]) == (2 if large else 1)
-    pairs = data[data["panel"] == "pairwise"]
-    assert len(pairs) == sum(layers[name] ** 2 for name in [*small, *large])
-    one = pairs[pairs["model"] == "one"].set_index(["layer", "other_layer"])["similarity"]
-    assert all(one[i, j] == records["one"]["pairwise"][i][j] for i in range(4) for j in range(4))
+def test_wiring_of_every_layer(total, spec, computed, sources, owners):
+    made = wiring.make(wired(total, some=spec), {})
+    data = made.data
+    assert list(data["layer"]) == list(range(total))
+    assert list(data["computed_for_prompt"]) == [layer < computed for layer in range(total)]
+    assert list(data["kv_from_layer"]) == sources and list(data["cache_owner"]) == owners
+    boxes = made.figure.axes[0].patches
+    columns = {left: [box for box in boxes if box.get_x() == left] for left in {box.get_x() for box in boxes}}
+    prompt, caches, generated = (columns[left] for left in sorted(columns))
+    assert [box.get_hatch() is None for box in prompt] == [layer < computed for layer in range(total)]
+    assert [len(prompt), len(caches), len(generated)] == [total, len(set(owners)), total]
+    heights = [round(box.get_height() + 0.12) for box in caches]
+    assert heights == [owners.count(owner) for owner in dict.fromkeys(owners)]
 
 
-@pytest.mark.parametrize("make", [figure2_left, figureA1])
-def test_equal_input_gives_equal_bytes(tmp_path, make):
-    records = [similarity("one", 4), similarity("two", 6)]
-    first = write(tmp_path / "first", *make(records))
-    second = write(tmp_path / "second", *make(records))
-    for one, two in zip(first, second, strict=True):
-        assert one.stat().st_size > 0
-        assert one.read_bytes() == two.read_bytes()
-    assert b"CreationDate" not in first[0].read_bytes()
-    assert b"Software" not in first[1].read_bytes()
+def test_one_panel_a_variant():
+    made = wiring.make(wired(32, baseline=None, half=(16, 1), shared=(16, 4)), {})
+    titles = [axis.get_title() for axis in made.figure.axes]
+    assert titles == ["Baseline", "50% SingleInputKV", "50% SingleInputKV + 4× AcrossKV"]
+    assert "16 of 32 layers; 20 of 32 caches" in made.figure.axes[2].texts[-1].get_text()
+    assert made.data.groupby("variant")["cache_owner"].nunique().to_dict() == {"baseline": 32, "half": 32, "shared": 20}
+    assert made.figure.get_suptitle() == "M: wiring (paper's Figure 1)"
 
 
-@pytest.mark.parametrize("name", ["figure2_left", "figureA1"])
-def test_scripts(tmp_path, name):
-    record = tmp_path / "similarity.json"
-    write_json(record, similarity("one", 4))
-    outputs = [f"--output-{kind}={tmp_path / 'figure'}.{kind}" for kind in ("pdf", "png", "csv")]
-    command = [sys.executable, str(SCRIPTS / f"{name}.py"), "--similarity", str(record), *outputs]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert all((tmp_path / f"figure.{kind}").stat().st_size for kind in ("pdf", "png", "csv"))
-    record.write_text("{}")
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 1
-    assert run.stderr.startswith("error: ") and run.stderr.count("\n") == 1
-
-
-def test_wrong_file_is_named(tmp_path):
-    write_json(tmp_path / "x.json", {"model": "x"})
-    with pytest.raises(UserError, match="x.json is not a similarity record"):
-        read_similarities([tmp_path / "x.json"])
+def test_the_layers_of_a_model_are_those_of_the_configuration():
+    assert KINDS["wiring"].extra(CONFIG, {"models": described(["big"])}) == {"num_hidden_layers": {"big": 9}}
+    assert wiring.needs(CONFIG, {}) == {}

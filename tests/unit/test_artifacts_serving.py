@@ -1,57 +1,47 @@
 """Serving tables: the right number in the right cell, missing and OOM visible, nothing compared that must not be."""
 
-import csv
-import io
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from swiftkv.artifacts.capacity import kv_capacity
-from swiftkv.artifacts.inputs import read_published
+from swiftkv.artifacts.records import read_records
 from swiftkv.artifacts.serving import (
     Case,
+    Serving,
+    captions,
     check_comparable,
     conditions,
     heading,
     length_label,
     machine,
     read_serving,
+    variant_of,
 )
-from swiftkv.artifacts.serving_tables import blog_table1, table5
-from swiftkv.artifacts.table import to_csv, to_latex, to_markdown
+from swiftkv.artifacts.table import to_html, to_latex, to_markdown
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
-from tests.unit.serving_helpers import CPU, H100, record, serving, speed
+from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
-ROOT = Path(__file__).parents[2]
+PAPER = Path(__file__).parents[2] / "resources" / "paper"
 CASES = [Case("baseline"), Case("merge-all-layers"), Case("swiftkv-50"), Case("swiftkv-50-across4"),
          Case("swiftkv-50-across4", "fp8")]  # fmt: skip
-KINDS = {
-    "figure2": "forward_time", "figure3": "throughput", "figure4": "latency", "figureB1": "latency", "table5": "throughput",
-    "kv_capacity": "kv_capacity", "blog_table1": "throughput", "blog_figure3": "throughput", "blog_figure4": "throughput",
-    "blog_figure5": "latency", "blog_figure6": "latency", "blog_figure7": "latency",
-}  # fmt: skip
+MEMORY = {
+    "large": {"input_tokens": 2000, "output_tokens": 256, "memory_gib": 80},
+    "little": {"input_tokens": 2000, "output_tokens": 256, "memory_gib": 16},
+}
 
 
-def table5_records(**changes):
+def table5(folder, models=("llama-3.1-8b",), published=True, **changes):
     """80 GB: everything; 16 GB: baseline and swiftkv-50 out of memory, Merge-all-Layers not measured."""
-    numbers = {"memory-80gb": (20000, 22000, 30000, 31000, 32000), "memory-16gb": (None, 0, None, 4220, 7280)}
-    records = []
-    for point, row in numbers.items():
-        for case, value in zip(CASES, row, strict=True):
-            if value == 0:
-                continue
-            limit = {"memory_gib": int(point[7:9])}
-            records.append(record("throughput", point, *case, value and speed(value), settings=limit, **changes))
-    return records
-
-
-def rows(table):
-    return list(csv.DictReader(io.StringIO(to_csv(table))))
+    numbers = {"large": (20000, 22000, 30000, 31000, 32000), "little": (None, 0, None, 4220, 7280)}
+    records = [
+        record("throughput", point, *case, value and speed(value), model=models[0], **changes)
+        for point, line in numbers.items()
+        for case, value in zip(CASES, line, strict=True)
+        if value != 0
+    ]
+    shown = entry("throughput_table", MEMORY, CASES, models, head="memory", notes=["said in the entry"])
+    return make(folder, shown, records, **({"published": [PAPER / "table5.csv"]} if published else {}))
 
 
 def cell(panel, row, column):
@@ -59,12 +49,8 @@ def cell(panel, row, column):
     return frame.iloc[row][next(name for name in frame.columns if name.startswith(column))]
 
 
-def published5():
-    return read_published([ROOT / "resources/paper/table5.csv"], None, ("model", "memory_gib"))
-
-
-def test_table5_prints_values_oom_missing_and_the_paper():
-    table = table5(serving(table5_records(), ["memory-80gb", "memory-16gb"], CASES, published5()))
+def test_values_oom_missing_and_the_paper_under_memory_limits(tmp_path):
+    table = table5(tmp_path)
     speeds, gains, capacity = table.panels
     assert list(speeds.frame["Memory"]) == ["80 GB", "published", "16 GB", "published"]
     assert cell(speeds, 0, "Baseline") == "20,000" and cell(speeds, 1, "Baseline") == "22,900"
@@ -74,19 +60,30 @@ def test_table5_prints_values_oom_missing_and_the_paper():
     assert cell(gains, 0, "50% SingleInputKV") == "1.50× (limit 1.80×)"
     assert cell(gains, 1, "50% SingleInputKV + 4× AcrossKV") == "– (baseline OOM)"
     assert cell(capacity, 1, "Baseline") == "OOM" and cell(capacity, 0, "Baseline") == "93,184"
-    assert "[1] " in "\n".join(table.notes) and "no memory is left" in "\n".join(table.notes)
-    for word in ("Llama-3.1-8B-Instruct", "1 × NVIDIA H100", "vLLM 0.32.0", "eager", "Table 5"):
+    notes = "\n".join(table.notes)
+    assert "no memory is left" in notes and "not measured" in notes and "said in the entry" in notes and "2^30" in notes
+    assert table.label == "an_artifact"
+    for word in (
+        "Llama-3.1-8B-Instruct",
+        "1 × NVIDIA H100",
+        "vLLM 0.32.0",
+        "eager",
+        "what is shown (paper's Figure 0)",
+    ):
         assert word in table.title
     values = {(row["point"], row["variant"], row["kv_cache"]): row for row in rows(table)}
     assert len(values) == 10
-    one = values["memory-80gb", "swiftkv-50", "auto"]
-    assert (float(one["speedup"]), float(one["speedup_limit"])) == (1.5, 1.8)
+    one = values["large", "swiftkv-50", "auto"]
+    assert (float(one["speedup"]), float(one["speedup_limit"]), float(one["memory_gb"])) == (1.5, 1.8, 80)
     assert float(one["fraction_of_limit"]) == pytest.approx(1.5 / 1.8)
     assert float(one["tokens_per_second_published"]) == 31000
-    assert values["memory-16gb", "baseline", "auto"]["status"] == "oom"
-    assert values["memory-16gb", "merge-all-layers", "auto"]["status"] == "missing"
-    assert values["memory-16gb", "merge-all-layers", "auto"]["tokens_per_second"] == ""
-    assert to_latex(table).count(r"\begin{tabular}{") == 3 and "OOM" in to_markdown(table)
+    assert float(one["speedup_published"]) == pytest.approx(31000 / 22900)
+    assert one["conditions"].startswith("1 × NVIDIA H100")
+    assert values["little", "baseline", "auto"]["status"] == "oom"
+    assert values["little", "baseline", "auto"]["tokens_per_second_published"] == "OOM"
+    missing = values["little", "merge-all-layers", "auto"]
+    assert (missing["status"], missing["reason"], missing["tokens_per_second"]) == ("missing", "not measured", "")
+    assert to_latex(table).count(r"\begin{tabular}{") == 3 and "OOM" in to_markdown(table) and "OOM" in to_html(table)
 
 
 @pytest.mark.parametrize(
@@ -95,50 +92,82 @@ def test_table5_prints_values_oom_missing_and_the_paper():
         {"hardware": CPU},
         {"hardware": H100 | {"gpus": ["NVIDIA H200"]}},
         {"settings": {"tensor_parallel_size": 2}},
-        {"model": "mine"},
+        {"models": ("mine",)},
     ],
 )
-def test_table5_shows_the_paper_only_for_its_model_on_its_hardware(changes):
-    records = table5_records(**{name: value for name, value in changes.items() if name != "settings"})
-    for each in records:
-        each["settings"] |= changes.get("settings", {})
-    table = table5(serving(records, ["memory-80gb", "memory-16gb"], CASES, published5()))
+def test_the_paper_stands_only_beside_its_model_on_its_hardware(tmp_path, changes):
+    table = table5(tmp_path, **changes)
     assert "published" not in to_markdown(table)
-    assert not any(row["tokens_per_second_published"] for row in rows(table))
+    assert not any(row["tokens_per_second_published"] or row["speedup_published"] for row in rows(table))
 
 
-def test_blog_table1_wants_the_blogs_gpus():
-    published = read_published([ROOT / "resources/paper/blog_table1.csv"], None, ("model", "input_length"))
+def test_rows_by_input_length_want_the_blogs_gpus(tmp_path):
     records = [
         record("throughput", "batch-4k", variant, "auto", speed(10000), model=model,
-               settings={"input_tokens": 4000, "tensor_parallel_size": gpus})
+               settings={"tensor_parallel_size": gpus})
         for model, gpus in (("llama-3.1-8b", 1), ("llama-3.1-70b", 8))
         for variant in ("baseline", "merge-all-layers", "swiftkv-50")
     ]  # fmt: skip
-    table = blog_table1(serving(records, ["batch-4k"], CASES[:3], published))
-    frame = table.panels[0].frame
-    assert list(frame["Model"]) == ["Llama-3.1-8B-Instruct", "published", "Llama-3.1-70B"]
+    models = ("llama-3.1-8b", "llama-3.1-70b")
+    shown = entry("throughput_table", {"batch-4k": {"input_tokens": 4000}}, CASES[:3], models, head="input_tokens")
+    frame = make(tmp_path, shown, records, published=[PAPER / "blog_table1.csv"]).panels[0].frame
+    assert list(frame["Model"]) == ["Llama-3.1-8B-Instruct", "published", "Llama-3.1-70B-Instruct"]
     assert frame.iloc[1]["50% SingleInputKV"] == "25,200" and list(frame["Input"]) == ["4K", "", "4K"]
 
 
-def test_kv_capacity_is_held_against_the_cost_model():
+def test_an_entry_without_the_baseline_or_without_any_record_is_still_drawn(tmp_path):
+    alone = entry("throughput_table", MEMORY, CASES[1:2], head="memory")
+    table = make(tmp_path, alone, [record("throughput", "large", *CASES[1], speed(5))])
+    assert cell(table.panels[1], 0, "Merge") == "– (baseline n/a)"
+    reasons = {"llama-3.1-8b": {"merge-all-layers": "its weights cannot be loaded"}}
+    nothing = make(tmp_path, alone | {"unmeasured": reasons}, [])
+    assert "its weights cannot be loaded" in to_markdown(nothing)
+    assert nothing.title == "Llama-3.1-8B-Instruct: what is shown (paper's Figure 0)"
+
+
+def test_kv_capacity_is_held_against_the_cost_model(tmp_path):
     tokens = {CASES[0]: 1000, CASES[1]: 32000, CASES[3]: 1600, CASES[4]: 3150}
     allowed = {CASES[0]: 1.0, CASES[1]: 32.0, CASES[3]: 1.6, CASES[4]: 3.2}
     records = [
-        record("kv_capacity", "kv-capacity", *case, {"kv_cache_tokens": count, "kv_cache_bytes": 2**30},
+        record("kv_capacity", "p", *case, {"kv_cache_tokens": count, "kv_cache_bytes": 2**30},
                cost={"capacity_limit": allowed[case]})
         for case, count in tokens.items()
     ]  # fmt: skip
     records[3]["result"]["kv_cache_bytes"] = 2**29  # half the memory: the ratio is for one byte of cache
-    table = kv_capacity(serving(records, ["kv-capacity"], CASES))
+    table = make(tmp_path, entry("capacity", {"p": {"input_tokens": 2000}}, CASES), records)
     values = {(row["variant"], row["kv_cache"]): row for row in rows(table)}
     assert float(values["merge-all-layers", "auto"]["capacity_ratio"]) == 32
     assert float(values["swiftkv-50-across4", "auto"]["fraction_of_limit"]) == pytest.approx(1)
     assert float(values["swiftkv-50-across4", "fp8"]["capacity_ratio"]) == pytest.approx(6.3)
     assert values["swiftkv-50", "auto"]["status"] == "missing"
     assert "n/a [1]" in to_markdown(table)
-    with pytest.raises(UserError, match="one serving point"):
-        kv_capacity(serving(records, ["kv-capacity", "other"], CASES))
+    variants = list(table.panels[0].frame["Variant"])
+    assert variants[1] == "Merge-all-Layers" and variants[3] == variants[4] == "50% SingleInputKV + 4× AcrossKV"
+
+
+def decode(*medians):
+    times = {"median": list(medians), "min": [0.9 * x for x in medians], "max": [1.2 * x for x in medians]}
+    return {"batch_sizes": [1, 64], "tpot_ms": times, "samples_ms": [list(medians)]}
+
+
+def test_decoding_times_and_what_their_spread_allows(tmp_path):
+    points = {"p": {"input_tokens": 1000, "batch_sizes": [1, 8, 64]}}
+    records = [
+        record("decode", "p", "baseline", "auto", decode(8.0, 20.0), engine={"compilation": "compiled, CUDA graphs"}),
+        record("decode", "p", "swiftkv-50", "auto", decode(8.0, 25.0), engine={"compilation": "compiled, CUDA graphs"}),
+    ]
+    table = make(tmp_path, entry("decode", points, [CASES[0], CASES[2], CASES[3]]), records)
+    times, ratios = (panel.frame for panel in table.panels)
+    assert list(times.columns) == ["Variant", "Mode", "1", "8", "64"]
+    assert list(times.iloc[0]) == ["Baseline", "compiled, CUDA graphs", "8.00", "n/a [1]", "20.0"]
+    assert list(times.iloc[2])[1:] == ["n/a", "n/a [2]", "n/a [2]", "n/a [2]"]
+    assert ratios.iloc[0]["64"] == "1.25× (0.94 to 1.67)" and ratios.iloc[0]["8"] == "n/a"
+    assert "[1] not measured at this batch size" in table.notes and "[2] not measured" in table.notes
+    found = {(row["variant"], row["batch_size"]): row for row in rows(table)}
+    one = found["swiftkv-50", "64"]
+    assert (float(one["tpot_ms"]), float(one["tpot_ms_max"])) == (25, 30)
+    assert float(one["tpot_ratio_min"]) == pytest.approx(22.5 / 24)
+    assert found["swiftkv-50", "8"]["tpot_ms"] == "" and one["mode"] == "compiled, CUDA graphs"
 
 
 @pytest.mark.parametrize(
@@ -148,21 +177,22 @@ def test_kv_capacity_is_held_against_the_cost_model():
         ({"engine": {"vllm": "0.26.0"}}, "vLLM version.*0.26.0"),
         ({"engine": {"compilation": "compiled"}}, "compilation"),
         ({"settings": {"max_num_batched_tokens": 64}}, "chunk"),
-        ({"settings": {"quantization": "fp8"}}, None),
+        ({"settings": {"max_num_seqs": 1024}}, "most sequences"),
+        ({"settings": {"quantization": "fp8"}}, "quantization"),
         ({"weights": "dummy"}, "weights"),
     ],
 )
-def test_records_of_different_conditions_are_never_compared(changes, what):
-    one = record("throughput", "p", "baseline", "auto", speed(1), settings={"quantization": "none"})
-    two = record("throughput", "p", "swiftkv-50", "auto", speed(2), **changes)
-    sentence = what or "quantization"
-    with pytest.raises(UserError, match=sentence) as error:
-        check_comparable([one, two], "Table 5")
-    assert "p/llama-3.1-8b/baseline/auto" in str(error.value) and "swiftkv-50" in str(error.value)
+def test_records_of_different_conditions_are_never_compared(tmp_path, changes, what):
+    records = [
+        record("throughput", "large", "baseline", "auto", speed(1), settings={"quantization": "none"}),
+        record(
+            "throughput", "large", "swiftkv-50", "auto", speed(2), **{"settings": {"quantization": "none"}} | changes
+        ),
+    ]
+    with pytest.raises(UserError, match=f"paper's Figure 0 would compare records that differ in {what}") as error:
+        make(tmp_path, entry("throughput_table", MEMORY, CASES, head="memory"), records)
+    assert "large/llama-3.1-8b/baseline/auto" in str(error.value) and "swiftkv-50" in str(error.value)
     assert "\n" not in str(error.value)
-    if what:
-        with pytest.raises(UserError, match=sentence):
-            table5(serving([one, two], ["p"], CASES))
 
 
 def test_what_an_engine_did_not_report_is_no_difference():
@@ -171,16 +201,47 @@ def test_what_an_engine_did_not_report_is_no_difference():
     check_comparable([one, two], "Table 5")
 
 
-def test_conditions_name_machine_engine_and_weights():
+def shown(tmp_path, records, **more):
+    """A `Serving` of records at one point."""
+    paths = []
+    for number, each in enumerate(records):
+        paths.append(tmp_path / f"{number}.json")
+        write_json(paths[-1], each)
+    models = tuple(dict.fromkeys(each["model"]["name"] for each in records))
+    return Serving(
+        entry("throughput", {"p": {"input_tokens": 2000}}, CASES, models, **more), read_records(paths, "throughput")
+    )
+
+
+def test_titles_name_models_machines_and_engines(tmp_path):
     plain = record("throughput", "p", "baseline", "auto", speed(1))
     dummy = record("throughput", "p", "baseline", hardware=CPU, weights="dummy", settings={"quantization": "fp8"})
     assert conditions([plain]) == "1 × NVIDIA H100 80GB HBM3, vLLM 0.32.0, eager"
     assert conditions([dummy]) == "Intel Xeon Processor, 2 cores, vLLM 0.32.0, eager, dummy FP8 weights"
     assert machine(record("throughput", "p", "baseline", settings={"tensor_parallel_size": 4})).startswith("4 × ")
     other = record("throughput", "p", "baseline", "auto", speed(1), model="big", settings={"tensor_parallel_size": 4})
-    assert heading(serving([plain, other], ["p"], CASES)) == (
-        "Llama-3.1-8B-Instruct (1 × NVIDIA H100 80GB HBM3) and Big (4 × NVIDIA H100 80GB HBM3), vLLM 0.32.0, eager"
+    both = shown(tmp_path, [plain, other])
+    assert heading(both) == (
+        "Llama-3.1-8B-Instruct (1 × NVIDIA H100 80GB HBM3) and Big (4 × NVIDIA H100 80GB HBM3), vLLM 0.32.0, eager: "
+        "what is shown (paper's Figure 0)"
     )
+    above, panels = captions(both)
+    assert above == ["What is shown (paper's Figure 0)", "vLLM 0.32.0, eager"]
+    assert panels["big"] == ["Big", "4 × NVIDIA H100 80GB HBM3"]
+
+
+def test_labels_come_from_specs_and_settings_not_from_names(tmp_path):
+    renamed = record("throughput", "p", "swiftkv-50", "auto", speed(1), settings={"merge_all_layers": True})
+    assert variant_of(renamed) == "Merge-all-Layers"
+    reference = record("throughput", "p", "swiftkv-50", "auto", speed(1), engine={"plugin": "other-plugin 0.1"})
+    assert variant_of(reference) == "50% SingleInputKV, other-plugin 0.1"
+    serving = shown(tmp_path, [record("throughput", "p", "baseline", "auto", speed(1))])
+    assert serving.label(Case("swiftkv-50-across4", "fp8")) == "50% SingleInputKV + 4× AcrossKV (FP8 KV)"
+    assert serving.label(Case("swiftkv-50-across4", "fp8"), kv_format=False) == "50% SingleInputKV + 4× AcrossKV"
+    serving.entry["cases"].append(["swiftkv-50-longer", "auto"])
+    serving.entry["specs"]["llama-3.1-8b"]["swiftkv-50-longer"] = serving.entry["specs"]["llama-3.1-8b"]["swiftkv-50"]
+    assert serving.label(Case("swiftkv-50-longer")) == "50% SingleInputKV (swiftkv-50-longer)"
+    assert serving.label(Case("swiftkv-50")) == "50% SingleInputKV (swiftkv-50)"
 
 
 def test_lengths_are_written_as_in_the_paper():
@@ -192,59 +253,22 @@ def test_lengths_are_written_as_in_the_paper():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda made: made.pop("engine"), "it has no engine"),
-        (lambda made: made.update(benchmark="latency"), "is a latency record"),
-        (lambda made: made.update(result=None), "no usable result"),
+        (lambda made: made.pop("weights"), "x.json is not a measurement file: it has no weights"),
+        (lambda made: made.pop("engine"), "p/llama-3.1-8b/baseline/auto has no engine"),
+        (lambda made: made.update(measure="latency"), "x.json is a latency record"),
+        (lambda made: made.update(result=None), "x.json has status 'ok' and no result"),
     ],
 )
 def test_a_file_of_another_kind_is_named(tmp_path, change, sentence):
     made = record("throughput", "p", "baseline", "auto", speed(1))
     change(made)
     write_json(tmp_path / "x.json", made)
-    with pytest.raises(UserError, match=f"x.json.*{sentence}"):
-        read_serving([tmp_path / "x.json"], "throughput")
+    with pytest.raises(UserError, match=sentence):
+        read_serving(entry("throughput", {}, CASES), {"serving": [tmp_path / "x.json"]}, "throughput")
 
 
 def test_two_files_for_one_cell_are_refused(tmp_path):
     for name in ("a", "b"):
         write_json(tmp_path / f"{name}.json", record("throughput", "p", "baseline", "auto", speed(1)))
-    with pytest.raises(UserError, match="b.json is a second measurement of p llama-3.1-8b baseline auto"):
-        read_serving([tmp_path / "a.json", tmp_path / "b.json"], "throughput")
-
-
-def run(name, folder, kinds, *arguments):
-    command = [sys.executable, str(ROOT / f"workflow/scripts/{name}.py"), *arguments]
-    command += [f"--output-{kind}={folder / name}.{kind}" for kind in kinds]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def test_table_script_writes_three_files_or_one_sentence(tmp_path):
-    records = table5_records()
-    files = [tmp_path / f"{number}.json" for number in range(len(records))]
-    for file, each in zip(files, records, strict=True):
-        write_json(file, each)
-    shown = ["--models", '{"llama-3.1-8b": "llama-3.1-8b"}', "--points", '["memory-80gb", "memory-16gb"]', "--cases",
-             json.dumps(CASES), "--published", str(ROOT / "resources/paper/table5.csv")]  # fmt: skip
-    done = run("table5", tmp_path, ("csv", "tex", "md"), "--records", *map(str, files), *shown)
-    assert done.returncode == 0, done.stderr
-    assert "published" in (tmp_path / "table5.md").read_text()
-    assert all((tmp_path / f"table5.{kind}").stat().st_size for kind in ("csv", "tex"))
-    files[0].write_text("{")
-    failed = run("table5", tmp_path, ("csv", "tex", "md"), "--records", *map(str, files), *shown)
-    assert failed.returncode == 1 and failed.stderr.count("\n") == 1 and "0.json is not valid JSON" in failed.stderr
-
-
-@pytest.mark.parametrize("scale", [None, "local", "smoke"])
-def test_artifacts_name_points_of_the_right_kind(scale):
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    override = yaml.safe_load((ROOT / f"profiles/{scale}/override.yaml").read_text()) if scale else {}
-    points = {name: dict(entry) for name, entry in config["serving"]["points"].items()}
-    for name, entry in override.get("serving", {}).get("points", {}).items():
-        points[name] = points.get(name, {}) | entry
-    for artifact, kind in KINDS.items():
-        entry = config["artifacts"][artifact] | override.get("artifacts", {}).get(artifact, {})
-        assert {points[point]["measure"] for point in entry["points"]} == {kind}, artifact
-        if scale != "smoke":  # which shows that every rule works, not what SwiftKV is worth
-            assert entry["variants"][0] == "baseline", artifact
-        if scale:
-            assert entry["models"] == override["artifacts"][artifact]["models"], artifact
+    with pytest.raises(UserError, match="b.json is a second measurement of llama-3.1-8b baseline auto p"):
+        read_records([tmp_path / "a.json", tmp_path / "b.json"], "throughput")

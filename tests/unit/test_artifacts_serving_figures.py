@@ -1,102 +1,151 @@
-"""Serving figures: what is drawn is what was measured, with limits, OOM and gaps; equal input gives equal bytes."""
-
-import json
-import subprocess
-import sys
-from pathlib import Path
+"""Serving figures: what is drawn and plotted is what was measured, and published statements stand only where they may."""
 
 import pandas as pd
 import pytest
 
-from swiftkv.artifacts.figures import write_figure
-from swiftkv.artifacts.inputs import read_published
-from swiftkv.artifacts.latency_figures import latency_figure, speculation_figure
-from swiftkv.artifacts.serving import CLAIM_KEYS, Case
-from swiftkv.artifacts.serving_figures import blog_figure3, figure2, figure3, throughput_frame
+from swiftkv.artifacts.serving import Case
 from swiftkv.errors import UserError
-from swiftkv.records import write_json
-from tests.unit.serving_helpers import CPU, latencies, record, serving, speed
+from tests.unit.serving_helpers import CPU, H100, entry, latencies, make, record, speed, values_csv
 
-ROOT = Path(__file__).parents[2]
 CASES = [Case("baseline"), Case("swiftkv-50"), Case("swiftkv-50-across4")]
 SPEEDS = {"batch-2k": (20000, 26000, 27000), "batch-8k": (None, 24000, 0)}
+LENGTHS = {"batch-2k": {"input_tokens": 2000}, "batch-8k": {"input_tokens": 8000}}
+RATES = [1, 2, 4, 8, 16]
 
 
 def throughput_records(**changes):
-    records = []
-    for point, row in SPEEDS.items():
-        for case, value in zip(CASES, row, strict=True):
-            if value != 0:
-                tokens = {"input_tokens": int(point[6]) * 1000}
-                records.append(record("throughput", point, *case, value and speed(value), settings=tokens, **changes))
-    return records
+    return [
+        record("throughput", point, *case, value and speed(value), **changes)
+        for point, line in SPEEDS.items()
+        for case, value in zip(CASES, line, strict=True)
+        if value != 0
+    ]
 
 
-def claims():
-    return read_published([ROOT / "resources/paper/serving_claims.csv"], None, CLAIM_KEYS)
+def throughput(folder, records, models=("llama-3.1-8b",), cases=CASES, claims=(), **more):
+    shown = entry("throughput", LENGTHS, cases, models, **more)
+    return make(folder, shown, records, **({"published": values_csv(folder, *claims)} if claims else {}))
 
 
 def texts(figure):
-    own = [text.get_text() for axis in figure.axes for text in axis.texts]
-    legends = [entry.get_text() for legend in figure.legends for entry in [*legend.get_texts(), legend.get_title()]]
-    return own, legends, figure.get_suptitle()
+    """Texts inside the panels, those of the legend with its title, and the headline."""
+    inside = [text.get_text() for axis in figure.axes for text in axis.texts]
+    below = figure.legends[0]
+    return (
+        inside,
+        [*(text.get_text() for text in below.get_texts()), below.get_title().get_text()],
+        figure.get_suptitle(),
+    )
 
 
-def test_figure3_draws_what_was_measured():
-    figure, data = figure3(serving(throughput_records(), list(SPEEDS), CASES, claims()))
-    speeds, tflops = figure.axes
-    heights = sorted(bar.get_height() for bar in speeds.patches)
-    assert heights == [20000, 24000, 26000, 27000]
-    assert sorted(bar.get_height() for bar in tflops.patches) == [height * 16e9 / 1e12 for height in heights]
+CLAIM = ("an_artifact", "llama-3.1-8b", "speedup", 1, 1.2, 1.3, "1.2-1.3x at 2K")
+
+
+def test_throughput_bars_limits_and_data(tmp_path):
+    other = ("another", *CLAIM[1:6], "not about this")
+    made = throughput(tmp_path, throughput_records(), claims=[CLAIM, other], notes=["said in the entry"])
+    figure, data = made.figure, made.data
+    speeds, flops = figure.axes
+    assert sorted(bar.get_height() for bar in speeds.patches) == [20000, 24000, 26000, 27000]
+    assert max(bar.get_height() for bar in flops.patches) == pytest.approx(27000 * 16e9 / 1e12)
+    assert flops.get_ylabel() == "Normalized\nTFLOP/s per GPU"
     limits = sorted(float(line.get_segments()[0][0][1]) for line in speeds.collections)
     assert limits == [20000 * 1.8, 20000 * 1.9]  # none where the baseline ran out of memory
     own, legend, title = texts(figure)
     assert {"1.30×", "1.35×", "OOM", "n/a"} <= set(own)
-    assert any(text.startswith("published: ") and "1.2-1.3x" in text for text in legend)
+    assert "published: 1.2-1.3x at 2K" in legend[-1] and "not about this" not in legend[-1]
+    assert "Baseline: OOM (no memory is left for the KV cache)" in legend[-1] and "said in the entry" in legend[-1]
+    assert "50% SingleInputKV + 4× AcrossKV: n/a (not measured)" in legend[-1].replace("\n", " ")
     assert "limit by FLOPs" in legend and "Baseline" in legend
-    assert "Llama-3.1-8B-Instruct" in title and "H100" in title and "vLLM 0.32.0, eager" in title
+    assert title.startswith("Llama-3.1-8B-Instruct: what is shown (paper's Figure 0)") and "vLLM 0.32.0, eager" in title
     assert [label.get_text() for label in speeds.get_xticklabels()] == ["2K", "8K"]
     measured = data[data["row"] == "measured"].set_index(["point", "variant"])
     assert list(measured["status"]) == ["ok", "ok", "ok", "oom", "ok", "missing"]
-    assert measured.loc[("batch-2k", "swiftkv-50"), "speedup"] == 1.3
-    assert measured.loc[("batch-2k", "swiftkv-50"), "tokens_per_second_limit"] == 36000
-    assert set(data[data["row"] == "published"]["quantity"]) >= {"speedup", "normalized_tflops_per_gpu"}
+    one = measured.loc[("batch-2k", "swiftkv-50")]
+    assert (one["speedup"], one["tokens_per_second_limit"], one["tokens_per_second_per_gpu"]) == (1.3, 36000, 26000)
+    assert one["exact_tflops_per_gpu"] == pytest.approx(442) and one["mfu_percent"] == pytest.approx(100 * 416 / 989.4)
+    assert one["conditions"].startswith("1 × NVIDIA H100")
+    assert "node_tokens_per_second" not in data and "speedup_over_first_model" not in data
+    stated = data[data["row"] == "published"]
+    assert list(stated["quantity"]) == ["speedup"] and list(stated["high"]) == [1.3]
 
 
-def test_claims_stand_only_where_the_papers_hardware_ran():
-    figure, data = figure3(serving(throughput_records(hardware=CPU), list(SPEEDS), CASES, claims()))
-    assert not any("published" in text for text in texts(figure)[1])
-    assert set(data["row"]) == {"measured"}
-    assert figure.axes[1].get_ylabel() == "Normalized TFLOP/s per device"
+@pytest.mark.parametrize(
+    ("changes", "gpus", "stands"),
+    [
+        ({}, 1, True),
+        ({}, 4, False),
+        ({"hardware": CPU}, 1, False),
+        ({"hardware": H100 | {"gpus": ["NVIDIA H200"]}}, 1, False),
+        ({"model": "mine"}, 1, False),
+    ],
+)
+def test_statements_stand_only_beside_the_papers_model_and_hardware(tmp_path, changes, gpus, stands):
+    records = throughput_records(**changes)
+    claim = (*CLAIM[:3], gpus, *CLAIM[4:])
+    made = throughput(tmp_path, records, models=(changes.get("model", "llama-3.1-8b"),), claims=[claim])
+    assert ("published" in texts(made.figure)[1][-1]) == stands
+    assert set(made.data["row"]) == ({"measured", "published"} if stands else {"measured"})
 
 
-def test_a_variant_keeps_its_colour():
-    first, _ = figure3(serving(throughput_records(), list(SPEEDS), CASES))
-    second, _ = figure3(serving(throughput_records(), list(SPEEDS), CASES[:0] + [CASES[0], CASES[2]]))
-    colors = {patch.get_facecolor() for patch in second.axes[0].patches}
-    assert colors <= {patch.get_facecolor() for patch in first.axes[0].patches} and len(colors) == 2
+def test_a_processor_has_no_gpus(tmp_path):
+    made = throughput(tmp_path, throughput_records(hardware=CPU))
+    assert made.figure.axes[1].get_ylabel() == "Normalized\nTFLOP/s per device"
 
 
-def test_records_of_two_machines_do_not_share_a_panel_but_two_panels_may_differ():
+def test_a_variant_keeps_its_color_and_hatch(tmp_path):
+    def looks(cases):
+        patches = throughput(tmp_path, throughput_records(), cases=cases).figure.axes[0].patches
+        return {(patch.get_facecolor(), patch.get_hatch()) for patch in patches}
+
+    assert len(looks(CASES)) == 3 and looks([CASES[2]]) < looks(CASES)
+
+
+def test_records_of_two_machines_do_not_share_a_panel_but_two_panels_may_differ(tmp_path):
     records = throughput_records()
-    records[1]["hardware"] = CPU
-    with pytest.raises(UserError, match="Figure 3 would compare records that differ in hardware"):
-        figure3(serving(records, list(SPEEDS), CASES))
+    records[1]["provenance"] = {"hardware": CPU}
+    with pytest.raises(UserError, match="paper's Figure 0 would compare records that differ in hardware"):
+        throughput(tmp_path, records)
     both = [*throughput_records(), *throughput_records(model="small", hardware=CPU)]
-    figure, _ = figure3(serving(both, list(SPEEDS), CASES))
+    figure = throughput(tmp_path, both, models=("llama-3.1-8b", "small")).figure
     assert "2 cores" in figure.axes[1].get_title() and "H100" in figure.axes[0].get_title()
+    assert figure.get_suptitle().startswith("What is shown (paper's Figure 0)")
 
 
-def test_a_node_holds_replicas_of_the_measured_server():
-    records = throughput_records()
-    for each in records:
-        each["settings"]["tensor_parallel_size"] = 4
-    figure, data = blog_figure3(serving(records, list(SPEEDS), CASES), 8)
-    assert max(bar.get_height() for bar in figure.axes[0].patches) == 2 * 27000
-    assert "8 GPUs" in figure.axes[0].get_ylabel()
-    assert data["node_tokens_per_second"].max() == 54000
-    cpu = throughput_frame(serving(throughput_records(hardware=CPU), list(SPEEDS), CASES), 8)
-    assert cpu["node_tokens_per_second"].max() == 27000
+def test_a_node_holds_replicas_of_the_measured_server(tmp_path):
+    made = throughput(tmp_path, throughput_records(settings={"tensor_parallel_size": 4}), node_gpus=8)
+    assert max(bar.get_height() for bar in made.figure.axes[0].patches) == 2 * 27000
+    assert len(made.figure.axes) == 1 and "8 GPUs" in made.figure.axes[0].get_ylabel()
+    assert made.data["node_tokens_per_second"].max() == 54000
+    assert made.data["tokens_per_second_per_gpu"].max() == 27000 / 4
+    cpu = throughput(tmp_path, throughput_records(hardware=CPU), node_gpus=8)
+    assert cpu.data["node_tokens_per_second"].max() == 27000
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 4 * 26000 / (2 * 20000)),
+        ({"hardware": H100 | {"gpus": ["NVIDIA H200"] * 8}}, None),
+        ({"engine": {"vllm": "0.26.0"}}, None),
+    ],
+)
+def test_a_model_is_held_against_the_first_ones_baseline_on_equal_terms(tmp_path, changes, expected):
+    first = throughput_records(settings={"tensor_parallel_size": 4})
+    second = throughput_records(model="quantized", settings={"tensor_parallel_size": 2}, **changes)
+    made = throughput(tmp_path, [*first, *second], models=("llama-3.1-8b", "quantized"), node_gpus=8)
+    data = made.data.set_index(["model", "point", "variant"])["speedup_over_first_model"]
+    found = data["quantized", "batch-2k", "swiftkv-50"]
+    assert pd.isna(found) if expected is None else found == expected
+    assert data["llama-3.1-8b", "batch-2k", "swiftkv-50"] == 1.3
+    assert pd.isna(data["quantized", "batch-8k", "swiftkv-50"])  # the first model's baseline ran out of memory there
+
+
+def interactive(**more):
+    return {
+        "interactive-2k": {"input_tokens": 2000, "request_rates": RATES},
+        "interactive-8k": {"input_tokens": 8000, "request_rates": RATES},
+    } | more
 
 
 def latency_records(**changes):
@@ -104,16 +153,17 @@ def latency_records(**changes):
     for point, slower in (("interactive-2k", 1), ("interactive-8k", 4)):
         for case, capacity in zip(CASES, (5, 9, 9.5), strict=True):
             result = None if (slower, case.variant) == (4, "swiftkv-50") else latencies(capacity / slower)
-            records.append(record("latency", point, *case, result, settings={"input_tokens": 2000 * slower}, **changes))
+            records.append(record("latency", point, *case, result, **changes))
     return records
 
 
-def test_latency_curves_limits_and_boundaries():
-    points = ["interactive-2k", "interactive-8k"]
-    figure, data = latency_figure(serving(latency_records(), points, CASES, claims()), "figure4", "paper's Figure 4")
+def test_latency_curves_limits_and_boundaries(tmp_path):
+    shown = entry("latency", interactive(), CASES)
+    made = make(tmp_path, shown, latency_records(), published=values_csv(tmp_path, CLAIM))
+    figure, data = made.figure, made.data
     ttft = figure.axes[0]
     curves = [line for line in ttft.lines if len(line.get_xdata()) == 5 and line.get_linestyle() == "-"]
-    expected = [[entry["ttft_ms"]["median"] for entry in latencies(capacity)["rates"]] for capacity in (5, 9, 9.5)]
+    expected = [[each["ttft_ms"]["median"] for each in latencies(capacity)["rates"]] for capacity in (5, 9, 9.5)]
     assert [list(line.get_ydata()) for line in curves] == expected
     dots = [line for line in ttft.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     assert [line.get_markerfacecolor() == "white" for line in dots] == [False, False, False, True, True]
@@ -123,119 +173,100 @@ def test_latency_curves_limits_and_boundaries():
     assert triangles == [(4, False), (8, False), (4 * 1.8, True), (8, False), (4 * 1.9, True)]
     own, legend, title = texts(figure)
     assert "50% SingleInputKV: OOM" in own and "8\n2.00×" in own
-    assert "99th percentile" in legend and "paper's Figure 4" in title
-    frame = data[data["row"] == "measured"].set_index(["point", "variant"])
-    one = frame.loc[("interactive-2k", "swiftkv-50")]
+    assert "99th percentile" in legend and "paper's Figure 0" in title and "published: 1.2-1.3x" in legend[-1]
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["2,000 input tokens", "8,000 input tokens"]
+    measured = data[data["row"] == "measured"].set_index(["point", "variant"])
+    one = measured.loc[("interactive-2k", "swiftkv-50")]
     assert set(one["sustained_rate_speedup"]) == {2.0} and set(one["highest_sustained_rate_limit"]) == {7.2}
-    assert {"ttft_mean_ms", "ttft_p99_ms", "tpot_median_ms"} <= set(frame.columns)
-    assert frame["status"][("interactive-8k", "swiftkv-50")] == "oom"  # a single row
+    assert {"ttft_mean_ms", "ttft_p99_ms", "tpot_median_ms"} <= set(measured.columns)
+    assert measured["status"][("interactive-8k", "swiftkv-50")] == "oom"  # a single row
 
 
-def test_a_boundary_that_was_not_reached_is_a_lower_bound():
+def test_reductions_are_only_at_rates_of_the_grid_that_both_measured(tmp_path):
+    result = latencies(9, rates=(1, 2, 4, 8, 11))
+    points = {"p": {"input_tokens": 2000, "request_rates": [1, 2, 4, 16]}}
+    records = [
+        record("latency", "p", "baseline", "auto", latencies(5, rates=(1, 2, 4, 8))),
+        record("latency", "p", "swiftkv-50", "auto", result),
+    ]
+    data = make(tmp_path, entry("latency", points, CASES[:2]), records).data
+    ours = data[data["variant"] == "swiftkv-50"].set_index("request_rate")
+    expected = {rate: 100 * (1 - (1 / (1 - rate / 9)) / (1 / (1 - rate / 5))) for rate in (1, 2, 4)}
+    assert ours["ttft_reduction_percent"].dropna().to_dict() == pytest.approx(expected)
+    assert ours["tpot_reduction_percent"].dropna().to_dict() == pytest.approx(
+        {rate: 100 * (1 - (1 + rate / 9) / (1 + rate / 5)) for rate in (1, 2, 4)}
+    )
+    assert ours["baseline_sustained"].dropna().to_dict() == {1: True, 2: True, 4: True}
+    assert list(data[data["variant"] == "baseline"]["ttft_reduction_percent"].dropna()) == [0, 0, 0]
+
+
+def test_a_boundary_that_was_not_reached_is_a_lower_bound(tmp_path):
     records = [
         record("latency", "p", "baseline", "auto", latencies(5)),
         record("latency", "p", "swiftkv-50", "auto", latencies(100)),
     ]
-    figure, data = latency_figure(serving(records, ["p"], CASES), "figure4", "paper's Figure 4")
-    own = texts(figure)[0]
-    assert "≥ 16\n≥ 4.00×" in own and "50% SingleInputKV" not in own and any("n/a" in text for text in own)
-    assert data.groupby("variant")["boundary_found"].first()["baseline"]
-    assert not data[data["variant"] == "swiftkv-50"]["boundary_found"].any()
+    points = {"p": {"input_tokens": 2000, "request_rates": RATES}}
+    made = make(tmp_path, entry("latency", points, CASES), records)
+    own = texts(made.figure)[0]
+    assert "≥ 16\n≥ 4.00×" in own and any("n/a" in text for text in own)
+    assert made.data.groupby("variant")["boundary_found"].first()["baseline"]
+    assert not made.data[made.data["variant"] == "swiftkv-50"]["boundary_found"].any()
 
 
-def test_a_rate_at_which_nothing_was_finished_leaves_a_gap():
+def test_a_rate_at_which_nothing_was_finished_leaves_a_gap(tmp_path):
     records = [record("latency", "p", "baseline", "auto", latencies(5))]
     records[0]["result"]["rates"][-1]["tpot_ms"] = dict.fromkeys(("mean", "median", "p99"))
-    figure, data = latency_figure(serving(records, ["p"], CASES[:1]), "figure4", "paper's Figure 4")
-    assert pd.isna(data["tpot_median_ms"].iloc[-1])
+    points = {"p": {"input_tokens": 2000, "request_rates": RATES}}
+    data = make(tmp_path, entry("latency", points, CASES[:1]), records).data
+    assert pd.isna(data["tpot_median_ms"].iloc[-1]) and pd.isna(data["tpot_reduction_percent"].iloc[-1])
 
 
-def test_speculation_is_dashed_and_named():
+def test_all_points_together_dashed_with_speculation_and_against_the_plain_baseline(tmp_path):
+    chats = {"input_tokens": 8000, "request_rates": RATES, "dataset": "chats"}
+    points = {"off": chats, "on": chats | {"speculative": {"method": "ngram"}}}
     records = [
-        record("latency", point, variant, "auto", latencies(5),
-               settings={"speculative": {"method": "ngram"} if point == "on" else None, "dataset": "chats"})
-        for point in ("off", "on")
+        record("latency", point, variant, "auto", latencies(5, tpot=tpot))
+        for point, tpot in (("off", 8), ("on", 6))
         for variant in ("baseline", "swiftkv-50")
-    ]  # fmt: skip
-    figure, data = speculation_figure(serving(records, ["off", "on"], CASES[:2]))
-    legend = texts(figure)[1]
+    ]
+    made = make(tmp_path, entry("latency", points, CASES[:2], together=True), records)
+    legend = texts(made.figure)[1]
     names = ["Baseline", "Baseline, n-gram speculation", "50% SingleInputKV", "50% SingleInputKV, n-gram speculation"]
-    assert legend[:4] == names and "held-out chats" in figure.get_suptitle()
-    assert list(data.groupby(["variant", "speculative"]).size()) == [5, 5, 5, 5]
+    assert legend[:4] == names and "held-out chats" in made.figure.get_suptitle()
+    assert len(made.figure.axes) == 3
+    dashed = [line for line in made.figure.axes[1].lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 5]
+    assert len(dashed) == 2
+    assert list(made.data.groupby(["variant", "speculative"]).size()) == [5, 5, 5, 5]
+    faster = made.data[made.data["speculative"]].groupby("variant")["tpot_reduction_percent"].first()
+    assert faster.to_dict() == {"baseline": 25, "swiftkv-50": 25}
+    only = {"on": points["on"]}
+    alone = make(tmp_path, entry("latency", only, CASES[:2], together=True), records[2:]).data
+    assert alone["tpot_reduction_percent"].isna().all()
 
 
-def forward_records():
+def forward_records(point="forward"):
     result = {"batch_tokens": [64, 512], "seconds": {"median": [0.01, 0.04], "min": [0.01, 0.03]}, "what": "made up"}
-    fast = result | {"seconds": {"median": [0.01, 0.025], "min": [0.01, 0.02]}}
+    fast = result | {"seconds": {"median": [0.0125, 0.025], "min": [0.01, 0.02]}}
     return [
-        record("forward_time", "forward", "baseline", "auto", result),
-        record("forward_time", "forward", "swiftkv-50", "auto", fast),
+        record("forward_time", point, "baseline", "auto", result),
+        record("forward_time", point, "swiftkv-50", "auto", fast),
     ]
 
 
-def test_figure2_has_both_halves():
-    similarity = {"model": "m", "title": "M", "num_hidden_layers": 3, "simscore": [0.5, 0.9, None]}
-    figure, data = figure2([similarity], serving(forward_records(), ["forward"], CASES))
-    left, right = figure.axes
-    legend = [entry.get_text() for entry in right.get_legend().get_texts()]
-    assert "50% SingleInputKV: 1.60× of 1.90×" in legend and "swiftkv-50-across4: n/a" in legend
-    drawn = [[round(float(value), 6) for value in line.get_ydata()] for line in right.lines if len(line.get_xdata())]
-    assert [10.0, 40.0] in drawn and [10.0, 25.0] in drawn
-    assert [round(10 / 1.9, 6), round(40 / 1.9, 6)] in drawn
-    assert set(data["panel"]) == {"simscore", "forward"} and left.get_legend()
-    assert "H100" in right.get_legend().get_title().get_text()
+def drawn(axis):
+    return [[round(float(value), 6) for value in line.get_ydata()] for line in axis.lines if len(line.get_xdata())]
 
 
-@pytest.mark.parametrize("kind", ["figure3", "latency"])
-def test_equal_input_gives_equal_bytes(tmp_path, kind):
-    written = []
-    for number in range(2):
-        if kind == "figure3":
-            figure, data = figure3(serving(throughput_records(), list(SPEEDS), CASES))
-        else:
-            shown = serving(latency_records(), ["interactive-2k"], CASES)
-            figure, data = latency_figure(shown, "figure4", "paper's Figure 4")
-        paths = [tmp_path / f"{number}.{suffix}" for suffix in ("pdf", "png", "csv")]
-        write_figure(figure, data, *paths)
-        written.append([path.read_bytes() for path in paths])
-    assert written[0] == written[1] and all(written[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "records", "points", "extra"),
-    [
-        ("figure3", throughput_records, list(SPEEDS), []),
-        ("blog_figure4", throughput_records, list(SPEEDS), ["--node-gpus", "8"]),
-        ("figureB1", latency_records, ["interactive-2k", "interactive-8k"], []),
-        ("blog_figure7", latency_records, ["interactive-2k"], []),
-    ],
-)
-def test_scripts(tmp_path, name, records, points, extra):
-    files = []
-    for number, each in enumerate(records()):
-        files.append(tmp_path / f"{number}.json")
-        write_json(files[-1], each)
-    outputs = [f"--output-{kind}={tmp_path / name}.{kind}" for kind in ("pdf", "png", "csv")]
-    shown = [
-        "--models",
-        '{"llama-3.1-8b": "llama-3.1-8b"}',
-        "--points",
-        json.dumps(points),
-        "--cases",
-        json.dumps(CASES),
-    ]
-    command = [sys.executable, str(ROOT / f"workflow/scripts/{name}.py"), "--records", *map(str, files), *shown, *extra,
-               "--published", str(ROOT / "resources/paper/serving_claims.csv"), *outputs]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert all((tmp_path / f"{name}.{kind}").stat().st_size for kind in ("pdf", "png", "csv"))
-    write_json(files[0], forward_records()[0])
-    failed = subprocess.run(command, capture_output=True, text=True)
-    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
-    assert "0.json is a forward_time record" in failed.stderr
-
-
-def test_claims_are_of_artifacts_that_exist():
-    names = {key[0] for key in claims()}
-    assert all((ROOT / f"workflow/scripts/{name}.py").exists() for name in names)
-    assert all(claim["gpus"] and claim["text"] and claim["source"] for claim in claims().values())
+def test_forward_times_and_where_the_variant_is_slower(tmp_path):
+    points = {"short": {"batch_tokens": [64, 512]}}
+    made = make(tmp_path, entry("forward", points, CASES), forward_records("short"))
+    times, gains = made.figure.axes
+    assert [10.0, 40.0] in drawn(times) and [12.5, 25.0] in drawn(times)
+    assert [round(10 / 1.9, 6), round(40 / 1.9, 6)] in drawn(times)
+    assert drawn(gains) == [[1, 1], [0.8, 1.6], [1.9, 1.9]]
+    assert gains.get_ylim()[0] < 0.8
+    legend = texts(made.figure)[1]
+    assert "50% SingleInputKV + 4× AcrossKV: n/a" in legend and "limit by FLOPs" in legend
+    data = made.data.set_index(["variant", "batch_tokens"])
+    assert data.loc[("swiftkv-50", 64), "speedup"] == pytest.approx(0.8)
+    assert data.loc[("swiftkv-50", 512), "speedup_limit"] == pytest.approx(1.9)

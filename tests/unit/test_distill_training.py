@@ -14,9 +14,9 @@ import torch
 
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep
+from swiftkv.distill.step import DistillationStep, next_tokens
 from swiftkv.distill.trainer import Loop
-from swiftkv.models import load_swiftkv
+from swiftkv.models import load_any, load_swiftkv, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
 from tests.unit.distill_helpers import (
@@ -24,6 +24,7 @@ from tests.unit.distill_helpers import (
     RECIPE,
     SCRIPTS,
     SPEC,
+    TEMPLATE,
     command,
     environment,
     losses,
@@ -65,12 +66,12 @@ def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
     trained = list(step.student.swiftkv_parameters().values())
     optimizer = torch.optim.AdamW(trained, weight_decay=recipe.weight_decay)
     total = recipe.total_steps(rows.rows)
-    order = Loop(None, step, recipe, rows, None, total, 1, 0, 2)
+    order = Loop(None, recipe, rows, None, total, 1, 0, 2)
     expected = []
     for number in range(total):
         batch = rows[order.row_numbers(number)]
         weights = batch.pop("loss_mask")
-        loss = step(weights=weights / weights.sum(), **batch)
+        loss, _ = step(weights=weights / weights.sum(), **batch)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, recipe.gradient_clipping)
@@ -94,9 +95,29 @@ def test_log_and_order(inputs, finished):
     rows = log(finished)
     count = PackedRows(inputs / "packed.safetensors").rows
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) == 4 * count // 4
-    order = Loop(None, None, Recipe.from_dict(RECIPE), PackedRows(inputs / "packed.safetensors"), None, 1, 1, 0, 2)
+    order = Loop(None, Recipe.from_dict(RECIPE), PackedRows(inputs / "packed.safetensors"), None, 1, 1, 0, 2)
     sequence = [number for step in range(len(rows)) for number in order.row_numbers(step)]
     assert sorted(sequence[:count]) == list(range(count)) and sequence[:count] != sequence[count : 2 * count]
+
+
+def test_record(inputs, finished):
+    record, rows = json.loads((finished / "record.json").read_text()), log(finished)
+    packed = PackedRows(inputs / "packed.safetensors")
+    assert (record["measure"], record["variant"], record["weights"]) == ("training", "v", "trained")
+    assert record["spec"]["prefill_reduction"] == 0.5
+    settings, result = record["settings"], record["result"]
+    assert RECIPE.items() <= settings.items()
+    assert (settings["ranks"], settings["rows"]) == (1, packed.rows)
+    assert settings["rows_tokens"] == packed.counted(list(range(packed.rows)))
+    assert (result["steps"], result["loss_first"], result["loss_last"]) == (
+        len(rows), rows[0]["loss"], rows[-1]["loss"]
+    )  # fmt: skip
+    assert (result["tokens"], result["seconds"]) == (rows[-1]["tokens"], rows[-1]["seconds"])
+    assert result["tokens_per_second"] == result["tokens"] / result["seconds"]
+    assert result["hours"] == result["seconds"] / 3600
+    if not torch.cuda.is_available():
+        assert result["gpus"] == 0 and result["accelerator"] is None and result["tokens_per_second_per_gpu"] is None
+    assert str(inputs) not in json.dumps(record)
 
 
 def test_killed_twice_and_resumed_the_losses_are_the_same_bits(inputs, finished, tmp_path):
@@ -111,7 +132,7 @@ def test_killed_twice_and_resumed_the_losses_are_the_same_bits(inputs, finished,
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-        assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "log.csv").exists()
+        assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "record.json").exists()
     said = train(inputs, tmp_path)
     assert "continuing after step" in said
     assert len(losses(tmp_path / "log.csv")) == total
@@ -128,6 +149,8 @@ def test_lost_outputs_of_a_finished_training_are_only_saved_again(inputs, finish
     total = len(log(finished))
     assert f"continuing after step {total} of {total}" in said and "training" not in said
     assert (tmp_path / "log.csv").read_bytes() == (finished / "log.csv").read_bytes()
+    results = [json.loads((folder / "record.json").read_text())["result"] for folder in (tmp_path, finished)]
+    assert results[0] == results[1]
     assert all(torch.equal(a, b) for a, b in zip(tensors(tmp_path).values(), tensors(finished).values(), strict=True))
 
 
@@ -160,6 +183,47 @@ def test_zero_3_equals_zero_2(inputs, finished, tmp_path, ranks):
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
 
 
+FINE_TUNING = {"train": "all", "loss": "lm", "learning_rate": 1e-4, "max_steps": 6}
+
+
+def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, tmp_path):
+    train(inputs, tmp_path, recipe=FINE_TUNING, spec=None)
+    recipe, rows = Recipe.from_dict(RECIPE | FINE_TUNING), PackedRows(inputs / "packed.safetensors")
+    model = tiny_teacher().train()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=recipe.weight_decay)
+    order, expected = Loop(None, recipe, rows, None, 6, 1, 0, 2), []
+    for number in range(6):
+        batch = rows[order.row_numbers(number)]
+        targets, has_target = next_tokens(batch["input_ids"], batch["position_ids"])
+        logits = model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+        counts = batch["loss_mask"].flatten() * has_target
+        terms = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
+        loss = (terms * counts).sum() / counts.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clipping)
+        optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(number, 6)
+        optimizer.step()
+        expected.append(loss.item())
+    assert [row["loss"] for row in log(tmp_path)] == pytest.approx(expected, abs=1e-5)
+    saved = load_any(tmp_path / "checkpoint", torch.float32)
+    assert type(saved) is type(model) and load_tokenizer(tmp_path / "checkpoint").chat_template == TEMPLATE
+    assert saved.lm_head.weight is saved.model.embed_tokens.weight
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(saved.get_parameter(name), parameter, rtol=0, atol=1e-4)
+    assert json.loads((tmp_path / "record.json").read_text())["spec"] is None
+
+
+def test_fine_tuning_with_zero_3_and_two_ranks(inputs, tmp_path):
+    train(inputs, tmp_path / "one", recipe=FINE_TUNING, spec=None)
+    train(inputs, tmp_path / "two", recipe=FINE_TUNING | {"zero_stage": 3}, spec=None, ranks=2)
+    one, two = ([row["loss"] for row in log(tmp_path / name)] for name in ("one", "two"))
+    assert two == pytest.approx(one, abs=1e-5)
+    expected = load_any(tmp_path / "one" / "checkpoint", torch.float32).state_dict()
+    for name, tensor in load_any(tmp_path / "two" / "checkpoint", torch.float32).state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, dtype):
     import shutil
@@ -187,6 +251,8 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, dtype)
         ({"recipe": {"teacher_states": "stored"}}, "no file with them"),
         ({"recipe": {"max_length": 128}}, "rows of 64 tokens"),
         ({"recipe": {"batch_size": 3}}, "not a multiple"),
+        ({"recipe": {"attention": "flash_attention_2"}}, "GPUs only"),
+        ({"spec": None}, "needs a rewired model"),
         ({"spec": SPEC | {"num_key_value_layers": 7}}, "7"),
         ({"spec": SPEC | {"num_hidden_layers": 8}}, "8 layers"),
     ],
@@ -195,7 +261,7 @@ def test_bad_input_is_one_sentence(inputs, tmp_path, changes, said):
     done = run(command(inputs, tmp_path, **changes))
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: ") and said in done.stderr
-    assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "log.csv").exists()
+    assert not [path.name for path in tmp_path.iterdir() if path.name != "state"]
 
 
 def test_damaged_training_state_is_named(inputs, finished, tmp_path):

@@ -1,21 +1,25 @@
-"""A killed latency point takes up where it was; its prompts are real chats where asked for."""
+"""A killed latency point takes up where it was; its prompts are token ids, of real chats where asked for."""
 
 import contextlib
-import dataclasses
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from swiftkv.errors import UserError
 from swiftkv.measure import latency
-from swiftkv.measure.client import bench_client
+from swiftkv.measure.client import rate_result
 from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure
-from tests.unit.measure_helpers import LLAMA, point, subject
+from swiftkv.measure.prompts import chat_prompts, random_prompts
+from swiftkv.measure.run import measure
+from swiftkv.measure.worker import module, worker
+from tests.unit.measure_helpers import LLAMA, point, run_of, subject
 
 REPORT = {
     "duration": 10.5, "completed": 20, "failed": 0, "total_input_tokens": 2000, "total_output_tokens": 320,
-    "request_throughput": 1.9, "output_throughput": 30.4, "total_token_throughput": 220.9,
+    "request_throughput": 1.9, "output_throughput": 30.4, "total_token_throughput": 220.9, "errors": ["", "x"],
     **{f"{statistic}_{name}_ms": 7.0 for statistic in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")},
 }  # fmt: skip
 
@@ -30,66 +34,65 @@ def measured(monkeypatch):
         log.write_text("CPU KV cache size: 1,024 tokens,\n")
         yield None
 
-    def client(server, client, subject, point, rate, work, chats):
+    def client(run, server, client, rate):
         rates.append(rate)
-        return latency.rate_result(REPORT, rate, 20)
+        result = rate_result(REPORT, rate, 20)
+        return {key: value for key, value in result.items() if key != "error"}
 
     monkeypatch.setattr(latency, "serving", server)
-    monkeypatch.setattr(latency, "bench_client", lambda log: contextlib.nullcontext())
+    monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
     monkeypatch.setattr(latency, "measure_rate", client)
     return rates
 
 
+def keep_rate(model, asked, work):
+    """What a measurement of 1 request a second that was killed leaves behind."""
+    run = run_of(model, asked, work)
+    work.mkdir()
+    kept = {"settings": latency._identity(run, latency.serve_command(run)), "result": rate_result(REPORT, 1, 20)}
+    (work / "rate-1.json").write_text(json.dumps(kept))
+
+
 def test_a_report_becomes_numbers():
-    result = latency.rate_result(
-        REPORT | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}, 2, 20
-    )
+    report = REPORT | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}
+    result = rate_result(report, 2, 20)
     assert (result["request_rate"], result["completed"], result["achieved_request_rate"]) == (2, 20, 1.9)
     assert result["ttft_ms"] == {"mean": 7.0, "median": 7.0, "p99": 7.0} and result["acceptance_length"] == 2.1
+    assert result["error"] == "x"
 
 
 def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch):
     model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1, 2, 4], seconds=10)
     client = latency.measure_rate
 
-    def killed(*arguments):
-        if arguments[4] == 4:
+    def killed(run, server, worker, rate):
+        if rate == 4:
             raise KeyboardInterrupt
-        return client(*arguments)
+        return client(run, server, worker, rate)
 
     monkeypatch.setattr(latency, "measure_rate", killed)
     with pytest.raises(KeyboardInterrupt):
-        latency.measure_latency(model, asked, tmp_path / "work")
+        measure(model, asked, tmp_path / "work")
     assert measured == [1, 2]
     monkeypatch.setattr(latency, "measure_rate", client)
-    record = latency.measure_latency(model, asked, tmp_path / "work")
+    record = measure(model, asked, tmp_path / "work")
     assert measured == [1, 2, 4]
     assert [entry["request_rate"] for entry in record["result"]["rates"]] == [1, 2, 4]
-    assert record["engine"]["kv_cache_tokens"] == 1024
-    assert not (tmp_path / "work").exists()
+    assert record["engine"]["kv_cache_tokens"] == 1024 and record["settings"]["prompts"] == "token ids"
 
 
-@pytest.mark.parametrize("change", [{"seconds": 20}, {"output_tokens": 17}, {"engine": {"enforce_eager": False}}])
-def test_rates_of_other_settings_are_measured_again(tmp_path, measured, monkeypatch, change):
-    model = subject(tmp_path / "m")
-    asked = point("latency", **{"request_rates": [1], "seconds": 10})
-    same = latency._identity(model, asked, latency.serve_command(model, asked))
-    (tmp_path / "work").mkdir()
-    kept = {"settings": same, "result": latency.rate_result(REPORT, 1, 20)}
-    (tmp_path / "work/rate-1.json").write_text(json.dumps(kept))
-    latency.measure_latency(
-        model, point("latency", **{"request_rates": [1], "seconds": 10} | change), tmp_path / "work"
-    )
+@pytest.mark.parametrize("change", [{"seconds": 20}, {"output_tokens": 17}, {"enforce_eager": False}])
+def test_rates_of_other_settings_are_measured_again(tmp_path, measured, change):
+    model, values = subject(tmp_path / "m"), {"request_rates": [1], "seconds": 10}
+    keep_rate(model, point("latency", **values), tmp_path / "work")
+    measure(model, point("latency", **values | change), tmp_path / "work")
     assert measured == [1]
 
 
 def test_more_rates_do_not_make_the_finished_ones_void(tmp_path, measured):
-    model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1], seconds=10)
-    same = latency._identity(model, asked, latency.serve_command(model, asked))
-    (tmp_path / "work").mkdir()
-    kept = {"settings": same, "result": latency.rate_result(REPORT, 1, 20)}
-    (tmp_path / "work/rate-1.json").write_text(json.dumps(kept))
-    latency.measure_latency(model, point("latency", request_rates=[1, 2], seconds=10), tmp_path / "work")
+    model, values = subject(tmp_path / "m"), {"request_rates": [1], "seconds": 10}
+    keep_rate(model, point("latency", **values), tmp_path / "work")
+    measure(model, point("latency", **values | {"request_rates": [1, 2]}), tmp_path / "work")
     assert measured == [2]
 
 
@@ -97,20 +100,46 @@ def test_a_failure_keeps_the_finished_rates(tmp_path, measured, monkeypatch):
     model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1, 2], seconds=10)
     client = latency.measure_rate
 
-    def fails(*arguments):
-        if arguments[4] == 2:
+    def fails(run, server, worker, rate):
+        if rate == 2:
             raise EngineFailure("the vLLM server ended with status 1")
-        return client(*arguments)
+        return client(run, server, worker, rate)
 
     monkeypatch.setattr(latency, "measure_rate", fails)
     with pytest.raises(EngineFailure):
-        latency.measure_latency(model, asked, tmp_path / "work")
+        measure(model, asked, tmp_path / "work")
     assert (tmp_path / "work/rate-1.json").exists() and (tmp_path / "work/vllm.log").exists()
 
 
+def test_costs_of_chats_are_those_of_the_requests_as_they_came(tmp_path, measured):
+    asked = point("latency", request_rates=[1], seconds=1, dataset="heldout", input_tokens=4000)
+    record = measure(subject(tmp_path / "m"), asked, tmp_path / "work", tmp_path / "chats.jsonl")
+    other = measure(subject(tmp_path / "m"), point("latency", request_rates=[1], seconds=1), tmp_path / "again")
+    # REPORT's requests have 100 input and 16 output tokens, as the other point's.
+    assert record["cost"] == other["cost"] and record["settings"]["dataset"] == "heldout"
+
+
+def test_a_rate_without_one_finished_request_is_a_failure(tmp_path):
+    run = run_of(subject(tmp_path / "m"), point("latency", request_rates=[1], seconds=1), tmp_path)
+    answer = {"completed": 0, "error": "Traceback\nConnectionError: refused"}
+    client = SimpleNamespace(ask=lambda job, check: dict(answer), job=SimpleNamespace(log="LOG"))
+    server = SimpleNamespace(url="URL", name="m", check=lambda: None)
+    with pytest.raises(EngineFailure, match="not one request succeeded at 3 requests a second: ConnectionError: refused"):
+        latency.measure_rate(run, server, client, 3)
+
+
+def test_random_prompts_are_seeded_and_hold_no_special_tokens():
+    prompts = random_prompts(3, 500, 128_256, 7)
+    assert prompts == random_prompts(3, 500, 128_256, 7) != random_prompts(3, 500, 128_256, 8)
+    assert [len(prompt) for prompt in prompts] == [500] * 3 and prompts[0] != prompts[1]
+    assert min(map(min, prompts)) >= 1000 and max(map(max, prompts)) < 128_000  # Llama-3's special tokens begin there
+    assert {token for prompt in random_prompts(1, 5000, 64, 0) for token in prompt} == set(range(16, 48))
+
+
 def test_chats_are_sent_through_the_template(tmp_path):
+    from transformers import AutoTokenizer
+
     write_dummy(LLAMA | {"vocab_size": 50_000}, None, None, tmp_path / "m")
-    model = dataclasses.replace(subject(tmp_path / "other"), folder=tmp_path / "m")
     chats = tmp_path / "heldout.jsonl"
     lines = [
         {"id": "1", "source": "x", "messages": [{"role": "user", "content": "What is two and two?"}]},
@@ -118,29 +147,26 @@ def test_chats_are_sent_through_the_template(tmp_path):
         {"id": "3", "source": "x", "messages": [{"role": "assistant", "content": "Four."}]},
     ]
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    latency.write_prompts(model, point("latency", input_tokens=100), chats, tmp_path / "prompts.jsonl")
-    (prompt,) = [json.loads(line)["prompt"] for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
-    assert "What is two and two?" in prompt and prompt.endswith("<|im_start|>assistant\n")
+    (prompt,) = chat_prompts(tmp_path / "m", chats, 100, 0)
+    text = AutoTokenizer.from_pretrained(tmp_path / "m").decode(prompt)
+    assert "What is two and two?" in text and text.endswith("<|im_start|>assistant\n")
     with pytest.raises(UserError, match="no chat whose opening fits into 3 tokens"):
-        latency.write_prompts(model, point("latency", input_tokens=3), chats, tmp_path / "prompts.jsonl")
+        chat_prompts(tmp_path / "m", chats, 3, 0)
 
 
 def test_chats_must_be_given(tmp_path):
-    asked = point("latency", request_rates=[1], seconds=1, dataset="packaged")
+    asked = point("latency", request_rates=[1], seconds=1, dataset="heldout")
     with pytest.raises(UserError, match="no file with chats"):
-        latency.measure_latency(subject(tmp_path / "m"), asked, tmp_path / "work")
-
-
-def test_a_client_that_ends_is_a_failure_with_its_words(tmp_path):
-    with bench_client(tmp_path / "client.log") as client, pytest.raises(EngineFailure) as failed:
-        client.run(["--no-such-option"], lambda: None)
-    assert "vllm bench serve" in str(failed.value) and "no-such-option" in (tmp_path / "client.log").read_text()
+        measure(subject(tmp_path / "m"), asked, tmp_path / "work")
 
 
 def test_a_server_that_dies_ends_the_wait_for_the_client(tmp_path):
     def check():
         raise EngineFailure("the vLLM server ended with status 1")
 
-    with bench_client(tmp_path / "client.log") as client, pytest.raises(EngineFailure, match="the vLLM server"):
-        client.run(["--no-such-option"], check)
-    assert client._job.returncode is not None
+    with (
+        worker(module("swiftkv.measure.client"), tmp_path / "client.log", os.environ, "the client") as client,
+        pytest.raises(EngineFailure, match="the vLLM server"),
+    ):
+        client.ask({"no_such": "option"}, check)
+    assert client.job.returncode is not None

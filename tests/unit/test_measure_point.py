@@ -1,25 +1,28 @@
 """Commands, memory, folders without weights, and the records of serving points, without starting vLLM."""
 
+import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swiftkv.cost import cost_record
+from swiftkv.cost import cost_record, parameter_count
 from swiftkv.errors import UserError
-from swiftkv.measure import latency, memory, throughput
-from swiftkv.measure.capacity import measure_capacity
+from swiftkv.measure import decode, latency, memory, reference, throughput
 from swiftkv.measure.dummy import dummy_config, write_dummy
 from swiftkv.measure.engine import OutOfMemory
-from swiftkv.measure.forward import forward_command
-from swiftkv.measure.memory import GIB, cpu_budget, gpu_budget, weight_bytes
+from swiftkv.measure.kind import Run
+from swiftkv.measure.memory import GIB, Budget, cpu_budget, gpu_budget, weight_bytes
+from swiftkv.measure.peak import peak_tflops
 from swiftkv.measure.point import engine_arguments, engine_environment, max_model_len
-from swiftkv.measure.record import cache_cost, request_cost
+from swiftkv.measure.run import cost, headline, measure
+from swiftkv.measure.throughput import throughput_result
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
-from tests.unit.measure_helpers import LLAMA, SPEC, point, subject
+from tests.unit.measure_helpers import LLAMA, SPEC, point, run_of, subject
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,17 +32,13 @@ def option(command, name):
     return command[command.index(name) + 1]
 
 
-def test_throughput_is_vllm_s_own_benchmark(tmp_path):
+def test_throughput_sends_the_paper_s_requests(tmp_path):
     asked = point("throughput", input_tokens=2000, output_tokens=256, total_tokens=15_000_000)
-    command = throughput.throughput_command(subject(tmp_path / "m"), asked, tmp_path / "out.json")
-    assert Path(command[0]).name == "vllm" and command[1:3] == ["bench", "throughput"]
-    assert option(command, "--num-prompts") == "6649"  # as in Appendix B.2: 15M tokens of 2,000 + 256
-    assert option(command, "--random-range-ratio") == "0"
-    assert (option(command, "--random-input-len"), option(command, "--random-output-len")) == ("2000", "256")
-    assert option(command, "--max-num-batched-tokens") == "2048"
-    assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--disable-detokenize"} <= set(
-        command
-    )
+    command = throughput.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
+    assert command[1:3] == ["-m", "swiftkv.measure.engine_program"]
+    assert throughput.KIND.settings(asked)["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
+    assert option(command, "--max-num-batched-tokens") == "2048" and option(command, "--max-num-seqs") == "256"
+    assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill"} <= set(command)
     assert "--hf-overrides" not in command and "--load-format" not in command
 
 
@@ -47,7 +46,14 @@ def test_throughput_is_vllm_s_own_benchmark(tmp_path):
     ("total", "prompt", "prompts"), [(15_000_000, 8000, 1817), (15_000_000, 128_000, 117), (10, 9, 1)]
 )
 def test_number_of_prompts(total, prompt, prompts):
-    assert throughput.number_of_prompts(total, prompt, 256) == prompts
+    asked = point("throughput", input_tokens=prompt, output_tokens=256, total_tokens=total)
+    assert throughput.number_of_prompts(asked) == prompts
+
+
+def test_the_warm_up_is_one_request_of_a_few_steps():
+    asked = point("throughput", input_tokens=128_000, output_tokens=256, total_tokens=9)
+    job = throughput.warm_up(asked)
+    assert (job["prompts"], job["input"], job["output"]) == (1, 4 * 2048, 8)
 
 
 def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
@@ -70,24 +76,27 @@ def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
     assert option(arguments(quantization="fp8"), "--quantization") == "fp8"
 
 
-def test_compiled_mode_and_speculation(tmp_path):
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_the_whole_command_of_a_variant_is_as_the_baseline_s(tmp_path, gpus):
+    asked = point("decode", gpus=gpus, input_tokens=100, batch_sizes=[1], repeats=1)
+    model = subject(tmp_path / "m")
+    base, ours = (
+        decode.KIND.command(run_of(subject(tmp_path / "m", spec=spec), asked, tmp_path)) for spec in (None, SPEC)
+    )
+    assert base == ours and str(model.folder) in base
+
+
+def test_a_point_may_be_compiled_where_others_are_not(tmp_path):
     ngram = {"method": "ngram", "num_speculative_tokens": 5}
-    asked = point("latency", engine={"enforce_eager": False}, speculative=ngram, request_rates=[1], seconds=1)
-    command = latency.serve_command(subject(tmp_path / "m"), asked)
-    assert "--enforce-eager" not in command
+    asked = point("latency", enforce_eager=False, speculative=ngram, request_rates=[1], seconds=1)
+    command = latency.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
+    assert asked["engine"]["enforce_eager"] and "--enforce-eager" not in command
     assert json.loads(option(command, "--speculative-config")) == ngram
 
 
-def test_the_client_sends_poisson_arrivals(tmp_path):
+def test_requests_of_a_rate():
     asked = point("latency", request_rates=[0.5], seconds=300, min_requests=200)
-    model = subject(tmp_path / "m")
-    command = latency.client_command(model, asked, "http://x:1", "name", 0.5, tmp_path / "r.json", None)
-    assert (option(command, "--request-rate"), option(command, "--burstiness")) == ("0.5", "1.0")
-    assert option(command, "--num-prompts") == "200" and "--ignore-eos" in command
-    assert option(command, "--served-model-name") == "name"
-    chats = latency.client_command(model, asked, "http://x:1", "name", 2, tmp_path / "r.json", tmp_path / "c.jsonl")
-    assert option(chats, "--dataset-name") == "custom" and option(chats, "--num-prompts") == "600"
-    assert "--ignore-eos" not in chats  # a model forced on repeats itself, which n-grams guess too well
+    assert (latency.number_of_requests(asked, 0.5), latency.number_of_requests(asked, 2)) == (200, 600)
 
 
 @pytest.mark.parametrize(("prompt", "output", "length"), [(100, 16, 256), (2000, 256, 2432), (8000, 192, 8192)])
@@ -108,6 +117,29 @@ def test_cpu_environment_uses_every_thread_and_hides_nothing(tmp_path, monkeypat
     assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment and environment["VLLM_LOGGING_LEVEL"] == "INFO"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment(point("throughput", gpus=4))
+
+
+def test_only_the_plugin_asked_for_is_loaded(monkeypatch):
+    monkeypatch.setenv("ARCTIC_INFERENCE_ENABLED", "1")  # as on a machine that serves with it
+    ours, theirs = (engine_environment(point("throughput", gpus=1), plugin) for plugin in (None, "arctic-inference"))
+    assert (ours["VLLM_PLUGINS"], ours["ARCTIC_INFERENCE_ENABLED"]) == ("swiftkv", "0")
+    assert (theirs["VLLM_PLUGINS"], theirs["ARCTIC_INFERENCE_ENABLED"]) == ("arctic_inference", "1")
+
+
+@pytest.mark.parametrize(
+    ("installed", "sentence"),
+    [
+        ({"vllm": "0.26.0"}, "has no arctic-inference"),
+        ({"vllm": "0.32.0+cpu", "arctic-inference": "0.3.0"}, "but this Python environment has vllm 0.32.0"),
+        ({"vllm": "0.26.0", "arctic-inference": "0.3.0"}, "without AcrossKV"),
+    ],
+)
+def test_the_reference_is_refused_where_it_cannot_serve(tmp_path, monkeypatch, installed, sentence):
+    monkeypatch.setattr(reference, "_version", installed.get)
+    model = subject(tmp_path / "m", spec=SPEC, variant="theirs", plugin="arctic-inference")
+    with pytest.raises(UserError, match=sentence):
+        measure(model, point("throughput", total_tokens=9), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
 
 
 def model_bytes(config):
@@ -135,9 +167,9 @@ def test_weight_bytes_are_those_of_the_model(name, change):
 def test_a_cpu_limit_is_for_weights_and_cache():
     weights = weight_bytes(LLAMA, None)
     budget = cpu_budget(0.5, 4, LLAMA, None)
-    assert budget.arguments == {"--kv-cache-memory-bytes": GIB // 2 - weights} and "0.5 GB" in budget.sentence
+    assert budget.arguments == {"--kv-cache-memory-bytes": GIB // 2 - weights} and "0.5 GiB" in budget.sentence
     assert cpu_budget(None, 4, LLAMA, None).kv_cache_bytes == 4 * GIB
-    with pytest.raises(OutOfMemory, match="the weights take 0.001 GB of the 0.0001 GB there are"):
+    with pytest.raises(OutOfMemory, match="the weights take 0.001 GiB of the 0.0001 GiB there are"):
         cpu_budget(0.0001, 4, LLAMA, None)
     with pytest.raises(UserError, match="cpu_kv_cache_gib"):
         cpu_budget(None, None, LLAMA, None)
@@ -151,19 +183,42 @@ def test_a_gpu_limit_is_a_share_of_the_device(monkeypatch):
     assert "whole device" in gpu_budget(80, 0.9).sentence
 
 
-@pytest.mark.parametrize("kind", ["throughput", "latency", "capacity"])
+KINDS = {
+    "throughput": {"total_tokens": 9},
+    "latency": {"request_rates": [1], "seconds": 1},
+    "forward_time": {"batch_tokens": [64], "repeats": 1},
+    "kv_capacity": {},
+    "decode": {"batch_sizes": [1], "repeats": 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_room_for_the_weights_is_a_record(tmp_path, kind):
-    model, work = subject(tmp_path / "m"), tmp_path / "work"
-    if kind == "throughput":
-        record = throughput.measure_throughput(model, point("throughput", total_tokens=9, memory_gib=1e-4), work)
-    elif kind == "latency":
-        asked = point("latency", request_rates=[1], seconds=1, memory_gib=1e-4)
-        record = latency.measure_latency(model, asked, work)
-    else:
-        record = measure_capacity(model, point("kv_capacity", memory_gib=1e-4), work)
-    assert (record["status"], record["result"]) == ("oom", None)
-    assert record["reason"].startswith("the weights take") and record["settings"]["memory_gib"] == 1e-4
+    model, asked = subject(tmp_path / "m", spec=SPEC, kv_cache="fp8"), point(kind, memory_gib=1e-4, **KINDS[kind])
+    record = measure(model, asked, tmp_path / "work")
+    assert (record["measure"], record["status"], record["result"]) == (kind, "oom", None)
+    assert record["reason"].startswith("the weights take") and headline(record).startswith("OOM, the weights")
+    settings = record["settings"]
+    assert (settings["point"], settings["memory_gib"], settings["command"]) == ("a-point", 1e-4, None)
+    assert settings["kv_cache_scales"] == "one a tensor" and settings["merge_all_layers"] is False
+    assert record["spec"]["kv_cache_reduction"] == 0.25 and record["model"]["name"] == "tiny"
+    limits = ("request_speedup_limit", "prefill_speedup_limit", "capacity_limit")
+    assert all(record["cost"][name] > 1 for name in limits)
     json.dumps(record, allow_nan=False)
+
+
+def test_the_memory_is_asked_for_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "device_memory", lambda: asked.append(1) or 80 * GIB)
+    answers = {"seconds": 2.0}
+    worker = contextlib.nullcontext(SimpleNamespace(ask=lambda job: answers))
+    monkeypatch.setattr(throughput, "engine", lambda run, command: worker)
+    record = measure(
+        subject(tmp_path / "m"), point("throughput", gpus=1, total_tokens=9, memory_gib=40), tmp_path / "work"
+    )
+    assert record["status"] == "ok" and asked == [1]
+    assert option(record["settings"]["command"], "--gpu-memory-utilization") == "0.5"
+    assert option(record["settings"]["command"], "--model") == "MODEL"
 
 
 def test_costs_are_those_of_the_cost_model(tmp_path):
@@ -172,29 +227,73 @@ def test_costs_are_those_of_the_cost_model(tmp_path):
     model = subject(tmp_path / "m", spec=spec)
     (tmp_path / "m/config.json").write_text(json.dumps(config))
     limits = cost_record("x", "x", config, {"v": spec}, 2000, 256)["variants"]["v"]["limits"]
-    cost = request_cost(model, 2000, 256)
-    assert cost["request_speedup_limit"] == pytest.approx(limits["request_speedup"])
-    assert cost["prefill_speedup_limit"] == pytest.approx(limits["prefill_speedup"])
-    assert 14e9 < cost["baseline_flops_per_token"] < 18e9  # about two FLOPs a parameter
-    assert cache_cost(model)["capacity_limit"] == pytest.approx(32 / 20)
+    made = cost(model, 2000, 256)
+    assert made["request_speedup_limit"] == pytest.approx(limits["request_speedup"])
+    assert made["prefill_speedup_limit"] == pytest.approx(limits["prefill_speedup"])
+    assert 14e9 < made["baseline_flops_per_token"] < 18e9  # about two FLOPs a parameter
+    assert made["capacity_limit"] == pytest.approx(32 / 20)
     fp8 = subject(tmp_path / "f", spec=None, kv_cache="fp8")
-    assert cache_cost(fp8)["capacity_limit"] == 2
+    assert cost(fp8, 9, 9)["capacity_limit"] == 2
     merged = subject(tmp_path / "g", merge_all_layers=True)
-    assert cache_cost(merged)["capacity_limit"] == 8
+    assert cost(merged, 9, 9)["capacity_limit"] == 8
 
 
-def test_throughput_counts_baseline_flops():
-    report = {"elapsed_time": 2.0, "num_requests": 4, "total_num_tokens": 464}
-    result = throughput.throughput_result(report, 16, 1e9, point("throughput"))
-    assert (result["tokens_per_second"], result["output_tokens_per_second"]) == (232, 32)
-    assert result["normalized_tflops_per_gpu"] == pytest.approx(0.232)
-    four = throughput.throughput_result(report, 16, 1e9, point("throughput", gpus=4))
-    assert four["normalized_tflops_per_gpu"] == pytest.approx(0.058)
+def paper_run(folder, name, gpus, **changes):
+    """8,000 input tokens on a model of the paper."""
+    model = subject(folder / "m", **changes)
+    config = read_json(ROOT / f"resources/architectures/{name}.json")["config"]
+    (folder / "m/config.json").write_text(json.dumps(config))
+    asked = point("throughput", gpus=gpus, input_tokens=8000, output_tokens=256, total_tokens=1)
+    return Run(model, asked, folder, Budget({}, ""))
 
 
-def test_a_batch_larger_than_a_step_is_refused(tmp_path):
-    with pytest.raises(UserError, match="4096 tokens does not fit into one step of 2048"):
-        forward_command(subject(tmp_path / "m"), point("forward_time", batch_tokens=[64, 4096], repeats=1), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "gpus", "tokens", "tflops", "parameters"),
+    [("llama-3.1-8b", 1, 30_000, 480, 8e9), ("llama-3.1-70b", 4, 16_000, 560, 70e9)],
+)
+def test_normalized_flops_are_the_paper_s(tmp_path, name, gpus, tokens, tflops, parameters):
+    # Section 4.3's two pairs of tokens/s and TFLOP/s a GPU mean two FLOPs for each of a nominal number of parameters.
+    result = throughput_result(paper_run(tmp_path, name, gpus), 8256 / tokens, 1, "NVIDIA H100 80GB HBM3")
+    exact = parameter_count(read_json(ROOT / f"resources/architectures/{name}.json")["config"]) / parameters
+    assert result["tokens_per_second"] == pytest.approx(tokens)
+    assert result["tokens_per_second_per_gpu"] == pytest.approx(tokens / gpus)
+    assert result["normalized_tflops_per_gpu"] == pytest.approx(tflops * exact, rel=1e-9) and 1 < exact < 1.01
+    assert result["mfu_percent"] == pytest.approx(100 * tflops * exact / 989.4)
+    assert result["exact_tflops_per_gpu"] == pytest.approx(result["normalized_tflops_per_gpu"], rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "quantization", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", None, 989.4),
+        ("NVIDIA H200", "bfloat16", "fp8", 1978.9),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", None, 312.0),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", "fp8", None),
+        ("NVIDIA H100 PCIe", "bfloat16", None, None),
+        ("NVIDIA H100 NVL", "bfloat16", None, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None, None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bfloat16", None, None),
+        ("NVIDIA H200", "float32", None, None),
+        ("NVIDIA H200", "bfloat16", "compressed-tensors", None),
+    ],
+)
+def test_utilization_is_stated_only_where_the_peak_is_known(gpu, dtype, quantization, peak):
+    assert peak_tflops(gpu, dtype, quantization) == peak
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        ("forward_time", {"batch_tokens": [64, 4096], "repeats": 1}, "4096 tokens does not fit into one step of 2048"),
+        ("decode", {"batch_sizes": [512], "repeats": 1}, "512 requests does not fit into one step of 256"),
+        # 64 prompts of 1,000 tokens take 32 steps of 2,048; by then the first has 32 tokens.
+        ("decode", {"batch_sizes": [64], "repeats": 1, "input_tokens": 1000}, "outputs of 16 tokens are too short"),
+    ],
+)
+def test_a_point_that_cannot_be_measured_is_refused_first(tmp_path, kind, values, sentence):
+    with pytest.raises(UserError, match=sentence):
+        measure(subject(tmp_path / "m"), point(kind, **values), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):

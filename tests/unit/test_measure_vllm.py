@@ -1,4 +1,4 @@
-"""The measuring programs against a real vLLM on a tiny random model: one start here, the rest marked slow."""
+"""The measuring program against a real vLLM on a tiny random model: three starts here, the rest marked slow."""
 
 import json
 import os
@@ -32,21 +32,26 @@ def source(tmp_path_factory):
     return folder / "source.json"
 
 
-def command(script, source, tmp_path, **values):
-    """The command line of one measuring script."""
-    engine = ENGINE | {"max_num_batched_tokens": 128, "cpu_kv_cache_gib": 0.05}
-    settings = {"output_tokens": 4, "seed": 0, "engine": engine, "input_tokens": 100} | values
+def command(measure, source, tmp_path, **values):
+    """The command line of a measurement of one kind."""
+    engine = ENGINE | {"max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
+    settings = {"output_tokens": 4, "seed": 0, "engine": engine, "input_tokens": 100, "measure": measure} | values
     return [
-        *(sys.executable, str(ROOT / f"workflow/scripts/{script}.py"), "--model", "tiny", "--title", "Tiny"),
-        *("--model-source", str(source), "--variant", "baseline", "--spec", "null", "--point", "p"),
-        *("--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
+        *(sys.executable, str(ROOT / "workflow/scripts/measure.py"), "--model", "tiny", "--title", "Tiny"),
+        *("--source", str(source), "--weights", "original", "--variant", "baseline", "--spec", "null"),
+        *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
         *("--work-dir", str(tmp_path / "work"), "--output", str(tmp_path / "out.json")),
     ]
 
 
-def run(*arguments, **values):
-    """Run a script to its end."""
-    return subprocess.run(command(*arguments, **values), capture_output=True, text=True, timeout=300)
+def measured(*arguments, **values):
+    """The record of a measurement run to its end, which has no place of this machine in it and leaves no work folder."""
+    done = subprocess.run(command(*arguments, **values), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = arguments[2]
+    record = read_json(folder / "out.json")
+    assert str(folder) not in json.dumps(record) and not (folder / "work").exists()
+    return record
 
 
 def vllm_processes(folder):
@@ -62,42 +67,49 @@ def vllm_processes(folder):
 
 
 def test_throughput_of_a_tiny_model(source, tmp_path):
-    done = run("throughput", source, tmp_path, benchmark="throughput", total_tokens=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = read_json(tmp_path / "out.json")
+    record = measured("throughput", source, tmp_path, total_tokens=520)
     assert (record["status"], record["weights"], record["settings"]["num_prompts"]) == ("ok", "original", 5)
-    assert 500 <= record["result"]["tokens"] <= 540 and record["result"]["tokens_per_second"] > 0
+    assert record["model"]["name"] == "tiny" and record["model"]["kind"] == "random"
+    assert record["result"]["tokens"] == 520 and record["result"]["tokens_per_second"] > 0
+    assert record["result"]["mfu_percent"] is None  # nobody states the peak of a processor
     engine = record["engine"]
     assert engine["compilation"] == "eager" and engine["prefix_caching"] is False and engine["fast_prefill"] is False
     # 8 layers, 2 heads of 32, K and V in bfloat16: 2 KB a token
     assert engine["kv_cache_tokens"] == pytest.approx(0.05 * 2**30 / 2048, rel=0.01)
-    assert str(tmp_path) not in json.dumps(record)
-    assert not (tmp_path / "work").exists()
+
+
+def test_decoding_and_capacity_of_a_tiny_model(source, tmp_path):
+    sizes = {"batch_sizes": [1, 4], "repeats": 3, "input_tokens": 64, "output_tokens": 12}
+    record = measured("decode", source, tmp_path, **sizes)
+    result = record["result"]
+    # Of 11 decoding steps the whole batch of one has all; of four, 2 of which begin in a step, fewer.
+    assert result["steps"][0] == [11, 11, 11] and all(1 <= steps < 11 for steps in result["steps"][1])
+    spread = (result["tpot_ms"][name] for name in ("min", "median", "max"))
+    for samples, low, middle, high in zip(result["samples_ms"], *spread, strict=True):
+        assert len(samples) == 3 and 0 < low <= middle <= high and middle in samples
+    record = measured("kv_capacity", source, tmp_path)
+    assert record["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
+    assert record["result"]["kv_cache_tokens"] == record["engine"]["kv_cache_tokens"] > 0
 
 
 @pytest.mark.slow
-def test_latency_and_the_rest(source, tmp_path):
+def test_latency_and_forward_time(source, tmp_path):
     chosen = {"request_rates": [2, 8], "seconds": 2, "refine_steps": 1}
-    done = run("latency", source, tmp_path, benchmark="latency", **chosen)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = read_json(tmp_path / "out.json")
-    assert [entry["completed"] for entry in record["result"]["rates"]][:2] == [4, 16]
-    assert record["engine"]["kv_cache_tokens"] > 0 and str(tmp_path) not in json.dumps(record)
-    done = run("kv_capacity", source, tmp_path, benchmark="kv_capacity")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert read_json(tmp_path / "out.json")["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
-    done = run("forward_time", source, tmp_path, benchmark="forward_time", batch_tokens=[64, 128], repeats=2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(read_json(tmp_path / "out.json")["result"]["seconds"]["median"]) == 2
+    record = measured("latency", source, tmp_path, **chosen)
+    rates = record["result"]["rates"]
+    assert [entry["completed"] for entry in rates][:2] == [4, 16]
+    # Exactly the tokens asked for arrived: they were sent as ids, not as text that is tokenized again.
+    assert [entry["input_tokens"] for entry in rates][:2] == [400, 1600] and rates[0]["output_tokens"] == 16
+    assert rates[0]["ttft_ms"]["median"] > 0 and record["engine"]["kv_cache_tokens"] > 0
+    record = measured("forward_time", source, tmp_path, batch_tokens=[64, 128], repeats=2)
+    assert len(record["result"]["seconds"]["median"]) == 2
 
 
 @pytest.mark.slow
 def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
     # Room for the weights and 0.1 MB, but not for the 0.5 MB of one request.
     limit = (weight_bytes(read_json(source)["config"], None) + 100_000) / GIB
-    done = run("kv_capacity", source, tmp_path, benchmark="kv_capacity", memory_gib=limit)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = read_json(tmp_path / "out.json")
+    record = measured("kv_capacity", source, tmp_path, memory_gib=limit)
     assert record["status"] == "oom" and record["reason"].startswith("vLLM has not enough memory: ")
 
 
@@ -105,7 +117,7 @@ def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("when", ["starting", "serving"])
 def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, number, when):
-    arguments = command("latency", source, tmp_path, benchmark="latency", request_rates=[0.05], seconds=200)
+    arguments = command("latency", source, tmp_path, request_rates=[0.05], seconds=200)
     program = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     log, sign = tmp_path / "work/vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /v1/models"
     for _ in range(1200):

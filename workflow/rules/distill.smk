@@ -1,9 +1,30 @@
-"""Self-distillation (Section 3.4).
+"""Self-distillation (Section 3.4), and fine-tuning of a model as it is (Appendix D).
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl
 OUTPUTS: <results>/packed/{model}/{recipe}.safetensors, <results>/teacher/{model}/{recipe}.safetensors (if stored),
-         <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.csv
+         <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.{csv,json}
+
+Recipes that ask for the same rows share one packed file, and one of teacher states; it has the name of the first.
 """
+
+
+PACKING = ["data", "max_length", "seed", "max_steps", "batch_size"]
+TEACHING = [*PACKING, "teacher_states", "dtype", "micro_batch_size", "attention"]
+
+
+def first_alike(recipe, keys):
+    """The first recipe that agrees with `recipe` in all `keys`."""
+    recipes = config["recipes"]
+    return next(
+        name
+        for name in recipes
+        if all(recipes[name][key] == recipes[recipe][key] for key in keys)
+    )
+
+
+def get_rows(w):
+    """The packed rows a variant is trained on."""
+    return f"<results>/packed/{w.model}/{first_alike(get_recipe_name(w), PACKING)}.safetensors"
 
 
 rule pack:
@@ -26,7 +47,7 @@ rule pack:
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/pack.py \
+        python {SCRIPTS}/pack.py \
             --model-source {input.model:q} \
             --data {input.chats:q} \
             --recipe {params.recipe:q} \
@@ -38,7 +59,7 @@ rule teacher_states:
     """The teacher's hidden states on the training rows, once for all variants of a model."""
     input:
         model="<results>/models/{model}/source.json",
-        data="<results>/packed/{model}/{recipe}.safetensors",
+        data=lambda w: f"<results>/packed/{w.model}/{first_alike(w.recipe, PACKING)}.safetensors",
     output:
         "<results>/teacher/{model}/{recipe}.safetensors",
     log:
@@ -58,7 +79,7 @@ rule teacher_states:
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/teacher_states.py \
+        python {SCRIPTS}/teacher_states.py \
             --model-source {input.model:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -69,22 +90,24 @@ rule teacher_states:
 
 
 def get_teacher_states(w):
-    """The stored teacher states, if the recipe asks for them."""
-    recipe = get_recipe_name(w)
-    if config["recipes"][recipe]["teacher_states"] == "online":
+    """The stored teacher states, if the recipe has a teacher and asks for them."""
+    name = get_recipe_name(w)
+    recipe = config["recipes"][name]
+    if recipe["loss"] == "lm" or recipe["teacher_states"] == "online":
         return []
-    return f"<results>/teacher/{w.model}/{recipe}.safetensors"
+    return f"<results>/teacher/{w.model}/{first_alike(name, TEACHING)}.safetensors"
 
 
 rule distill:
-    """Train the new Q, K and V projections from the model's own logits; resumes from its last state."""
+    """Train a variant, as a rule its new projections from the model's own logits; resumes from its last state."""
     input:
         model="<results>/models/{model}/source.json",
-        data=lambda w: f"<results>/packed/{w.model}/{get_recipe_name(w)}.safetensors",
+        data=get_rows,
         teacher=get_teacher_states,
     output:
         checkpoint=directory("<results>/checkpoints/{model}/{variant}"),
         losses="<results>/training/{model}/{variant}.csv",
+        record="<results>/training/{model}/{variant}.json",
     log:
         "<logs>/distill/{model}/{variant}.log",
     benchmark:
@@ -110,8 +133,9 @@ rule distill:
     shell:
         """
         exec &> >(tee {log:q})
-        {params.launcher} workflow/scripts/distill.py \
+        {params.launcher} {SCRIPTS}/distill.py \
             --model-source {input.model:q} \
+            --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -119,5 +143,6 @@ rule distill:
             --state-dir {params.state:q} \
             --threads {threads} \
             --checkpoint {output.checkpoint:q} \
-            --loss-log {output.losses:q}
+            --loss-log {output.losses:q} \
+            --record {output.record:q}
         """

@@ -1,7 +1,7 @@
 """Sources: models and text.
 
 REQUIRED INPUTS: the sources named in the configuration
-OUTPUTS: <results>/models/{model}/source.json, <results>/data/{data}/{train,heldout}.jsonl
+OUTPUTS: <results>/models/{model}/source.json, <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl
 """
 
 
@@ -19,26 +19,59 @@ rule resolve_model:
     params:
         title=lambda w: config["models"][w.model]["title"],
         source=lambda w: json.dumps(config["models"][w.model]["source"]),
+        template=lambda w: json.dumps(config["models"][w.model].get("chat_template")),
         layers=lambda w: config["models"][w.model]["num_hidden_layers"],
         folder=lambda w, output: f"{os.path.dirname(output.source)}/base",
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/resolve_model.py \
+        python {SCRIPTS}/resolve_model.py \
             --name {wildcards.model:q} \
             --title {params.title:q} \
             --source {params.source:q} \
+            --chat-template {params.template:q} \
             --num-hidden-layers {params.layers} \
             --folder {params.folder:q} \
             --output {output.source:q}
         """
 
 
-rule corpus:
-    """Gather the chats of one data mixture and set some aside for measuring."""
+rule heldout:
+    """Set aside the chats that everything is measured on and nothing is trained on."""
     output:
-        train="<results>/data/{data}/train.jsonl",
-        heldout="<results>/data/{data}/heldout.jsonl",
+        chats="<results>/data/heldout.jsonl",
+        source="<results>/data/heldout.json",
+    log:
+        "<logs>/heldout.log",
+    benchmark:
+        "<benchmarks>/heldout.tsv"
+    resources:
+        mem_mb=16000,
+        runtime="4h",
+    params:
+        sources=lambda w: json.dumps(
+            config["data"][config["heldout"]["data"]]["sources"]
+        ),
+        chats=config["heldout"]["chats"],
+        seed=config["heldout"]["seed"],
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python {SCRIPTS}/heldout.py \
+            --sources {params.sources:q} \
+            --chats {params.chats} \
+            --seed {params.seed} \
+            --output {output.chats:q} \
+            --record {output.source:q}
+        """
+
+
+rule corpus:
+    """Gather the training chats of one data mix: all but the held-out ones."""
+    input:
+        heldout="<results>/data/heldout.jsonl",
+    output:
+        chats="<results>/data/{data}/train.jsonl",
         source="<results>/data/{data}/source.json",
     log:
         "<logs>/corpus/{data}.log",
@@ -49,16 +82,14 @@ rule corpus:
         runtime="4h",
     params:
         sources=lambda w: json.dumps(config["data"][w.data]["sources"]),
-        heldout=lambda w: config["data"][w.data]["heldout"],
         seed=lambda w: config["data"][w.data]["seed"],
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/corpus.py \
+        python {SCRIPTS}/corpus.py \
             --sources {params.sources:q} \
-            --heldout {params.heldout} \
             --seed {params.seed} \
-            --output-train {output.train:q} \
-            --output-heldout {output.heldout:q} \
-            --output-source {output.source:q}
+            --heldout {input.heldout:q} \
+            --output {output.chats:q} \
+            --record {output.source:q}
         """

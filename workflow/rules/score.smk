@@ -1,7 +1,7 @@
 """Quality: benchmark accuracy (Table B.1) and fidelity to the teacher.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
-                 <results>/data/{data}/heldout.jsonl
+                 <results>/data/heldout.jsonl
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json
 """
 
@@ -28,14 +28,14 @@ rule score:
     params:
         spec=get_spec,
         task=lambda w: json.dumps(config["tasks"][w.task]),
-        seed=config["fidelity"]["seed"],
+        seed=config["scoring"]["seed"],
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
         ),
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/score.py \
+        python {SCRIPTS}/score.py \
             --model-source {input.model:q} \
             {params.checkpoint} \
             --variant {wildcards.variant:q} \
@@ -54,7 +54,7 @@ rule fidelity:
     input:
         model="<results>/models/{model}/source.json",
         checkpoint=get_checkpoint,
-        chats=f"<results>/data/{config['fidelity']['data']}/heldout.jsonl",
+        chats="<results>/data/heldout.jsonl",
     output:
         "<results>/fidelity/{model}/{variant}/{kv_cache}.json",
     log:
@@ -80,7 +80,7 @@ rule fidelity:
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/fidelity.py \
+        python {SCRIPTS}/fidelity.py \
             --model-source {input.model:q} \
             {params.checkpoint} \
             --variant {wildcards.variant:q} \

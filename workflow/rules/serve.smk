@@ -1,68 +1,81 @@
-"""Serving with vLLM: throughput, latency, forward time and KV capacity (Section 4.3, 5.1, Appendix B.2).
+"""Serving with vLLM: every point of the configuration, whatever it measures (Sections 4.3 and 5.1, Appendix B.2).
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}; for models served without
-                 weights only their architecture file
+                 weights only their architecture file; for points that send chats <results>/data/heldout.jsonl
 OUTPUTS: <results>/dummy/{model}/{variant}, <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
 """
 
-
-def get_points(benchmark):
-    """A regular expression for the points of one kind; it matches nothing where there are none."""
-    points = config["serving"]["points"]
-    return (
-        "|".join(re.escape(p) for p in points if points[p]["measure"] == benchmark)
-        or "(?!)"
-    )
+# Hours a measurement may take, by what it measures.
+SERVING_HOURS = {
+    "throughput": 12,
+    "latency": 12,
+    "forward_time": 2,
+    "decode": 2,
+    "kv_capacity": 1,
+}
 
 
 def serves_dummy(w):
     return config["models"][w.model].get("serving_weights", "trained") == "dummy"
 
 
-def get_architecture(w):
-    """A model's public dimensions, or else the resolved model."""
-    return config["models"][w.model].get(
-        "architecture", f"<results>/models/{w.model}/source.json"
-    )
+def get_source(w):
+    """The resolved model; where nothing but its dimensions is needed, the file of those."""
+    source = f"<results>/models/{w.model}/source.json"
+    architecture = config["models"][w.model].get("architecture")
+    return in_project(architecture) if serves_dummy(w) and architecture else source
+
+
+def get_served_variant(w):
+    """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
+    variants = config["variants"]
+    served = {key: variants[w.variant][key] for key in variants[w.variant] if key != "plugin"}
+    return next((name for name in variants if variants[name] == served), w.variant)
 
 
 def get_served(w):
-    """What is served: the distilled checkpoint, the source model, or a folder without weights."""
+    """The folder that is served: a trained checkpoint or one without weights; none for the source model itself."""
+    variant = config["variants"][w.variant]
     if serves_dummy(w):
-        changed = config["variants"][w.variant]["prefill_reduction"] is not None
-        return f"<results>/dummy/{w.model}/{w.variant if changed else 'baseline'}"
-    return get_checkpoint(w) or f"<results>/models/{w.model}/source.json"
+        changed = variant["prefill_reduction"] is not None
+        return f"<results>/dummy/{w.model}/{get_served_variant(w) if changed else 'baseline'}"
+    if "recipe" in variant:
+        return f"<results>/checkpoints/{w.model}/{get_served_variant(w)}"
+    return []
 
 
 def get_chats(w):
-    """The chats a latency point sends, if it does not send random tokens."""
-    data = config["serving"]["points"][w.point].get("dataset")
-    return f"<results>/data/{data}/heldout.jsonl" if data else []
+    """The held-out chats a point sends, if it does not send random tokens."""
+    sends_chats = "dataset" in config["serving"]["points"][w.point]
+    return "<results>/data/heldout.jsonl" if sends_chats else []
 
 
 def get_subject(w, input):
     """The arguments that say what is served."""
     model, variant = config["models"][w.model], config["variants"][w.variant]
-    kind = "--model-source" if input.served.endswith(".json") else "--checkpoint"
-    words = ["--model", w.model, "--title", model["title"], kind, input.served]
-    words += ["--weights", model.get("serving_weights", "trained")]
+    words = ["--model", w.model, "--title", model["title"], "--source", input.source]
+    if input.served:
+        words += ["--checkpoint", input.served]
+    if serves_dummy(w):
+        words += ["--weights", "dummy"]
+    else:
+        words += ["--weights", "trained" if input.served else "original"]
     words += ["--variant", w.variant, "--spec", get_spec(w), "--kv-cache", w.kv_cache]
     if variant.get("merge_all_layers"):
         words.append("--merge-all-layers")
     if "quantization" in model:
         words += ["--quantization", model["quantization"]]
+    if "plugin" in variant:
+        words += ["--plugin", variant["plugin"]]
     return shlex.join(words)
 
 
-def get_point(w):
+def get_point(w, input):
     """The arguments that say how it is served."""
-    words = [
-        "--point",
-        w.point,
-        "--settings",
-        json.dumps(cfg.point(config, w.point)),
-    ]
+    words = ["--point", w.point, "--settings", json.dumps(cfg.point(config, w.point))]
     words += ["--gpus", str(get_gpus("serve")(w))]
+    if input.chats:
+        words += ["--heldout", input.chats]
     # Not an output: Snakemake would delete the finished rates of a job that was killed.
     folder = f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}"
     return shlex.join([*words, "--work-dir", folder])
@@ -83,7 +96,7 @@ def get_serving_threads():
 rule dummy_checkpoint:
     """A checkpoint folder with configuration and tokenizer but no weights, for vLLM's `--load-format dummy`."""
     input:
-        dimensions=get_architecture,
+        source=get_source,
     output:
         directory("<results>/dummy/{model}/{variant}"),
     log:
@@ -94,11 +107,6 @@ rule dummy_checkpoint:
         mem_mb=2000,
         runtime="15m",
     params:
-        kind=lambda w, input: (
-            "--model-source"
-            if input.dimensions.endswith("source.json")
-            else "--architecture"
-        ),
         spec=get_spec,
         tokenizer=lambda w: (
             f"--tokenizer {config['models'][w.model]['source']['hub']}"
@@ -108,138 +116,41 @@ rule dummy_checkpoint:
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/dummy_checkpoint.py \
-            {params.kind} {input.dimensions:q} \
+        python {SCRIPTS}/dummy_checkpoint.py \
+            --source {input.source:q} \
             --spec {params.spec:q} \
             {params.tokenizer} \
             --output {output:q}
         """
 
 
-rule throughput:
-    """Tokens a second when all requests come at once, with `vllm bench throughput` (Figure 3, Table 5)."""
+rule measure:
+    """One serving point of one model and variant: throughput, latency, forward time, decoding or KV capacity."""
     input:
-        served=get_served,
-    output:
-        "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
-    log:
-        "<logs>/throughput/{point}/{model}/{variant}/{kv_cache}.log",
-    benchmark:
-        "<benchmarks>/throughput/{point}/{model}/{variant}/{kv_cache}.tsv"
-    wildcard_constraints:
-        point=get_points("throughput"),
-    threads: get_serving_threads()
-    resources:
-        gpu=get_gpus("serve"),
-        nodes=1,
-        mem_mb=get_serving_memory,
-        runtime="12h",
-    params:
-        subject=get_subject,
-        point=get_point,
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python workflow/scripts/throughput.py \
-            {params.subject} \
-            {params.point} \
-            --threads {threads} \
-            --output {output:q}
-        """
-
-
-rule latency:
-    """TTFT and TPOT over request rates, from a real server under Poisson arrivals (Figures 4 and B.1)."""
-    input:
+        source=get_source,
         served=get_served,
         chats=get_chats,
     output:
         "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
     log:
-        "<logs>/latency/{point}/{model}/{variant}/{kv_cache}.log",
+        "<logs>/measure/{point}/{model}/{variant}/{kv_cache}.log",
     benchmark:
-        "<benchmarks>/latency/{point}/{model}/{variant}/{kv_cache}.tsv"
+        "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
-        point=get_points("latency"),
+        point="|".join(map(re.escape, config["serving"]["points"])),
     threads: get_serving_threads()
     resources:
         gpu=get_gpus("serve"),
         nodes=1,
         mem_mb=get_serving_memory,
-        runtime="12h",
-    params:
-        subject=get_subject,
-        point=get_point,
-        heldout=lambda w, input: f"--heldout {input.chats}" if input.chats else "",
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python workflow/scripts/latency.py \
-            {params.subject} \
-            {params.point} \
-            {params.heldout} \
-            --threads {threads} \
-            --output {output:q}
-        """
-
-
-rule forward_time:
-    """Time of one forward pass over batch sizes (Figure 2, right)."""
-    input:
-        served=get_served,
-    output:
-        "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
-    log:
-        "<logs>/forward_time/{point}/{model}/{variant}/{kv_cache}.log",
-    benchmark:
-        "<benchmarks>/forward_time/{point}/{model}/{variant}/{kv_cache}.tsv"
-    wildcard_constraints:
-        point=get_points("forward_time"),
-    threads: get_serving_threads()
-    resources:
-        gpu=get_gpus("serve"),
-        nodes=1,
-        mem_mb=get_serving_memory,
-        runtime="2h",
+        runtime=lambda w: f"{SERVING_HOURS[config['serving']['points'][w.point]['measure']]}h",
     params:
         subject=get_subject,
         point=get_point,
     shell:
         """
         exec &> >(tee {log:q})
-        python workflow/scripts/forward_time.py \
-            {params.subject} \
-            {params.point} \
-            --threads {threads} \
-            --output {output:q}
-        """
-
-
-rule kv_capacity:
-    """Tokens that fit into the KV cache, as vLLM reports them."""
-    input:
-        served=get_served,
-    output:
-        "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
-    log:
-        "<logs>/kv_capacity/{point}/{model}/{variant}/{kv_cache}.log",
-    benchmark:
-        "<benchmarks>/kv_capacity/{point}/{model}/{variant}/{kv_cache}.tsv"
-    wildcard_constraints:
-        point=get_points("kv_capacity"),
-    threads: get_serving_threads()
-    resources:
-        gpu=get_gpus("serve"),
-        nodes=1,
-        mem_mb=get_serving_memory,
-        runtime="1h",
-    params:
-        subject=get_subject,
-        point=get_point,
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python workflow/scripts/kv_capacity.py \
+        python {SCRIPTS}/measure.py \
             {params.subject} \
             {params.point} \
             --threads {threads} \

@@ -1,4 +1,4 @@
-"""Train one SwiftKV variant of a model; alone, or as every rank of torchrun or the deepspeed launcher."""
+"""Train one variant of a model; alone, or as every rank of torchrun or the deepspeed launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from swiftkv.errors import command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-source", type=Path, required=True, help="source.json of the model")
-    parser.add_argument("--spec", required=True, help="the SwiftKV spec as JSON")
+    parser.add_argument("--variant", required=True, help="name of the variant")
+    parser.add_argument("--spec", required=True, help="the SwiftKV spec as JSON; null trains the model as it is")
     parser.add_argument("--recipe", required=True, help="the recipe as JSON")
     parser.add_argument("--data", type=Path, required=True, help="packed rows")
     parser.add_argument("--teacher-states", type=Path, help="stored teacher states, for recipes that use them")
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the trained checkpoint")
     # torchrun takes --log for one of its own options, so there is a second name.
     parser.add_argument("--log", "--loss-log", type=Path, required=True, help="CSV of the losses")
+    parser.add_argument("--record", type=Path, required=True, help="JSON of what the training cost")
     parser.add_argument("--threads", type=int, default=1, help="processor threads a rank may use")
     options = parser.parse_args()
 
@@ -32,8 +34,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     recipe = Recipe.from_json(options.recipe)
     spec = spec_from_json(options.spec)
-    model = Path(read_json(options.model_source)["path"])
-    files = Training(model, options.data, options.teacher_states, options.state_dir, options.checkpoint, options.log)
+    files = Training(
+        source=read_json(options.model_source),
+        variant=options.variant,
+        data=options.data,
+        teacher_states=options.teacher_states,
+        state=options.state_dir,
+        checkpoint=options.checkpoint,
+        log=options.log,
+        record=options.record,
+    )
     train(spec, recipe, files)
 
 

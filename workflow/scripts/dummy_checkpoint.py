@@ -11,9 +11,7 @@ from swiftkv.records import read_json
 @command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--model-source", type=Path, help="source.json of a model")
-    model.add_argument("--architecture", type=Path, help="JSON file with a model's config and where it came from")
+    parser.add_argument("--source", type=Path, required=True, help="source.json of a model, or file of its dimensions")
     parser.add_argument("--spec", type=json.loads, required=True, help="fields of SwiftKVSpec as JSON, or null")
     parser.add_argument("--tokenizer", help="hub id or folder of the model's own tokenizer")
     parser.add_argument("--output", type=Path, required=True, help="the folder")
@@ -21,10 +19,9 @@ def main() -> None:
 
     from swiftkv.measure.dummy import write_dummy
 
-    path = arguments.model_source or arguments.architecture
-    content = read_json(path)
+    content = read_json(arguments.source)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-        raise UserError(f"{path} holds no model configuration: it has no `config`")
+        raise UserError(f"{arguments.source} holds no model configuration: it has no `config`")
     tokenizer = arguments.tokenizer or content.get("path")
     print(f"tokenizer: {write_dummy(content['config'], arguments.spec, tokenizer, arguments.output)}")
 

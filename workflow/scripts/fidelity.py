@@ -11,14 +11,14 @@ from swiftkv.errors import command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-source", type=Path, required=True, help="source.json of the model")
-    parser.add_argument("--checkpoint", type=Path, help="SwiftKV checkpoint; not given for the baseline")
+    parser.add_argument("--checkpoint", type=Path, help="trained checkpoint; not given for the baseline")
     parser.add_argument("--variant", required=True)
     parser.add_argument("--spec", type=json.loads, required=True, help="fields of SwiftKVSpec as JSON, or null")
-    parser.add_argument("--kv-cache", choices=("auto", "fp8"), default="auto")
+    parser.add_argument("--kv-cache", choices=("auto", "fp8"), required=True)
     parser.add_argument("--heldout", type=Path, required=True, help="held-out chats, one a line")
     parser.add_argument("--documents", type=int, required=True)
     parser.add_argument("--max-length", type=int, required=True, help="tokens of a chat")
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())
@@ -29,9 +29,7 @@ def main() -> None:
 
     if threads := arguments.pop("threads"):
         torch.set_num_threads(threads)
-    record = measure_fidelity(**arguments)
-    kl, agreement = record["kl"]["value"], record["top1_agreement"]["value"]
-    print(f"KL {kl:.4f} nats a token, top-1 agreement {agreement:.4f}, perplexity {record['perplexity']['value']:.3f}")
+    measure_fidelity(**arguments)
 
 
 if __name__ == "__main__":

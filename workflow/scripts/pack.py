@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from swiftkv.data.read import read_chats
-from swiftkv.distill.packing import load_tokenizer, pack, tokenize, write_packed
+from swiftkv.distill.packing import pack, tokenize, write_packed
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import command_line
+from swiftkv.models import load_tokenizer
 from swiftkv.records import read_json
 
 

@@ -14,11 +14,16 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="key of the model in the config")
     parser.add_argument("--title", required=True, help="published name of the model")
     parser.add_argument("--source", required=True, type=json.loads, help="the model's `source` entry, as JSON")
+    parser.add_argument(
+        "--chat-template", required=True, type=json.loads, help="its `chat_template` entry, as JSON; null: its own"
+    )
     parser.add_argument("--num-hidden-layers", required=True, type=int, help="L the config expects")
-    parser.add_argument("--folder", required=True, help="where a checkpoint made from a package is written")
+    parser.add_argument("--folder", required=True, help="where a checkpoint that is made here is written")
     parser.add_argument("--output", required=True, help="source.json")
     arguments = parser.parse_args()
-    record = resolve_model(arguments.name, arguments.title, arguments.source, arguments.folder)
+    record = resolve_model(
+        arguments.name, arguments.title, arguments.source, arguments.folder, arguments.chat_template
+    )
     if record["num_hidden_layers"] != arguments.num_hidden_layers:
         raise UserError(
             f"model {arguments.name!r} has {record['num_hidden_layers']} layers, but its num_hidden_layers in the config "

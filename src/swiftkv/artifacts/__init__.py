@@ -1,1 +1,1 @@
-"""The paper's tables and figures as pure functions of measurement files."""
+"""Tables and figures: entries of `artifacts.yaml` (`contents`), drawn by their kind (`kinds/`) from measurement files."""

@@ -1,22 +1,20 @@
-"""Serving records: reading them, what may stand side by side, and how variants, machines and engines are named."""
+"""Serving records: what may stand side by side, and how variants, machines and engines are named."""
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from swiftkv.artifacts.inputs import Record, json_argument, read_published
+import pandas as pd
+
+from swiftkv.artifacts import records as reading
+from swiftkv.artifacts.kind import Entry, Files
+from swiftkv.artifacts.records import MISSING, OOM, Record, Records
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
-from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
-
-MISSING, OOM = "n/a", "OOM"
-_FIELDS = ("measure", "point", "model", "title", "variant", "kv_cache", "status", "settings", "engine", "hardware")
 
 
 class Case(NamedTuple):
@@ -27,72 +25,133 @@ class Case(NamedTuple):
 
 
 BASELINE = Case("baseline")
-CLAIM_KEYS = ("artifact", "model", "quantity", "input_tokens")  # of resources/paper/serving_claims.csv
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What an artifact shows: serving records, and the order of its models, points and cases.
+    """What a serving artifact shows: its resolved entry and its records; a missing record stays visibly missing."""
 
-    Attributes:
-        records: by (point, model, variant, kv_cache); a missing one stays visibly missing.
-        published_names: the models' names in resources/paper, where they have one of their own.
-        published: published numbers and claims, as `read_published` gives them.
-    """
+    entry: Entry
+    records: Records
 
-    records: Mapping[tuple[str, str, str, str], Record]
-    models: Sequence[str]
-    points: Sequence[str]
-    cases: Sequence[Case]
-    published_names: Mapping[str, str] = field(default_factory=dict)
-    published: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
+    @property
+    def models(self) -> list[str]:
+        """Keys of the models, in the order of the entry."""
+        return [model["name"] for model in self.entry["models"]]
+
+    @property
+    def points(self) -> list[str]:
+        """Names of the points, in the order of the entry."""
+        return list(self.entry["points"])
+
+    @property
+    def cases(self) -> list[Case]:
+        """Variants with their KV-cache formats, in the order of the entry."""
+        return [Case(*case) for case in self.entry["cases"]]
 
     def find(self, point: str, model: str, case: Case) -> Record | None:
         """The record of one cell; None where nothing was measured."""
-        return self.records.get((point, model, *case))
+        return self.records.find(model, *case, point)
 
     def of(self, model: str, points: Sequence[str] | None = None) -> list[Record]:
-        """Every record of a model at `points` (default: all), in the order of the artifact."""
+        """Every record of a model at `points` (default: all), in the order of the entry."""
         cells = [(point, case) for point in points or self.points for case in self.cases]
         return [record for point, case in cells if (record := self.find(point, model, case))]
 
     def title(self, model: str) -> str:
-        """The model's printed name; its key where nothing of it was measured."""
-        return next((record["title"] for record in self.of(model)), model)
+        """The model's printed name: what ran, or what the entry says where nothing did."""
+        expected = next(each["title"] for each in self.entry["models"] if each["name"] == model)
+        return next((record["model"]["title"] for record in self.of(model)), expected)
 
-    def label(self, case: Case) -> str:
-        """A case in the paper's words where that is the same for all models, else the variant's name."""
-        found = {case_label(record) for model in self.models for record in self.of(model) if case_of(record) == case}
-        fallback = case.variant + (" (FP8 KV)" if case.kv_cache == "fp8" else "")
+    def published_name(self, model: str) -> str:
+        """The model's name in resources/paper."""
+        return next(each["published"] for each in self.entry["models"] if each["name"] == model)
+
+    def label(self, case: Case, kv_format: bool = True) -> str:
+        """A case in the paper's words where that is the same for all models, else the variant's name.
+
+        Where two variants have the same words, as two trainings of one spec have, their names tell them apart.
+
+        Args:
+            kv_format: whether to say that the KV cache is FP8, where it is.
+        """
+        words = self._words(case)
+        if any(other.variant != case.variant and self._words(other) == words for other in self.cases):
+            words += f" ({case.variant})"
+        return words + (" (FP8 KV)" if kv_format and case.kv_cache == "fp8" else "")
+
+    def _words(self, case: Case) -> str:
+        made = [record for model in self.models for record in self.of(model) if case_of(record) == case]
+        found = {variant_of(record) for record in made}
+        if not made:
+            specs = [self.entry["specs"].get(model, {}).get(case.variant) for model in self.models]
+            found = {variant_label(described(spec)) for spec in specs if spec}
+        fallback = "Baseline" if case.variant == BASELINE.variant else case.variant
         return found.pop() if len(found) == 1 else fallback
+
+    def reason(self, point: str, model: str, case: Case) -> str:
+        """Why a cell has no value."""
+        return reading.reason(self.entry, self.find(point, model, case), model, case.variant)
+
+    def absences(self) -> list[str]:
+        """For a figure: why cells have no value, one line a reason with the models and variants it is about."""
+        found: dict[str, list[str]] = {}
+        for model in self.models:
+            for case in self.cases:
+                for point in self.points:
+                    record = self.find(point, model, case)
+                    if record is None or record["status"] != "ok":
+                        name = f"{self.title(model)}, " if len(self.models) > 1 else ""
+                        name += f"{self.label(case)}: {absent(record)}"
+                        names = found.setdefault(self.reason(point, model, case), [])
+                        names += [name] if name not in names else []
+        return [f"{'; '.join(names)} ({why})" for why, names in found.items()]
+
+
+def read_serving(entry: Entry, files: Files, measure: str) -> Serving:
+    """An entry with its serving records, `files["serving"]`, which may stand side by side for each model.
+
+    Raises:
+        UserError: a missing, damaged or incomplete file, another kind of measurement, two files for one cell, or records
+            of one model made under different conditions.
+    """
+    paths = files.get("serving", [])
+    records = reading.read_records(paths, measure)
+    for record in records:
+        if missing := [name for name in ("engine", "cost") if name not in record]:
+            raise UserError(f"the record {_name(record)} has no {missing[0]}; delete its file and run again")
+    serving = Serving(entry, records)
+    for model in serving.models:
+        check_comparable(serving.of(model), entry["label"] if entry["source"] != "ours" else entry["name"])
+    return serving
+
+
+def read_claims(serving: Serving, files: Files) -> list[Record]:
+    """Rows of values.csv that may stand beside an artifact: of the paper's models, on as many H100 GPUs."""
+    found = []
+    for row in reading.published_values(reading.read_published(files.get("published", [])), serving.entry["name"]):
+        model = next((own for own in serving.models if serving.published_name(own) == row["model"]), None)
+        if model and on_paper_hardware(serving.of(model), row.get("gpus")):
+            found.append(row)
+    return found
+
+
+def with_claims(data: pd.DataFrame, claims: Sequence[Record]) -> pd.DataFrame:
+    """The plotted data, with the published statements as rows of their own where they may stand beside it.
+
+    The column `row` tells them apart: measured or published.
+    """
+    data = data.assign(row="measured")
+    if not claims:
+        return data
+    names = ("model", "variant", "input_tokens", "quantity", "low", "high", "text", "source")
+    rows = [{"row": "published", **{name: claim.get(name) for name in names}} for claim in claims]
+    return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
 
 
 def case_of(record: Record) -> Case:
     """The case a record was measured for."""
     return Case(record["variant"], record["kv_cache"])
-
-
-def read_serving(files: Iterable[str | Path], benchmark: str) -> dict[tuple[str, str, str, str], Record]:
-    """Serving records of one kind by (point, model, variant, kv_cache).
-
-    Raises:
-        UserError: a missing, damaged or incomplete file, another kind of measurement, or two files for one cell.
-    """
-    records: dict[tuple[str, str, str, str], Record] = {}
-    for file in files:
-        record = read_json(file)
-        if not isinstance(record, dict) or (missing := [name for name in _FIELDS if name not in record]):
-            lacking = f": it has no {', '.join(missing)}" if isinstance(record, dict) else ""
-            raise UserError(f"{file} is not a serving record{lacking}; delete it and run again")
-        if record["measure"] != benchmark:
-            raise UserError(f"{file} is a {record['benchmark']} record, but this artifact is made of {benchmark} ones")
-        if record["status"] not in ("ok", "oom") or (record["status"] == "ok" and not record.get("result")):
-            raise UserError(f"{file} has status {record['status']!r} and no usable result; delete it and run again")
-        key = (record["point"], record["model"], record["variant"], record["kv_cache"])
-        if key in records:
-            raise UserError(f"{file} is a second measurement of {' '.join(key)}; give one file for each")
-        records[key] = record
-    return records
 
 
 def check_comparable(records: Sequence[Record], where: str) -> None:
@@ -114,18 +173,34 @@ def check_comparable(records: Sequence[Record], where: str) -> None:
 
 
 def _name(record: Record) -> str:
-    return "/".join(record[name] for name in ("point", "model", "variant", "kv_cache"))
+    return "/".join(
+        [
+            str(record["settings"].get("point", record["measure"])),
+            record["model"]["name"],
+            record["variant"],
+            record["kv_cache"],
+        ]
+    )
+
+
+def gpus(record: Record) -> list[str]:
+    """Names of the machine's GPUs; empty on a processor."""
+    return list(record["provenance"]["hardware"].get("gpus") or [])
+
+
+def device_name(record: Record) -> str:
+    """What one device is: the GPU's name, or the processor and its cores."""
+    if gpus(record):
+        return "/".join(sorted(set(gpus(record))))
+    hardware = record["provenance"]["hardware"]
+    processor = re.sub(r"\((R|TM|r|tm)\)| CPU\b| @ .*$", "", str(hardware.get("processor") or "unknown processor"))
+    cores = hardware.get("cores")
+    return " ".join(processor.split()) + (f", {cores} core{'s' if cores != 1 else ''}" if cores else "")
 
 
 def machine(record: Record) -> str:
     """The hardware a record was measured on: `4 × NVIDIA H100 80GB HBM3`, or the processor and its cores."""
-    hardware = record["hardware"]
-    if hardware.get("gpus"):
-        names = "/".join(sorted(set(hardware["gpus"])))
-        return f"{devices(record)} × {names}"
-    processor = re.sub(r"\((R|TM|r|tm)\)| CPU\b| @ .*$", "", str(hardware.get("processor") or "unknown processor"))
-    cores = hardware.get("cores")
-    return " ".join(processor.split()) + (f", {cores} core{'s' if cores != 1 else ''}" if cores else "")
+    return f"{devices(record)} × {device_name(record)}" if gpus(record) else device_name(record)
 
 
 def devices(record: Record) -> int:
@@ -133,72 +208,109 @@ def devices(record: Record) -> int:
     return record["settings"].get("tensor_parallel_size") or 1
 
 
-def _engine(name: str) -> Callable[[Record], Any]:
-    return lambda record: (record["engine"] or {}).get(name)
+def engine(record: Record, name: str) -> Any:
+    """What vLLM said about itself; None if it did not."""
+    return (record["engine"] or {}).get(name)
 
 
 def _dummy(record: Record) -> str:
-    return "dummy weights" if record.get("weights") == "dummy" else "real weights"
+    return "dummy weights" if record["weights"] == "dummy" else "real weights"
 
 
 _CONDITIONS: Mapping[str, Callable[[Record], Any]] = {
     "hardware": machine,
-    "vLLM version": _engine("vllm"),
-    "compilation": _engine("compilation"),
+    "vLLM version": lambda record: engine(record, "vllm"),
+    "compilation": lambda record: engine(record, "compilation"),
     "tensor parallel size": devices,
     "chunk of the chunked prefill": lambda record: record["settings"].get("max_num_batched_tokens"),
+    "most sequences in a batch": lambda record: record["settings"].get("max_num_seqs"),
     "number format": lambda record: record["settings"].get("dtype"),
     "weights": _dummy,
     "quantization": lambda record: record["settings"].get("quantization"),
 }
 
 
-def conditions(records: Sequence[Record], engine: bool = True, hardware: bool = True) -> str:
+def conditions(records: Sequence[Record], hardware: bool = True, software: bool = True) -> str:
     """Hardware, engine, mode and weights behind comparable records, for titles; empty without records."""
     if not records:
         return ""
     first = next((record for record in records if record["status"] == "ok"), records[0])
     parts = [machine(first)] if hardware else []
-    if engine:
-        values = [f"vLLM {version}" if (version := _engine("vllm")(first)) else None, _engine("compilation")(first)]
-        parts += [str(value) for value in values if value]
-        dummy = "dummy" if _dummy(first) == "dummy weights" else None
-        quantization = first["settings"].get("quantization")
+    if software:
+        version, quantization = engine(first, "vllm"), first["settings"].get("quantization")
+        parts += [f"vLLM {version}"] if version else []
+        parts += [str(engine(first, "compilation"))] if engine(first, "compilation") else []
+        dummy = "dummy" if first["weights"] == "dummy" else None
         if dummy or quantization:
             parts.append(" ".join(filter(None, [dummy, quantization and quantization.upper(), "weights"])))
     return ", ".join(parts)
 
 
 def heading(serving: Serving) -> str:
-    """The models, machines and engine of a whole artifact, for a table's title."""
+    """A table's title: the models that ran, their machines and engine, and what is shown of them."""
     records = {model: serving.of(model) for model in serving.models}
     engines = {conditions(found, hardware=False) for found in records.values() if found}
     parts = []
     for model, found in records.items():
-        own = conditions(found, engine=len(engines) > 1)
+        own = conditions(found, software=len(engines) > 1)
         parts.append(serving.title(model) + (f" ({own})" if own else ""))
-    return ", ".join([enumeration(parts), *(engines if len(engines) == 1 else [])])
+    ran = ", ".join([enumeration(parts), *(engines if len(engines) == 1 else [])])
+    return f"{ran}: {serving.entry['title']} ({serving.entry['label']})"
 
 
-def case_label(record: Record) -> str:
-    """A record's variant in the paper's words, with the exact reduction of the model at hand and its KV format."""
-    label = "Merge-all-Layers" if record.get("merge_all_layers") else variant_label(described(record.get("spec")))
-    return label + (" (FP8 KV)" if record["kv_cache"] == "fp8" else "")
+def captions(serving: Serving) -> tuple[list[str], dict[str, list[str]]]:
+    """A figure's headline, and the lines above each model's panel where there are several.
+
+    What all models share (machine, engine) stands in the headline, the rest above the panels.
+    """
+    title = f"{serving.entry['title']} ({serving.entry['label']})"
+    if len(serving.models) == 1:
+        model = serving.models[0]
+        return [f"{serving.title(model)}: {title}", conditions(serving.of(model))], {}
+    groups = {model: serving.of(model) for model in serving.models}
+    machines = {conditions(found, software=False) for found in groups.values() if found}
+    engines = {conditions(found, hardware=False) for found in groups.values() if found}
+    shared = [next(iter(found)) for found in (machines, engines) if len(found) == 1]
+    above = {}
+    for model, found in groups.items():
+        own = [conditions(found, software=False)] if len(machines) > 1 else []
+        own += [conditions(found, hardware=False)] if len(engines) > 1 else []
+        above[model] = [serving.title(model), *filter(None, own)]
+    return [title[0].upper() + title[1:], ", ".join(shared)], above
+
+
+def variant_of(record: Record) -> str:
+    """A record's variant in the paper's words, with the exact reduction of the model at hand."""
+    merged, plugin = record["settings"].get("merge_all_layers"), engine(record, "plugin")
+    label = "Merge-all-Layers" if merged else variant_label(described(record["spec"]))
+    return label + (f", {plugin}" if plugin and plugin != "swiftkv" else "")
 
 
 def described(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A record's spec, which holds the fields of `SwiftKVSpec`, with its exact prefill reduction."""
-    return None if spec is None else {**spec, "prefill_reduction": SwiftKVSpec(**spec).prefill_reduction}
+    """The fields of a `SwiftKVSpec` with its exact prefill reduction, which records have and entries have not."""
+    if spec is None or "prefill_reduction" in spec:
+        return spec
+    return {**spec, "prefill_reduction": SwiftKVSpec(**spec).prefill_reduction}
 
 
 def throughput(record: Record | None) -> float | None:
     """Input and output tokens a second; None where not measured or out of memory."""
-    return record["result"]["tokens_per_second"] if record and record["status"] == "ok" else None
+    return value_of(record, "tokens_per_second")
+
+
+def value_of(record: Record | None, name: str) -> Any:
+    """A number of a record's result; None where there is none."""
+    return record["result"].get(name) if record and record["status"] == "ok" else None
+
+
+def status(record: Record | None) -> str:
+    """`ok`, `oom`, `unavailable` or, without a record, `missing`."""
+    return record["status"] if record else "missing"
 
 
 def absent(record: Record | None) -> str:
-    """What stands in a cell without a value: `n/a` (not measured) or `OOM`."""
-    return MISSING if record is None else OOM
+    """What stands in a cell without a value: `OOM`, or `n/a` (not measured)."""
+    return OOM if record and record["status"] == "oom" else MISSING
 
 
 def limit(record: Record | None, name: str = "request_speedup_limit") -> float | None:
@@ -211,12 +323,10 @@ def ratio(value: float | None, base: float | None) -> float | None:
     return None if value is None or not base else value / base
 
 
-def on_paper_hardware(records: Sequence[Record], gpus: float | None = None) -> bool:
-    """Whether all records ran on H100 GPUs, as the paper's and the blog's did, `gpus` of them where that is given."""
+def on_paper_hardware(records: Sequence[Record], count: float | None = None) -> bool:
+    """Whether all records ran on H100 GPUs, as the paper's and the blog's did, `count` of them where that is given."""
     return bool(records) and all(
-        record["hardware"].get("gpus")
-        and all("H100" in name for name in record["hardware"]["gpus"])
-        and (gpus is None or devices(record) == gpus)
+        gpus(record) and all("H100" in name for name in gpus(record)) and (count is None or devices(record) == count)
         for record in records
     )
 
@@ -227,35 +337,3 @@ def length_label(tokens: float) -> str:
         if tokens >= thousand and tokens % thousand == 0:
             return f"{tokens / thousand:g}K"
     return f"{tokens:,.0f}"
-
-
-def parser(description: str | None, outputs: Sequence[str]) -> argparse.ArgumentParser:
-    """The command line that the programs of all serving artifacts share; `outputs` are kinds of files."""
-    arguments = argparse.ArgumentParser(description=description)
-    arguments.add_argument("--records", type=Path, nargs="*", default=[], help="serving records")
-    arguments.add_argument("--models", required=True, help="JSON object, in order: model -> its published name")
-    arguments.add_argument("--points", required=True, help="JSON list of the serving points, in order")
-    arguments.add_argument("--cases", required=True, help="JSON list of [variant, KV-cache format], in order")
-    arguments.add_argument("--published", type=Path, nargs="*", default=[], help="CSV files with published numbers")
-    for kind in outputs:
-        arguments.add_argument(f"--output-{kind}", type=Path, required=True)
-    return arguments
-
-
-def serving_of(arguments: argparse.Namespace, benchmark: str, published_keys: tuple[str, ...] = ()) -> Serving:
-    """What the command line of `parser` describes.
-
-    Args:
-        benchmark: the kind of records.
-        published_keys: columns that tell the rows of the published files apart.
-
-    Raises:
-        UserError: as `read_serving`, or no record at all.
-    """
-    records = read_serving(arguments.records, benchmark)
-    if not records:
-        raise UserError("a serving artifact needs at least one record")
-    models = json_argument(arguments.models)
-    cases = [Case(*case) for case in json_argument(arguments.cases)]
-    published = read_published(arguments.published, None, published_keys)
-    return Serving(records, list(models), json_argument(arguments.points), cases, models, published)

@@ -1,14 +1,19 @@
-"""A table and its three forms: CSV (numbers), LaTeX with booktabs, and Markdown."""
+"""A table and its four forms: CSV (numbers), LaTeX with booktabs, Markdown, and a small HTML page for the report."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jinja2
 import pandas as pd
+from markupsafe import Markup, escape
 
+from swiftkv.artifacts.records import MISSING, OOM
+from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
 
 # Typed by hand, as pandas' own escaping leaves characters that pdflatex only knows in math mode.
@@ -18,19 +23,78 @@ _LATEX = str.maketrans({
     "–": "--", "—": "---", "’": "'", "…": r"\ldots{}", "±": r"$\pm$", "×": r"$\times$",
     "≥": r"$\geq$", "≤": r"$\leq$", "→": r"$\rightarrow$", "·": r"$\cdot$",
     "‖": r"$\parallel$", "⁰": "$^0$", "³": "$^3$", "⁹": "$^9$",
-    "\N{NO-BREAK SPACE}": "~",
+    "\N{NO-BREAK SPACE}": "~", "\N{ZERO WIDTH SPACE}": r"\allowbreak{}",
 })  # fmt: skip
 
 _UNKNOWN = re.compile("[^\x00-\xff]")  # what pdflatex stops at; a reason or a title may hold anything
+_LONG_WORD = re.compile(r"\S{25,}")  # a path or a hash, which TeX would let run over the margin
+_CELL, _HEADER = 44, 20  # characters of a line of a cell and of a header in LaTeX
+
+_PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_PAGE.filters["lines"] = lambda text: Markup("<br>").join(escape(line) for line in str(text).split("\n"))
+_HTML = _PAGE.from_string("""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{{ table.title }}</title>
+<style>
+body { font: 14px/1.4 sans-serif; margin: 1.5em; color: #111; }
+h1 { font-size: 1.2em; } h2 { font-size: 1em; margin: 1.5em 0 0.4em; }
+table { border-collapse: collapse; border-top: 2px solid; border-bottom: 2px solid; }
+th, td { padding: 0.2em 0.7em; text-align: left; vertical-align: top; }
+thead th { border-bottom: 1px solid; vertical-align: bottom; }
+tbody th { font-style: italic; font-weight: normal; }
+tr.rule > * { border-top: 1px solid; } .number { text-align: right; white-space: nowrap; }
+.notes { max-width: 60em; font-size: 0.9em; }
+</style>
+</head>
+<body>
+<h1>{{ table.title }}</h1>
+{% for panel in table.panels %}
+{% if panel.caption %}
+<h2>{{ panel.caption }}</h2>
+{% endif %}
+<table>
+<thead><tr>
+{%- for column in panel.frame.columns %}<th{{ numbers(panel, column) }}>{{ column | lines }}</th>{% endfor -%}
+</tr></thead>
+<tbody>
+{% for row in panel.frame.values %}
+{% set heading = panel.headings.get(loop.index0) %}
+{% if heading %}
+<tr{{ rule if loop.index0 }}><th colspan="{{ panel.frame.columns | length }}">{{ heading }}</th></tr>
+{% endif %}
+<tr{{ rule if loop.index0 in panel.rules and not heading }}>
+{%- for cell in row %}<td{{ numbers(panel, panel.frame.columns[loop.index0]) }}>{{ cell | lines }}</td>{% endfor -%}
+</tr>
+{% endfor %}
+</tbody>
+</table>
+{% endfor %}
+{% if table.notes %}
+<div class="notes">
+{% for note in table.notes %}
+<p>{{ note }}</p>
+{% endfor %}
+</div>
+{% endif %}
+</body>
+</html>
+""")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One printed grid: strings under headers that may hold line breaks; `rules` are rows with a line above."""
+    """One printed grid: strings under headers that may hold line breaks.
+
+    `rules` are rows with a line above; `headings` are titles over the whole width, by the row they stand above.
+    """
 
     frame: pd.DataFrame
     caption: str | None = None
     rules: tuple[int, ...] = ()
+    headings: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,13 +142,13 @@ def to_latex(table: Table) -> str:
         r"% Needs \usepackage{booktabs,graphicx}.",
         r"\begin{table}",
         r"\providecommand{\resizebox}[3]{#3}",
-        r"\centering\small",
-        rf"\caption{{{_latex(table.title)}}}",
+        r"\sloppy\centering\small",
+        rf"\caption{{{_latex_line(table.title)}}}",
         rf"\label{{tab:{table.label}}}",
     ]
     for panel in table.panels:
         if panel.caption:
-            lines.append(rf"\par\medskip {_latex(panel.caption)}\par\smallskip")
+            lines.append(rf"\par\medskip {_latex_line(panel.caption)}\par\smallskip")
         lines += [
             r"\sbox0{%",
             _tabular(panel) + "%",
@@ -93,7 +157,7 @@ def to_latex(table: Table) -> str:
         ]
     if table.notes:
         lines += [r"\par\medskip", r"\begin{minipage}{\linewidth}\footnotesize\raggedright"]
-        lines += [rf"{_latex(note)}\par" for note in table.notes]
+        lines += [rf"{_latex_line(note)}\par" for note in table.notes]
         lines.append(r"\end{minipage}")
     return "\n".join([*lines, r"\end{table}", ""])
 
@@ -104,48 +168,98 @@ def to_markdown(table: Table) -> str:
     for panel in table.panels:
         if panel.caption:
             parts.append(f"**{panel.caption}**")
-        frame = panel.frame.map(_markdown).rename(columns=_markdown)
-        aligned = ["left" if column in _text_columns(panel.frame) else "right" for column in panel.frame.columns]
+        columns, text = list(panel.frame.columns), _text_columns(panel.frame)
+        aligned = ["left" if column in text else "right" for column in columns]
+        rows = []
+        for number, row in enumerate(panel.frame.map(_markdown).to_numpy().tolist()):
+            if number in panel.headings:
+                rows.append([f"*{_markdown(panel.headings[number])}*", *[""] * (len(columns) - 1)])
+            rows.append(row)
+        frame = pd.DataFrame(rows, columns=[_markdown(column) for column in columns])
         parts.append(frame.to_markdown(index=False, disable_numparse=True, colalign=aligned))
     if table.notes:
         parts.append("\n".join(f"- {_markdown(note)}" for note in table.notes))
     return "\n\n".join(parts) + "\n"
 
 
-def write_table(table: Table, csv: str | Path, tex: str | Path, markdown: str | Path) -> None:
-    """Write the three forms, each whole or not at all."""
-    for path, text in ((csv, to_csv(table)), (tex, to_latex(table)), (markdown, to_markdown(table))):
+def to_html(table: Table) -> str:
+    """One page that needs nothing else: the title, the grids and the notes."""
+    text = {id(panel): _text_columns(panel.frame) for panel in table.panels}
+
+    def numbers(panel: Panel, column: str) -> Markup:
+        return Markup("" if column in text[id(panel)] else ' class="number"')
+
+    return _HTML.render(table=table, numbers=numbers, rule=Markup(' class="rule"'))
+
+
+_FORMS = {"csv": to_csv, "tex": to_latex, "md": to_markdown, "html": to_html}
+
+
+def write_table(table: Table, outputs: Mapping[str, str | Path]) -> None:
+    """Write forms of a table, each whole or not at all.
+
+    Args:
+        outputs: path by form: csv, tex, md, html.
+
+    Raises:
+        UserError: another form.
+    """
+    if unknown := set(outputs) - set(_FORMS):
+        raise UserError(f"a table cannot be written as {min(unknown)}, only as {', '.join(_FORMS)}")
+    for form, path in outputs.items():
         with atomic_path(path) as scratch:
-            scratch.write_text(text)
+            scratch.write_text(_FORMS[form](table))
 
 
 def _tabular(panel: Panel) -> str:
     text = _text_columns(panel.frame)
     columns = "".join("l" if column in text else "r" for column in panel.frame.columns)
-    frame = panel.frame.map(_latex).rename(columns=_latex)
+    frame = panel.frame.map(_latex_cell).rename(columns=_latex_header)
     lines = frame.style.hide(axis="index").to_latex(hrules=True, column_format=columns).strip().split("\n")
     first = next(number for number, line in enumerate(lines) if line.startswith(r"\midrule")) + 1
-    for row in sorted(panel.rules, reverse=True):
-        lines.insert(first + row, r"\midrule")
+    for row in sorted({*panel.rules, *panel.headings}, reverse=True):
+        added = [r"\midrule"] if row else []
+        if row in panel.headings:
+            added.append(rf"\multicolumn{{{len(columns)}}}{{@{{}}l}}{{\textit{{{_latex(panel.headings[row])}}}}} \\")
+        lines[first + row : first + row] = added
     return "\n".join(lines)
 
 
 def _text_columns(frame: pd.DataFrame) -> set[str]:
-    """Columns whose cells are words; numbers, marked as missing or not, are aligned to the right."""
-    numeric = set("0123456789.,±-+–× %na/[]\N{NO-BREAK SPACE}")
-    return {column for column in frame.columns if any(set(str(cell)) - numeric for cell in frame[column])}
+    """Columns whose cells are words; numbers, also where some are missing or out of memory, are aligned to the right."""
+    numeric = set("0123456789.,±-+–×% []\N{NO-BREAK SPACE}")
+
+    def words(cell: str) -> bool:
+        return bool(set(str(cell).replace(MISSING, "").replace(OOM, "")) - numeric)
+
+    return {column for column in frame.columns if any(map(words, frame[column])) or set(frame[column]) <= {"–", ""}}
 
 
 def _latex(text: str) -> str:
-    lines = [_UNKNOWN.sub(_code_point, line.translate(_LATEX)) for line in str(text).split("\n")]
+    return _UNKNOWN.sub(lambda match: rf"\texttt{{U+{ord(match[0]):04X}}}", str(text).translate(_LATEX))
+
+
+def _latex_line(text: str) -> str:
+    """Running text, in which long words may be broken."""
+    return _latex(
+        _LONG_WORD.sub(lambda match: re.sub(r"([/_.:,=-]|\w{12})", "\\1\N{ZERO WIDTH SPACE}", match[0]), str(text))
+    )
+
+
+def _latex_header(text: str) -> str:
+    lines = [part for line in str(text).split("\n") for part in textwrap.wrap(line, _HEADER) or [""]]
+    return _stacked(lines, "[b]{@{}c@{}}")
+
+
+def _latex_cell(text: str) -> str:
+    return _stacked(textwrap.wrap(str(text), _CELL) or [""], "[t]{@{}l@{}}")
+
+
+def _stacked(lines: Sequence[str], alignment: str) -> str:
     if len(lines) == 1:
-        return lines[0]
-    return r"\begin{tabular}[b]{@{}c@{}}" + r"\\".join(lines) + r"\end{tabular}"
-
-
-def _code_point(match: re.Match[str]) -> str:
-    return rf"\texttt{{U+{ord(match[0]):04X}}}"
+        return _latex(lines[0])
+    return rf"\begin{{tabular}}{alignment}" + r"\\".join(map(_latex, lines)) + r"\end{tabular}"
 
 
 def _markdown(text: str) -> str:
-    return str(text).replace("|", r"\|").replace("\n", "<br>")
+    return str(text).replace("|", r"\|").replace("<", "&lt;").replace("\n", "<br>")

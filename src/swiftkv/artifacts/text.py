@@ -44,9 +44,19 @@ def variant_label(spec: Mapping[str, Any] | None) -> str:
     label = f"{percent(spec['prefill_reduction'])} SingleInputKV"
     if spec["key_value_group_size"] > 1:
         label += f" + {spec['key_value_group_size']}× AcrossKV"
-    if spec.get("num_key_value_heads"):
-        label += f", {spec['num_key_value_heads']} KV heads"
-    return label
+    return label + heads_label(spec)
+
+
+def heads_label(spec: Mapping[str, Any] | None) -> str:
+    """The KV heads of the rewired layers, to go after a comma; nothing where they are the teacher's."""
+    heads = (spec or {}).get("num_key_value_heads")
+    return f", {heads} KV head{'s' if heads > 1 else ''}" if heads else ""
+
+
+def heading(entry: Mapping[str, Any]) -> str:
+    """The title of an artifact: the models that ran, what it shows, and the published item it regenerates."""
+    models = enumeration([model["title"] for model in entry["models"]])
+    return f"{models}: {entry['title']} ({entry['label']})"
 
 
 def enumeration(items: Sequence[str]) -> str:

@@ -1,8 +1,13 @@
-"""Chats to distil on and to measure with: any hub data set, packaged file or local file, through two templates.
+"""Chats to distill on and to measure with: any hub data set, packaged file or local file, through two templates.
 
-A data entry of the config lists sources; each record of a source becomes one chat. A source either has whole chats
+A mix of the config lists sources; each record of a source becomes one chat. A source either has whole chats
 (`chats: messages`, or `chats: sharegpt` for from/value pairs) or two Jinja templates, `user` and `assistant`, that are
 filled from the record's fields. A record whose user or assistant text comes out empty is left out.
+
+A source keeps every chat unless it says `distinct_characters: N`: then, of the chats of such sources whose first N
+characters agree, the mix has the first one only. So questions about one passage do not end up in training and hold-out.
+
+One hold-out, drawn from one mix, serves all measurements; every mix trains without its chats.
 """
 
 from __future__ import annotations
@@ -17,51 +22,97 @@ from typing import Any
 
 import jinja2
 
+from swiftkv.data.read import read_chats
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path, write_json
-from swiftkv.sources import hub_sentence, package_files, package_identity
+from swiftkv.sources import HubRepository, package_files, package_identity, source_name
 
 SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-PREFIX_CHARACTERS = 200  # chats that open alike share their passage: only one is kept, so none is in train and held-out
 
 
-def build_corpus(sources: list[dict[str, Any]], heldout: int, seed: int, train: Path, held: Path, record: Path) -> None:
-    """Write the training and held-out chats of one data entry, shuffled by `seed`, and what they came from.
+def draw_heldout(sources: list[dict[str, Any]], chats: int, seed: int, output: Path, record: Path) -> None:
+    """Write the chats kept for measuring: the first ones of a mix after its shuffle.
 
     Args:
-        sources: the `sources` list of the data entry.
-        heldout: number of chats kept for measuring; they are never trained on.
-        train, held: JSON-lines files, one chat a line: id, source, messages.
-        record: JSON with the resolved identity and the number of chats of every source.
+        sources: the `sources` list of the mix.
+        chats: how many.
+        seed: of the shuffle.
+        output: JSON lines, one chat a line: id, source, messages.
+        record: JSON with the resolved identity and the number of chats of every source of the mix.
 
     Raises:
-        UserError: a source is missing, unreachable or damaged, or there are too few chats.
+        UserError: a source is missing, unreachable or damaged, or the mix has no chat beyond the held-out ones.
     """
+    found, identities = _gather(sources)
+    if len(found) <= chats:
+        raise UserError(
+            f"the data has {len(found)} chats, too few to hold out {chats}; lower `heldout.chats` or add sources"
+        )
+    random.Random(seed).shuffle(found)
+    _write_lines(output, found[:chats])
+    write_json(record, {"sources": identities, "seed": seed, "chats": chats})
+
+
+def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output: Path, record: Path) -> None:
+    """Write the training chats of one mix, shuffled: all of them but the held-out ones.
+
+    Args:
+        sources: the `sources` list of the mix.
+        seed: of the shuffle.
+        heldout: the held-out chats; a chat with the same messages as one of them is left out.
+        output, record: as in `draw_heldout`; the record also says how many of each source are held out.
+
+    Raises:
+        UserError: a source or the hold-out is missing, unreachable or damaged, or no chat is left.
+    """
+    kept_apart = {_content(chat) for chat in read_chats(heldout)}
+    chats, identities = _gather(sources)
+    random.Random(seed).shuffle(chats)
+    train, left_out = [], dict.fromkeys((identity["name"] for identity in identities), 0)
+    for chat in chats:
+        if _content(chat) in kept_apart:
+            left_out[chat["source"]] += 1
+        else:
+            train.append(chat)
+    if not train:
+        raise UserError("every chat of the data is held out for measuring, so none is left to train on; add sources")
+    print(f"{len(train)} chats to train on, {len(chats) - len(train)} held-out ones left out", flush=True)
+    for identity in identities:
+        identity["held_out"] = left_out[identity["name"]]
+    _write_lines(output, train)
+    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": len(chats) - len(train)})
+
+
+def _content(chat: dict[str, Any]) -> bytes:
+    """What makes two chats the same: a digest of roles and texts, so that a million of them fit into memory."""
+    return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in chat["messages"]]).encode()).digest()
+
+
+def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All chats of the sources in order, and for each source its identity and how many it gave and left out."""
     chats, identities, seen = [], [], set()
     for source in sources:
-        name = source.get("name") or source.get("hub") or source.get("local")
+        name = source_name(source)
         records, identity = _open(source)
-        limit, taken, dropped = source.get("limit"), 0, 0
+        limit, length = source.get("limit"), source.get("distinct_characters")
+        taken, empty, repeated = 0, 0, 0
         for number, messages in enumerate(_chats(source, records)):
             if limit is not None and taken >= limit:
                 break
-            prefix = "\n".join(message["content"] for message in messages)[:PREFIX_CHARACTERS]
-            if not messages or prefix in seen:
-                dropped += 1
+            if not messages:
+                empty += 1
                 continue
-            seen.add(prefix)
+            if length is not None:
+                opening = "\n".join(message["content"] for message in messages)[:length]
+                if opening in seen:
+                    repeated += 1
+                    continue
+                seen.add(opening)
             chats.append({"id": f"{name}/{number}", "source": name, "messages": messages})
             taken += 1
-        print(f"{name}: {taken} chats, {dropped} empty or repeated ones left out", flush=True)
-        identities.append({"name": name, **identity, "chats": taken, "left_out": dropped})
-    if len(chats) <= heldout:
-        raise UserError(
-            f"the data has {len(chats)} chats, too few to hold out {heldout}; lower `heldout` or add sources"
-        )
-    random.Random(seed).shuffle(chats)
-    _write_lines(held, chats[:heldout])
-    _write_lines(train, chats[heldout:])
-    write_json(record, {"sources": identities, "seed": seed, "heldout": heldout, "train": len(chats) - heldout})
+        print(f"{name}: {taken} chats; left out: {empty} empty, {repeated} that open like another", flush=True)
+        identities.append({"name": name, **identity, "chats": taken, "empty": empty, "repeated": repeated})
+    return chats, identities
 
 
 def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
@@ -81,24 +132,10 @@ def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, A
 
 def _open_hub(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     import datasets
-    from huggingface_hub import HfApi, errors
 
-    identifier, revision = source["hub"], source.get("revision", "main")
-    commit, unreachable = None, None
-    try:
-        commit = HfApi().dataset_info(identifier, revision=revision, timeout=20).sha
-    except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise UserError(hub_sentence(error, "data set", identifier, revision)) from None
-    except Exception as error:  # the network has many ways to fail; a cached copy is as good
-        unreachable = error
-    try:
-        records = datasets.load_dataset(
-            identifier, source.get("subset"), split=source["split"], revision=commit or revision
-        )
-    except Exception as error:
-        raise UserError(hub_sentence(unreachable or error, "data set", identifier, revision)) from None
-    resolved = commit or "cached copy, hub unreachable"
-    return iter(records), {"kind": "hub", "id": identifier, "revision": revision, "resolved": resolved}
+    repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
+    records = repository.load(datasets.load_dataset, source.get("subset"), split=source["split"])
+    return iter(records), repository.identity
 
 
 def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
@@ -113,34 +150,49 @@ def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
             for line in lines:
                 content = json.loads(line)
                 yield content[record] if record else content
-    except (ValueError, KeyError, OSError, EOFError) as error:
+    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise UserError(
             f"data file {file.name} is damaged or not of the stated form ({error}); fetch it again"
         ) from None
 
 
 def _chats(source: dict[str, Any], records: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, str]]]:
-    if source.get("chats") == "messages":
-        for record in records:
-            yield [{"role": message["role"], "content": message["content"]} for message in record["messages"]]
-    elif source.get("chats") == "sharegpt":
-        for record in records:
-            turns = record["conversations"]
-            yield [{"role": SHAREGPT_ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
-    else:
-        environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
-        user, assistant = environment.from_string(source["user"]), environment.from_string(source["assistant"])
-        for record in records:
+    """The messages of each record; an empty list for a record without a question or an answer."""
+    if "chats" in source:
+        read = {"messages": _messages, "sharegpt": _sharegpt}[source["chats"]]
+        for number, record in enumerate(records):
             try:
-                question, answer = user.render(record).strip(), assistant.render(record).strip()
-            except jinja2.UndefinedError as error:
+                yield read(record)
+            except (KeyError, TypeError, ValueError) as error:
                 raise UserError(
-                    f"a template of data source {source.get('name')!r} does not fit its records: {error}"
+                    f"record {number} of data source {source_name(source)!r} is no {source['chats']} chat ({error!r})"
                 ) from None
-            if not question or not answer:
-                yield []
-                continue
-            yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    user, assistant = environment.from_string(source["user"]), environment.from_string(source["assistant"])
+    for record in records:
+        try:
+            question, answer = user.render(record).strip(), assistant.render(record).strip()
+        except jinja2.UndefinedError as error:
+            raise UserError(
+                f"a template of data source {source_name(source)!r} does not fit its records: {error}"
+            ) from None
+        both = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        yield both if question and answer else []
+
+
+def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
+    return [_message(message["role"], message["content"]) for message in record["messages"]]
+
+
+def _sharegpt(record: dict[str, Any]) -> list[dict[str, str]]:
+    return [_message(SHAREGPT_ROLES[turn["from"]], turn["value"]) for turn in record["conversations"]]
+
+
+def _message(role: Any, content: Any) -> dict[str, str]:
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise TypeError("a role or a content is no text")
+    return {"role": role, "content": content}
 
 
 def _write_lines(path: Path, chats: list[dict[str, Any]]) -> None:

@@ -44,7 +44,7 @@ def choose_chats(path: str | Path, documents: int, seed: int) -> list[dict[str, 
     return random.Random(seed).sample(chats, min(documents, len(chats)))
 
 
-def tokenize(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> list[int]:
+def tokenize_chat(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> list[int]:
     """Token ids of a chat through the model's chat template, cut after `max_length` tokens."""
     tokens = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
     return list(tokens[:max_length])

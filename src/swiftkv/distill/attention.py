@@ -1,21 +1,109 @@
-"""Attention over packed rows without a mask: every sample on its own, so that cost grows with sample lengths.
+"""Attention over packed rows: every sample on its own, so that cost grows with sample lengths.
 
-A row of 512 tokens with four samples needs a quarter of the products of a masked 512 x 512 attention. On a CPU, where
-the masked kernel computes every product, this is a large part of a training step. On a GPU the models' own attention
-(FlashAttention) does the same.
+A row of 512 tokens with four samples needs a quarter of the products of a masked 512 x 512 attention. On a GPU
+FlashAttention 2 or torch's FlexAttention leave the others out. On a CPU, where the masked kernel computes every
+product, which is a large part of a training step, a kernel of our own does (`packed_attention`).
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
-NAME = "swiftkv_packed"
+from swiftkv.distill.device import compute_device
+from swiftkv.distill.recipe import Recipe
+from swiftkv.errors import UserError
+
+# Attention functions as transformers names them; the last, a dense mask over whole rows, is only used where asked for,
+# and on a CPU for rows that ours does not fit.
+PACKED, FLASH, FLEX, MASKED = "swiftkv_packed", "flash_attention_2", "flex_attention", "sdpa"
 LONGEST_ROW = 1024  # the probabilities of a longer sample would take too much memory
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def choose(
+    asked: str, device: str, dtype: str, max_length: int, window: int | None, *, has_flash: bool, has_flex: bool
+) -> str:
+    """The attention function of a training.
+
+    Args:
+        asked: "auto", or one of "flash_attention_2", "flex_attention", "sdpa".
+        device: "cuda" or "cpu".
+        dtype: of weights and activations; FlashAttention has none for float32.
+        max_length: tokens a row.
+        window: the model's sliding window, or None.
+        has_flash: whether FlashAttention 2 is installed and the GPU can run it.
+        has_flex: whether torch can compile FlexAttention for the GPU.
+
+    Raises:
+        UserError: what was asked for cannot work here, or "auto" finds nothing but a dense mask on a GPU.
+    """
+    if device == "cpu":
+        if asked in (FLASH, FLEX):
+            raise UserError(f"recipe: attention: {asked} trains on GPUs only, and there is none; use attention: auto")
+        longest = LONGEST_ROW if window is None else min(window, LONGEST_ROW)
+        return PACKED if asked == "auto" and max_length <= longest else MASKED
+    can = {FLASH: has_flash and dtype != "float32", FLEX: has_flex, MASKED: True}
+    if asked != "auto":
+        if not can[asked]:
+            raise UserError(
+                f"recipe: attention: {asked} cannot run here: {FLASH} needs the package flash-attn, a GPU of compute "
+                f"capability 8.0 and 16-bit weights, {FLEX} needs Triton and capability 7.0"
+            )
+        return asked
+    if not (can[FLASH] or can[FLEX]):
+        raise UserError(
+            "neither FlashAttention 2 nor FlexAttention can run here, and a dense mask over packed rows wastes most of "
+            "the time: install flash-attn or Triton, or ask for the mask with attention: sdpa"
+        )
+    return FLASH if can[FLASH] else FLEX
+
+
+def choose_for(recipe: Recipe, window: int | None = None) -> str:
+    """As `choose`, for a recipe on this machine; cheap, so that it can stand before anything is loaded."""
+    device = compute_device()
+    capability = torch.cuda.get_device_capability() if device == "cuda" else (0, 0)
+    return choose(
+        recipe.attention,
+        device,
+        recipe.dtype,
+        recipe.max_length,
+        window,
+        has_flash=is_flash_attn_2_available() and capability >= (8, 0),
+        has_flex=is_torch_flex_attn_available()
+        and importlib.util.find_spec("triton") is not None
+        and capability >= (7, 0),
+    )
+
+
+def arguments(name: str, position_ids: torch.Tensor) -> dict[str, Any]:
+    """What the attention function `name` has to be told about packed rows, as keyword arguments of the decoder.
+
+    FlexAttention and sdpa get a mask, which the decoder makes of the positions itself.
+
+    Args:
+        position_ids: [B, T], restarting at 0 at every sample.
+    """
+    if name not in (PACKED, FLASH):
+        return {}
+    no_mask = {"attention_mask": dict.fromkeys(LAYER_TYPES)}  # given, so that none is made
+    lengths = sample_lengths(position_ids)
+    if name == PACKED:
+        return no_mask | {"lengths": lengths}
+    edges = torch.tensor([0, *lengths], device=position_ids.device).cumsum(0, dtype=torch.int32)
+    longest = max(lengths)
+    return no_mask | {
+        "cu_seq_lens_q": edges,
+        "cu_seq_lens_k": edges,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 def sample_lengths(position_ids: torch.Tensor) -> list[int]:
@@ -98,15 +186,4 @@ def _future(length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.full((length, length), -torch.inf, dtype=dtype).triu_(1)
 
 
-def compute_device() -> str:
-    """Where trainings compute: this rank's GPU, or the processor if there is none."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def applies(model: PreTrainedModel, max_length: int) -> bool:
-    """Whether this attention computes what the model's own would, faster: on a CPU, short rows, no shorter window."""
-    window = getattr(model.config, "sliding_window", None)
-    return compute_device() == "cpu" and max_length <= min(window or LONGEST_ROW, LONGEST_ROW)
-
-
-ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
+ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)

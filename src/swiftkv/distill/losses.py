@@ -1,10 +1,11 @@
 """Losses on final hidden states, taken a few rows at a time: no copy of all logits ever exists.
 
-For final normed hidden states h_S, h_T [N, D] and the frozen language-model head W [V, D] the distillation loss is
+For final normed hidden states h_S, h_T [N, D] and the language-model head W [V, D] the distillation loss is
 T^2 KL(p_T || p_S), p = softmax(h W' / T) (paper, Sec. 3.4, with App. B.1's T = 2). Its gradient for the student's
-logits is T (p_S - p_T), known as soon as the loss is, so the forward pass also leaves the gradient for h_S and the
-backward pass computes nothing. The largest temporary is `ROWS` x V logits of teacher and student in the model's
-dtype; float32 exists for `INNER_ELEMENTS` of them at a time, few enough to stay in the processor's cache.
+logits is T (p_S - p_T), known as soon as the loss is, so the forward pass also leaves the gradient for h_S (and for W,
+where that is trained) and the backward pass computes nothing. The largest temporary is `ROWS` x V logits of teacher and
+student in the model's dtype; float32 exists for `INNER_ELEMENTS` of them at a time, few enough to stay in the
+processor's cache.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def distillation_loss(
     """Weighted sum over positions of T^2 KL(teacher || student), in nats.
 
     Args:
-        student: final normed hidden states [N, D]; the only input that gets a gradient.
+        student: final normed hidden states [N, D], which get a gradient.
         head: language-model head [V, D], frozen.
         weights: float32 [N]; positions of weight 0 cost nothing.
         teacher: the teacher's hidden states [N, D].
@@ -39,7 +40,10 @@ def distillation_loss(
 
 
 def lm_loss(student: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Weighted sum over positions of the cross-entropy with `targets` (int64 [N]), in nats; see `distillation_loss`."""
+    """Weighted sum over positions of the cross-entropy with `targets` (int64 [N]), in nats; see `distillation_loss`.
+
+    `head` gets a gradient too, if it is not frozen.
+    """
     return _HeadLoss.apply(student, head, weights, _CrossEntropy(targets))
 
 
@@ -90,7 +94,10 @@ class _HeadLoss(torch.autograd.Function):
     def forward(ctx, student, head, weights, kind):
         gradient = torch.zeros_like(student)
         total = torch.zeros((), dtype=torch.float32, device=student.device)
-        needs_gradient = ctx.needs_input_grad[0]
+        trains_head = ctx.needs_input_grad[1]
+        needs_gradient = ctx.needs_input_grad[0] or trains_head
+        # In float32: it is a sum over chunks, which 16 bits would round every time.
+        head_gradient = torch.zeros_like(head, dtype=torch.float32) if trains_head else None
         counted = weights.nonzero().squeeze(-1)
         budget = INNER_ELEMENTS if student.device.type == "cpu" else GPU_INNER_ELEMENTS
         inner = max(1, budget // head.shape[0])
@@ -107,10 +114,12 @@ class _HeadLoss(torch.autograd.Function):
                     logits[part] = slope.mul_(weights[rows[part], None])
             if needs_gradient:
                 gradient[rows] = logits @ head
-        ctx.save_for_backward(gradient)
+            if trains_head:
+                head_gradient += logits.T @ student[rows]
+        ctx.save_for_backward(gradient, None if head_gradient is None else head_gradient.to(head.dtype))
         return total
 
     @staticmethod
     def backward(ctx, upstream):
-        (gradient,) = ctx.saved_tensors
-        return gradient.mul_(upstream), None, None, None
+        gradient, head_gradient = ctx.saved_tensors
+        return gradient.mul_(upstream), None if head_gradient is None else head_gradient.mul_(upstream), None, None

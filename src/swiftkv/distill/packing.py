@@ -11,28 +11,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
 
 BATCH = 1000  # chats tokenized at once
 OPEN_ROWS = 64  # rows that a later, shorter sample may still fill
-
-
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a checkpoint.
-
-    Raises:
-        UserError: there is none, or it has no chat template.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no usable tokenizer ({' '.join(str(error).split())[:200]})") from None
-    if tokenizer.chat_template is None:
-        raise UserError(f"the tokenizer in {path} has no chat template, which packing chats needs")
-    return tokenizer
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> list[np.ndarray]:

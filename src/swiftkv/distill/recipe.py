@@ -1,4 +1,4 @@
-"""How a variant is trained: a checked copy of one recipe of the configuration."""
+"""How a variant is trained: a checked copy of one recipe of the configuration. Pure, no torch: planning checks it too."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, get_type_hints
-
-import torch
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+if TYPE_CHECKING:
+    import torch
+
 CHOICES = {
     "loss": ("distillation", "lm"),
-    "train": ("qkv", "upper_layers"),
+    "train": ("qkv", "upper_layers", "all"),
     "schedule": ("linear", "cosine", "constant"),
     "teacher_states": ("online", "stored"),
-    "dtype": tuple(DTYPES),
+    "attention": ("auto", "flash_attention_2", "flex_attention", "sdpa"),
+    "dtype": ("bfloat16", "float32"),
     "zero_stage": (2, 3),
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training recipe; the defaults are the paper's (App. B.1).
+    """A training recipe; the paper's values (App. B.1) stand in the configuration.
 
     Attributes:
         data: name of the data set.
@@ -35,7 +36,9 @@ class Recipe:
         logits_weight: weight of the logits loss, T^2 KL(teacher || student) or the cross-entropy.
         hidden_state_weight: weight of the mean squared error between hidden states.
         hidden_state_layer: which of the L + 1 hidden states is compared, 0 the embeddings, L (or -1) the final norm's.
-        train: "qkv", the SwiftKV parameters, or "upper_layers", everything in layers >= l.
+        train: "qkv", the SwiftKV parameters; "upper_layers", everything in layers >= l; or "all", every parameter of a
+            model that is not rewired.
+        train_norm: whether the SwiftKV parameters include norm_swiftkv; the paper names the projections only.
         teacher_states: "online", the teacher runs at every step, or "stored", its states were computed once.
         learning_rate: peak of AdamW's learning rate.
         weight_decay: AdamW's decoupled weight decay.
@@ -43,6 +46,7 @@ class Recipe:
         schedule: after warm-up, "linear" or "cosine" to 0, or "constant".
         epochs: passes over the data.
         max_steps: optimizer steps in place of whole epochs, or None.
+        training_share: share of these steps that is run, at least one; the schedule ends where the training does.
         batch_size: packed rows an optimizer step, over all ranks.
         micro_batch_size: packed rows a rank runs at once.
         max_length: tokens a packed row.
@@ -52,30 +56,34 @@ class Recipe:
         seed: of sample order and packing.
         checkpoint_every: optimizer steps between two resumable states.
         gradient_checkpointing: recompute the student's layers in the backward pass; None does it with ZeRO-3.
+        attention: kernel for packed rows on a GPU; "auto" takes the best there is (see `attention.choose`).
     """
 
     data: str
-    loss: str = "distillation"
-    temperature: float = 2.0
-    logits_weight: float = 1.0
-    hidden_state_weight: float = 0.0
-    hidden_state_layer: int = -2
-    train: str = "qkv"
-    teacher_states: str = "online"
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.05
-    warmup_ratio: float = 0.05
-    schedule: str = "linear"
-    epochs: float = 2
-    max_steps: int | None = None
-    batch_size: int = 32
-    micro_batch_size: int = 1
-    max_length: int = 8192
-    gradient_clipping: float = 1.0
-    zero_stage: int = 2
-    dtype: str = "bfloat16"
-    seed: int = 42
-    checkpoint_every: int = 200
+    loss: str
+    temperature: float
+    logits_weight: float
+    hidden_state_weight: float
+    hidden_state_layer: int
+    train: str
+    train_norm: bool
+    teacher_states: str
+    learning_rate: float
+    weight_decay: float
+    warmup_ratio: float
+    schedule: str
+    epochs: float
+    max_steps: int | None
+    training_share: float
+    batch_size: int
+    micro_batch_size: int
+    max_length: int
+    gradient_clipping: float
+    zero_stage: int
+    dtype: str
+    attention: str
+    seed: int
+    checkpoint_every: int
     gradient_checkpointing: bool | None = None
 
     def __post_init__(self) -> None:
@@ -97,12 +105,16 @@ class Recipe:
                 raise UserError(f"recipe: {name} must be a number of at least 0, not {getattr(self, name)}")
         if not 0 <= self.warmup_ratio <= 1:
             raise UserError(f"recipe: warmup_ratio must be between 0 and 1, not {self.warmup_ratio}")
+        if not 0 < self.training_share <= 1:
+            raise UserError(f"recipe: training_share must be above 0 and at most 1, not {self.training_share}")
         if self.max_length < 2:
             raise UserError(f"recipe: max_length must be at least 2, not {self.max_length}")
         if self.logits_weight == 0 and self.hidden_state_weight == 0:
             raise UserError("recipe: logits_weight and hidden_state_weight are both 0, so nothing would be trained")
         if self.loss == "lm" and self.hidden_state_weight:
             raise UserError("recipe: the lm loss has no teacher, so hidden_state_weight must be 0")
+        if self.train == "all" and self.loss != "lm":
+            raise UserError("recipe: train: all leaves no teacher to distill from, so its loss must be lm")
         if self.teacher_states == "stored" and self.hidden_state_weight:
             raise UserError("recipe: stored teacher states hold no inner hidden states; use teacher_states: online")
 
@@ -115,11 +127,13 @@ class Recipe:
         """
         if not isinstance(content, dict):
             raise UserError(f"recipe: a mapping is needed, not {content!r}")
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := sorted(set(content) - set(known)):
-            raise UserError(f"recipe: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
-        if "data" not in content:
-            raise UserError("recipe: the key 'data' is missing")
+        fields = dataclasses.fields(cls)
+        if unknown := sorted(set(content) - {field.name for field in fields}):
+            known = ", ".join(field.name for field in fields)
+            raise UserError(f"recipe: unknown key {unknown[0]!r}; the keys are {known}")
+        for field in fields:
+            if field.default is dataclasses.MISSING and field.name not in content:
+                raise UserError(f"recipe: the key {field.name!r} is missing")
         return cls(**content)
 
     @classmethod
@@ -133,12 +147,47 @@ class Recipe:
     @property
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch knows it."""
-        return DTYPES[self.dtype]
+        import torch
+
+        return getattr(torch, self.dtype)
 
     @property
     def checkpoint_activations(self) -> bool:
         """Whether the student's layers are recomputed in the backward pass."""
         return self.zero_stage == 3 if self.gradient_checkpointing is None else self.gradient_checkpointing
+
+    def check_spec(self, spec: SwiftKVSpec | None) -> None:
+        """Refuse a rewiring that this recipe cannot train; None is a model that is not rewired.
+
+        Raises:
+            UserError: recipe and rewiring do not fit, or there is nothing to train.
+        """
+        if spec is None:
+            if self.train != "all":
+                raise UserError(f"recipe: train: {self.train} needs a rewired model; without rewiring it must be all")
+            return
+        if self.train == "all":
+            raise UserError("recipe: train: all is for a model that is not rewired; use upper_layers")
+        if spec.num_key_value_layers == spec.num_hidden_layers:
+            raise UserError("the SwiftKV spec rewires no layer, so there is nothing to train")
+        self.hidden_state_index(spec)
+
+    def hidden_state_index(self, spec: SwiftKVSpec) -> int | None:
+        """`hidden_state_layer` counted from layer l; None if no hidden states are compared.
+
+        Raises:
+            UserError: it is not above layer l.
+        """
+        if not self.hidden_state_weight:
+            return None
+        layers = spec.num_hidden_layers
+        index = self.hidden_state_layer + (layers + 1 if self.hidden_state_layer < 0 else 0)
+        if not spec.num_key_value_layers < index <= layers:
+            raise UserError(
+                f"recipe: hidden_state_layer {self.hidden_state_layer} is not above layer l = "
+                f"{spec.num_key_value_layers}, so teacher and student do not differ there"
+            )
+        return index - spec.num_key_value_layers
 
     def total_steps(self, rows: int) -> int:
         """Optimizer steps for `rows` packed rows.
@@ -152,7 +201,7 @@ class Recipe:
                 f"the packed data has {rows} rows of {self.max_length} tokens, too few for one step of "
                 f"{self.batch_size} rows; give more data or a smaller batch_size"
             )
-        return steps
+        return max(1, round(self.training_share * steps))
 
     def accumulation(self, ranks: int) -> int:
         """Micro-batches each of `ranks` runs in an optimizer step.
@@ -179,13 +228,14 @@ class Recipe:
         return self.learning_rate * (left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
 
 
-def spec_from_json(text: str) -> SwiftKVSpec:
-    """The rewiring a rule passes on the command line as JSON.
+def spec_from_json(text: str) -> SwiftKVSpec | None:
+    """The rewiring a rule passes on the command line as JSON; None for `null`, a model that is not rewired.
 
     Raises:
         UserError: it is no mapping of SwiftKVSpec's fields, or impossible.
     """
     try:
-        return SwiftKVSpec(**json.loads(text))
+        fields = json.loads(text)
+        return None if fields is None else SwiftKVSpec(**fields)
     except (ValueError, TypeError) as error:
         raise UserError(f"SwiftKV spec {text}: {error}") from None

@@ -34,13 +34,13 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def fingerprint(recipe: Recipe, spec: SwiftKVSpec, model: Path, data: Path) -> dict[str, Any]:
-    """What decides the result of a training: recipe, spec, the model's weights and the packed data."""
+def fingerprint(recipe: Recipe, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
+    """What decides the result of a training: recipe, spec (or None), the model's weights and the packed data."""
     fields = {name: value for name, value in dataclasses.asdict(recipe).items() if name not in NEUTRAL}
     files = sorted(model.glob("*.safetensors")) + [model / "config.json"]
     return {
         "recipe": fields,
-        "spec": dataclasses.asdict(spec),
+        "spec": None if spec is None else dataclasses.asdict(spec),
         "model": {file.name: digest(file) for file in files},
         "data": digest(data),
     }

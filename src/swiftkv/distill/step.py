@@ -1,9 +1,12 @@
-"""The loss of one micro-batch: layers below l once, then the teacher's and the student's upper layers on that state."""
+"""The loss of one micro-batch: layers below l once, then the teacher's and the student's upper layers on that state.
+
+A model that is not rewired has neither teacher nor student; its step is `FineTuningStep`. Steps return the loss and its
+parts: float32 [2], the logits loss and the hidden-state loss without the recipe's weights, detached.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,19 +15,8 @@ from transformers import PreTrainedModel
 
 from swiftkv.distill import attention, losses
 from swiftkv.distill.recipe import Recipe
-from swiftkv.errors import UserError
 from swiftkv.models import LowerState, rewire
 from swiftkv.spec import SwiftKVSpec
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-@dataclass
-class StepLosses:
-    """Weighted sums over the positions of a micro-batch, without the recipe's weights; detached float32 scalars."""
-
-    logits: torch.Tensor
-    hidden: torch.Tensor
 
 
 class DistillationStep(nn.Module):
@@ -38,16 +30,16 @@ class DistillationStep(nn.Module):
         """Rewire `base` and mark what is trained.
 
         Raises:
-            UserError: `spec` does not fit the model or leaves nothing to train, or the recipe's hidden state is not
-                one of the upper layers'.
+            UserError: `spec` does not fit the model or the recipe (`Recipe.check_spec`).
         """
         super().__init__()
-        if spec.num_key_value_layers == spec.num_hidden_layers:
-            raise UserError("the SwiftKV spec rewires no layer, so there is nothing to train")
+        recipe.check_spec(spec)
         self.recipe = recipe
         self.student = rewire(base, spec).eval()
         self.student.requires_grad_(False)
         trained = self.student.swiftkv_parameters()
+        if not recipe.train_norm:
+            trained = {name: parameter for name, parameter in trained.items() if "norm_swiftkv" not in name}
         self.teacher = self.student
         if recipe.train == "upper_layers":
             self.teacher = rewire(base, spec).eval().requires_grad_(False)
@@ -62,23 +54,10 @@ class DistillationStep(nn.Module):
             parameter.requires_grad_(True)
         self.trained_names = sorted(trained)
         self.head = Head(self.student.lm_head.weight)
-        self.hidden_index = None
-        if recipe.hidden_state_weight:
-            layers = spec.num_hidden_layers
-            index = recipe.hidden_state_layer + (layers + 1 if recipe.hidden_state_layer < 0 else 0)
-            if not spec.num_key_value_layers < index <= layers:
-                raise UserError(
-                    f"recipe: hidden_state_layer {recipe.hidden_state_layer} is not above layer l = "
-                    f"{spec.num_key_value_layers}, so teacher and student do not differ there"
-                )
-            self.hidden_index = index - spec.num_key_value_layers
-        self.packed_attention = attention.applies(self.student, recipe.max_length)
-        if self.packed_attention:
-            for model in {self.student, self.teacher}:
-                model.set_attn_implementation(attention.NAME)
+        self.hidden_index = recipe.hidden_state_index(spec)
+        self.attention = use_attention(recipe, *{self.student, self.teacher})
         if recipe.checkpoint_activations:
             self.student.gradient_checkpointing_enable({"use_reentrant": False})
-        self.last: StepLosses | None = None
 
     def forward(
         self,
@@ -87,8 +66,8 @@ class DistillationStep(nn.Module):
         weights: torch.Tensor,
         lower_hidden: torch.Tensor | None = None,
         teacher_hidden: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Loss of packed rows.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of packed rows, and its parts.
 
         Args:
             input_ids: int64 [B, T].
@@ -98,12 +77,12 @@ class DistillationStep(nn.Module):
             teacher_hidden: the teacher's stored final normed hidden states [B, T, D]; None computes them.
 
         Returns:
-            Float32 scalar; `last` keeps its parts.
+            The loss, a float32 scalar, and its parts.
         """
         recipe, decoder = self.recipe, self.student.model
         with torch.no_grad():
             if lower_hidden is None:
-                state = decoder.forward_lower(input_ids, position_ids, **self._attention_arguments(position_ids))
+                state = self._lower_state(input_ids, position_ids)
             else:
                 state = self._stored_state(lower_hidden, position_ids)
             teacher_inner = None
@@ -128,27 +107,23 @@ class DistillationStep(nn.Module):
                 for states, final in ((inner, hidden), (teacher_inner, teacher_hidden))
             ]
             hidden_loss = losses.hidden_state_loss(*pair, flat_weights)
-        self.last = StepLosses(logits_loss.detach(), hidden_loss.detach())
-        return recipe.logits_weight * logits_loss + recipe.hidden_state_weight * hidden_loss
+        loss = recipe.logits_weight * logits_loss + recipe.hidden_state_weight * hidden_loss
+        return loss, torch.stack([logits_loss, hidden_loss]).detach()
 
     @torch.no_grad()
     def teacher_states(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[LowerState, torch.Tensor, tuple[torch.Tensor, ...]]:
         """The state entering layer l, the teacher's final normed hidden states, and those entering layers l..L-1."""
-        state = self.student.model.forward_lower(input_ids, position_ids, **self._attention_arguments(position_ids))
+        state = self._lower_state(input_ids, position_ids)
         return state, *self.teacher.model.forward_upper(state, student=False, collect_hidden=True)
 
-    def _attention_arguments(self, position_ids: torch.Tensor) -> dict:
-        if not self.packed_attention:
-            return {}
-        return {
-            "attention_mask": dict.fromkeys(LAYER_TYPES),  # given, so that no mask is made
-            "lengths": attention.sample_lengths(position_ids),
-        }
+    def _lower_state(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> LowerState:
+        arguments = attention.arguments(self.attention, position_ids)
+        return self.student.model.forward_lower(input_ids, position_ids, **arguments)
 
     def _stored_state(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> LowerState:
-        arguments = self._attention_arguments(position_ids)
+        arguments = attention.arguments(self.attention, position_ids)
         masks = arguments.pop("attention_mask", None)
         decoder = self.student.model
         return LowerState(
@@ -158,6 +133,46 @@ class DistillationStep(nn.Module):
             attention_mask=decoder._masks(hidden, position_ids, None, None) if masks is None else masks,
             arguments={"use_cache": False, **arguments},
         )
+
+
+class FineTuningStep(nn.Module):
+    """A model as it is, all of it trained on the next tokens of its samples (Appendix D.1)."""
+
+    def __init__(self, model: PreTrainedModel, recipe: Recipe) -> None:
+        super().__init__()
+        recipe.check_spec(None)
+        self.recipe = recipe
+        self.student = model.eval().requires_grad_(True)
+        self.head = Head(self.student.lm_head.weight)
+        self.attention = use_attention(recipe, self.student)
+        if recipe.checkpoint_activations:
+            self.student.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of packed rows, and its parts; arguments as `DistillationStep`'s."""
+        recipe = self.recipe
+        self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
+        arguments = attention.arguments(self.attention, position_ids)
+        arguments.pop("attention_mask", None)  # an ordinary model leaves its mask out by itself
+        hidden = self.student.model(input_ids, position_ids=position_ids, use_cache=False, **arguments)[0]
+        targets, has_target = next_tokens(input_ids, position_ids)
+        loss = self.head(losses.lm_loss, hidden.flatten(0, 1), weights.flatten() * has_target, targets)
+        return recipe.logits_weight * loss, torch.stack([loss, torch.zeros_like(loss)]).detach()
+
+
+def make_step(base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe) -> DistillationStep | FineTuningStep:
+    """The step of a training; `spec` None trains the model as it is."""
+    return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe)
+
+
+def use_attention(recipe: Recipe, *models: PreTrainedModel) -> str:
+    """Switch the models to the attention function that fits recipe and machine; its name."""
+    name = attention.choose_for(recipe, getattr(models[0].config, "sliding_window", None))
+    for model in models:
+        model.set_attn_implementation(name)
+    return name
 
 
 class Head(nn.Module):

@@ -7,6 +7,7 @@ the logits would be V.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from swiftkv.distill import attention
+from swiftkv.distill.attention import choose_for
+from swiftkv.distill.device import compute_device
 from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
@@ -48,6 +50,7 @@ def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: list[i
     Raises:
         UserError: the model, the data or a layer is not what it has to be.
     """
+    choose_for(recipe)  # what cannot work here has to show before the model is loaded
     rows = PackedRows(data)
     base = load_base(model, dtype=recipe.torch_dtype)
     depth, width = base.config.num_hidden_layers, base.config.hidden_size
@@ -55,10 +58,11 @@ def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: list[i
         if not 0 < layer < depth:
             raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
     lowest = min(layers)
-    device = attention.compute_device()
-    step = DistillationStep(base, SwiftKVSpec(depth, lowest), recipe).to(device)
+    device = compute_device()
+    plain = dataclasses.replace(recipe, loss="distillation", train="qkv")  # the teacher is the same whatever is trained
+    step = DistillationStep(base, SwiftKVSpec(depth, lowest), plain).to(device)
     shape = (rows.rows, rows.max_length, width)
-    description = {"layers": sorted(layers), **identity(model, data, recipe)}
+    description = {"layers": sorted(layers), **states_identity(model, data, recipe)}
     names = [FINAL, *(entering(layer) for layer in sorted(set(layers)))]
     size = recipe.micro_batch_size
     progress = Progress("teacher states", rows.rows, "row")
@@ -80,13 +84,14 @@ def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: list[i
             array.flush()
 
 
-def identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
+def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
     """What the states were computed from."""
     return {
         "model": {file.name: digest(file) for file in sorted(model.glob("*.safetensors"))},
         "data": digest(data),
         "dtype": recipe.dtype,
         "micro_batch_size": recipe.micro_batch_size,
+        "attention": recipe.attention,
     }
 
 
@@ -130,7 +135,7 @@ class TeacherStates:
         """
         names = (FINAL, entering(layer))
         self._file, description = open_tensors(Path(path), names)
-        for name, value in identity(model, data, recipe).items():
+        for name, value in states_identity(model, data, recipe).items():
             if description.get(name) != value:
                 raise UserError(f"the teacher states in {path} are of another {name}; delete the file and run again")
         self._final, self._lower = (self._file.get_slice(name) for name in names)

@@ -16,49 +16,66 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from swiftkv.distill.attention import compute_device
-from swiftkv.distill.packing import PackedRows, load_tokenizer
+from swiftkv.distill.attention import choose_for
+from swiftkv.distill.device import compute_device
+from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.progress import LossLog, Progress
 from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.record import training_record
 from swiftkv.distill.state import TrainingState, fingerprint
-from swiftkv.distill.step import DistillationStep
+from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
 from swiftkv.distill.teacher import TeacherStates
 from swiftkv.errors import UserError
-from swiftkv.models import load_base, save_swiftkv
-from swiftkv.records import atomic_path
+from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
+from swiftkv.records import atomic_path, write_json
 from swiftkv.spec import SwiftKVSpec
 
 
 @dataclass(frozen=True)
 class Training:
-    """The files of one training.
+    """What is trained, and its files.
 
     Attributes:
-        model: folder of the ordinary checkpoint, with tokenizer.
+        source: content of the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
+        variant: name of the result.
         data: packed rows.
         teacher_states: stored states of the teacher, or None.
         state: folder for resumable state.
         checkpoint: folder of the result.
         log: CSV of the losses.
+        record: JSON of what the training cost.
     """
 
-    model: Path
+    source: dict[str, Any]
+    variant: str
     data: Path
     teacher_states: Path | None
     state: Path
     checkpoint: Path
     log: Path
+    record: Path
+
+    @property
+    def model(self) -> Path:
+        """Folder of the ordinary checkpoint."""
+        return Path(self.source["path"])
 
 
-def train(spec: SwiftKVSpec, recipe: Recipe, files: Training) -> None:
+def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     """Train the SwiftKV student of a model, or go on with a training that was interrupted.
+
+    Args:
+        spec: the rewiring; None trains the model as it is.
 
     Raises:
         UserError: something given is impossible, missing or damaged; nothing is then written as an output.
     """
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
+    recipe.check_spec(spec)
+    choose_for(recipe)  # what cannot work here has to show before the model is loaded
     rows = PackedRows(files.data)
     if rows.max_length != recipe.max_length:
         raise UserError(
@@ -80,13 +97,13 @@ def train(spec: SwiftKVSpec, recipe: Recipe, files: Training) -> None:
     state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data), ranks)
     if rank == 0 and state.found is None and state.others:
         say(f"the state kept in {files.state} is of another recipe, spec, model or data set: training from the start")
-    step = DistillationStep(base, spec, recipe)
+    step = make_step(base, spec, recipe)
     engine = make_engine(step, recipe, accumulation)
     position = state.load(engine) or {"step": 0, "tokens": 0, "seconds": 0.0}
     if rank == 0 and position["step"]:
         say(f"continuing after step {position['step']} of {total}")
     log = LossLog(state.log, position["step"]) if rank == 0 else None
-    loop = Loop(engine, step, recipe, rows, stored, total, ranks, rank, accumulation)
+    loop = Loop(engine, recipe, rows, stored, total, ranks, rank, accumulation)
     progress = Progress(f"training {files.checkpoint.name}", total, done=position["step"])
     tokens, seconds = position["tokens"], position["seconds"]
     for number in range(position["step"], total):
@@ -106,7 +123,13 @@ def train(spec: SwiftKVSpec, recipe: Recipe, files: Training) -> None:
             state.save(engine, number + 1, {"tokens": tokens, "seconds": seconds})
     if log is not None:
         log.close()
-    save(step, tokenizer, files, state.log, rank)
+    tensors = gather_weights(step.student, rank)
+    if rank == 0:
+        save(step, tensors, tokenizer, files, state.log)
+        write_json(
+            files.record,
+            training_record(files.source, files.variant, spec, recipe, rows, ranks, step.attention, state.log),
+        )
     comm.barrier()
     engine.destroy()
     del engine, loop
@@ -118,10 +141,10 @@ class Loop:
     """The optimizer steps; everything about step n follows from n, so a resumed training cannot drift."""
 
     def __init__(
-        self, engine: Any, step: DistillationStep, recipe: Recipe, rows: PackedRows, stored: TeacherStates | None,
+        self, engine: Any, recipe: Recipe, rows: PackedRows, stored: TeacherStates | None,
         total: int, ranks: int, rank: int, accumulation: int,
     ) -> None:  # fmt: skip
-        self.engine, self.step, self.recipe, self.total = engine, step, recipe, total
+        self.engine, self.recipe, self.total = engine, recipe, total
         self.rows, self.stored = rows, stored
         self.ranks, self.rank, self.accumulation = ranks, rank, accumulation
         self._order: tuple[int, list[int]] = (-1, [])
@@ -154,10 +177,10 @@ class Loop:
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
             # DeepSpeed takes the mean over ranks and micro-batches; the loss is the sum over positions / their number.
             weights = batch.pop("loss_mask") * (self.ranks * self.accumulation / max(1, positions))
-            self.engine.backward(self.engine(weights=weights, **batch))
+            loss, parts = self.engine(weights=weights, **batch)
+            self.engine.backward(loss)
             self.engine.step()
-            last = self.step.last
-            sums += torch.stack([last.logits, last.hidden]).double() / (self.ranks * self.accumulation)
+            sums += parts.double() / (self.ranks * self.accumulation)
         if self.ranks > 1:
             torch.distributed.all_reduce(sums)
         logits, hidden = sums.tolist()
@@ -175,7 +198,7 @@ class Loop:
         return int((batch["loss_mask"][:, :-1] * followed).sum())
 
 
-def make_engine(step: DistillationStep, recipe: Recipe, accumulation: int) -> Any:
+def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumulation: int) -> Any:
     """The DeepSpeed engine around a step: ZeRO, AdamW on float32 master weights, clipping."""
     import deepspeed
 
@@ -230,9 +253,8 @@ def start_distributed() -> None:
         deepspeed.init_distributed("nccl" if cuda else "gloo", auto_mpi_discovery=False, verbose=False)
 
 
-def save(step: DistillationStep, tokenizer: Any, files: Training, log: Path, rank: int) -> None:
-    """Write the checkpoint and the log, whole or not at all; every rank calls this (ZeRO-3 gathers the weights)."""
-    student = step.student
+def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tensor | None]:
+    """All weights by name, on rank 0; every rank calls this, because ZeRO-3 has divided them among the ranks."""
     tensors = {}
     for name, tensor in student.state_dict(keep_vars=True).items():
         if hasattr(tensor, "ds_id"):
@@ -242,13 +264,22 @@ def save(step: DistillationStep, tokenizer: Any, files: Training, log: Path, ran
                 tensors[name] = tensor.detach().cpu().clone() if rank == 0 else None
         else:
             tensors[name] = tensor.detach()
-    if rank:
-        return
     if student.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
-    if step.packed_attention:
-        student.set_attn_implementation("sdpa")
-    save_swiftkv(student, files.checkpoint, tokenizer=tokenizer, state_dict=tensors)
+    return tensors
+
+
+def save(
+    step: DistillationStep | FineTuningStep,
+    tensors: dict[str, torch.Tensor],
+    tokenizer: Any,
+    files: Training,
+    log: Path,
+) -> None:
+    """Write the checkpoint and the log, each whole or not at all."""
+    step.student.set_attn_implementation("sdpa")
+    write = save_base if isinstance(step, FineTuningStep) else save_swiftkv
+    write(step.student, files.checkpoint, tokenizer=tokenizer, state_dict=tensors)
     with atomic_path(files.log) as scratch:
         shutil.copyfile(log, scratch)
 

@@ -1,5 +1,6 @@
-"""Serving measurements with vLLM's own benchmark programs: throughput, latency, forward time and KV capacity.
+"""Serving measurements with vLLM: throughput, latency, forward time, decoding and KV capacity.
 
-`settings.py` says how one point is served, `process.py` and `server.py` start and stop vLLM, `engine.py` reads what vLLM
-says about itself, one module a kind of point measures it, and `record.py` writes the measurement file.
+`point.py` says what is served and how, `run.py` measures a point of any kind and makes its record, one module a kind says
+what that kind adds (`kind.py`). `worker.py`, `server.py` and `process.py` start and stop vLLM, `engine_program.py` and
+`client.py` are what they start, and `engine.py` reads what vLLM says about itself.
 """

@@ -1,88 +1,133 @@
-"""`vllm bench serve` for several rates in one process; run as a program, that process.
+"""The client of a latency point: vLLM's own benchmark client, sent token ids.
 
-Importing vLLM takes longer than a short measurement does, and it can go on while the server starts.
+`vllm bench serve` makes its prompts as text. What it calls, `vllm.benchmarks.serve.benchmark`, sends a list of token ids
+as it is, and vLLM's completions endpoint takes it. So the time to first token holds no tokenizing, as in Appendix B.2, and
+arrivals, requests and statistics are vLLM's. The arguments given here are all in vLLM 0.26 to 0.32.
+
+`python -m swiftkv.measure.client SOCKET` runs it; a job has the arguments of `measure_rate`.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import itertools
+import random
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from multiprocessing.connection import Client, Connection, Listener
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
-from swiftkv.measure.engine import failure
-from swiftkv.measure.process import Job, offline_environment, running
+from swiftkv.measure.prompts import chat_prompts, random_prompts
+from swiftkv.measure.worker import answer
 
-
-class BenchClient:
-    """A process that runs `vllm bench serve` as often as it is asked to."""
-
-    def __init__(self, job: Job, address: str) -> None:
-        self._job, self._address = job, address
-        self._connection: Connection | None = None
-
-    def run(self, arguments: list[str], check: Callable[[], None]) -> None:
-        """One measurement.
-
-        Args:
-            arguments: those of `vllm bench serve`.
-            check: called about once a second; what it raises ends the wait.
-
-        Raises:
-            EngineFailure: the client failed; its log says why.
-        """
-        try:
-            self._connect(check).send(arguments)
-            while not self._connection.poll(1.0):
-                check()
-            self._connection.recv()
-        except (EOFError, ConnectionError):
-            check()  # a server that died is the better reason
-            raise failure("vllm bench serve", self._job.wait(), self._job.text(), self._job.log) from None
-
-    def _connect(self, check: Callable[[], None]) -> Connection:
-        while self._connection is None:
-            try:
-                self._connection = Client(self._address, "AF_UNIX")
-            except OSError:  # it does not listen yet
-                if self._job.returncode is not None:
-                    raise EOFError from None
-                check()
-                time.sleep(0.1)
-        return self._connection
+STATISTICS = ("mean", "median", "p99")
+_METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
 
 
-@contextlib.contextmanager
-def bench_client(log: Path) -> Iterator[BenchClient]:
-    """A client for as long as the block runs; it leaves the processor to the server. Its output goes to `log`."""
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"{folder}/socket"
-        command = [sys.executable, "-m", "swiftkv.measure.client", address]
-        with running(command, log, offline_environment() | {"OMP_NUM_THREADS": "1"}) as job:
-            yield BenchClient(job, address)
+def measure_rate(
+    *,
+    url: str,
+    name: str,
+    folder: str,
+    vocabulary: int,
+    heldout: str | None,
+    input_tokens: int,
+    output_tokens: int,
+    requests: int,
+    rate: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Send requests with Poisson arrivals to a server; greedy decoding, one request to warm up.
+
+    Random prompts have one length and their outputs another, end of sequence or not. Chats end where the model ends
+    them: forced on, a model repeats itself, and n-gram speculation would look better than it is.
+
+    Args:
+        url: of the server, which knows the model as `name`.
+        folder: the model, with its tokenizer.
+        vocabulary: size of the model's vocabulary.
+        heldout: file of chats to send openings of; None sends random token ids.
+        input_tokens: of a random prompt, or at most of a chat's opening.
+        rate: requests a second.
+
+    Returns:
+        request_rate, requests, completed, failed, achieved_request_rate, tokens_per_second, input_tokens,
+        output_tokens, seconds (from the first arrival to the last token), ttft_ms, tpot_ms, itl_ms and e2e_ms (each with
+        mean, median, p99), error (of the first failed request, or None); with speculation acceptance_rate (percent) and
+        acceptance_length.
+    """
+    import numpy as np
+    from transformers import AutoTokenizer
+    from vllm.benchmarks.datasets import SampleRequest
+    from vllm.benchmarks.serve import TaskType, benchmark
+
+    if heldout is None:
+        prompts = random_prompts(requests, input_tokens, vocabulary, seed)
+    else:
+        chats = itertools.cycle(chat_prompts(folder, heldout, input_tokens, seed))
+        prompts = list(itertools.islice(chats, requests))
+    random.seed(seed)
+    np.random.seed(seed)  # arrivals are drawn from it
+    report = asyncio.run(
+        benchmark(
+            task_type=TaskType.GENERATION,
+            endpoint_type="openai",
+            api_url=f"{url}/v1/completions",
+            base_url=url,
+            model_id=folder,
+            model_name=name,
+            tokenizer=AutoTokenizer.from_pretrained(folder),  # vLLM 0.26 reports no latencies without one
+            input_requests=[
+                SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens) for ids in prompts
+            ],
+            logprobs=None,
+            request_rate=rate,
+            burstiness=1.0,  # Poisson
+            disable_tqdm=True,
+            num_warmups=1,
+            profile=False,
+            selected_percentile_metrics=list(_METRICS.values()),
+            selected_percentiles=[99.0],
+            ignore_eos=heldout is None,
+            goodput_config_dict={},
+            max_concurrency=None,
+            lora_modules=None,
+            extra_headers=None,
+            extra_body={"temperature": 0.0},
+        )
+    )
+    return rate_result(report, rate, requests)
 
 
-def main(address: str) -> None:
-    """Answer with None after each finished measurement; an error ends this process, its traceback in the log."""
-    from vllm.benchmarks.serve import add_cli_args
-    from vllm.benchmarks.serve import main as measure
+def rate_result(report: dict[str, Any], rate: float, requests: int) -> dict[str, Any]:
+    """The numbers of vLLM's report, as `measure_rate` returns them."""
+    result = {
+        "request_rate": rate,
+        "requests": requests,
+        "completed": int(report["completed"]),
+        "failed": int(report.get("failed", requests - report["completed"])),
+        "achieved_request_rate": float(report["request_throughput"]),
+        "tokens_per_second": float(report["total_token_throughput"]),
+        "input_tokens": int(report["total_input_tokens"]),
+        "output_tokens": int(report["total_output_tokens"]),
+        "seconds": float(report["duration"]),
+    }
+    for ours, theirs in _METRICS.items():
+        result[f"{ours}_ms"] = {statistic: float(report[f"{statistic}_{theirs}_ms"]) for statistic in STATISTICS}
+    if "spec_decode_acceptance_rate" in report:
+        result["acceptance_rate"] = float(report["spec_decode_acceptance_rate"])
+        result["acceptance_length"] = float(report["spec_decode_acceptance_length"])
+    result["error"] = next(filter(None, report.get("errors", [])), None)
+    return result
 
-    try:
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
-    except ImportError:
-        from vllm.utils import FlexibleArgumentParser
 
-    parser = FlexibleArgumentParser(prog="vllm bench serve")
-    add_cli_args(parser)
-    with Listener(address, "AF_UNIX") as listener, listener.accept() as connection:
-        while True:  # until this process is ended
-            arguments = connection.recv()
-            measure(parser.parse_args(arguments))
-            connection.send(None)
+def main(arguments: Sequence[str]) -> None:
+    """Import what takes long, then answer."""
+    import transformers  # noqa: F401
+    import vllm.benchmarks.serve  # noqa: F401
+
+    (address,) = arguments
+    answer(address, lambda job: measure_rate(**job))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """What vLLM says about itself in its log: what it really ran, and why it could not.
 
-The log is the one place that says this for `vllm serve` and `vllm bench` alike; the configuration objects live inside
+The log is the one place that says this for a server and for an engine alike; the configuration objects live inside
 other processes. The lines read here are the same from vLLM 0.26 to 0.32.
 """
 
@@ -51,7 +51,7 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
     """What vLLM really ran, from its log; None for what it did not say.
 
     Args:
-        log: everything the server or the benchmark printed.
+        log: everything the server or the engine printed.
         kv_cache_dtype: what was asked for, in case the log has no configuration line.
         swiftkv: whether the model is a SwiftKV one; an ordinary one has no fast prefill.
 
@@ -63,15 +63,15 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
     line = next((text for text in log.splitlines() if "LLM engine (v" in text and " config: " in text), "")
     device = _field(line, "device_config")
     backends = _BACKEND.findall(log)
-    capacity, memory, version = (pattern.search(log) for pattern in (_CAPACITY, _CACHE_MEMORY, _VERSION))
+    (tokens, gib), version = cache_size(log), _VERSION.search(log)
     mode = _MODE.search(log)
     return {
         "vllm": _installed_version() or (version and version[1]),
         # The CPU platform has one backend for ordinary attention and does not print it.
         "attention_backend": backends[0] if backends else "CPU_ATTN" if device == "cpu" else None,
         "compilation": _compilation(line),
-        "kv_cache_tokens": int(capacity[1].replace(",", "")) if capacity else None,
-        "kv_cache_gib": float(memory[1]) if memory else None,
+        "kv_cache_tokens": tokens,
+        "kv_cache_gib": gib,
         "kv_cache_dtype": _field(line, "kv_cache_dtype") or kv_cache_dtype,
         "prefix_caching": _flag(line, "enable_prefix_caching"),
         "chunked_prefill": _flag(line, "enable_chunked_prefill"),
@@ -79,6 +79,12 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
         "quantization": _quoted(_field(line, "quantization")),
         "fast_prefill": mode[1] == "prompt tokens skip" if mode else (None if swiftkv else False),
     }
+
+
+def cache_size(log: str) -> tuple[int | None, float | None]:
+    """Tokens that fit into the KV cache, and its GiB as printed; None for what vLLM did not say."""
+    tokens, gib = _CAPACITY.search(log), _CACHE_MEMORY.search(log)
+    return int(tokens[1].replace(",", "")) if tokens else None, float(gib[1]) if gib else None
 
 
 def failure(what: str, status: int | None, log: str, place: object = None) -> EngineFailure:

@@ -1,4 +1,4 @@
-"""How much memory a point gives the KV cache, and what the weights take of a stated limit. GB are 2^30 bytes."""
+"""How much memory a point gives the KV cache, and what the weights take of a stated limit; GiB are 2^30 bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from swiftkv.cost import Architecture
+from swiftkv.cost import parameter_count
 from swiftkv.errors import UserError
 from swiftkv.measure.engine import OutOfMemory
 from swiftkv.spec import SwiftKVSpec
@@ -32,29 +32,13 @@ def weight_bytes(config: dict[str, Any], spec: SwiftKVSpec | None, dtype: str = 
         config: config.json of a Llama, Mistral or Qwen2 model, SwiftKV or not.
         spec: the variant; None is the unchanged model.
     """
-    arch = Architecture.from_config(config)
-    family = str(config["model_type"]).removesuffix("_swiftkv")
-    bias = family == "qwen2" or (family == "llama" and config.get("attention_bias"))
-    width, layers = arch.hidden_size, arch.num_hidden_layers
-    query = arch.num_attention_heads * arch.head_dim
-    below = layers if spec is None else spec.num_key_value_layers
-    upper_heads = arch.num_key_value_heads if spec is None else spec.num_key_value_heads or arch.num_key_value_heads
-    kv_heads = below * arch.num_key_value_heads + (0 if spec is None else len(spec.groups) * upper_heads)
-    key_value = 2 * kv_heads * arch.head_dim
-    count = arch.vocab_size * width * (1 if config.get("tie_word_embeddings") else 2)
-    count += layers * (2 * query * width + 3 * width * arch.intermediate_size + 2 * width)  # q, o, mlp, norms
-    count += key_value * width + width  # k and v; the last norm
-    if bias:
-        count += layers * query + key_value + (layers * width if family == "llama" else 0)
-    if spec is not None and spec.groups:
-        count += width  # norm_swiftkv
-    return count * BYTES[dtype]
+    return parameter_count(config, spec) * BYTES[dtype]
 
 
 def cpu_budget(
     limit: float | None, cache: float | None, config: dict[str, Any], spec: SwiftKVSpec | None, dtype: str = "bfloat16"
 ) -> Budget:
-    """On a CPU the cache gets `cache` GB, or what the weights leave of `limit` GB.
+    """On a CPU the cache gets `cache` GiB, or what the weights leave of `limit` GiB.
 
     Raises:
         OutOfMemory: the limit is not larger than the weights.
@@ -63,20 +47,20 @@ def cpu_budget(
         if cache is None:
             raise UserError("serving on a CPU needs serving.engine.cpu_kv_cache_gib")
         size = int(cache * GIB)
-        return Budget({"--kv-cache-memory-bytes": size}, f"a KV cache of {cache:g} GB", size)
+        return Budget({"--kv-cache-memory-bytes": size}, f"a KV cache of {cache:g} GiB", size)
     weights = weight_bytes(config, spec, dtype)
     size = int(limit * GIB) - weights
     if size <= 0:
-        raise OutOfMemory(f"the weights take {weights / GIB:.3f} GB of the {limit:g} GB there are")
+        raise OutOfMemory(f"the weights take {weights / GIB:.3f} GiB of the {limit:g} GiB there are")
     sentence = (
-        f"a limit of {limit:g} GB less {weights / GIB:.3f} GB of weights: a KV cache of {size / GIB:.3f} GB "
+        f"a limit of {limit:g} GiB less {weights / GIB:.3f} GiB of weights: a KV cache of {size / GIB:.3f} GiB "
         "(activations are not counted on a CPU)"
     )
     return Budget({"--kv-cache-memory-bytes": size}, sentence, size)
 
 
 def gpu_budget(limit: float | None, utilization: float) -> Budget:
-    """On a GPU vLLM gets `utilization` of the device, or `limit` GB for weights, activations and cache together.
+    """On a GPU vLLM gets `utilization` of the device, or `limit` GiB for weights, activations and cache together.
 
     A limit that the device does not exceed by more than the utilization allows is the device itself.
     """
@@ -85,13 +69,13 @@ def gpu_budget(limit: float | None, utilization: float) -> Budget:
     device = device_memory()
     share = limit * GIB / device
     if share >= utilization:
-        sentence = f"{utilization:g} of each GPU's {device / GIB:.1f} GB, the whole device for a limit of {limit:g} GB"
+        sentence = f"{utilization:g} of each GPU's {device / GIB:.1f} GiB, the whole device for a limit of {limit:g} GiB"
         return Budget({"--gpu-memory-utilization": utilization}, sentence)
     # Not rounded up: the limit is one.
     share = int(share * 10_000) / 10_000
     return Budget(
         {"--gpu-memory-utilization": share},
-        f"{limit:g} GB for weights, activations and KV cache: {share:g} of each GPU's {device / GIB:.1f} GB",
+        f"{limit:g} GiB for weights, activations and KV cache: {share:g} of each GPU's {device / GIB:.1f} GiB",
     )
 
 

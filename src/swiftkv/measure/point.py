@@ -13,10 +13,11 @@ from swiftkv.cost import Architecture
 from swiftkv.errors import UserError
 from swiftkv.measure.memory import Budget, cpu_budget, gpu_budget
 from swiftkv.measure.process import offline_environment, program
+from swiftkv.measure.reference import REFERENCE
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
-SLACK = 64  # tokens: vLLM's random prompts may come out a little longer than asked for
+SLACK = 64  # tokens: a server may count a little more than a prompt's length
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,18 @@ class Subject:
     """What is served.
 
     Attributes:
-        model, title, variant: as in the configuration.
+        identity: the model as records name it: name, title, kind, id, revision, resolved.
+        variant: as in the configuration.
         kv_cache: "auto" or "fp8".
         folder: the checkpoint; of dummy weights, a folder with config.json and tokenizer.
         weights: "trained", "original" or "dummy".
         spec: fields of the `SwiftKVSpec`; None serves the model as it is.
         merge_all_layers: every layer computes its keys and values, one layer's are kept (Sec. 5.1).
         quantization: vLLM's --quantization, or None.
+        plugin: "arctic-inference" for the authors' own vLLM plugin; None is this project's.
     """
 
-    model: str
-    title: str
+    identity: dict[str, Any]
     variant: str
     kv_cache: str
     folder: Path
@@ -42,6 +44,7 @@ class Subject:
     spec: dict[str, int | None] | None = None
     merge_all_layers: bool = False
     quantization: str | None = None
+    plugin: str | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -84,8 +87,9 @@ class Point:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The engine settings, the same for every variant."""
-        return self.values["engine"]
+        """The engine settings, the same for every variant; a point may have its own `enforce_eager`."""
+        own = {key: self.values[key] for key in ("enforce_eager",) if key in self.values}
+        return self.values["engine"] | own
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -93,7 +97,7 @@ class Point:
         return max(1, self.gpus)
 
     def budget(self, subject: Subject) -> Budget:
-        """The memory for the KV cache, as vLLM arguments and in words.
+        """The memory for the KV cache, as vLLM arguments and in words; on a GPU with a limit it takes seconds to say.
 
         Raises:
             OutOfMemory: the weights alone exceed the stated limit.
@@ -120,7 +124,7 @@ def max_model_len(config: dict[str, Any], prompt: int, output: int) -> int:
 
 
 def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget) -> list[str]:
-    """The engine arguments of `vllm serve` and `vllm bench` for one point; all but the model itself.
+    """vLLM's engine arguments for one point; all but the model itself.
 
     Args:
         length: longest sequence, in tokens.
@@ -132,6 +136,7 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
         "--seed": point["seed"],
         "--max-model-len": length,
         "--max-num-batched-tokens": engine["max_num_batched_tokens"],
+        "--max-num-seqs": engine["max_num_seqs"],
         "--tensor-parallel-size": point.tensor_parallel_size,
         "--kv-cache-dtype": subject.kv_cache,
         **budget.arguments,
@@ -156,15 +161,26 @@ def vllm(*arguments: str) -> list[str]:
     return [program("vllm"), *arguments]
 
 
-def engine_environment(point: Point) -> dict[str, str]:
+def engine_environment(point: Point, plugin: str | None = None) -> dict[str, str]:
     """The environment vLLM is served in.
 
-    On a CPU, one process computes with all of the point's threads. vLLM by itself keeps a core free for each server
-    process, which would leave one of two cores idle. And glibc keeps the memory of large activations: given back after
-    each step, they cost a page fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
+    Only one plugin is loaded: an installed reference plugin would change how every model runs. On a CPU, one process
+    computes with all of the point's threads. vLLM by itself keeps a core free for each server process, which would leave
+    one of two cores idle. And glibc keeps the memory of large activations: given back after each step, they cost a page
+    fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
+
+    Args:
+        plugin: as in `Subject`.
     """
     environment = offline_environment()
-    if not point.gpus:
+    if plugin == REFERENCE:
+        environment |= {"VLLM_PLUGINS": "arctic_inference", "ARCTIC_INFERENCE_ENABLED": "1"}
+    else:
+        environment |= {"VLLM_PLUGINS": "swiftkv", "ARCTIC_INFERENCE_ENABLED": "0"}
+    if point.gpus:
+        # It would be compiled at the first start, and decoding is greedy.
+        environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    else:
         environment["OMP_NUM_THREADS"] = str(point.threads)
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}

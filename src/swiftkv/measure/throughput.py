@@ -1,98 +1,88 @@
-"""Batch throughput: all requests at once, with `vllm bench throughput` (Fig. 3, Table 5; Appendix B.2)."""
+"""Batch throughput: all requests at once, as token ids (Fig. 3, Table 5; Appendix B.2)."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
-from swiftkv.measure.engine import OutOfMemory, failure, observed
-from swiftkv.measure.point import Point, Subject, engine_arguments, engine_environment, max_model_len, printable, vllm
-from swiftkv.measure.process import running
-from swiftkv.measure.record import record, request_cost
-from swiftkv.records import read_json
+from swiftkv.cost import parameter_count, request_flops
+from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
+from swiftkv.measure.peak import peak_tflops
+from swiftkv.measure.point import Point
+from swiftkv.records import hardware
 
 
-def number_of_prompts(total_tokens: int, prompt: int, output: int) -> int:
+def number_of_prompts(point: Point) -> int:
     """Requests whose input and output tokens together are about `total_tokens`; at least one."""
-    return max(1, round(total_tokens / (prompt + output)))
+    return max(1, round(point["total_tokens"] / sum(requested(point))))
 
 
-def throughput_command(subject: Subject, point: Point, output: Path) -> list[str]:
-    """`vllm bench throughput` for one point: random prompts of one length, outputs of one length.
-
-    Raises:
-        OutOfMemory: the weights alone exceed the stated limit.
-    """
-    prompt, generated = point["input_tokens"], point["output_tokens"]
-    length = max_model_len(subject.config, prompt, generated)
-    return vllm(
-        *("bench", "throughput", "--model", str(subject.folder)),
-        *("--dataset-name", "random", "--random-range-ratio", "0"),
-        *("--random-input-len", str(prompt), "--random-output-len", str(generated)),
-        *("--num-prompts", str(number_of_prompts(point["total_tokens"], prompt, generated))),
-        *("--num-warmups", str(point.get("warmups", 1)), "--disable-detokenize", "--output-json", str(output)),
-        *engine_arguments(subject, point, length, point.budget(subject)),
-    )
+def warm_up(point: Point) -> dict[str, Any]:
+    """The job before the clock starts: one request of a few full steps."""
+    prompt, output = requested(point)
+    chunk = point.engine["max_num_batched_tokens"]
+    job = {"do": "throughput", "prompts": point.get("warmups", 1), "seed": point["seed"] + 1}
+    return job | {"input": min(prompt, 4 * chunk), "output": min(output, 8)}
 
 
-def measure_throughput(subject: Subject, point: Point, work: Path) -> dict[str, Any]:
-    """The record of one throughput point.
+def settings(point: Point) -> dict[str, Any]:
+    """What was asked for."""
+    return {
+        "input_tokens": point["input_tokens"],
+        "output_tokens": point["output_tokens"],
+        "num_prompts": number_of_prompts(point),
+        "total_tokens": point["total_tokens"],
+        "prompts": "token ids",
+    }
+
+
+def numbers(run: Run, command: list[str]) -> Numbers:
+    """Warm up, then send all requests."""
+    prompt, output = requested(run.point)
+    count, warm = number_of_prompts(run.point), warm_up(run.point)
+    job = {"do": "throughput", "prompts": count, "input": prompt, "output": output, "seed": run.point["seed"]}
+    with engine(run, command) as program:
+        if warm["prompts"]:
+            program.ask(warm)
+        answer = program.ask(job)
+    gpus = hardware()["gpus"] if run.point.gpus else []
+    return throughput_result(run, answer["seconds"], count, gpus[0] if gpus else None)
+
+
+def throughput_result(run: Run, seconds: float, prompts: int, gpu: str | None) -> Numbers:
+    """The result of so many requests in so many seconds.
+
+    Normalized TFLOP/s are those of the unchanged model for the same tokens (paper's footnote 2), on any variant:
+    `normalized_tflops_per_gpu` counts as the paper does, 2 FLOPs a parameter and token; `exact_tflops_per_gpu` counts what
+    such a request needs, with attention. `mfu_percent` is the former's share of the GPU's dense peak.
 
     Args:
-        work: folder for vLLM's log and result.
-
-    Raises:
-        EngineFailure: vLLM failed for another reason than memory.
+        gpu: name of the GPU; None on a processor.
     """
-    started = time.monotonic()
-    prompt, generated = point["input_tokens"], point["output_tokens"]
-    report, log, command, reason, result = work / "throughput.json", work / "vllm.log", [], None, None
-    work.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)
-    report.unlink(missing_ok=True)
-    sentence = None
-    try:
-        sentence = point.budget(subject).sentence
-        command = throughput_command(subject, point, report)
-        with running(command, log, engine_environment(point)) as job:
-            if status := job.wait():
-                raise failure("vllm bench throughput", status, job.text(), job.log)
-    except OutOfMemory as error:
-        reason = str(error)
-    text = log.read_text(errors="replace") if log.exists() else ""
-    cost = request_cost(subject, prompt, generated)
-    if reason is None:
-        result = throughput_result(read_json(report), generated, cost["baseline_flops_per_token"], point)
-    return record(
-        subject,
-        point,
-        settings={
-            "input_tokens": prompt,
-            "output_tokens": generated,
-            "num_prompts": number_of_prompts(point["total_tokens"], prompt, generated),
-            "total_tokens": point["total_tokens"],
-            "memory": sentence,
-            "command": printable(command, {str(subject.folder): "MODEL", str(work): "WORK"}) if command else None,
-        },
-        engine=observed(text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None),
-        cost=cost,
-        result=result,
-        reason=reason,
-        seconds=time.monotonic() - started,
-    )
-
-
-def throughput_result(report: dict[str, Any], output: int, flops_per_token: float, point: Point) -> dict[str, Any]:
-    """The numbers of vLLM's report, and the normalized TFLOP/s for each GPU (baseline FLOPs, paper's footnote 2)."""
-    seconds, requests = report["elapsed_time"], report["num_requests"]
-    rate = report["total_num_tokens"] / seconds
+    point, subject = run.point, run.subject
+    prompt, output = requested(point)
+    tokens, devices = prompts * (prompt + output), point.tensor_parallel_size
+    rate = tokens / seconds
+    flops = sum(request_flops(subject.architecture, None, prompt, output).values()) / (prompt + output)
+    normalized = rate * 2 * parameter_count(subject.config) / devices / 1e12
+    peak = peak_tflops(gpu, point.engine["dtype"], subject.quantization) if gpu else None
     return {
         "tokens_per_second": rate,
-        "output_tokens_per_second": requests * output / seconds,
-        "requests_per_second": requests / seconds,
+        "tokens_per_second_per_gpu": rate / devices,
+        "output_tokens_per_second": prompts * output / seconds,
+        "requests_per_second": prompts / seconds,
         "seconds": seconds,
-        "num_prompts": requests,
-        "tokens": report["total_num_tokens"],
-        "normalized_tflops_per_gpu": rate * flops_per_token / point.tensor_parallel_size / 1e12,
+        "num_prompts": prompts,
+        "tokens": tokens,
+        "normalized_tflops_per_gpu": normalized,
+        "exact_tflops_per_gpu": rate * flops / devices / 1e12,
+        "mfu_percent": None if peak is None else 100 * normalized / peak,
     }
+
+
+KIND = Kind(
+    lengths=requested,
+    settings=settings,
+    command=engine_command(requested),
+    numbers=numbers,
+    headline=lambda result: f"{result['tokens_per_second']:.1f} tokens/s",
+)

@@ -23,7 +23,16 @@ for _config, _model, _causal_lm in ARCHITECTURES.values():
     AutoModel.register(_config, _model)
     AutoModelForCausalLM.register(_config, _causal_lm)
 
-from swiftkv.models.checkpoint import load_any, load_base, load_swiftkv, save_swiftkv  # noqa: E402
+from swiftkv.models.checkpoint import (  # noqa: E402
+    load_any,
+    load_base,
+    load_sharing,
+    load_swiftkv,
+    load_tokenizer,
+    save_base,
+    save_swiftkv,
+    spread,
+)
 from swiftkv.models.rewire import rewire  # noqa: E402
 from swiftkv.models.swiftkv import LowerState  # noqa: E402
 
@@ -41,7 +50,11 @@ __all__ = [
     "Qwen2SwiftKVModel",
     "load_any",
     "load_base",
+    "load_sharing",
     "load_swiftkv",
+    "load_tokenizer",
     "rewire",
+    "save_base",
     "save_swiftkv",
+    "spread",
 ]

@@ -9,11 +9,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path, read_json
+from swiftkv.spec import SwiftKVSpec
 
 
 def load_any(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None) -> PreTrainedModel:
@@ -58,9 +66,86 @@ def load_swiftkv(
     Raises:
         UserError: as `load_base`; a SwiftKV tensor that is absent is named.
     """
-    from swiftkv.models import ARCHITECTURES
+    return _load(path, dtype, _swiftkv_types(), device_map)
 
-    return _load(path, dtype, {config.model_type for config, *_ in ARCHITECTURES.values()}, device_map)
+
+@torch.no_grad()
+def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
+    """Load a SwiftKV checkpoint on top of the model it was made of: weights that are equal exist once.
+
+    Args:
+        path: folder of the checkpoint.
+        teacher: the ordinary model; its dtype and places on GPUs are the result's too.
+
+    Returns:
+        As `load_swiftkv`, bit for bit; where a weight of the checkpoint is the teacher's, it is the same parameter.
+
+    Raises:
+        UserError: as `load_swiftkv`, or the checkpoint is not of this model.
+    """
+    from swiftkv.models.rewire import rewire
+
+    path = Path(path)
+    config = _read_config(path, _swiftkv_types())
+    model = rewire(teacher, SwiftKVSpec.from_config(config))
+    parameters = dict(model.named_parameters())
+    changed = {}
+    for file in sorted({file for file, _ in _shapes(path).values()}):
+        with safe_open(file, framework="pt") as tensors:
+            for name in parameters.keys() & set(tensors.keys()):
+                shared, own = parameters[name], tensors.get_tensor(name)
+                if own.shape != shared.shape:
+                    raise UserError(f"{file}: tensor {name} has another shape than in {teacher.name_or_path}")
+                own = own.to(shared.device, shared.dtype)
+                if not torch.equal(own, shared):
+                    changed[name] = own
+    model.load_state_dict(changed, strict=False, assign=True)
+    model.tie_weights()
+    return spread(model.eval(), teacher)
+
+
+def spread(model: PreTrainedModel, teacher: PreTrainedModel) -> PreTrainedModel:
+    """Let a rewired model run where its weights are, on the GPUs its teacher is spread over; itself on one device."""
+    places = getattr(teacher, "hf_device_map", {})
+    return model if len(set(places.values())) < 2 else _dispatch(model, places)
+
+
+def _dispatch(model: PreTrainedModel, places: dict[str, Any]) -> PreTrainedModel:
+    from accelerate import dispatch_model
+
+    norm = {"model.norm_swiftkv": model.model.norm_swiftkv.weight.device}  # the teacher has no such module
+    return dispatch_model(model, places | norm, skip_keys=model._skip_keys_device_placement, force_hooks=True)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a checkpoint.
+
+    Raises:
+        UserError: there is none, or it has no chat template.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no usable tokenizer ({_one_line(error)[:200]})") from None
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f"the tokenizer in {path} has no chat template, which chats need; name a model to take it from as "
+            "`chat_template` of this one in the config"
+        )
+    return tokenizer
+
+
+def save_base(
+    model: PreTrainedModel,
+    path: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    state_dict: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write an ordinary checkpoint; the folder appears whole or not at all. Arguments as `save_swiftkv`'s."""
+    with atomic_path(path) as scratch, quiet():
+        model.save_pretrained(scratch, state_dict=model.state_dict() if state_dict is None else state_dict)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(scratch)
 
 
 def save_swiftkv(
@@ -85,16 +170,27 @@ def save_swiftkv(
         tensors = {name: tensor for name, tensor in tensors.items() if name not in unused}
     mode, model.config.swiftkv = model.config.swiftkv, True
     try:
-        with atomic_path(path) as scratch, quiet():
-            model.save_pretrained(scratch, state_dict=tensors)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(scratch)
+        save_base(model, path, tokenizer, tensors)
     finally:
         model.config.swiftkv = mode
 
 
 def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map: str | None) -> PreTrainedModel:
-    path = Path(path)
+    config = _read_config(Path(path), supported)
+    with quiet():
+        return AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
+        )
+
+
+def _swiftkv_types() -> set[str]:
+    from swiftkv.models import ARCHITECTURES
+
+    return {config.model_type for config, *_ in ARCHITECTURES.values()}
+
+
+def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
+    """The configuration of a checkpoint whose model is supported and whose tensors fit it."""
     config_file = path / "config.json"
     model_type = _model_type(path)
     if model_type not in supported:
@@ -108,10 +204,7 @@ def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map:
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(f"{config_file} is of a quantized checkpoint; use the 16-bit one")
     check_tensors(path, config)
-    with quiet():
-        return AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
-        )
+    return config
 
 
 def check_tensors(path: Path, config: Any) -> None:

@@ -82,8 +82,8 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
         for projection in ("k_proj", "v_proj"):
             merged = [dict(getattr(layers[layer].self_attn, projection).named_parameters()) for layer in group]
             for name, like in merged[0].items():
-                # In float32, so that the mean of 16-bit weights is rounded once.
-                mean = torch.stack([tensors[name].float() for tensors in merged]).mean(0)
+                # In float32, so that the mean of 16-bit weights is rounded once; a group may lie on several GPUs.
+                mean = torch.stack([tensors[name].float().to(like.device) for tensors in merged]).mean(0)
                 mean = change_heads(mean, teacher.config.num_key_value_heads, spec.num_key_value_heads)
                 values[f"model.layers.{group.start}.self_attn.{projection}_swiftkv.{name}"] = mean.to(like.dtype)
     if spec.groups:

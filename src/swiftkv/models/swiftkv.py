@@ -320,8 +320,3 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
     def swiftkv_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters SwiftKV adds and trains, by name: q/k/v_proj_swiftkv and norm_swiftkv; none for l = L."""
         return {name: parameter for name, parameter in self.named_parameters() if "_swiftkv." in name}
-
-    def train_only_swiftkv(self) -> None:
-        """Let gradients reach the SwiftKV parameters and nothing else."""
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_("_swiftkv." in name)

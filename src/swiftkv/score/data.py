@@ -15,20 +15,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from swiftkv.errors import UserError
-from swiftkv.sources import hub_sentence, package_files, package_identity
+from swiftkv.sources import HubError, HubRepository, package_files, package_identity
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-HUB_SECONDS = 15  # an unreachable hub is known by then, whatever the resolver or a proxy does
-LOCAL_CACHE = "local cache"
 
 
 class Unavailable(Exception):
@@ -43,14 +37,14 @@ class TaskData:
         source: the task's `source` entry.
 
     Raises:
-        Unavailable: an `optional` hub source cannot be reached and is not in the local cache.
-        UserError: a source is missing or named wrongly.
+        Unavailable: the hub refuses an `optional` source.
+        UserError: a source is named wrongly, or the hub refuses it.
     """
 
     def __init__(self, task: str, source: dict[str, Any] | None) -> None:
         self.task, self.source = task, source or {}
         self.files: list[Path] = []
-        self.commit: str | None = None
+        self._hub: HubRepository | None = None
         self._matches: dict[str, list[Path]] = {}
         if "hub" in self.source:
             self._reach_hub()
@@ -61,7 +55,8 @@ class TaskData:
         """The raw splits of one lm-eval task config (its dataset_path, dataset_name and dataset_kwargs).
 
         Raises:
-            UserError: a file is missing or damaged, or the hub refuses.
+            Unavailable: an `optional` source is neither on the hub, as far as it answers, nor in the local cache.
+            UserError: a file is missing or damaged, or a hub source cannot be had.
         """
         if not self.source:
             self.source = {"hub": config["dataset_path"]}
@@ -77,13 +72,8 @@ class TaskData:
 
     def record(self) -> dict[str, Any]:
         """Identity of what `load` has read so far, for the score's `data_source`."""
-        if "hub" in self.source:
-            return {
-                "kind": "hub",
-                "id": self.source["hub"],
-                "revision": self.source.get("revision", "main"),
-                "resolved": self.commit,
-            }
+        if self._hub is not None:
+            return self._hub.identity
         files = sorted(set(self.files))
         patterns = {"splits": self.source["splits"]}
         if "package" in self.source:
@@ -109,38 +99,16 @@ class TaskData:
         return found[0]
 
     def _reach_hub(self) -> None:
-        """Ask the hub for the commit; where it does not answer, let `datasets` use its cache and nothing else."""
-        identifier, revision = self.source["hub"], self.source.get("revision", "main")
-        answer: dict[str, Any] = {}
-
-        def ask() -> None:
-            from huggingface_hub import HfApi
-
-            try:
-                answer["commit"] = HfApi().dataset_info(identifier, revision=revision, timeout=HUB_SECONDS).sha
-            except Exception as error:  # a network fails in many ways; each becomes one sentence below
-                answer["error"] = error
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(HUB_SECONDS)
-        if "commit" in answer:
-            self.commit = answer["commit"]
-            return
-        error = answer.get("error", TimeoutError(f"no answer in {HUB_SECONDS} s"))
-        if not self._cached(identifier):
+        """Ask the hub for the commit, once for all that is loaded of the data set."""
+        try:
+            self._hub = HubRepository("data set", self.source["hub"], self.source.get("revision", "main"))
+        except HubError as error:
             self._refuse(error)
-        _go_offline()
-        self.commit = LOCAL_CACHE
 
-    def _cached(self, identifier: str) -> bool:
-        from huggingface_hub.constants import HF_HUB_CACHE
-
-        return (Path(HF_HUB_CACHE) / f"datasets--{identifier.replace('/', '--')}" / "snapshots").is_dir()
-
-    def _refuse(self, error: Exception) -> None:
-        sentence = hub_sentence(error, "data set", self.source["hub"], self.source.get("revision", "main"))
-        raise (Unavailable if self.source.get("optional") else UserError)(sentence) from None
+    def _refuse(self, error: HubError) -> NoReturn:
+        if self.source.get("optional"):
+            raise Unavailable(str(error)) from None
+        raise error from None
 
     def _load_hub(self, config: dict[str, Any]) -> dict[str, Dataset]:
         import datasets
@@ -148,13 +116,8 @@ class TaskData:
         arguments = dict(config.get("dataset_kwargs") or {})
         arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
         try:
-            return datasets.load_dataset(
-                self.source["hub"],
-                config.get("dataset_name"),
-                revision=self.source.get("revision", "main") if self.commit == LOCAL_CACHE else self.commit,
-                **arguments,
-            )
-        except Exception as error:  # gates, typing errors and networks all surface here
+            return self._hub.load(datasets.load_dataset, config.get("dataset_name"), **arguments)
+        except HubError as error:
             self._refuse(error)
 
 
@@ -177,13 +140,3 @@ def read_table(path: Path) -> Dataset:
         return datasets.Dataset.from_dict({key: [doc[key] for doc in docs] for key in columns})
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException) as error:
         raise UserError(f"data file {path} is missing or damaged ({error}); install or download it again") from None
-
-
-def _go_offline() -> None:
-    """Keep both libraries from asking the hub again; they read the environment only when they are imported."""
-    import huggingface_hub.constants
-
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-    huggingface_hub.constants.HF_HUB_OFFLINE = True
-    if "datasets" in sys.modules:
-        sys.modules["datasets"].config.HF_HUB_OFFLINE = True

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from swiftkv.data.read import choose_chats, tokenize
+from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
-from swiftkv.models import load_any, load_base, rewire
+from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
 from swiftkv.quantize import new_cache
-from swiftkv.records import provenance, read_json, write_json
-from swiftkv.score.run import describe_spec, identity
+from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
 POSITIONS = 128  # logits of so many positions are in memory at once
@@ -28,40 +27,44 @@ POSITIONS = 128  # logits of so many positions are in memory at once
 def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str) -> torch.Tensor:
     """Final hidden states [tokens, hidden] of one document under a KV cache "auto" or "fp8"."""
     row = torch.tensor([document], device=model.device)
-    # Without quantisation a single pass reads nothing back from a cache.
+    # Without quantization a single pass reads nothing back from a cache.
     cache = None if kv_cache == "auto" else new_cache(kv_cache, model.config)
     return model.base_model(row, past_key_values=cache, use_cache=cache is not None).last_hidden_state[0]
 
 
 @torch.inference_mode()
 def compare(
-    teacher: torch.Tensor, students: list[torch.Tensor], head: torch.nn.Module, document: list[int]
+    teacher: torch.Tensor,
+    students: list[tuple[torch.Tensor, torch.nn.Module]],
+    head: torch.nn.Module,
+    document: list[int],
 ) -> list[tuple[float, float, float]]:
     """Sums over the positions of one document that have a next token, for each student.
 
     Args:
         teacher: final hidden states [tokens, hidden].
-        students: the same of each student; the teacher's own tensor stands for a student equal to it.
-        head: the LM head, which teacher and students share.
+        students: the same of each student, with its LM head; the teacher's own tensor stands for a student equal to it.
+        head: the teacher's LM head.
         document: token ids.
 
     Returns:
         For each student KL(teacher || student) at temperature 1 in nats, positions where both have the same most likely
         token, and the student's negative log-likelihood of the next tokens in nats. Softmax is float32.
     """
-    target = torch.tensor(document[1:], device=teacher.device)
+    device = head.weight.device  # of models spread over GPUs, all parts may lie on others
+    target = torch.tensor(document[1:], device=device)
     sums = torch.zeros(len(students), 3, dtype=torch.float64)
     for begin in range(0, len(target), POSITIONS):
         part = slice(begin, min(begin + POSITIONS, len(target)))
         wanted = target[part]
-        log_p = head(teacher[part]).float().log_softmax(dim=-1)
+        log_p = head(teacher[part].to(device)).float().log_softmax(dim=-1)
         p, best = log_p.exp(), log_p.argmax(dim=-1)
-        for number, student in enumerate(students):
+        for number, (student, own_head) in enumerate(students):
             if student is teacher:
                 nll = -log_p.gather(1, wanted[:, None])[:, 0]
                 kl, agreed = torch.zeros_like(nll), torch.ones_like(nll)
             else:
-                log_q = head(student[part]).float().log_softmax(dim=-1)
+                log_q = own_head(student[part].to(own_head.weight.device)).to(device).float().log_softmax(dim=-1)
                 nll = -log_q.gather(1, wanted[:, None])[:, 0]
                 agreed = log_q.argmax(dim=-1) == best
                 # Differences first: a small KL must not be what is left of two large sums.
@@ -71,14 +74,14 @@ def compare(
 
 
 def ratio(sums: list[float], counts: list[int]) -> dict[str, Any]:
-    """Sum over sum, with its standard error over documents (linearised ratio estimator); None for one document."""
+    """Sum over sum, with its standard error over documents (linearized ratio estimator); None for one document."""
     n, total = len(sums), sum(counts)
     value = math.fsum(sums) / total
     squares = math.fsum((part - value * count) ** 2 for part, count in zip(sums, counts, strict=True))
     return {"value": value, "stderr": math.sqrt(squares * n / (n - 1)) / total if n > 1 else None, "n": n}
 
 
-def summarise(rows: list[tuple[float, float, float]], counts: list[int]) -> dict[str, Any]:
+def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict[str, Any]:
     """KL in nats a token, top-1 agreement as a fraction, and perplexity (its error by the delta method)."""
     kl, agreed, nll = (ratio(list(column), counts) for column in zip(*rows, strict=True))
     perplexity = math.exp(nll["value"])
@@ -88,6 +91,31 @@ def summarise(rows: list[tuple[float, float, float]], counts: list[int]) -> dict
         "top1_agreement": agreed,
         "perplexity": {"value": perplexity, "stderr": error, "n": nll["n"]},
     }
+
+
+def load_models(
+    folder: Path, checkpoint: Path | None, spec: dict | None, kv_cache: str
+) -> tuple[PreTrainedModel, dict[str, PreTrainedModel]]:
+    """The teacher, and what is compared to it: "trained", and "start", a rewired model before training.
+
+    All share the teacher's weights as far as they have them, so a SwiftKV variant costs little more than the teacher;
+    a model fine-tuned as a whole costs as much again. They are spread over all GPUs there are.
+
+    Args:
+        folder: the ordinary checkpoint.
+        checkpoint, spec, kv_cache: as in `measure_fidelity`.
+    """
+    places = "auto" if torch.cuda.is_available() else None
+    teacher = load_base(folder, device_map=places)
+    if spec is not None:
+        start = spread(rewire(teacher, SwiftKVSpec(**spec)).eval(), teacher)
+        trained = load_sharing(checkpoint, teacher)
+        if trained.spec != start.spec:
+            raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
+        return teacher, {"trained": trained, "start": start}
+    if checkpoint is not None:
+        return teacher, {"trained": load_base(checkpoint, device_map=places)}
+    return teacher, {} if kv_cache == "auto" else {"trained": teacher}
 
 
 def measure_fidelity(
@@ -102,16 +130,17 @@ def measure_fidelity(
     seed: int,
     output: Path,
 ) -> dict[str, Any]:
-    """Compare a variant, and its rewired model before training, to the teacher and write the record.
+    """Compare a variant, and its rewired model before training, to the teacher and write the measurement "fidelity".
 
-    The teacher is the base model with its KV cache in its own dtype; each of its forward passes serves both. Every
-    document is a row of its own, so no padding is counted.
+    The teacher is the model itself with its KV cache in its own dtype; each of its forward passes serves both. Every
+    document is a row of its own, so no padding is counted. The result has kl, top1_agreement and perplexity, each with
+    value, stderr and n; start, the same before training, for a rewired model; tokens and documents.
 
     Args:
         model_source: the model's source.json.
-        checkpoint: SwiftKV checkpoint; None compares the base model (with an FP8 cache, say) to itself.
+        checkpoint: trained checkpoint; None compares the model (with an FP8 cache, say) to itself.
         variant: name of the variant.
-        spec: fields of its `SwiftKVSpec`; None for the base model.
+        spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
         kv_cache: "auto" or "fp8", of the student.
         heldout: chats, one a line.
         documents: number of chats.
@@ -124,26 +153,22 @@ def measure_fidelity(
     """
     started = time.monotonic()
     source = read_json(model_source)
-    described = describe_spec(spec, source)
-    if (spec is None) != (checkpoint is None):
-        raise UserError("a SwiftKV variant needs both a spec and a checkpoint, the baseline neither")
+    described = describe_spec(spec, key_value_heads(source["config"]))
+    if spec is not None and checkpoint is None:
+        raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
     chats = choose_chats(heldout, documents, seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    teacher = load_base(source["path"]).to(device)
-    models = {}
-    if spec is not None:
-        models = {"trained": load_any(checkpoint).to(device), "start": rewire(teacher, SwiftKVSpec(**spec)).eval()}
-    elif kv_cache != "auto":
-        models = {"trained": teacher}
-    tokenizer = AutoTokenizer.from_pretrained(source["path"])
+    tokenizer = load_tokenizer(source["path"])
+    teacher, models = load_models(Path(source["path"]), checkpoint, spec, kv_cache)
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
     counts, head = [], teacher.get_output_embeddings()
     for number, chat in enumerate(chats, 1):
-        document = tokenize(tokenizer, chat["messages"], max_length)
+        document = tokenize_chat(tokenizer, chat["messages"], max_length)
         if len(document) < 2:
             continue
         reference = hidden_states(teacher, document, "auto")
-        students = [hidden_states(model, document, kv_cache) for model in models.values()] or [reference]
+        students = [
+            (hidden_states(model, document, kv_cache), model.get_output_embeddings()) for model in models.values()
+        ] or [(reference, head)]
         for sums, row in zip(rows.values(), compare(reference, students, head, document), strict=True):
             sums.append(row)
         counts.append(len(document) - 1)
@@ -151,21 +176,25 @@ def measure_fidelity(
             print(f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(chats)} chats", flush=True)
     if not counts:
         raise UserError(f"no chat of {heldout} has two tokens; make it again")
-    record = {
-        "model": source["name"],
-        "title": source["title"],
-        "variant": variant,
-        "spec": described,
-        "kv_cache": kv_cache,
-        **summarise(rows["trained"], counts),
-        "start": None if spec is None else summarise(rows["start"], counts),
-        "tokens": sum(counts),
-        "documents": len(counts),
-        "max_length": max_length,
-        "seed": seed,
-        "model_source": identity(source),
-        "data_source": {"chats": Path(heldout).name, "sources": sorted({chat.get("source", "") for chat in chats})},
-        "provenance": provenance(time.monotonic() - started),
-    }
+    trained = summarize(rows["trained"], counts)
+    record = measurement(
+        "fidelity",
+        model=source,
+        variant=variant,
+        kv_cache=kv_cache,
+        weights="original" if checkpoint is None else "trained",
+        spec=described,
+        settings={"documents": documents, "max_length": max_length, "seed": seed},
+        result={
+            **trained,
+            "start": summarize(rows["start"], counts) if "start" in rows else None,
+            "tokens": sum(counts),
+            "documents": len(counts),
+        },
+        seconds=time.monotonic() - started,
+        data={"chats": Path(heldout).name, "sources": sorted({chat.get("source", "") for chat in chats})},
+    )
     write_json(output, record)
+    kl, agreement, perplexity = (trained[name]["value"] for name in ("kl", "top1_agreement", "perplexity"))
+    print(f"KL {kl:.4f} nats a token, top-1 agreement {agreement:.4f}, perplexity {perplexity:.3f}", flush=True)
     return record

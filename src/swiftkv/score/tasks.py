@@ -15,7 +15,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from swiftkv.errors import UserError
 from swiftkv.score.data import TaskData
 
-# Where lm-eval keeps the tasks of Table B.1: reading these few files instead of all saves 10 s a start.
+# Where lm-eval keeps the tasks of Table B.1, and those for models without Llama-3.1's prompt format: reading these few
+# files instead of all saves 10 s a start.
 FOLDERS = {
     "arc_challenge_llama": "llama3/instruct/arc_challenge",
     "mmlu_llama": "llama3/instruct/mmlu",
@@ -24,6 +25,10 @@ FOLDERS = {
     "winogrande": "winogrande",
     "hellaswag": "hellaswag",
     "truthfulqa_mc2": "truthfulqa",
+    "arc_challenge": "arc",
+    "mmlu": "mmlu/default",
+    "mmlu_flan_cot_zeroshot": "mmlu/flan_cot_zeroshot",
+    "gsm8k_cot": "gsm8k",
 }
 
 
@@ -115,14 +120,17 @@ def _leaf_entries(name: str) -> list[Entry]:
     return _expand(index, name)
 
 
-def _expand(index: dict[str, Entry], name: str) -> list[Entry]:
-    entry = index[name]
+def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry]:
+    """The plain tasks of a task, tag or group; a group may hold groups written out in its own file."""
+    if isinstance(member, dict) and isinstance(member.get("task"), list):
+        return [leaf for part in member["task"] for leaf in _expand(index, part)]
+    entry = index.get(member) if isinstance(member, str) else None
+    if entry is None or entry.kind is Kind.PY_TASK:
+        raise UserError(f"lm-eval task {member!r} is not made of plain tasks; name one that is")
     if entry.kind is Kind.TASK:
         return [entry]
     members = sorted(entry.tags) if entry.kind is Kind.TAG else (entry.cfg or {}).get("task", [])
-    if entry.kind is Kind.PY_TASK or not all(isinstance(member, str) and member in index for member in members):
-        raise UserError(f"lm-eval task {name!r} is not made of plain tasks; name one that is")
-    return [leaf for member in members for leaf in _expand(index, member)]
+    return [leaf for part in members for leaf in _expand(index, part)]
 
 
 def _check(task: dict[str, Any], config: dict[str, Any]) -> None:

@@ -1,0 +1,238 @@
+"""The contents page, `artifacts.yaml`: its entries, checked, and resolved against the models and sizes of a scale.
+
+An entry names models by their role and variants, points and tasks by name or by a set. A scale says which model plays a
+role (`roles`; null: none does), which variant stands in for one the model cannot have (`stand_ins`) and what the sets
+hold (`sets`). So a scale's share is the same few lines however many artifacts there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from swiftkv import config as cfg
+from swiftkv.artifacts.kind import Config, Entry, Kind
+from swiftkv.artifacts.kinds import KINDS
+from swiftkv.errors import UserError
+
+PUBLISHED = "resources/paper"
+
+
+def kind_of(config: Config, name: str) -> Kind:
+    """The kind of an entry."""
+    return KINDS[config["artifacts"][name]["kind"]]
+
+
+def names(config: Config, form: str | None = None) -> list[str]:
+    """The artifacts this scale makes, in the order of the contents page; of one form, if given."""
+    return [
+        name
+        for name in config["artifacts"]
+        if left_out(config, name) is None and form in (None, kind_of(config, name).form)
+    ]
+
+
+def pattern(config: Config, form: str) -> str:
+    """A regular expression that matches the names of one form exactly; it matches nothing where there are none."""
+    return "|".join(map(re.escape, names(config, form))) or "(?!)"
+
+
+def left_out(config: Config, name: str) -> str | None:
+    """Why this scale does not make an artifact; None if it does."""
+    entry = config["artifacts"][name]
+    if entry["kind"] == "absent":
+        return entry["reason"]
+    scopes = entry.get("parts") or ([entry] if "models" in entry else [])
+    if scopes and not any(_models(config, scope["models"]) for scope in scopes):
+        roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
+        return f"no model of this scale plays the role {roles}"
+    return None
+
+
+def resolve(config: Config, name: str) -> dict[str, Any]:
+    """An entry with all it refers to filled in; the one thing besides files that an artifact is made of.
+
+    Returns:
+        The entry, with
+        * name, form; label: "paper's Table 2", "blog's Figure 5" or "not in the paper";
+        * models: [{name, title, published (its key in resources/paper), role}], doubles dropped;
+        * cases: [[variant, KV-cache format], ...];
+        * specs: model -> variant -> fields of `SwiftKVSpec`, None for an unchanged model;
+        * unmeasured: model -> variant -> why it cannot be measured, where that is so;
+        * points: name -> the point with what all points share; tasks: name -> the task;
+        * parts: as the entry's, each with models and cases.
+
+    Raises:
+        UserError: a variant cannot be made of a model, or the kind wants another number of models or points.
+    """
+    raw = config["artifacts"][name]
+    kind = kind_of(config, name)
+    entry = {**raw, "name": name, "form": kind.form, "label": label(raw)}
+    scopes = raw.get("parts") or ([raw] if "models" in raw else [])
+    entry["models"] = _described(config, _unique(role for scope in scopes for role in scope["models"]))
+    if "variants" in raw:
+        entry["cases"] = cases(config, raw["variants"])
+        del entry["variants"]
+    if "parts" in raw:
+        entry["parts"] = [
+            {
+                "title": part["title"],
+                "models": [model["name"] for model in _described(config, part["models"])],
+                "cases": cases(config, part["variants"]),
+            }
+            for part in raw["parts"]
+        ]
+    pairs = _pairs(entry)
+    entry["specs"], entry["unmeasured"] = {}, {}
+    for model, variant in pairs:
+        entry["specs"].setdefault(model, {})[variant] = cfg.spec(config, model, variant)
+        if reason := cfg.unmeasured(config, model, variant, served="points" in raw):
+            entry["unmeasured"].setdefault(model, {})[variant] = reason
+    if "points" in raw:
+        entry["points"] = {point: cfg.point(config, point) for point in members(config, "points", raw["points"])}
+    if "tasks" in raw:
+        entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
+    if kind.extra is not None:
+        entry |= kind.extra(config, entry)
+    for what, number in kind.exactly.items():
+        if len(entry[what]) != number:
+            raise UserError(
+                f"artifacts.{name}: kind {raw['kind']} shows {number} of {what}, but here it has {len(entry[what])}"
+            )
+    return entry
+
+
+def needs(config: Config, name: str) -> dict[str, list[str]]:
+    """The files an artifact is made of, by name; published ones under "published"."""
+    entry = resolve(config, name)
+    files = dict(kind_of(config, name).needs(config, entry))
+    if entry.get("published"):
+        files["published"] = [f"{PUBLISHED}/{stem}.csv" for stem in entry["published"]]
+    return {key: list(dict.fromkeys(paths)) for key, paths in files.items()}
+
+
+def label(entry: Entry) -> str:
+    """How titles name the published item an artifact regenerates."""
+    return "not in the paper" if entry["source"] == "ours" else f"{entry['source']}'s {entry['item']}"
+
+
+def members(config: Config, section: str, named: str | list[str]) -> list[str]:
+    """The names a list or a set stands for."""
+    return list(config["sets"][section][named]) if isinstance(named, str) else list(named)
+
+
+def cases(config: Config, named: str | list[str]) -> list[list[str]]:
+    """[variant, KV-cache format] of a list or set of variants, with this scale's stand-ins, doubles dropped."""
+    found = []
+    for item in members(config, "variants", named):
+        variant, _, kv_cache = item.partition("/")
+        found.append((config["stand_ins"].get(variant, variant), kv_cache or "auto"))
+    return [list(case) for case in _unique(found)]
+
+
+def _pairs(entry: Entry) -> list[tuple[str, str]]:
+    """(model, variant) of everything an entry shows."""
+    if "parts" in entry:
+        found = [
+            (model, variant) for part in entry["parts"] for model in part["models"] for variant, _ in part["cases"]
+        ]
+    else:
+        found = [(model["name"], variant) for model in entry["models"] for variant, _ in entry.get("cases", [])]
+    return _unique(found)
+
+
+def _models(config: Config, roles: Iterable[str]) -> list[tuple[str, str]]:
+    """(model, role) of the roles that a model plays here; a model's own name may stand for a role."""
+    found: dict[str, str] = {}
+    for role in roles:
+        model = config["roles"].get(role, role)
+        if model is not None:
+            found.setdefault(model, role)
+    return list(found.items())
+
+
+def _described(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
+    return [
+        {
+            "name": model,
+            "title": config["models"][model]["title"],
+            "published": config["models"][model].get("published", model),
+            "role": role,
+        }
+        for model, role in _models(config, roles)
+    ]
+
+
+def _unique(items: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(items))
+
+
+def check(config: Config) -> None:
+    """Raise a `UserError` that names the place in the contents page for the first mistake in it."""
+    import jsonschema
+
+    for section, defined in (
+        ("variants", config["variants"]),
+        ("points", config["serving"]["points"]),
+        ("tasks", config["tasks"]),
+    ):
+        for name, listed in config["sets"][section].items():
+            for item in listed:
+                _check_name(section, item, defined, f"sets.{section}.{name}")
+    for role, model in config["roles"].items():
+        if role in config["models"]:
+            raise UserError(f"config, at roles.{role}: a model has this name too; give the role another")
+        if model is not None and model not in config["models"]:
+            raise UserError(f"config, at roles.{role}: {model!r} is not defined under models")
+    for variant, stand_in in config["stand_ins"].items():
+        for item in (variant, stand_in):
+            _check_name("variants", item, config["variants"], "stand_ins")
+    for name, entry in config["artifacts"].items():
+        place = f"config, at artifacts.{name}"
+        if entry["kind"] not in KINDS:
+            raise UserError(f"{place}: there is no kind {entry['kind']!r}; the kinds are {', '.join(sorted(KINDS))}")
+        schema = KINDS[entry["kind"]].schema
+        if unknown := sorted(set(entry) - set(schema["properties"])):
+            raise UserError(
+                f"{place}: kind {entry['kind']} has no key {unknown[0]!r}; it takes {', '.join(schema['properties'])}"
+            )
+        if missing := [key for key in schema["required"] if key not in entry]:
+            raise UserError(f"{place}: kind {entry['kind']} needs the key {missing[0]!r}")
+        error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(entry))
+        if error is not None:
+            raise UserError(f"{place}.{'.'.join(map(str, error.absolute_path))}: {error.message}")
+        if entry["source"] != "ours" and "item" not in entry:
+            raise UserError(f"{place}: item, what the {entry['source']} calls it, is missing")
+        for scope in entry.get("parts") or [entry]:
+            _check_scope(config, scope, place)
+    for name in names(config):  # after all are known to be well-formed, as some speak of others
+        resolved = resolve(config, name)
+        for model in resolved["models"] if "points" in resolved else []:
+            cfg.check_served(config, model["name"], f"artifacts.{name}")
+
+
+def _check_scope(config: Config, scope: Entry, place: str) -> None:
+    for role in scope.get("models", []):
+        if role not in config["roles"] and role not in config["models"]:
+            raise UserError(f"{place}: {role!r} is neither a role (roles: {', '.join(config['roles'])}) nor a model")
+    defined = {"variants": config["variants"], "points": config["serving"]["points"], "tasks": config["tasks"]}
+    for section, known in defined.items():
+        named = scope.get(section)
+        if isinstance(named, str) and named not in config["sets"][section]:
+            sets = ", ".join(config["sets"][section]) or "none"
+            raise UserError(f"{place}: there is no set {named!r} under sets.{section} (there are: {sets})")
+        for item in named if isinstance(named, list) else []:
+            _check_name(section, item, known, place.removeprefix("config, at "))
+    for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
+        if config["variants"][variant].get("merge_all_layers") and "points" not in scope:
+            raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points")
+
+
+def _check_name(section: str, item: str, defined: Iterable[str], place: str) -> None:
+    name, _, kv_cache = item.partition("/") if section == "variants" else (item, "", "")
+    if name not in defined:
+        where = "serving.points" if section == "points" else section
+        raise UserError(f"config, at {place}: {name!r} is not defined under {where} (known: {', '.join(defined)})")
+    if kv_cache not in ("", "fp8"):
+        raise UserError(f"config, at {place}: {item!r} asks for a KV cache in {kv_cache!r}; there is only /fp8")

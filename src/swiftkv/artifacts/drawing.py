@@ -1,0 +1,186 @@
+"""How all figures look: style, one look a variant, bars with limits, axes and legends; and writing a figure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib import patheffects
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from swiftkv.records import atomic_path
+
+# Okabe and Ito's colors without yellow, which is too light for lines; dashes and markers tell them apart in gray.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+STYLE = {
+    "font.size": 8,
+    "mathtext.default": "it",
+    "mathtext.fontset": "dejavusans",
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3,
+    "hatch.linewidth": 0.6,
+    "pdf.fonttype": 42,
+    "figure.dpi": 100,
+}
+COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
+LIMIT = "limit by FLOPs"
+
+# Color, marker and hatch of the variants that figures show most; they are the same in every figure.
+_LOOKS = {
+    "baseline": ("#4D4D4D", "o", ""),
+    "merge-all-layers": ("#E69F00", "D", "xxxx"),
+    "swiftkv-25": ("#56B4E9", "v", "...."),
+    "swiftkv-50": ("#0072B2", "s", "////"),
+    "swiftkv-50-across2": ("#CC79A7", "P", "++++"),
+    "swiftkv-50-across4": ("#009E73", "^", "...."),
+    "swiftkv-50-across8": ("#D55E00", "X", "||||"),
+}
+_HATCHES = ("////", "....", "xxxx", "||||", "----", "oooo")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, and the data it shows as one frame (the CSV)."""
+
+    figure: Figure
+    data: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a variant is drawn; `second` is its dashed, doubly hatched form (FP8 KV cache, speculation)."""
+
+    color: str
+    marker: str
+    hatch: str
+    second: bool = False
+
+    @property
+    def line(self) -> Any:
+        """The dash pattern of its lines."""
+        return (0, (4, 1.5)) if self.second else "-"
+
+    @property
+    def fill(self) -> dict[str, Any]:
+        """Keyword arguments of its bars and boxes."""
+        hatch = self.hatch + ("\\\\\\\\" if self.second else "")
+        return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": hatch or None}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A value with its limit and the text above it; without a value `note` says why."""
+
+    value: float | None
+    limit: float | None = None
+    text: str = ""
+    note: str = ""
+
+
+def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
+    """Write the picture as "pdf" and "png" (300 dpi) and its data as "csv"; equal input gives equal bytes."""
+    with matplotlib.rc_context(STYLE):
+        with atomic_path(outputs["pdf"]) as scratch:
+            metadata = {"CreationDate": None, "Creator": None, "Producer": None}
+            drawing.figure.savefig(scratch, format="pdf", metadata=metadata)
+        with atomic_path(outputs["png"]) as scratch:
+            drawing.figure.savefig(scratch, format="png", dpi=300, metadata={"Software": None})
+    with atomic_path(outputs["csv"]) as scratch:
+        drawing.data.to_csv(scratch, index=False, lineterminator="\n")
+
+
+def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
+    """How a variant is drawn; one without a look of its own gets one from its name."""
+    number = sum(variant.encode())
+    other = (COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)], _HATCHES[number % len(_HATCHES)])
+    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8")
+
+
+def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
+    """Grouped bars, one group a name in `groups`; a black dash is a bar's limit, and a missing bar is written out."""
+    width = 0.84 / len(series)
+    highest = max((top for _, bars in series for bar in bars for top in (bar.value, bar.limit) if top), default=1.0)
+    steep = 90 if len(groups) * len(series) > 10 else 0
+    for number, (appearance, bars) in enumerate(series):
+        for place, bar in enumerate(bars):
+            x = place + (number - (len(series) - 1) / 2) * width
+            if bar.value is None:
+                axis.text(x, 0.02 * highest, bar.note, rotation=90, ha="center", va="bottom", fontsize=6)
+                continue
+            axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
+            top, room = bar.value, highest * (0.25 if steep else 0.06 * (1 + bar.text.count("\n")))
+            if bar.limit is not None:
+                mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)
+                mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
+                if abs(bar.limit - bar.value) < room or bar.limit < bar.value:
+                    top = max(top, bar.limit)  # the text does not fit between the two
+            axis.text(x, top + 0.025 * highest, bar.text, rotation=steep, ha="center", va="bottom", fontsize=6)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set_xlim(-0.55, len(groups) - 0.45)
+    axis.set_ylim(0, highest * (1.3 if steep else 1.18))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"))
+    axis.tick_params(axis="x", length=0)
+
+
+def wide_axis(axis, values: Iterable[float]) -> None:
+    """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, else from zero."""
+    values = list(values)
+    low, high = min(values, default=1), max(values, default=1)
+    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    if low <= 0 or high < 4 * low:
+        set_limits = axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim
+        set_limits(0, None)
+        return
+    set_scale("log")
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high < 150 * low else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def headline(figure: Figure, *lines: str) -> None:
+    """Write what a figure is above it; long lines are broken, empty ones left out."""
+    room = int(112 * figure.get_figwidth() / PAGE)
+    figure.suptitle("\n".join(part for line in lines for part in textwrap.wrap(line, room)), fontsize=8)
+
+
+def handle(appearance: Look, label: str, bars: bool = False) -> Any:
+    """A legend entry: a filled box, or a line with its marker."""
+    if bars:
+        return Patch(**appearance.fill, label=label)
+    return Line2D([], [], color=appearance.color, marker=appearance.marker, linestyle=appearance.line, label=label)
+
+
+def limit_handle() -> Any:
+    """The legend entry of the black dash."""
+    return Line2D([], [], color="black", linewidth=1.3, label=LIMIT)
+
+
+def legend(figure: Figure, handles: Sequence[Any], published: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+    """A legend below the figure in as many columns as fit; above it published words, and notes on what is missing."""
+    room = figure.get_figwidth() / PAGE
+    lines = [f"published: {'; '.join(dict.fromkeys(published))}"] if published else []
+    above = "\n".join(part for line in [*lines, *notes] for part in textwrap.wrap(line, int(125 * room)))
+    longest = max(len(entry.get_label()) for entry in handles)
+    columns = max(1, min(len(handles), int(126 * room) // (longest + 9)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2, handlelength=2.2,
+                  title=above or None, title_fontsize=6)  # fmt: skip

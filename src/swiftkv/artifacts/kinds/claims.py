@@ -1,0 +1,147 @@
+"""The claims of the paper and the blog post, each beside the measured cells that judge it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.records import MISSING, read_published
+from swiftkv.artifacts.table import Footnotes, Panel, Table
+from swiftkv.artifacts.text import show
+from swiftkv.artifacts.verdicts import VERDICTS, Claim, Measured, Scene, Verdict, cells, judge, read_claims
+
+CLAIMS = "resources/paper/claims.yaml"
+PROJECT = Path(__file__).parents[4]
+
+
+def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+    """What the claims are judged on at this scale: the models by role, and artifacts and variants that are not there."""
+    from swiftkv.artifacts import contents  # it imports all kinds
+
+    listed = [artifact for artifact in _named_artifacts() if artifact in config["artifacts"]]
+    absent = {artifact: reason for artifact in listed if (reason := contents.left_out(config, artifact)) is not None}
+    return {
+        "judged_on": {
+            artifact: contents.kind_of(config, artifact).form for artifact in listed if artifact not in absent
+        },
+        "absent": absent,
+        "roles": {role: model and _described(config, model) for role, model in config["roles"].items()},
+        "stand_ins": {variant: other for variant, other in config["stand_ins"].items() if variant != other},
+    }
+
+
+@cache
+def _named_artifacts() -> tuple[str, ...]:
+    """The artifacts that claims are judged on."""
+    groups = read_claims(PROJECT / CLAIMS)["claims"].values()
+    return tuple(dict.fromkeys(cell["artifact"] for group in groups for claim in group for cell in cells(claim)))
+
+
+def _described(config: Config, model: str) -> dict[str, str]:
+    settings = config["models"][model]
+    return {"name": model, "title": settings["title"], "published": settings.get("published", model)}
+
+
+def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
+    """The claims, and the CSV of every artifact they are judged on, by its name."""
+    judged_on = {name: [paths.artifact(config, name, form)] for name, form in entry["judged_on"].items()}
+    return {"claims": [CLAIMS], **judged_on}
+
+
+def make(entry: Entry, files: Files) -> Table:
+    """One line a claim: what it says and where, the value it needs, the measured one, and the verdict."""
+    content = read_claims(files["claims"][0])
+    scene = Scene(
+        tables={name: read_published(files[name]) for name in entry["judged_on"]},
+        roles=entry["roles"],
+        models=content["models"],
+        benchmarks=content["benchmarks"],
+        absent=entry["absent"],
+        stand_ins=entry["stand_ins"],
+    )
+    verdicts = {claim["id"]: judge(claim, scene) for group in content["claims"].values() for claim in group}
+    footnotes, panels = Footnotes(), []
+    for title, group in content["claims"].items():
+        panels.append(
+            Panel(pd.DataFrame([_printed(claim, verdicts[claim["id"]], footnotes) for claim in group]), title)
+        )
+    values = pd.DataFrame(
+        [_values(title, claim, verdicts[claim["id"]]) for title, group in content["claims"].items() for claim in group]
+    )
+    counts = {name: sum(found.verdict == name for found in verdicts.values()) for name in VERDICTS}
+    notes = [
+        f"{len(verdicts)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count) + ".",
+        "holds, does not hold: to the digits stated, on the model and hardware the claim is about. holds in direction, does "
+        "not hold here: the claim's weaker form, or measured on another model or other hardware. undecided: the error bar of "
+        "two standard errors reaches over the bound. Errors of two cells are taken as independent. Speed has no error bar "
+        "here; its weaker forms ask for 5 %.",
+        *entry.get("notes", []),
+        *footnotes.lines(),
+    ]
+    return Table(
+        entry["name"], f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", values, panels, notes
+    )
+
+
+def _printed(claim: Claim, found: Verdict, footnotes: Footnotes) -> dict[str, str]:
+    marks = [footnotes.mark(text) for text in (found.reason, claim.get("note")) if text]
+    return {
+        "Claim": claim["text"],
+        "Place": claim["place"],
+        "Needed": _bounds(claim),
+        "Measured": _measured(found.measured, claim.get("unit")),
+        "Verdict": " ".join([found.verdict, *marks]),
+    }
+
+
+def _bounds(claim: Claim) -> str:
+    if isinstance(claim["holds"], str):
+        return claim["holds"]
+    low, high = (None if bound is None else f"{bound:,.10g}" for bound in claim["holds"])
+    text = f"{low} to {high}" if low and high else f"≥ {low}" if low else f"≤ {high}"
+    return " ".join(filter(None, [text, claim.get("unit")]))
+
+
+def _measured(measured: Measured | None, unit: str | None) -> str:
+    if measured is None:
+        return MISSING
+    if isinstance(measured.value, str):
+        value = measured.value
+    else:
+        value = show(measured.value, 3)
+        if measured.stderr is not None:
+            value += f" ± {show(measured.stderr, 2)}"
+        value = " ".join(filter(None, [value, unit]))
+    return f"{value}\n{', '.join(measured.models)}"
+
+
+def _values(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
+    """A line of the CSV; `low` and `high` are what holds needs, `direction_low` and `direction_high` its weaker form."""
+    low, high = (None, None) if isinstance(claim["holds"], str) else claim["holds"]
+    weaker_low, weaker_high = claim.get("direction", (None, None))
+    measured = found.measured
+    return {
+        "id": claim["id"],
+        "about": title,
+        "text": claim["text"],
+        "place": claim["place"],
+        "model": ", ".join(measured.models) if measured else None,
+        "value": measured.value if measured else None,
+        "stderr": measured.stderr if measured else None,
+        "unit": claim.get("unit"),
+        "low": low,
+        "high": high,
+        "direction_low": weaker_low,
+        "direction_high": weaker_high,
+        "verdict": found.verdict,
+        "reason": found.reason or None,
+        "note": claim.get("note"),
+    }
+
+
+KIND = Kind("table", (), needs, make, extra=_extra)

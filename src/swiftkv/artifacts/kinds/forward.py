@@ -1,0 +1,184 @@
+"""Time of a forward pass by tokens in the batch: Figure 2, beside SimScore, and the same over short prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.drawing import (
+    LIMIT,
+    PAGE,
+    STYLE,
+    Drawing,
+    handle,
+    headline,
+    legend,
+    look,
+    wide_axis,
+)
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kinds.similarity import (
+    ROLES,
+    draw_simscores,
+    needed,
+    players,
+    read_similarity,
+    simscores,
+    without,
+)
+from swiftkv.artifacts.records import Record
+from swiftkv.artifacts.serving import (
+    BASELINE,
+    Case,
+    Serving,
+    absent,
+    captions,
+    conditions,
+    length_label,
+    limit,
+    ratio,
+    read_serving,
+    status,
+    value_of,
+)
+
+
+def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+    if "similar_models" not in entry:
+        return {}
+    models = players(config, entry["name"], entry["similar_models"])
+    return {"similar_models": models, "no_similarity": without(config, models)}
+
+
+def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
+    found = {"serving": paths.serving(config, entry)}
+    if "similar_models" in entry:
+        found["similarity"] = needed(config, entry, entry["similar_models"])
+    return found
+
+
+def make(entry: Entry, files: Files) -> Drawing:
+    """Time of a forward pass and speed-up over the baseline by tokens in the batch; to their left SimScore, if asked for.
+
+    Thin dotted lines are what the FLOP count allows: the baseline's time divided by the prefill speed-up limit.
+    """
+    serving = read_serving(entry, files, "forward_time")
+    data = frame(serving).assign(panel="forward")
+    similar = entry.get("similar_models")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(PAGE, 3.5 if similar else 3.0), layout="constrained")
+        axes = figure.subplots(1, 3 if similar else 2, width_ratios=(1.25, 1, 1) if similar else (1, 1))
+        times, gains = axes[-2:]
+        if similar:
+            curves = simscores(similar, read_similarity(files))
+            draw_simscores(axes[0], entry, similar, curves)
+            data = pd.concat(
+                [curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True
+            )
+        _curves(times, gains, serving, data[data["panel"] == "forward"])
+        above, _ = captions(serving)
+        headline(figure, *above)
+        labels = [handle(look(*case), _label(serving, case)) for case in serving.cases]
+        (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
+        notes = [*entry.get("notes", []), *serving.absences()]
+        legend(figure, [*labels, dotted], notes=notes)
+    return Drawing(figure, data)
+
+
+def frame(serving: Serving) -> pd.DataFrame:
+    """What the panels show: median milliseconds of a forward pass by tokens in the batch and case.
+
+    `milliseconds_limit` is the baseline's time divided by `speedup_limit`, the prefill speed-up that the FLOP count
+    allows at the largest batch.
+    """
+    model, point = serving.models[0], serving.points[0]
+    base = _times(serving.find(point, model, BASELINE))
+    rows = []
+    for case in serving.cases:
+        record = serving.find(point, model, case)
+        bound = limit(record, "prefill_speedup_limit")
+        found = _times(record)
+        fastest = _times(record, "min")
+        for tokens in found or [None]:
+            rows.append({
+                "model": model,
+                "title": serving.title(model),
+                "point": point,
+                "variant": case.variant,
+                "kv_cache": case.kv_cache,
+                "status": status(record),
+                "reason": None if found else serving.reason(point, model, case),
+                "conditions": conditions([record]) if record else None,
+                "batch_tokens": tokens,
+                "milliseconds": _milli(found.get(tokens)),
+                "milliseconds_min": _milli(fastest.get(tokens)),
+                "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
+                "speedup": ratio(base.get(tokens), found.get(tokens)),
+                "speedup_limit": bound,
+                "what": value_of(record, "what"),
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _times(record: Record | None, statistic: str = "median") -> dict[int, float]:
+    """Seconds by tokens in the batch."""
+    seconds = (value_of(record, "seconds") or {}).get(statistic)
+    return dict(zip(value_of(record, "batch_tokens"), seconds, strict=True)) if seconds else {}
+
+
+def _milli(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _label(serving: Serving, case: Case) -> str:
+    record = serving.find(serving.points[0], serving.models[0], case)
+    return serving.label(case) + ("" if _times(record) else f": {absent(record)}")
+
+
+def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
+    gains.axhline(1, color="black", linewidth=0.8, zorder=0)
+    for case in serving.cases:
+        curve = data[(data["variant"] == case.variant) & (data["kv_cache"] == case.kv_cache)].dropna(
+            subset="batch_tokens"
+        )
+        if not len(curve):
+            continue
+        appearance = look(*case)
+        style = {"color": appearance.color, "marker": appearance.marker, "linestyle": appearance.line}
+        times.plot(curve["batch_tokens"], curve["milliseconds"], **style)
+        if case == BASELINE or curve["speedup"].isna().all():
+            continue
+        gains.plot(curve["batch_tokens"], curve["speedup"], **style)
+        if curve["speedup_limit"].notna().all():
+            thin = {"color": appearance.color, "linewidth": 0.8, "linestyle": ":"}
+            times.plot(curve["batch_tokens"], curve["milliseconds_limit"], **thin)
+            gains.axhline(curve["speedup_limit"].iloc[0], **thin)
+    drawn = data.dropna(subset="milliseconds")
+    for axis in (times, gains):
+        wide_axis(axis.xaxis, drawn["batch_tokens"])
+        sizes = sorted(int(tokens) for tokens in drawn["batch_tokens"].unique())
+        axis.set_xticks(sizes, [length_label(tokens) for tokens in sizes], rotation=45)
+        axis.set_xlabel("Tokens in the batch")
+    wide_axis(times.yaxis, drawn["milliseconds"])
+    times.set_ylabel("Time of a forward pass (ms)")
+    gains.set_ylabel("Speed-up over the baseline\n(below 1: slower)")
+    shown = [1.0, *data["speedup"].dropna(), *data["speedup_limit"].dropna()]
+    gains.set_ylim(max(0.0, min(shown) - 0.15), max(shown) + 0.1)
+    gains.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+
+
+KIND = Kind(
+    "figure",
+    ("models", "variants", "points"),
+    needs,
+    make,
+    own={"similar_models": ROLES},
+    optional=("similar_models",),
+    exactly={"models": 1, "points": 1},
+    extra=_extra,
+)

@@ -1,0 +1,203 @@
+"""Similarity of layer inputs (Eq. 1) over depth, and of every pair of layers: Figures 2 (left) and A.1."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from swiftkv import config as cfg
+from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, PAGE, STYLE, Drawing, headline
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.records import MISSING, Record, published_values, read_published, read_records
+from swiftkv.errors import UserError
+
+ROLES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+Models = Sequence[Mapping[str, Any]]
+
+
+def players(config: Config, name: str, roles: Iterable[str], known: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The models that play `roles` (name, title, published name), doubles and those in `known` dropped.
+
+    Raises:
+        UserError: something is neither a role nor a model.
+    """
+    found = {}
+    for role in roles:
+        if role not in config["roles"] and role not in config["models"]:
+            raise UserError(f"config, at artifacts.{name}: {role!r} is neither a role nor a model")
+        model = config["roles"].get(role, role)
+        if model is not None and model not in known:
+            settings = config["models"][model]
+            found[model] = {
+                "name": model,
+                "title": settings["title"],
+                "published": settings.get("published", model),
+            }
+    return list(found.values())
+
+
+def without(config: Config, models: Models) -> dict[str, str]:
+    """Why no similarity can be measured of a model, by its name, where that is so."""
+    reasons = {model["name"]: cfg.unmeasured(config, model["name"], "baseline", served=False) for model in models}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+    large = players(config, entry["name"], entry.get("large_models", []), {model["name"] for model in entry["models"]})
+    return {"large_models": large, "no_similarity": without(config, [*entry["models"], *large])}
+
+
+def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
+    return {"similarity": needed(config, entry, [*entry["models"], *entry["large_models"]])}
+
+
+def needed(config: Config, entry: Entry, models: Models) -> list[str]:
+    """The similarity files of those models that can have one."""
+    return paths.similarity(config, [model["name"] for model in models if model["name"] not in entry["no_similarity"]])
+
+
+def make(entry: Entry, files: Files) -> Drawing:
+    """SimScore over depth, and with `matrices` the similarity of every pair of layer inputs below."""
+    groups = [("small", entry["models"])] + ([("large", entry["large_models"])] if entry["large_models"] else [])
+    every = [model for _, models in groups for model in models]
+    records = read_similarity(files)
+    claims = published_values(read_published(files.get("published", ())), entry["name"])
+    curves = {name: simscores(models, records, claims) for name, models in groups}
+    measured = [records[model["name"]] for model in every if model["name"] in records]
+    matrices, single = bool(entry.get("matrices") and measured), len(every) == 1
+    with matplotlib.rc_context(STYLE):
+        if matrices:
+            columns = max(2, min(3, len(measured)))
+            below = 2.2 * -(-len(measured) // columns)
+            figure = Figure(figsize=(PAGE, 2.8 if single else 3.0 + below), layout="constrained")
+            sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
+            top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
+            _matrices(bottom, measured, 1 if single else columns)
+        else:
+            longest = max(len(models) for _, models in groups)
+            figure = top = Figure(figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest),
+                                  layout="constrained")  # fmt: skip
+        for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+            above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
+            draw_simscores(axis, entry, models, curves[name], above)
+        headline(figure, f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", *entry.get("notes", []))
+    frames = [data.assign(panel=f"simscore {name}" if len(groups) > 1 else "simscore") for name, data in curves.items()]
+    if matrices:
+        frames.append(_pairs(measured).assign(panel="pairwise"))
+    return Drawing(figure, pd.concat([frame for frame in frames if len(frame)] or frames, ignore_index=True))
+
+
+def read_similarity(files: Files) -> dict[str, Record]:
+    """Similarity records that have numbers, by model."""
+    paths: Sequence[Path] = files.get("similarity", ())
+    return {record["model"]["name"]: record for record in read_records(paths, "similarity") if record["status"] == "ok"}
+
+
+def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Record] = ()) -> pd.DataFrame:
+    """What the curves show: one row a model and layer.
+
+    Layer l counts from 0; `simscore` is the mean cosine similarity between its input and the inputs of layers l+1 to
+    L-1 (Eq. 1), so there is none for the last layer. `depth_percent` is l / L. `simscore_published` is what the paper
+    states of this very model, at the layer whose input a model rewired there would project from.
+    """
+    exact = [row for row in claims if row["quantity"] == "simscore" and row["low"] == row["high"]]  # others are bounds
+    stated = {(row["model"], row.get("layer")): row["low"] for row in exact}
+    columns = ["model", "title", "num_hidden_layers", "layer", "depth_percent", "simscore", "simscore_published"]
+    rows = []
+    for model in models:
+        if model["name"] not in records:
+            continue
+        record = records[model["name"]]
+        total = record["result"]["num_hidden_layers"]
+        for layer, score in enumerate(record["result"]["simscore"]):
+            if score is not None:
+                theirs = stated.get((model["published"], layer))
+                depth = 100 * layer / total
+                rows.append((model["name"], record["model"]["title"], total, layer, depth, score, theirs))
+    return pd.DataFrame(rows, columns=columns)
+
+
+def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above: str | None = None) -> None:
+    """SimScore over depth on one axis, one curve a model; a model without a measurement is named with its reason."""
+    axis.axhline(0.5, color="0.75", linewidth=0.8, zorder=0)
+    axis.axvline(50, color="0.75", linewidth=0.8, zorder=0)
+    stated = data.dropna(subset="simscore_published")
+    for number, model in enumerate(models):
+        curve = data[data["model"] == model["name"]]
+        appearance = {
+            "color": COLORS[number % len(COLORS)],
+            "linestyle": DASHES[number % len(DASHES)],
+            "marker": MARKERS[number % len(MARKERS)],
+        }
+        if not len(curve):
+            why = entry["no_similarity"].get(model["name"], "not measured")
+            label = "\n".join(textwrap.wrap(f"{model['title']}: {MISSING} ({why})", 52))
+            axis.plot([], [], label=label, **appearance)
+            continue
+        axis.plot(
+            curve["depth_percent"],
+            curve["simscore"],
+            markevery=max(1, len(curve) // 8),
+            label=f"{curve['title'].iloc[0]} ($L$ = {curve['num_hidden_layers'].iloc[0]})",
+            **appearance,
+        )
+    if len(stated):
+        label = f"published ({', '.join(stated['title'].unique())})"
+        axis.plot(stated["depth_percent"], stated["simscore_published"], linestyle="", marker="*", markersize=8,
+                  color="black", markerfacecolor="white", label=label)  # fmt: skip
+    axis.set_xlim(0, 100)
+    axis.set_ylim(min(0.0, data["simscore"].min()) if len(data) else 0, 1)
+    axis.set_xlabel("Depth of layer $l$ of $L$: $l / L$ (%)")
+    axis.set_ylabel("SimScore (cosine similarity)")
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), title=above, alignment="left")
+
+
+def _pairs(records: Sequence[Record]) -> pd.DataFrame:
+    """What the heat maps show: mean cosine similarity of the inputs of every two layers, one row a pair."""
+    rows = [
+        {
+            "model": record["model"]["name"],
+            "title": record["model"]["title"],
+            "layer": layer,
+            "other_layer": other,
+            "similarity": value,
+        }
+        for record in records
+        for layer, line in enumerate(record["result"]["pairwise"])
+        for other, value in enumerate(line)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _matrices(area, records: Sequence[Record], columns: int) -> None:
+    axes = area.subplots(-(-len(records) // columns), columns, squeeze=False)
+    matrices = [record["result"]["pairwise"] for record in records]
+    lowest = min(0.0, *(value for matrix in matrices for line in matrix for value in line))
+    image = None
+    for axis in axes.flat[len(records) :]:
+        axis.set_visible(False)
+    for axis, record, matrix in zip(axes.flat, records, matrices, strict=False):
+        image = axis.imshow(matrix, cmap="cividis", vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
+        axis.set_title(record["model"]["title"])
+        axis.set_xlabel("Layer")
+        axis.set_ylabel("Layer")
+        axis.spines[:].set_visible(True)
+    area.colorbar(image, ax=axes, label="Mean cosine similarity", shrink=0.9, aspect=30)
+
+
+KIND = Kind(
+    "figure",
+    ("models",),
+    needs,
+    make,
+    own={"large_models": ROLES, "matrices": {"type": "boolean"}},
+    optional=("large_models", "matrices"),
+    extra=_extra,
+)

@@ -1,0 +1,177 @@
+"""Speed beside quality: every speed-up with the quality of the same checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kinds.quality import CLOSENESS
+from swiftkv.artifacts.records import MISSING, Record
+from swiftkv.artifacts.scored import Row, average, average_note, averaged_tasks, decimals, rows, subsets_note
+from swiftkv.artifacts.serving import (
+    BASELINE,
+    Case,
+    Serving,
+    absent,
+    heading,
+    length_label,
+    limit,
+    ratio,
+    read_serving,
+    throughput,
+)
+from swiftkv.artifacts.table import Footnotes, Panel, Table
+from swiftkv.artifacts.text import mean_and_error
+from swiftkv.errors import UserError
+
+_IDENTITY = ("name", "kind", "id", "revision", "resolved")
+_SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "num_key_value_heads")
+_DUMMY = "the speed is that of dummy weights of the same shape, not of the scored checkpoint"
+
+
+def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
+    """Throughput, scores and fidelity of every row.
+
+    Raises:
+        UserError: a variant that is only served.
+    """
+    for variant, _ in entry["cases"]:
+        if config["variants"][variant].get("merge_all_layers"):
+            raise UserError(f"artifacts.{entry['name']}: variant {variant!r} can only be served, so it has no quality")
+    return {
+        "serving": paths.serving(config, entry),
+        "scores": paths.scores(config, entry),
+        "fidelity": paths.fidelity(config, entry),
+    }
+
+
+def make(entry: Entry, files: Files) -> Table:
+    """One row a case: speed-up and its limit at every point, then KL, agreement, perplexity and average score.
+
+    Raises:
+        UserError: speed and quality of a row are not of the same model and rewiring.
+    """
+    serving, found, tasks = read_serving(entry, files, "throughput"), rows(entry, files), entry["tasks"]
+    averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
+    values, printed, rules = [], [], []
+    for row in found:
+        model, case = row.model["name"], Case(row.variant, row.kv_cache)
+        if printed and printed[-1].get("Model", row.model["title"]) != row.model["title"]:
+            rules.append(len(printed))
+        cells = {"Model": row.model["title"]} if len(entry["models"]) > 1 else {}
+        cells["Variant"] = serving.label(case)
+        for point in serving.points:
+            record = serving.find(point, model, case)
+            _check_same(entry, row, record)
+            values.append(_values(serving, row, point, averaged))
+            cells[_point_header(serving, point)] = _speed_cell(serving, row, point, footnotes)
+        for measure, (header, scale, places) in CLOSENESS.items():
+            cells[header] = _closeness_cell(row, measure, scale, places, footnotes)
+        cells["Avg.\nscore, %"] = _average_cell(row, averaged, digits, footnotes)
+        printed.append(cells)
+    notes = [
+        *entry.get("notes", []),
+        "Speed-up: input and output tokens a second over the baseline's, each measured once; limit: what the FLOP count "
+        "of such a request allows where compute is the bottleneck.",
+        "Speed and quality of a row are of one checkpoint: the same model in the same revision, rewired in the same way. "
+        "KL, agreement and perplexity are on held-out chats.",
+        subsets_note(found, tasks),
+        *filter(None, [average_note(averaged, tasks)]),
+    ]
+    if any(row.kv_cache == "fp8" for row in found):
+        notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
+    panel = Panel(pd.DataFrame(printed), None, tuple(rules))
+    return Table(entry["name"], heading(serving), pd.DataFrame(values), [panel], [*notes, *footnotes.lines()])
+
+
+def _check_same(entry: Entry, row: Row, speed: Record | None) -> None:
+    """Refuse to put a speed beside the quality of something else.
+
+    Raises:
+        UserError: another rewiring, or, unless its weights are dummies, another model, revision or training.
+    """
+    for quality in [*row.scores.values(), *filter(None, [row.fidelity])] if speed else []:
+        differing = [name for name in _SPEC if (speed["spec"] or {}).get(name) != (quality["spec"] or {}).get(name)]
+        if speed["weights"] != "dummy":
+            differing += [name for name in _IDENTITY if speed["model"][name] != quality["model"][name]]
+            differing += ["weights"] if speed["weights"] != quality["weights"] else []
+        if differing:
+            raise UserError(
+                f"{entry['name']} would put the speed of {row.model['name']} {row.variant} beside the quality of "
+                f"another checkpoint: they differ in {differing[0]}; measure both again"
+            )
+
+
+def _point_header(serving: Serving, point: str) -> str:
+    return f"Speed-up,\n{length_label(serving.entry['points'][point]['input_tokens'])} input"
+
+
+def _gain(serving: Serving, row: Row, point: str) -> float | None:
+    model, case = row.model["name"], Case(row.variant, row.kv_cache)
+    return ratio(throughput(serving.find(point, model, case)), throughput(serving.find(point, model, BASELINE)))
+
+
+def _speed_cell(serving: Serving, row: Row, point: str, footnotes: Footnotes) -> str:
+    model, case = row.model["name"], Case(row.variant, row.kv_cache)
+    record, gain = serving.find(point, model, case), _gain(serving, row, point)
+    if throughput(record) is None:
+        return f"{absent(record)} {footnotes.mark(serving.reason(point, model, case))}"
+    if gain is None:
+        base = serving.find(point, model, BASELINE)
+        return f"{absent(base)} {footnotes.mark('the baseline, against which it would be, has no value')}"
+    bound = limit(record)
+    text = f"{gain:.2f}×" + (f" (limit {bound:.2f}×)" if bound and case != BASELINE else "")
+    return text + (f" {footnotes.mark(_DUMMY)}" if record["weights"] == "dummy" else "")
+
+
+def _closeness_cell(row: Row, measure: str, scale: int, places: int, footnotes: Footnotes) -> str:
+    measured = row.closeness.get(measure)
+    if not measured:
+        return f"{MISSING} {footnotes.mark(row.reason(row.fidelity))}"
+    error = measured["stderr"]
+    return mean_and_error(scale * measured["value"], None if error is None else scale * error, places)
+
+
+def _average_cell(row: Row, averaged: Sequence[str], digits: int, footnotes: Footnotes) -> str:
+    mean, error = average(row, averaged)
+    if mean is not None:
+        return mean_and_error(mean, error, digits)
+    unscored = next((record for record in row.scores.values() if record["status"] != "ok"), None)
+    return f"{MISSING} {footnotes.mark(row.reason(unscored))}"
+
+
+def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> dict[str, Any]:
+    """A line of the CSV: one case at one point, with the quality of its checkpoint."""
+    model, case = row.model["name"], Case(row.variant, row.kv_cache)
+    record, gain = serving.find(point, model, case), _gain(serving, row, point)
+    bound = limit(record)
+    mean, error = average(row, averaged)
+    values = {
+        "model": model,
+        "title": row.model["title"],
+        "variant": row.variant,
+        "kv_cache": row.kv_cache,
+        "point": point,
+        "input_tokens": serving.entry["points"][point]["input_tokens"],
+        "status": record["status"] if record else "missing",
+        "weights": record["weights"] if record else None,
+        "tokens_per_second": throughput(record),
+        "speedup": gain,
+        "speedup_limit": bound,
+        "fraction_of_limit": ratio(gain, bound),
+    }
+    for measure, (_, scale, _) in CLOSENESS.items():
+        measured = row.closeness.get(measure) or {}
+        values[measure] = scale * measured["value"] if measured else None
+        deviation = measured.get("stderr")
+        values[f"{measure}_stderr"] = None if deviation is None else scale * deviation
+    values |= {"average": mean, "average_stderr": error, "average_tasks": " ".join(averaged)}
+    values["missing"] = None if throughput(record) is not None else serving.reason(point, model, case)
+    return values
+
+
+KIND = Kind("table", ("models", "variants", "points", "tasks"), needs, make)

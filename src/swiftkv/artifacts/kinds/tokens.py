@@ -1,0 +1,145 @@
+"""Quality by training tokens: KL to the teacher and top-1 agreement of trainings of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, STYLE, Drawing, headline, legend
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.records import MISSING, read_published, read_records, reason
+from swiftkv.artifacts.text import enumeration, heading, variant_label
+from swiftkv.errors import UserError
+
+_COLUMNS = (
+    "model", "title", "variant", "kv_cache", "label", "tokens",
+    "kl", "kl_stderr", "top1_agreement", "top1_agreement_stderr", "missing",
+)  # fmt: skip
+_START = "before training"
+
+
+def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
+    """Fidelity and training record of every row."""
+    return {"fidelity": paths.fidelity(config, entry), "training": paths.training(config, entry)}
+
+
+def make(entry: Entry, files: Files) -> Drawing:
+    """Two axes, KL (log) and top-1 agreement, over training tokens; one curve a model and rewiring, from its start.
+
+    Raises:
+        UserError: a file that cannot be read, or no point to draw.
+    """
+    data = _frame(entry, files)
+    drawn = data[data["missing"].isna()]
+    if drawn.empty:
+        raise UserError(f"{entry['name']} has no point to draw: {data['missing'].iloc[0]}")
+    published = _published(entry, files)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(COLUMN, 4.0), layout="constrained")
+        headline(figure, heading(entry))
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        handles = []
+        for number, (label, curve) in enumerate(drawn.groupby("label", sort=False)):
+            look = {
+                "color": COLORS[number % len(COLORS)],
+                "marker": MARKERS[number % len(MARKERS)],
+                "linestyle": DASHES[number % len(DASHES)],
+            }
+            for axis, measure in ((upper, "kl"), (lower, "top1_agreement")):
+                curve = curve.sort_values("tokens")
+                error = curve[f"{measure}_stderr"].fillna(0)
+                axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **look)
+            handles.append(Line2D([], [], label=label, **look))
+        for tokens in published:
+            for axis in (upper, lower):
+                axis.axvline(tokens, color="0.4", linestyle=(0, (1, 2)), linewidth=1)
+            upper.annotate(
+                _short(tokens), (tokens, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=7
+            )
+        _axes(upper, lower, drawn)
+        missing = data[data["missing"].notna()]
+        absent = [f"{row.variant}: {MISSING} ({row.missing})" for row in missing.itertuples()]
+        stated = (
+            [f"training tokens {enumeration([_short(tokens) for tokens in published])} (dotted)"] if published else []
+        )
+        legend(figure, handles, stated, [*entry.get("notes", []), *absent])
+    return Drawing(figure, data)
+
+
+def _frame(entry: Entry, files: Files) -> pd.DataFrame:
+    """What is drawn: one row a training, and one a curve for the rewired model before training (0 tokens)."""
+    fidelity = read_records(files.get("fidelity", ()), "fidelity")
+    training = read_records(files.get("training", ()), "training")
+    rows: list[dict[str, Any]] = []
+    started = set()
+    for model in entry["models"]:
+        for variant, kv_cache in entry["cases"]:
+            close, trained = fidelity.find(model["name"], variant, kv_cache), training.find(model["name"], variant)
+            head = {"model": model["name"], "title": model["title"], "variant": variant, "kv_cache": kv_cache}
+            without = next((r for r in (close, trained) if r is None or r["status"] != "ok"), False)
+            if without is not False:
+                rows.append({**head, "missing": reason(entry, without, model["name"], variant)})
+                continue
+            name = f"{model['title']}, " if len(entry["models"]) > 1 else ""
+            head["label"] = name + variant_label(close["spec"])
+            start = close["result"]["start"]
+            if start and head["label"] not in started:
+                started.add(head["label"])
+                rows.append({**head, "variant": _START, "tokens": 0, **_measures(start)})
+            rows.append({**head, "tokens": trained["result"]["tokens"], **_measures(close["result"])})
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _measures(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """KL in nats a token and agreement in percent, with their standard errors."""
+    cells = {}
+    for measure, scale in (("kl", 1), ("top1_agreement", 100)):
+        error = result[measure]["stderr"]
+        cells[measure] = scale * result[measure]["value"]
+        cells[f"{measure}_stderr"] = None if error is None else scale * error
+    return cells
+
+
+def _published(entry: Entry, files: Files) -> list[float]:
+    """The training tokens the sources state for the models that ran; they do not agree."""
+    ran = {model["published"] for model in entry["models"]}
+    stated = {
+        row["low"]
+        for row in read_published(files.get("published", ()))
+        if row["item"] in ("training_cost", entry["name"])
+        and row["quantity"] == "training_tokens"
+        and row["model"] in ran
+    }
+    return sorted(tokens for tokens in stated if tokens)
+
+
+def _axes(upper, lower, drawn: pd.DataFrame) -> None:
+    upper.set_yscale("log")
+    upper.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 5, 7), numticks=20))
+    upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    upper.yaxis.set_minor_locator(NullLocator())
+    upper.yaxis.set_minor_formatter(NullFormatter())
+    upper.set_ylabel("KL to teacher\n(nats a token)")
+    lower.set_ylabel("Top-1 agreement (%)")
+    lower.set_xlabel("Training tokens (0: before training)")
+    lower.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    for axis in (upper, lower):
+        axis.grid(axis="y", color="0.9", linewidth=0.6)
+        axis.set_axisbelow(True)
+
+
+def _short(tokens: float) -> str:
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if abs(tokens) >= size:
+            return f"{tokens / size:.4g}{letter}"
+    return f"{tokens:g}"
+
+
+KIND = Kind("figure", ("models", "variants"), needs, make)

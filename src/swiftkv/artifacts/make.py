@@ -1,0 +1,29 @@
+"""Making one artifact: its kind draws it, and the forms are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swiftkv.artifacts.drawing import write_figure
+from swiftkv.artifacts.kind import Entry, Files
+from swiftkv.artifacts.kinds import KINDS
+from swiftkv.artifacts.table import write_table
+from swiftkv.errors import UserError
+
+
+def make(entry: Entry, files: Files, outputs: dict[str, Path]) -> None:
+    """Draw an artifact and write its files, each whole or not at all.
+
+    Args:
+        entry: as `contents.resolve` gives it.
+        files: measurement and published files by name, as `contents.needs` gives them.
+        outputs: path of each form: csv, tex, md and html of a table; pdf, png and csv of a figure.
+
+    Raises:
+        UserError: a file is missing, damaged or not what the kind needs.
+    """
+    made = KINDS[entry["kind"]].make(entry, files)
+    forms = {"table": {"csv", "tex", "md", "html"}, "figure": {"pdf", "png", "csv"}}[entry["form"]]
+    if set(outputs) != forms:
+        raise UserError(f"{entry['name']} is a {entry['form']}; it is written as {', '.join(sorted(forms))}")
+    (write_table if entry["form"] == "table" else write_figure)(made, outputs)

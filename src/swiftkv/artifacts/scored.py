@@ -1,0 +1,221 @@
+"""Rows of the quality tables: what was measured of each case, averages over tasks, and the published numbers beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swiftkv.artifacts.kind import Entry, Files
+from swiftkv.artifacts.records import MISSING, Record, Records, read_published, read_records
+from swiftkv.artifacts.text import enumeration
+from swiftkv.errors import UserError
+from swiftkv.spec import SwiftKVSpec
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case, a variant of a model with a KV-cache format, and all that was measured of it.
+
+    Attributes:
+        model: name, title and published name; the name is None where no model of this scale plays the part's role.
+        part: title of the part of the table it belongs to; None where the table has none.
+        spec: fields of its `SwiftKVSpec` with the exact reductions; None is the unchanged model.
+        scores: score records by task, also those without a value.
+        fidelity: the fidelity record, also one without a value.
+        published: the row of the published table, where this very model has one.
+        absent: why it has no measurement at all, where that is known.
+    """
+
+    model: Mapping[str, Any]
+    part: str | None
+    variant: str
+    kv_cache: str
+    spec: Mapping[str, Any] | None
+    scores: Mapping[str, Record]
+    fidelity: Record | None
+    published: Mapping[str, Any] | None
+    absent: str | None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a model to speak of."""
+        return self.model["name"] is not None
+
+    @property
+    def cache_reduction(self) -> float | None:
+        """Of the baseline's bfloat16 cache; FP8 halves what is left (scales not counted, as in the paper)."""
+        saved = self.spec["kv_cache_reduction"] if self.spec else 0.0
+        if saved is None:
+            return None
+        return 1 - (1 - saved) / 2 if self.kv_cache == "fp8" else saved
+
+    def score(self, task: str) -> Record | None:
+        """The record of a task that has a value."""
+        record = self.scores.get(task)
+        return record if record and record["status"] == "ok" else None
+
+    @property
+    def closeness(self) -> Mapping[str, Any]:
+        """The result of the fidelity measurement; empty without one."""
+        return self.fidelity["result"] if self.fidelity and self.fidelity["status"] == "ok" else {}
+
+    def reason(self, record: Record | None) -> str:
+        """Why a cell has no value."""
+        return (record or {}).get("reason") or self.absent or "not measured"
+
+
+def one_form(entry: Entry) -> None:
+    """Refuse an entry that names both parts and variants, or neither.
+
+    Raises:
+        UserError: it does.
+    """
+    if ("parts" in entry) == ("cases" in entry):
+        raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
+
+
+def rows(entry: Entry, files: Files) -> list[Row]:
+    """What an entry shows, in its order; a part that no model plays has a row without a model for each variant.
+
+    Raises:
+        UserError: a file that cannot be read, or of another kind.
+    """
+    scores = read_records(files.get("scores", ()), "score")
+    fidelity = read_records(files.get("fidelity", ()), "fidelity")
+    published = read_published(files.get("published", ()))
+    return [
+        _row(entry, scores, fidelity, published, part, model, *case)
+        for part, models, cases in _scopes(entry)
+        for model in models
+        for case in cases
+    ]
+
+
+def _scopes(entry: Entry) -> Iterable[tuple[str | None, list[Mapping[str, Any]], list[list[str]]]]:
+    if "parts" not in entry:
+        return [(None, entry["models"], entry["cases"])]
+    described = {model["name"]: model for model in entry["models"]}
+    nobody = {"name": None, "title": MISSING, "published": None}
+    return [
+        (part["title"], [described[name] for name in part["models"]] or [nobody], part["cases"])
+        for part in entry["parts"]
+    ]
+
+
+def _row(
+    entry: Entry,
+    scores: Records,
+    fidelity: Records,
+    published: Sequence[Record],
+    part: str | None,
+    model: Mapping[str, Any],
+    variant: str,
+    kv_cache: str,
+) -> Row:
+    name = model["name"]
+    if name is None:
+        absent = "no model of this scale plays this role"
+        return Row(model, part, variant, kv_cache, None, {}, None, None, absent)
+    own = {task: record for task in entry["tasks"] if (record := scores.find(name, variant, kv_cache, task))}
+    close = fidelity.find(name, variant, kv_cache)
+    measured = [*own.values(), *([close] if close else [])]
+    spec = measured[0]["spec"] if measured else _exact(entry["specs"][name][variant])
+    theirs = next((row for row in published if _is_of(row, model, part, variant, kv_cache)), None)
+    return Row(model, part, variant, kv_cache, spec, own, close, theirs, entry["unmeasured"].get(name, {}).get(variant))
+
+
+def _exact(fields: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A spec with its exact reductions; the cache's only where the number of KV heads is the teacher's."""
+    if fields is None:
+        return None
+    spec = SwiftKVSpec(**fields)
+    saved = None if spec.num_key_value_heads else spec.kv_cache_reduction(1)
+    return {**fields, "prefill_reduction": spec.prefill_reduction, "kv_cache_reduction": saved}
+
+
+def _is_of(row: Record, model: Mapping[str, Any], part: str | None, variant: str, kv_cache: str) -> bool:
+    """Whether a published row is of this case; a file without parts is of any."""
+    case = (model["published"], variant, kv_cache)
+    same = (row.get("model"), row.get("variant"), row.get("kv_cache") or "auto") == case
+    return same and row.get("part") in (None, part)
+
+
+def averaged_tasks(found: Sequence[Row], tasks: Iterable[str]) -> list[str]:
+    """Tasks scored in every row that has any score, so that the averages can be compared."""
+    tasks = list(tasks)
+    scored = [row for row in found if any(row.score(task) for task in tasks)]
+    return [task for task in tasks if scored and all(row.score(task) for row in scored)]
+
+
+def average(row: Row, averaged: Sequence[str]) -> tuple[float | None, float | None]:
+    """Mean over tasks in percent, and its standard error (the tasks' questions are independent samples)."""
+    results = [record["result"] for task in averaged if (record := row.score(task))]
+    if not results or len(results) < len(averaged):
+        return None, None
+    mean = 100 * sum(result["value"] for result in results) / len(results)
+    if any(result["stderr"] is None for result in results):
+        return mean, None
+    return mean, 100 * math.sqrt(sum(result["stderr"] ** 2 for result in results)) / len(results)
+
+
+def published_average(row: Row, tasks: Sequence[str], averaged: Sequence[str]) -> tuple[float | None, bool]:
+    """The published average over `averaged` tasks (all of them if nothing was scored), and whether it is the printed one."""
+    theirs, averaged = row.published or {}, averaged or tasks
+    if len(averaged) == len(tasks) and theirs.get("average") is not None:
+        return theirs["average"], True
+    cells = [theirs.get(task) for task in averaged]
+    if not cells or any(cell is None for cell in cells):
+        return None, False
+    return sum(cells) / len(cells), False
+
+
+def decimals(found: Sequence[Row], tasks: Iterable[str]) -> int:
+    """Digits of a score after the point: a second one says nothing on a small subset, but stands beside the paper's two."""
+    results = [record["result"] for row in found for task in tasks if (record := row.score(task))]
+    errors = [100 * result["stderr"] for result in results if result["stderr"] is not None]
+    return 1 if errors and max(errors) >= 1 and not any(row.published for row in found) else 2
+
+
+def percent_published(value: float | None, theirs: Mapping[str, Any], tasks: Iterable[str]) -> str:
+    """A published score with the digits its row has in print."""
+    if value is None:
+        return MISSING
+    cells = [cell for name in (*tasks, "average") if isinstance(cell := theirs.get(name), float)]
+    digits = max((len(f"{cell:.6g}".partition(".")[2]) for cell in cells), default=2)
+    return f"{value:.{digits}f}"
+
+
+def average_note(averaged: Sequence[str], tasks: Mapping[str, Mapping[str, Any]], of: str = "") -> str | None:
+    """Which tasks an average is over; None where it is over none."""
+    if not averaged:
+        return None
+    left_out = [tasks[task]["title"] for task in tasks if task not in averaged]
+    text = f"Avg.{of} is the mean over {enumeration([tasks[task]['title'] for task in averaged])}"
+    return text + (f"; without {enumeration(left_out)}." if left_out else ".")
+
+
+def subsets_note(found: Sequence[Row], tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many of a task's questions were asked."""
+    where = "Prompts, metrics and data sources stand in the score files, those of the paper's tasks also in Table B.1."
+    records = {task: record for task in tasks for row in found if (record := row.score(task))}
+    if not records:
+        return "No task was scored."
+    parts, seeds = [], set()
+    for task, record in records.items():
+        result = record["result"]
+        if result["n"] < result["n_total"]:
+            parts.append(f"{tasks[task]['title']} {result['n']:,} of {result['n_total']:,}")
+            seeds.add(str(record["settings"]["seed"]))
+    if any(record["result"]["stderr"] == 0 for row in found for task in tasks if (record := row.score(task))):
+        where = (
+            "An error of 0 says only that all n questions came out alike: the score of the full set may still lie up to "
+            f"3/n away (95 % bound). {where}"
+        )
+    if not parts:
+        return f"Every task is scored on all of its questions. {where}"
+    return (
+        f"Scored on random subsets (seed {', '.join(sorted(seeds))}), so not comparable with full-set results: "
+        f"{enumeration(parts)} questions. {where}"
+    )

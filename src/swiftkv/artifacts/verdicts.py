@@ -1,0 +1,418 @@
+"""Judging claims: cells of artifacts' CSVs, the quantity a claim makes of them, and a verdict within its error bars.
+
+`resources/paper/claims.yaml` holds the claims and describes how they are written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swiftkv.errors import UserError
+
+Claim = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+HOLDS, DIRECTION, UNDECIDED, UNMEASURED = "holds", "holds in direction", "undecided", "not measured"
+FAILS, FAILS_HERE = "does not hold", "does not hold here"
+VERDICTS = (HOLDS, DIRECTION, UNDECIDED, FAILS, FAILS_HERE, UNMEASURED)
+ERRORS = 2  # standard errors on either side that an error bar reaches
+NEAR = 0.05  # how far, relatively, a length or a depth may be from the one a claim names and still be the same
+
+_TEXT = {"type": "string"}
+_CELL = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["artifact", "column", "where"],
+    "properties": {
+        "artifact": _TEXT,
+        "column": _TEXT,
+        "where": {"type": "object", "required": ["role"]},
+        "along": _TEXT,
+    },
+}
+_PAIR = {"type": "array", "minItems": 2, "maxItems": 2, "items": _CELL}
+_BOUND = {"type": ["number", "null"]}
+_BOUNDS = {"type": "array", "minItems": 2, "maxItems": 2, "items": _BOUND}
+_ROLES = {"type": "object", "additionalProperties": _TEXT}
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["models", "benchmarks", "claims"],
+    "properties": {
+        "models": _ROLES,
+        "benchmarks": {"type": "integer"},
+        "claims": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["id", "text", "place", "holds"],
+                    "properties": {
+                        **dict.fromkeys(("id", "text", "place", "note", "unit", "against"), _TEXT),
+                        **dict.fromkeys(("cell", "largest", "smallest", "rises"), _CELL),
+                        **dict.fromkeys(("difference", "ratio"), _PAIR),
+                        "holds": {"anyOf": [_BOUNDS, _TEXT]},
+                        "direction": _BOUNDS,
+                        "hardware": {"type": "string", "pattern": r"^\d+ x \w+$"},
+                    },
+                    "oneOf": [
+                        {"required": [how]} for how in ("cell", "largest", "smallest", "rises", "difference", "ratio")
+                    ],
+                },
+            },
+        },
+    },
+}
+
+
+class Unmeasured(Exception):
+    """What a claim needs was not measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What claims are judged on.
+
+    Attributes:
+        tables: rows of each artifact's CSV, numbers as floats and empty cells as None.
+        roles: role -> the model that plays it (name, title, published), None where none does.
+        models: role -> the model (its published name) that the claims are about.
+        benchmarks: how many benchmarks the published averages are over.
+        absent: artifact -> why it is not made.
+        stand_ins: variant -> the variant that stands in for it.
+    """
+
+    tables: Mapping[str, Sequence[Row]]
+    roles: Mapping[str, Mapping[str, str] | None]
+    models: Mapping[str, str]
+    benchmarks: int
+    absent: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured quantity with its standard error, what it was measured on, and why it is not the claim's own case."""
+
+    value: float | str
+    stderr: float | None
+    models: tuple[str, ...]
+    differs: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of `VERDICTS`, the measured quantity if there is one, and the reason."""
+
+    verdict: str
+    measured: Measured | None
+    reason: str
+
+
+def read_claims(path: str | Path) -> dict[str, Any]:
+    """claims.yaml, checked.
+
+    Raises:
+        UserError: a missing file, or one that is not well-formed; the sentence names the place.
+    """
+    import jsonschema
+
+    try:
+        content = yaml.load(
+            Path(path).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(SCHEMA).iter_errors(content))
+    if error is not None:
+        raise UserError(f"{path}, at {'.'.join(map(str, error.absolute_path))}: {error.message}")
+    return content
+
+
+def cells(claim: Claim) -> list[Mapping[str, Any]]:
+    """The cells a claim is about."""
+    named = next(claim[how] for how in _QUANTITIES if how in claim)
+    return list(named) if isinstance(named, list) else [named]
+
+
+def judge(claim: Claim, scene: Scene) -> Verdict:
+    """The verdict on a claim, never more certain than its error bars of two standard errors.
+
+    A claim can hold or not hold as it stands only on the model and hardware it is about; elsewhere only its direction can
+    be judged.
+
+    Raises:
+        UserError: a cell's selector matches several rows where the claim needs one, or names a column that is not there.
+    """
+    try:
+        measured = measure(claim, scene)
+    except Unmeasured as reason:
+        return Verdict(UNMEASURED, None, str(reason))
+    holds, direction = claim["holds"], claim.get("direction")
+    reasons = [*measured.differs, *measured.remarks]
+    if isinstance(holds, str):
+        right = measured.value == holds
+        verdict = (DIRECTION if right else FAILS_HERE) if measured.differs else (HOLDS if right else FAILS)
+        return Verdict(verdict, measured, "; ".join(reasons))
+    if measured.stderr is None:
+        reasons.append("no error known")
+    weaker = None if direction is None else inside(measured, direction)
+    if measured.differs:
+        if direction is None:
+            return Verdict(UNMEASURED, measured, "; ".join(["needs " + _needs(claim, scene), *reasons]))
+        verdict = {True: DIRECTION, False: FAILS_HERE, None: UNDECIDED}[weaker]
+        return Verdict(verdict, measured, "; ".join(reasons))
+    literal = inside(measured, holds)
+    if literal:
+        return Verdict(HOLDS, measured, "; ".join(reasons))
+    if weaker:
+        return Verdict(DIRECTION, measured, "; ".join(reasons))
+    certain = literal is False and (direction is None or weaker is False)
+    return Verdict(FAILS if certain else UNDECIDED, measured, "; ".join(reasons))
+
+
+def inside(measured: Measured, bounds: Sequence[float | None]) -> bool | None:
+    """Whether a quantity lies within bounds (None is open); None where its error bar reaches over one of them."""
+    low, high = (-math.inf if bounds[0] is None else bounds[0], math.inf if bounds[1] is None else bounds[1])
+    reach = ERRORS * (measured.stderr or 0.0)
+    if low <= measured.value - reach and measured.value + reach <= high:
+        return True
+    if measured.value + reach < low or high < measured.value - reach:
+        return False
+    return None
+
+
+def measure(claim: Claim, scene: Scene) -> Measured:
+    """The quantity of a claim.
+
+    Raises:
+        Unmeasured: there is none; the message says why.
+        UserError: as `judge`.
+    """
+    roles = [cell["where"]["role"] for cell in cells(claim)] + ([claim["against"]] if "against" in claim else [])
+    _check_players(roles, scene)
+    how = next(how for how in _QUANTITIES if how in claim)
+    found = [_select(cell, claim, scene) for cell in cells(claim)]
+    picked = [rows for rows, _ in found]
+    value, stderr, remarks = _QUANTITIES[how](claim, picked)
+    used = [row for rows in picked for row in rows]
+    differs = [*_other_models(roles, scene), *_other_hardware(claim, used), *_other_average(claim, used, scene)]
+    differs += [sentence for _, sentences in found for sentence in sentences]
+    models = tuple(dict.fromkeys(scene.roles[role]["title"] for role in roles))
+    return Measured(value, stderr, models, tuple(dict.fromkeys(differs)), tuple(remarks))
+
+
+def _check_players(roles: Sequence[str], scene: Scene) -> None:
+    """Every role is played, and different roles by different models."""
+    players: dict[str, str] = {}
+    for role in dict.fromkeys(roles):
+        model = scene.roles.get(role)
+        if model is None:
+            raise Unmeasured(f"no model of this scale plays the role {role}")
+        if model["name"] in players:
+            raise Unmeasured(f"{model['title']} plays both the role {players[model['name']]} and the role {role}")
+        players[model["name"]] = role
+
+
+def _other_models(roles: Sequence[str], scene: Scene) -> Iterator[str]:
+    for role in dict.fromkeys(roles):
+        if scene.roles[role]["published"] != scene.models[role]:
+            yield f"{scene.roles[role]['title']} in place of {scene.models[role]}"
+
+
+def _other_hardware(claim: Claim, rows: Sequence[Row]) -> Iterator[str]:
+    """How the hardware of the rows differs from what is wanted, such as "4 x H100"."""
+    if "hardware" not in claim:
+        return
+    count, name = claim["hardware"].split(" x ")
+    for row in rows:
+        machine = _machine(row)
+        found = re.match(r"(\d+) × (.+)", machine)
+        if not found or found[1] != count or name not in found[2]:
+            yield f"on {machine or 'unknown hardware'} in place of {claim['hardware']}"
+
+
+def _machine(row: Row) -> str:
+    """What a row was measured on, "4 × NVIDIA H100 80GB HBM3": the first of its conditions, or its GPUs and device."""
+    if row.get("conditions"):
+        return str(row["conditions"]).split(",")[0]
+    return " × ".join([f"{row['gpus']:g}"] * bool(row.get("gpus")) + [str(row["device"])]) if row.get("device") else ""
+
+
+def _other_average(claim: Claim, rows: Sequence[Row], scene: Scene) -> Iterator[str]:
+    for row in rows if any(cell["column"] == "average" for cell in cells(claim)) else []:
+        tasks = str(row.get("average_tasks") or "").split()
+        if tasks and len(tasks) != scene.benchmarks:
+            yield f"the average is over {len(tasks)} of {scene.benchmarks} benchmarks"
+
+
+def _needs(claim: Claim, scene: Scene) -> str:
+    models = dict.fromkeys(scene.models[cell["where"]["role"]] for cell in cells(claim))
+    return " and ".join([*models, *([claim["hardware"]] if "hardware" in claim else [])])
+
+
+def _select(cell: Mapping[str, Any], claim: Claim, scene: Scene) -> tuple[list[Row], list[str]]:
+    """The rows a cell's selectors leave, and how they differ from what was asked for."""
+    artifact, where = cell["artifact"], dict(cell["where"])
+    if artifact in scene.absent:
+        raise Unmeasured(f"{artifact} is not made: {scene.absent[artifact]}")
+    if artifact not in scene.tables:
+        raise Unmeasured(f"{artifact} is not among this scale's artifacts")
+    if isinstance(variant := where.get("variant"), str) and variant in scene.stand_ins:
+        raise Unmeasured(f"{scene.stand_ins[variant]} stands in for {variant} at this scale")
+    rows = [row for row in scene.tables[artifact] if row.get("row", "measured") in (None, "measured")]
+    columns = {column for row in rows for column in row}
+    for column in [
+        cell["column"],
+        *(key for key in where if key != "role"),
+        *([cell["along"]] if "along" in cell else []),
+    ]:
+        if rows and column not in columns:
+            raise UserError(f"claim {claim['id']}: {artifact}.csv has no column {column!r}")
+    model = scene.roles[where.pop("role")]["name"]
+    rows, differs = [row for row in rows if row["model"] == model], []
+    for column, wanted in where.items():
+        rows, differing = _pick(rows, column, wanted)
+        differs += differing
+    if not rows:
+        asked = ", ".join(f"{column} {_said(wanted)}" for column, wanted in where.items())
+        raise Unmeasured(f"{artifact} has no row of {scene.roles[cell['where']['role']]['title']} with {asked}")
+    return rows, differs
+
+
+def _pick(rows: Sequence[Row], column: str, wanted: Any) -> tuple[list[Row], list[str]]:
+    """The rows that one selector leaves."""
+    if isinstance(wanted, Mapping):
+        kept, _ = _pick_groups(rows, column, wanted.get("is", wanted.get("not")), wanted.get("per"))
+        if "not" in wanted:
+            kept = [row for row in rows if row.get(column) is not None and row not in kept]
+        return kept, []
+    return _pick_groups(rows, column, wanted, None)
+
+
+def _pick_groups(rows: Sequence[Row], column: str, wanted: Any, per: str | None) -> tuple[list[Row], list[str]]:
+    known = [row for row in rows if row.get(column) is not None]
+    if wanted in ("lowest", "highest"):
+        choose = min if wanted == "lowest" else max
+        ends: dict[Any, float] = {}
+        for row in known:
+            ends[row.get(per)] = choose(ends.get(row.get(per), row[column]), row[column])
+        return [row for row in known if row[column] == ends[row.get(per)]], []
+    if isinstance(wanted, (int, float)) and not isinstance(wanted, bool):
+        if not known:
+            return [], []
+        nearest = min((row[column] for row in known), key=lambda value: (abs(value - wanted), value))
+        differs = (
+            [f"{column} {nearest:,g} in place of {wanted:,g}"] if abs(nearest - wanted) > NEAR * abs(wanted) else []
+        )
+        return [row for row in known if row[column] == nearest], differs
+    return [row for row in known if str(row[column]) == str(wanted)], []
+
+
+def _said(wanted: Any) -> str:
+    if isinstance(wanted, Mapping):
+        per = f" per {wanted['per']}" if "per" in wanted else ""
+        return (f"not {wanted['not']}" if "not" in wanted else str(wanted["is"])) + per
+    return f"{wanted:,g}" if isinstance(wanted, (int, float)) and not isinstance(wanted, bool) else str(wanted)
+
+
+Quantity = tuple[float | str, float | None, list[str]]
+
+
+def _one(rows: Sequence[Row], cell: Mapping[str, Any], claim: Claim) -> tuple[Any, float | None]:
+    """Value and standard error of the one row that is left."""
+    if len(rows) > 1:
+        raise UserError(
+            f"claim {claim['id']}: its cell matches {len(rows)} rows of {cell['artifact']}.csv; name the row by further columns"
+        )
+    row = rows[0]
+    if row.get(cell["column"]) is None:
+        raise Unmeasured(f"{cell['artifact']}, {row.get('variant') or row['model']}: {_why(row, cell['column'])}")
+    return row[cell["column"]], row.get(f"{cell['column']}_stderr")
+
+
+def _why(row: Row, column: str) -> str:
+    if row.get("status") == "oom":
+        return f"no {column}, out of memory"
+    return f"no {column}" + (f", {reason}" if (reason := row.get("reason") or row.get("missing")) else "")
+
+
+def _known(rows: Sequence[Row], cell: Mapping[str, Any]) -> tuple[list[Row], list[str]]:
+    """The rows that have a value, and a remark on those that have none."""
+    known = [row for row in rows if row.get(cell["column"]) is not None]
+    if not known:
+        raise Unmeasured(f"{cell['artifact']}: {_why(rows[0], cell['column'])}")
+    return known, [f"{len(rows) - len(known)} of {len(rows)} cells are empty"] if len(known) < len(rows) else []
+
+
+def _cell(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
+    return *_one(picked[0], claim["cell"], claim), []
+
+
+def _difference(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
+    (first, error), (second, other) = (_one(*pair, claim) for pair in zip(picked, claim["difference"], strict=True))
+    return first - second, _quadrature(error, other), []
+
+
+def _ratio(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
+    (first, error), (second, other) = (_one(*pair, claim) for pair in zip(picked, claim["ratio"], strict=True))
+    if second == 0:
+        raise Unmeasured("the quantity it is divided by is 0")
+    value = first / second  # and its error to first order
+    stderr = None if error is None or other is None else _quadrature(error / second, value * other / second)
+    return value, stderr, []
+
+
+def _extreme(how: str, choose: Callable[..., Row]) -> Callable[[Claim, Sequence[Sequence[Row]]], Quantity]:
+    def quantity(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
+        cell = claim[how]
+        known, remarks = _known(picked[0], cell)
+        row = choose(known, key=lambda row: row[cell["column"]])
+        return row[cell["column"]], row.get(f"{cell['column']}_stderr"), remarks
+
+    return quantity
+
+
+def _rises(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
+    """The smallest step from one row to the next along a column; a fall is negative."""
+    cell = claim["rises"]
+    known, remarks = _known(picked[0], cell)
+    ordered = sorted(known, key=lambda row: row[cell["along"]])
+    places = [row[cell["along"]] for row in ordered]
+    if len(set(places)) < len(places):
+        raise UserError(f"claim {claim['id']}: two rows of {cell['artifact']}.csv have the same {cell['along']}")
+    if len(ordered) < 2:
+        raise Unmeasured(f"{cell['artifact']} has {cell['column']} at one {cell['along']} only")
+    column, errors = cell["column"], f"{cell['column']}_stderr"
+    steps = [
+        (after[column] - before[column], _quadrature(before.get(errors), after.get(errors)))
+        for before, after in zip(ordered, ordered[1:], strict=False)
+    ]
+    return *min(steps, key=lambda step: step[0]), remarks
+
+
+def _quadrature(first: float | None, second: float | None) -> float | None:
+    """The standard error of a difference of independent quantities."""
+    return None if first is None or second is None else math.hypot(first, second)
+
+
+_QUANTITIES: Mapping[str, Callable[[Claim, Sequence[Sequence[Row]]], Quantity]] = {
+    "cell": _cell,
+    "difference": _difference,
+    "ratio": _ratio,
+    "largest": _extreme("largest", max),
+    "smallest": _extreme("smallest", min),
+    "rises": _rises,
+}

@@ -1,0 +1,99 @@
+"""What a kind of serving measurement has of its own; `run.measure` does what all have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swiftkv.measure.memory import Budget
+from swiftkv.measure.point import Point, Subject, engine_arguments, engine_environment, max_model_len
+from swiftkv.measure.worker import Worker, module, worker
+
+Numbers = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement under way.
+
+    Attributes:
+        work: folder for vLLM's log and for what is finished of the measurement.
+        budget: the memory for the KV cache.
+        heldout: chats to send, for points with `dataset`.
+    """
+
+    subject: Subject
+    point: Point
+    work: Path
+    budget: Budget
+    heldout: Path | None = None
+
+    @property
+    def log(self) -> Path:
+        """The file that holds what vLLM prints."""
+        return self.work / "vllm.log"
+
+    def arguments(self, prompt: int, output: int) -> list[str]:
+        """vLLM's engine arguments for requests of so many tokens; raises as `max_model_len`."""
+        length = max_model_len(self.subject.config, prompt, output)
+        return engine_arguments(self.subject, self.point, length, self.budget)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of vLLM."""
+        return engine_environment(self.point, self.subject.plugin)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of serving measurement.
+
+    Attributes:
+        lengths: prompt and output tokens of a point's requests, the longest where there are several.
+        settings: what was asked for, beside what all points have.
+        command: starts vLLM.
+        numbers: runs the command and gives the record's `result`; raises `EngineFailure`.
+        headline: the main number of a result, in words.
+        check: refuses a point that cannot be measured, before anything starts; raises `UserError`.
+        seen: prompt and output tokens of the requests as they came, where only the result tells; for the costs.
+    """
+
+    lengths: Callable[[Point], tuple[int, int]]
+    settings: Callable[[Point], dict[str, Any]]
+    command: Callable[[Run], list[str]]
+    numbers: Callable[[Run, list[str]], Numbers]
+    headline: Callable[[Numbers], str]
+    check: Callable[[Point], None] = lambda point: None
+    seen: Callable[[Point, Numbers], tuple[int, int]] | None = None
+
+
+def requested(point: Point) -> tuple[int, int]:
+    """Prompt and output tokens of a point whose requests are all alike."""
+    return point["input_tokens"], point["output_tokens"]
+
+
+def engine_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run], list[str]]:
+    """The command of the kinds that measure an engine without a server in front of it."""
+
+    def command(run: Run) -> list[str]:
+        model = ["--model", str(run.subject.folder), "--skip-tokenizer-init"]
+        return module("swiftkv.measure.engine_program", *model, *run.arguments(*lengths(run.point)))
+
+    return command
+
+
+@contextlib.contextmanager
+def engine(run: Run, command: list[str], *, single: bool = False) -> Iterator[Worker]:
+    """The engine program for as long as the block runs, asked for the jobs of `engine_program`.
+
+    Args:
+        single: on one device, let the engine be in the program's own process, so that nothing stands between.
+    """
+    environment = run.environment
+    if single and run.point.tensor_parallel_size == 1:
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    with worker(command, run.log, environment, "the vLLM engine") as program:
+        yield program

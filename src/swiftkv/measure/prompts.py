@@ -1,0 +1,50 @@
+"""Prompts as token ids, made before any clock starts: random ones of one length, or the openings of real chats."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from swiftkv.data.read import choose_chats
+from swiftkv.errors import UserError
+
+# Special tokens stand at either end of a vocabulary: Llama-2's and SmolLM's first, Llama-3's last.
+MARGIN = 1000
+
+
+def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """`count` prompts of `length` token ids below `vocabulary`, without those at either end of it."""
+    margin = min(MARGIN, vocabulary // 4)
+    source = random.Random(seed)
+    ids = range(margin, vocabulary - margin)
+    return [source.choices(ids, k=length) for _ in range(count)]
+
+
+def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: int) -> list[list[int]]:
+    """Opening user messages of all chats that fit into `longest` tokens, through the chat template, in drawn order.
+
+    Args:
+        folder: the model, with its tokenizer.
+        heldout: chats, as `data.read.read_chats` reads them.
+
+    Raises:
+        UserError: no chat is that short.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = []
+    for chat in choose_chats(heldout, 10**9, seed):
+        if chat["messages"][0]["role"] == "user":
+            ids = _opening(tokenizer, chat["messages"][0])
+            if len(ids) <= longest:
+                prompts.append(ids)
+    if not prompts:
+        raise UserError(f"{heldout} has no chat whose opening fits into {longest} tokens")
+    return prompts
+
+
+def _opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
+    encoded = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=True, return_dict=True)
+    return list(encoded["input_ids"])

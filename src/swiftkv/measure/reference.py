@@ -1,0 +1,39 @@
+"""The authors' vLLM plugin, as another way to serve a SwiftKV checkpoint: where it can, and a sentence where not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from swiftkv.errors import UserError
+
+REFERENCE = "arctic-inference"
+VERSIONS = {"arctic-inference": "0.3.0", "vllm": "0.26.0"}
+
+
+def refuse_unless_installed(spec: dict[str, Any] | None, variant: str) -> None:
+    """Make sure that this environment can serve a variant with the reference plugin, before an engine starts.
+
+    Args:
+        spec: fields of the `SwiftKVSpec`.
+
+    Raises:
+        UserError: the plugin is not installed, vLLM is not the one it was made for, or the variant is not one it serves.
+    """
+    for distribution, wanted in VERSIONS.items():
+        found = _version(distribution)
+        if found is None or found.partition("+")[0] != wanted:
+            needs = " and ".join(f"{name} {version}" for name, version in VERSIONS.items())
+            raise UserError(
+                f"variant {variant!r} is served by the reference plugin, which needs {needs}, but this Python environment "
+                f"has {f'{distribution} {found}' if found else f'no {distribution}'}"
+            )
+    if spec is None or (spec.get("key_value_group_size") or 1) > 1:
+        raise UserError(f"variant {variant!r}: the reference plugin serves SwiftKV without AcrossKV, and nothing else")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

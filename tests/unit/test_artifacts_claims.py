@@ -1,0 +1,435 @@
+"""The claims of the paper and the blog post: that they are well-formed, and that verdicts stay within their error bars."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swiftkv.artifacts import contents
+from swiftkv.artifacts.kinds import KINDS
+from swiftkv.artifacts.records import read_published
+from swiftkv.artifacts.verdicts import (
+    DIRECTION,
+    FAILS,
+    FAILS_HERE,
+    HOLDS,
+    UNDECIDED,
+    UNMEASURED,
+    Scene,
+    cells,
+    judge,
+    read_claims,
+)
+from swiftkv.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+PAPER = ROOT / "resources" / "paper"
+TASKS = ("arc-challenge", "winogrande", "hellaswag", "truthfulqa", "mmlu", "mmlu-cot", "gsm8k")
+
+# The columns of each kind's CSV that claims may name.
+_SERVED = {"variant", "kv_cache", "point", "status"}
+COLUMNS = {
+    "quality": {
+        "variant", "kv_cache", "part", *TASKS, *(f"{task}_stderr" for task in TASKS), "average", "average_stderr",
+        "kl", "kl_stderr", "top1_agreement", "prefill_reduction_percent", "kv_cache_reduction_percent",
+    },
+    "throughput": {
+        *_SERVED, "input_tokens", "tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu",
+        "mfu_percent", "speedup", "speedup_limit", "node_tokens_per_second", "speedup_over_first_model",
+    },
+    "throughput_table": {
+        *_SERVED, "memory_gb", "input_tokens", "tokens_per_second", "speedup", "kv_cache_tokens",
+    },
+    "latency": {
+        *_SERVED, "input_tokens", "request_rate", "ttft_median_ms", "tpot_median_ms", "ttft_reduction_percent",
+        "tpot_reduction_percent", "sustained_rate_speedup", "speculative", "boundary_found",
+    },
+    "forward": {"panel", "variant", "batch_tokens", "milliseconds", "speedup", "layer", "depth_percent", "simscore"},
+    "similarity": {"layer", "depth_percent", "simscore", "panel"},
+    "flops": {"variant", "relative_percent", "exact_relative_percent", "kv_cache_reduction_percent"},
+    "capacity": {"variant", "kv_cache", "capacity_ratio"},
+    "training": {"variant", "hours", "tokens", "gpus", "tokens_per_second_per_gpu"},
+}  # fmt: skip
+
+PLACES = {
+    "paper": {
+        "Abstract", "Sec. 1", "Sec. 3.2", "Sec. 3.4", "Sec. 4.2", "Sec. 4.3", "Sec. 5.1", "Sec. 5.2", "Sec. 5.3",
+        "App. B.2", "App. C", "App. D", "App. D.1", "App. E", "Table 1", "Table 5", "Figure 2", "Figure A.1",
+    },
+    "blog": {
+        "footnote 1", "Knowledge recovery", "Batch Inference", "Interactive inference",
+        "The real bottleneck: Compute operations",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config():
+    merged = {}
+    for name in ("config.yaml", "artifacts.yaml"):
+        merged |= yaml.safe_load((ROOT / name).read_text())
+    return merged
+
+
+@pytest.fixture(scope="module")
+def content():
+    return read_claims(PAPER / "claims.yaml")
+
+
+@pytest.fixture(scope="module")
+def claims(content):
+    return [claim for group in content["claims"].values() for claim in group]
+
+
+def test_ids_are_unique_and_places_are_in_the_sources(claims):
+    assert len({claim["id"] for claim in claims}) == len(claims) > 100
+    for claim in claims:
+        for source in claim["place"].split("; "):
+            source = source.removeprefix("paper, ")
+            source, known = (source[6:], PLACES["blog"]) if source.startswith("blog, ") else (source, PLACES["paper"])
+            assert source in known | (PLACES["blog"] if claim["place"].startswith("blog") else set()), claim["id"]
+
+
+def test_cells_are_columns_of_artifacts(claims, config):
+    for claim in claims:
+        for cell in cells(claim):
+            kind = config["artifacts"][cell["artifact"]]["kind"]
+            if kind == "absent":
+                continue
+            named = {cell["column"], *cell["where"], *([cell["along"]] if "along" in cell else [])} - {"role"}
+            assert named <= COLUMNS[kind], (claim["id"], named - COLUMNS[kind])
+
+
+def test_cells_are_of_models_and_variants_that_the_artifact_shows(claims, config):
+    for claim in claims:
+        for cell in cells(claim):
+            entry, where = config["artifacts"][cell["artifact"]], cell["where"]
+            scopes = entry.get("parts", [entry])
+            roles = {role for scope in scopes for role in [*scope.get("models", []), *entry.get("large_models", [])]}
+            if entry["kind"] != "absent":
+                assert where["role"] in roles, (claim["id"], where["role"])
+            if "part" in where:
+                assert where["part"] in [part["title"] for part in entry["parts"]], claim["id"]
+            if isinstance(where.get("variant"), str):
+                shown = {case[0] for scope in scopes for case in contents.cases(config, scope["variants"])}
+                assert where["variant"] in shown, (claim["id"], where["variant"])
+
+
+def test_the_models_claims_are_about_play_the_roles_at_the_scale_of_the_paper(content, config):
+    for role, published in content["models"].items():
+        model = config["roles"][role]
+        assert config["models"][model].get("published", model) == published
+
+
+def test_what_holds_also_holds_in_direction(claims):
+    for claim in claims:
+        if isinstance(claim["holds"], list) and "direction" in claim:
+            (low, high), (weak_low, weak_high) = claim["holds"], claim["direction"]
+            assert weak_low is None or (low is not None and weak_low <= low), claim["id"]
+            assert weak_high is None or (high is not None and weak_high >= high), claim["id"]
+
+
+# The sentences that the sources' own tables do not bear out, and where the notes say so.
+CONTRADICTED = {"across8", "across16", "blog-t1-8b-least", "blog-t1-70b-most"}
+
+
+def test_the_papers_own_tables_bear_its_claims_out(content, claims, config):
+    """On the published tables every claim holds that they can judge, but those known to contradict them."""
+    scene = published_scene(content, config)
+    found = {
+        claim["id"]: judge(claim, scene) for claim in claims if all(c["artifact"] in scene.tables for c in cells(claim))
+    }
+    judged = {name: verdict for name, verdict in found.items() if verdict.verdict != UNMEASURED}
+    assert len(judged) >= 60
+    assert {name for name, verdict in judged.items() if verdict.verdict != HOLDS} == CONTRADICTED
+    notes = {claim["id"]: claim.get("note", "") for claim in claims}
+    assert all("Table" in notes[name] for name in CONTRADICTED - {"blog-t1-8b-most"})
+
+
+def published_scene(content, config) -> Scene:
+    """The published tables in the form of our CSVs, on the paper's hardware."""
+    tables = {}
+    for name, entry in config["artifacts"].items():
+        file = PAPER / f"{name}.csv"
+        if entry["kind"] in ("quality", "flops") and file.exists():
+            tables[name] = [dict(row) for row in read_published([file])]
+        elif entry["kind"] == "throughput_table":
+            tables[name] = published_throughput(read_published([file]))
+    for rows in tables.values():
+        for row in rows:
+            if row.get("average") is None and all(row.get(task) is not None for task in TASKS):
+                row["average"] = sum(row[task] for task in TASKS) / len(TASKS)
+    roles = {
+        role: {"name": published, "title": published, "published": published}
+        for role, published in content["models"].items()
+    }
+    return Scene(tables, roles, content["models"], content["benchmarks"])
+
+
+def published_throughput(published):
+    rows = []
+    for line in published:
+        names = ("baseline", "merge_all_layers", "swiftkv_50", "swiftkv_50_across4", "swiftkv_50_across4_fp8")
+        for name in filter(line.__contains__, names):
+            value = None if line[name] == "OOM" else line[name]
+            base = None if line["baseline"] == "OOM" else line["baseline"]
+            rows.append({
+                "model": line["model"],
+                "variant": name.removesuffix("_fp8").replace("_", "-"),
+                "kv_cache": "fp8" if name.endswith("_fp8") else "auto",
+                "status": "ok" if value else "oom",
+                "memory_gb": line.get("memory_gb"),
+                "input_tokens": {"4K": 4000.0, "16K": 16000.0}.get(line.get("input_length")),
+                "conditions": f"{line.get('gpus', 1):g} × NVIDIA H100 80GB HBM3, vLLM",
+                "tokens_per_second": value,
+                "speedup": value / base if value and base else None,
+            })  # fmt: skip
+    return rows
+
+
+MODEL = {"name": "mine", "title": "My model", "published": "theirs"}
+OTHER = {"name": "small", "title": "Small model", "published": "small"}
+
+
+def scene(rows, **changes) -> Scene:
+    named = {
+        "tables": {"t": rows},
+        "roles": {"small": MODEL, "large": None},
+        "models": {"small": "theirs", "large": "big"},
+    }
+    return Scene(**{**named, "benchmarks": 7, **changes})
+
+
+def row(variant="swiftkv-50", **values):
+    return {"model": "mine", "variant": variant, **values}
+
+
+def claim(how="cell", where=None, **keys):
+    cell = {"artifact": "t", "column": "x", "where": {"role": "small", **(where or {})}}
+    return {"id": "c", "text": "x", "place": "paper", how: cell, **keys}
+
+
+def verdict(rows, made, **changes):
+    return judge(made, scene(rows, **changes)).verdict
+
+
+def gap(**keys):
+    first, second = (
+        {"artifact": "t", "column": "x", "where": {"role": "small", "variant": name}} for name in ("a", "b")
+    )
+    return {"id": "c", "text": "x", "place": "paper", "difference": [first, second], **keys}
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "expected"),
+    [
+        (1.5, 0.1, HOLDS),  # 1.3 to 1.7
+        (1.5, None, HOLDS),
+        (1.1, 0.1, DIRECTION),  # reaches below 1, but stays above 0.5
+        (0.7, 0.05, DIRECTION),  # surely below 1, surely above 0.5
+        (0.6, 0.1, UNDECIDED),  # reaches below 0.5 as well
+        (1.5, 0.6, UNDECIDED),
+        (0.2, 0.1, FAILS),
+        (0.2, None, FAILS),
+        (0.2, 0.2, UNDECIDED),
+    ],
+)
+def test_verdict_on_the_papers_model(value, stderr, expected):
+    assert verdict([row(x=value, x_stderr=stderr)], claim(holds=[1, None], direction=[0.5, None])) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "expected"),
+    [
+        (1.5, 0.1, DIRECTION),
+        (0.7, 0.05, DIRECTION),
+        (0.6, 0.1, UNDECIDED),
+        (0.2, 0.1, FAILS_HERE),
+        (0.2, None, FAILS_HERE),
+    ],
+)
+def test_another_model_decides_only_the_direction(value, stderr, expected):
+    rows = [{"model": "small", "variant": "swiftkv-50", "x": value, "x_stderr": stderr}]
+    found = judge(claim(holds=[1, None], direction=[0.5, None]), scene(rows, roles={"small": OTHER}))
+    assert found.verdict == expected
+    assert "Small model in place of theirs" in found.reason and found.measured.models == ("Small model",)
+
+
+def test_without_a_weaker_form_another_model_decides_nothing():
+    rows = [{"model": "small", "variant": "swiftkv-50", "x": 5.0}]
+    found = judge(claim(holds=[1, None]), scene(rows, roles={"small": OTHER}))
+    assert found.verdict == UNMEASURED and found.measured.value == 5 and found.reason.startswith("needs theirs")
+    assert verdict([row(x=0.2)], claim(holds=[1, None])) == FAILS
+    assert verdict([row(x=1.1, x_stderr=0.1)], claim(holds=[1, None])) == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({"conditions": "4 × NVIDIA H100 80GB HBM3, vLLM 1"}, HOLDS),
+        ({"conditions": "8 × NVIDIA H100 80GB HBM3, vLLM 1"}, DIRECTION),
+        ({"conditions": "4 × NVIDIA A100, vLLM 1"}, DIRECTION),
+        ({"conditions": "AMD EPYC, 2 cores"}, DIRECTION),
+        ({"device": "NVIDIA H100 80GB HBM3", "gpus": 4.0}, HOLDS),
+        ({"device": "AMD EPYC, 2 cores", "gpus": 0.0}, DIRECTION),
+        ({}, DIRECTION),
+    ],
+)
+def test_speed_holds_only_on_the_papers_hardware(conditions, expected):
+    made = claim(holds=[1, None], direction=[1, None], hardware="4 x H100")
+    assert verdict([row(x=2.0, **conditions)], made) == expected
+
+
+def test_no_error_known_is_said():
+    assert judge(claim(holds=[1, None]), scene([row(x=2.0)])).reason == "no error known"
+    assert judge(claim(holds=[1, None]), scene([row(x=2.0, x_stderr=0.1)])).reason == ""
+
+
+def test_errors_of_a_difference_add_in_quadrature():
+    rows = [row("a", x=10.0, x_stderr=3.0), row("b", x=4.0, x_stderr=4.0)]
+    measured = judge(gap(holds=[0, None]), scene(rows)).measured
+    assert (measured.value, measured.stderr) == (6.0, 5.0)
+    assert verdict(rows, gap(holds=[0, None])) == UNDECIDED  # 6 - 2 * 5 < 0
+    assert judge(gap(holds=[0, None]), scene([rows[0], row("b", x=4.0)])).measured.stderr is None
+
+
+def test_errors_of_a_ratio_are_of_first_order():
+    rows = [row("a", x=6.0, x_stderr=0.6), row("b", x=2.0, x_stderr=0.1)]
+    made = gap(holds=[1, None])
+    made["ratio"] = made.pop("difference")
+    measured = judge(made, scene(rows)).measured
+    assert measured.value == pytest.approx(3.0)
+    assert measured.stderr == pytest.approx(3.0 * (0.1**2 + 0.05**2) ** 0.5)
+
+
+def test_largest_smallest_and_rises():
+    rows = [row(x=value, n=float(n)) for n, value in enumerate([1.0, 3.0, 2.5])]
+    value = lambda how: judge(claim(how, holds=[0, None]), scene(rows)).measured.value  # noqa: E731
+    assert (value("largest"), value("smallest")) == (3.0, 1.0)
+    rising = claim("rises", holds=[0, None], direction=[-0.6, None])
+    rising["rises"]["along"] = "n"
+    assert judge(rising, scene(rows[::-1])).measured.value == -0.5  # the order of the rows does not matter
+    assert verdict(rows, rising) == DIRECTION and verdict(rows[:2], rising) == HOLDS
+    assert verdict(rows[:1], rising) == UNMEASURED
+    with pytest.raises(UserError, match="same n"):
+        judge(rising, scene([rows[0], rows[0]]))
+
+
+def test_empty_cells_of_many_are_counted():
+    found = judge(claim("smallest", holds=[0, None]), scene([row(x=1.0), row(x=None)]))
+    assert found.verdict == HOLDS and "1 of 2 cells are empty" in found.reason
+
+
+def test_selectors():
+    rows = [
+        row(x=float(rate), rate=rate, point=point)
+        for point, rates in (("p", (1, 2, 4)), ("q", (3, 5)))
+        for rate in rates
+    ]
+    rows.append(row("baseline", x=9.0, rate=1, point="p"))
+
+    def chosen(how="largest", **where):
+        return judge(claim(how, where, holds=[0, None]), scene(rows)).measured.value
+
+    assert chosen(variant="swiftkv-50", rate="lowest", how="cell") == 1
+    assert chosen(variant={"not": "baseline"}, rate="highest") == 5
+    assert chosen(variant={"not": "baseline"}, rate={"is": "lowest", "per": "point"}) == 3
+    assert chosen(variant={"not": "baseline"}, rate={"not": "lowest", "per": "point"}, how="smallest") == 2
+    assert chosen(variant="baseline", rate=1) == 9
+
+
+def test_a_number_takes_the_nearest_and_says_so_where_it_is_another():
+    rows = [row(x=1.5, n=512.0), row(x=2.0, n=6000.0)]
+    found = judge(claim(where={"n": 128000}, holds=[1.9, 2.1], direction=[1, None]), scene(rows))
+    assert (found.verdict, found.measured.value) == (DIRECTION, 2.0) and "n 6,000 in place of 128,000" in found.reason
+    assert verdict(rows, claim(where={"n": 6144}, holds=[1.9, 2.1])) == HOLDS  # 2 % away
+
+
+def test_an_average_over_fewer_benchmarks_is_another():
+    rows = [row(average=50.0, average_tasks="a b c d e f")]
+    made = claim(holds=[40, None], direction=[40, None])
+    made["cell"]["column"] = "average"
+    assert verdict(rows, made) == DIRECTION
+    assert verdict([row(average=50.0, average_tasks="a b c d e f g")], made) == HOLDS
+
+
+def test_words_are_compared():
+    assert verdict([row(x="oom")], claim(holds="oom")) == HOLDS
+    assert verdict([row(x="ok")], claim(holds="oom")) == FAILS
+    small = [{"model": "small", "x": "oom"}]
+    assert verdict(small, claim(holds="oom"), roles={"small": OTHER}) == DIRECTION
+
+
+@pytest.mark.parametrize(
+    ("changes", "made", "reason"),
+    [
+        ({"tables": {}}, {}, "t is not among this scale's artifacts"),
+        ({"absent": {"t": "no reason"}}, {}, "t is not made: no reason"),
+        ({"stand_ins": {"a": "b"}}, {"where": {"variant": "a"}}, "b stands in for a"),
+        ({}, {"where": {"variant": "none"}}, "t has no row of My model with variant none"),
+        ({}, {"where": {"role": "large"}}, "no model of this scale plays the role large"),
+        ({"tables": {"t": [row(x=None, reason="broken")]}}, {}, "no x, broken"),
+        ({"tables": {"t": [row(x=None, status="oom")]}}, {}, "no x, out of memory"),
+        ({"roles": {"small": MODEL, "large": MODEL}}, {"against": "large"}, "plays both"),
+    ],
+)
+def test_what_is_not_measured_says_why(changes, made, reason):
+    found = judge(claim(holds=[0, None], **made), scene([row(x=1.0)], **changes))
+    assert (found.verdict, found.measured) == (UNMEASURED, None) and reason in found.reason
+
+
+def test_a_cell_that_matches_several_rows_is_an_error():
+    with pytest.raises(UserError, match="claim c: its cell matches 2 rows of t.csv"):
+        judge(claim(holds=[0, None]), scene([row(x=1.0), row(x=1.0)]))
+    with pytest.raises(UserError, match="t.csv has no column 'y'"):
+        judge(claim(where={"y": 1}, holds=[0, None]), scene([row(x=1.0)]))
+
+
+def test_rows_of_published_statements_are_not_measurements():
+    rows = [row(x=1.0, row="measured"), row(x=2.0, row="published")]
+    assert judge(claim(holds=[0, None]), scene(rows)).measured.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"holds": [1]}, "holds"),
+        ({"cell": {"artifact": "t", "column": "x", "where": {}}}, "role"),
+        ({"largest": {"artifact": "t", "column": "x", "where": {"role": "small"}}}, "valid"),
+        ({"hardware": "H100"}, "hardware"),
+        ({"hold": [1, 2]}, "hold"),
+    ],
+)
+def test_a_wrong_claim_is_refused_with_its_place(tmp_path, change, message):
+    file = tmp_path / "claims.yaml"
+    file.write_text(yaml.safe_dump({"models": {}, "benchmarks": 7, "claims": {"g": [claim(holds=[0, 1]) | change]}}))
+    with pytest.raises(UserError, match=message) as error:
+        read_claims(file)
+    assert "claims.g.0" in str(error.value)
+
+
+def test_the_table_of_claims(tmp_path, config):
+    """The kind reads the CSVs it needs, counts the verdicts and writes one line a claim."""
+    entry = contents.resolve(config, "claims")
+    needed = contents.needs(config, "claims")
+    assert set(needed) == {"claims", *entry["judged_on"]} and "figureD1" not in needed
+    assert needed["table2"] == ["results/tables/table2.csv"] and needed["figure3"] == ["results/figures/figure3.csv"]
+    files = {"claims": [PAPER / "claims.yaml"]}
+    for name in entry["judged_on"]:
+        files[name] = [tmp_path / f"{name}.csv"]
+        files[name][0].write_text("model,variant,row\n")
+    lines = [row(variant, model="llama-3.1-8b", kv_cache="auto", average=average, average_stderr=0.1)
+             for variant, average in (("baseline", 73.7), ("swiftkv-50", 72.7))]  # fmt: skip
+    with open(files["table2"][0], "w", newline="") as stream:
+        writer = csv.DictWriter(stream, [*lines[0], "prefill_reduction_percent"])
+        writer.writeheader()
+        writer.writerows(lines)
+    table = KINDS["claims"].make(entry, files)
+    by_id = table.values.set_index("id")
+    assert len(by_id) == sum(len(panel.frame) for panel in table.panels) > 100
+    loss = by_id.loc["loss-50"]
+    assert (loss["verdict"], round(loss["value"], 3), round(loss["stderr"], 3)) == (HOLDS, 1.0, 0.141)
+    assert loss["model"] == "Llama-3.1-8B-Instruct"
+    assert by_id.loc["loss-70b", "verdict"] == UNMEASURED
+    assert f"{len(by_id)} claims: 1 holds, " in table.notes[0]

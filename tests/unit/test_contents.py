@@ -1,0 +1,124 @@
+"""The contents page against the paper's and the blog post's own lists of tables and figures."""
+
+import copy
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from swiftkv.artifacts import contents
+from swiftkv.artifacts.kinds import KINDS
+from swiftkv.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+PAPER = ROOT / "resources" / "paper"
+ITEMS = {
+    "paper": {
+        *(f"Figure {number}" for number in ("1", "2", "3", "4", "A.1", "B.1", "D.1")),
+        *(f"Table {number}" for number in (*range(1, 8), "B.1", "B.2", "B.3", "B.4", "B.5", "C.1", "D.1", "D.2")),
+        "Appendix E.1",
+    },
+    "blog": {*(f"Figure {number}" for number in range(1, 8)), *(f"Table {number}" for number in range(1, 9))},
+}
+PARTS = {"Figure 2, left", "training cost (Sections 1 and 3.4, Appendix B.1; blog, footnote 1)"}
+
+
+@cache
+def parsed(name):
+    return yaml.load((ROOT / name).read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def read(*names):
+    merged = {}
+    for name in names:
+        _merge(merged, parsed(name))
+    return merged
+
+
+def _merge(into, changes):
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+@pytest.fixture(scope="module", params=["paper", "local", "smoke"])
+def scale(request):
+    override = [] if request.param == "paper" else [f"profiles/{request.param}/override.yaml"]
+    return read("config.yaml", "artifacts.yaml", *override)
+
+
+@pytest.fixture
+def config():
+    return read("config.yaml", "artifacts.yaml")
+
+
+@pytest.mark.parametrize("source", ["paper", "blog"])
+def test_every_table_and_figure_is_there_once(config, source):
+    found = [entry["item"] for entry in config["artifacts"].values() if entry["source"] == source]
+    assert len(set(found)) == len(found)
+    assert set(found) - PARTS == ITEMS[source]
+
+
+def test_every_file_of_published_numbers_is_shown(config):
+    named = {stem for entry in config["artifacts"].values() for stem in entry.get("published", [])}
+    assert named == {file.stem for file in PAPER.glob("*.csv")}
+
+
+def test_published_tables_stand_beside_the_artifact_of_their_name(config):
+    for name, entry in config["artifacts"].items():
+        assert set(entry.get("published", [])) - {"values"} <= {name}
+
+
+def test_the_contents_page_is_right_at_every_scale(scale):
+    contents.check(scale)
+    for name in contents.names(scale):
+        assert contents.needs(scale, name) is not None
+
+
+def test_the_page_lists_every_entry_and_has_nothing_made(scale):
+    assert contents.needs(scale, "contents") == {}
+    table = KINDS["contents"].make(contents.resolve(scale, "contents"), {})
+    lines = table.values.set_index("name")
+    assert list(lines.index) == list(scale["artifacts"])
+    made = set(contents.names(scale))
+    assert {name for name in lines.index if lines.loc[name, "made"]} == made
+    for name, line in lines.iterrows():
+        assert [pd.isna(line["reason"]), pd.notna(line["files"])] == [name in made] * 2, name
+    assert sum(len(panel.frame) for panel in table.panels) == len(lines)
+    assert table.notes[0].startswith(f"{len(made)} of {len(lines)} entries are made")
+
+
+def test_the_page_names_the_models_and_files(config):
+    lines = KINDS["contents"].make(contents.resolve(config, "contents"), {}).values.set_index("name")
+    assert lines.loc["table2", "files"] == "tables/table2.{csv,tex,md,html}"
+    assert lines.loc["figure3", "files"] == "figures/figure3.{pdf,png,csv}"
+    assert lines.loc["figure3", "models"] == "small: Llama-3.1-8B-Instruct, large: Llama-3.1-70B-Instruct"
+    assert lines.loc["blog_figure2", "reason"] == config["artifacts"]["blog_figure2"]["reason"]
+    config["roles"]["small"] = None
+    lines = KINDS["contents"].make(contents.resolve(config, "contents"), {}).values.set_index("name")
+    assert lines.loc["table2", "reason"] == "no model of this scale plays the role small"
+    assert lines.loc["figure3", "models"] == "small: none, large: Llama-3.1-70B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "qualtiy"}, "no kind 'qualtiy'"),
+        ({"variants": "unknown"}, "no set 'unknown'"),
+        ({"variants": ["unknown"]}, "'unknown' is not defined under variants"),
+        ({"models": ["unknown"]}, "'unknown' is neither a role"),
+        ({"tasks": ["unknown"]}, "'unknown' is not defined under tasks"),
+        ({"points": "lengths"}, "has no key 'points'"),
+        ({"variants": ["baseline/fp16"]}, "there is only /fp8"),
+        ({"variants": ["merge-all-layers"]}, "can only be served"),
+    ],
+)
+def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
+    config["artifacts"]["table2"] |= change
+    with pytest.raises(UserError, match=message) as error:
+        contents.check(config)
+    assert "artifacts.table2" in str(error.value)

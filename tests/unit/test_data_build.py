@@ -1,0 +1,195 @@
+"""Chats come out of every kind of source, repeatable, never from a damaged file, and never both held out and trained on."""
+
+import gzip
+import json
+import random
+
+import pytest
+
+from swiftkv.data.build import build_corpus, draw_heldout
+from swiftkv.data.read import read_chats
+from swiftkv.errors import UserError
+
+TEMPLATES = {"user": "{{ question }}", "assistant": "{{ answer }}"}
+
+
+def write_lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def build(tmp_path, sources, heldout=2, seed=0, heldout_sources=None):
+    """Training chats, held-out chats and the two records of a mix."""
+    held, train, record, other = (tmp_path / name for name in ("held.jsonl", "train.jsonl", "train.json", "held.json"))
+    draw_heldout(heldout_sources or sources, heldout, seed, held, other)
+    build_corpus(sources, seed, held, train, record)
+    return list(read_chats(train)), list(read_chats(held)), json.loads(record.read_text()), json.loads(other.read_text())
+
+
+def records(number, first=0):
+    return [{"question": f"{i} and one?", "answer": str(i + 1)} for i in range(first, first + number)]
+
+
+def sums(tmp_path, number, name="sums", **more):
+    return {"name": name, "local": write_lines(tmp_path / f"{name}.jsonl", records(number)), **TEMPLATES, **more}
+
+
+def test_train_and_heldout_split_all_chats(tmp_path):
+    source = sums(tmp_path, 10)
+    train, held, record, heldout = build(tmp_path, [source], heldout=3)
+    assert len(train) == 7 and len(held) == 3
+    assert {chat["id"] for chat in train + held} == {f"sums/{i}" for i in range(10)}
+    assert train[0]["messages"][0]["role"] == "user" and train[0]["messages"][1]["role"] == "assistant"
+    assert record["sources"][0]["resolved"].startswith("sha256:")
+    assert record["sources"][0] | {"chats": 10, "empty": 0, "repeated": 0, "held_out": 3} == record["sources"][0]
+    assert (record["train"], record["held_out"], heldout["chats"]) == (7, 3, 3)
+    assert build(tmp_path, [source], heldout=3)[0] == train
+    assert build(tmp_path, [source], heldout=3, seed=1)[0] != train
+
+
+def test_the_first_chats_after_the_shuffle_are_held_out_and_the_others_keep_their_order(tmp_path):
+    train, held, *_ = build(tmp_path, [sums(tmp_path, 50)], heldout=5, seed=42)
+    order = list(range(50))
+    random.Random(42).shuffle(order)
+    assert [chat["id"] for chat in held] == [f"sums/{i}" for i in order[:5]]
+    assert [chat["id"] for chat in train] == [f"sums/{i}" for i in order[5:]]
+
+
+def test_a_mix_with_the_same_chats_trains_on_none_that_is_held_out(tmp_path):
+    first = sums(tmp_path, 40)
+    again = sums(tmp_path, 45, name="again")  # the same forty chats under another name, and five more
+    train, held, record, _ = build(tmp_path, [first, again], heldout=10, heldout_sources=[first])
+    texts = [chat["messages"][0]["content"] for chat in train]
+    assert len(texts) == 85 - 20 and not {chat["messages"][0]["content"] for chat in held} & set(texts)
+    assert [source["held_out"] for source in record["sources"]] == [10, 10] and record["held_out"] == 20
+
+
+def test_the_same_question_with_another_answer_is_another_chat(tmp_path):
+    first = sums(tmp_path, 4)
+    wrong = [{"question": record["question"], "answer": "?"} for record in records(4)]
+    other = {"name": "wrong", "local": write_lines(tmp_path / "wrong.jsonl", wrong), **TEMPLATES}
+    train, *_ = build(tmp_path, [other], heldout=3, heldout_sources=[first])
+    assert len(train) == 4
+
+
+def test_every_chat_is_kept_unless_the_source_asks_for_distinct_ones(tmp_path):
+    passage = "x" * 300
+    same = [{"question": passage + str(i), "answer": "a"} for i in range(5)]
+    source = {"name": "p", "local": write_lines(tmp_path / "p.jsonl", same + records(4)), **TEMPLATES}
+    train, held, record, _ = build(tmp_path, [source], heldout=1)
+    assert len(train) + len(held) == 9 and record["sources"][0]["repeated"] == 0
+    train, held, record, _ = build(tmp_path, [source | {"distinct_characters": 200}], heldout=1)
+    assert len(train) + len(held) == 5 and record["sources"][0]["repeated"] == 4
+    train, held, *_ = build(tmp_path, [source | {"distinct_characters": 301}], heldout=1)
+    assert len(train) + len(held) == 9
+
+
+def test_distinct_chats_are_distinct_over_all_sources_that_ask_for_it(tmp_path):
+    one, two = (sums(tmp_path, 6, name=name, distinct_characters=200) for name in ("one", "two"))
+    assert [source["repeated"] for source in build(tmp_path, [one, two], heldout=1)[2]["sources"]] == [0, 6]
+    del one["distinct_characters"]
+    assert [source["repeated"] for source in build(tmp_path, [one, two], heldout=1)[2]["sources"]] == [0, 0]
+
+
+def test_records_without_question_or_answer_are_counted(tmp_path):
+    empty = [{"question": "a?", "answer": " "}, {"question": "", "answer": "b"}]
+    source = {"name": "e", "local": write_lines(tmp_path / "e.jsonl", empty + records(3)), **TEMPLATES}
+    train, held, record, _ = build(tmp_path, [source], heldout=1)
+    assert len(train) + len(held) == 3 and record["sources"][0]["empty"] == 2
+
+
+def test_a_limit_counts_chats_that_are_kept(tmp_path):
+    train, held, *_ = build(tmp_path, [sums(tmp_path, 9, limit=4)], heldout=1)
+    assert sorted(chat["id"] for chat in train + held) == [f"sums/{i}" for i in range(4)]
+
+
+def test_a_mix_that_is_all_held_out_is_refused(tmp_path):
+    big, small = sums(tmp_path, 9), sums(tmp_path, 2, name="small")
+    with pytest.raises(UserError, match="every chat of the data is held out"):
+        build(tmp_path, [small], heldout=8, heldout_sources=[big], seed=3)
+    assert not (tmp_path / "train.jsonl").exists()
+
+
+def test_whole_chats_and_gzip(tmp_path):
+    chat = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
+    other = [{"role": "user", "content": "bye"}, {"role": "assistant", "content": "so long"}]
+    packed = tmp_path / "x.jsonl.gz"
+    with gzip.open(packed, "wt") as file:
+        file.write(json.dumps({"doc": {"messages": other}}) + "\n")
+    sources = [
+        {"name": "s", "local": write_lines(tmp_path / "s.jsonl", [{"conversations": chat}]), "chats": "sharegpt"},
+        {"name": "m", "local": str(packed), "record": "doc", "chats": "messages"},
+    ]
+    train, held, *_ = build(tmp_path, sources, heldout=1)
+    assert sorted(c["messages"][0]["content"] for c in train + held) == ["bye", "hello"]
+    assert all(c["messages"][1]["role"] == "assistant" for c in train + held)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ({"package": "no-such-package", "file": "x", **TEMPLATES}, "no-such-package.*not installed"),
+        ({"package": "numpy", "file": "no/such/*.arrow", **TEMPLATES}, "numpy.*has no file"),
+        ({"local": "/no/such/file.jsonl", **TEMPLATES}, "/no/such/file.jsonl.*does not exist"),
+    ],
+)
+def test_a_missing_source_is_named(tmp_path, source, sentence):
+    with pytest.raises(UserError, match=sentence):
+        build(tmp_path, [source])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_corrupt_source_leaves_nothing(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "bad.arrow").write_bytes(b"ARROW1 not really")
+    (folder / "bad.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a", "answer": "b"}\n')[:-12])
+    for name in ("bad.arrow", "bad.jsonl.gz"):
+        with pytest.raises(UserError, match=f"{name} is damaged"):
+            build(tmp_path, [{"name": "bad", "local": str(folder / name), **TEMPLATES}])
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_template_that_does_not_fit_and_too_few_chats(tmp_path):
+    path = write_lines(tmp_path / "sums.jsonl", records(3))
+    with pytest.raises(UserError, match="template.*does not fit"):
+        build(tmp_path, [{"name": "sums", "local": path, "user": "{{ query }}", "assistant": "x"}])
+    with pytest.raises(UserError, match="3 chats, too few"):
+        build(tmp_path, [{"name": "sums", "local": path, **TEMPLATES}], heldout=3)
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"id": "a", "source": "s", "messages": [{"role": "user", "content": "x"}]}\n{"id": \n')
+    with pytest.raises(UserError, match="line 2"):
+        list(read_chats(path))
+
+
+@pytest.mark.parametrize(
+    ("record", "form"),
+    [
+        ({"conversations": [{"from": "tool", "value": "x"}]}, "sharegpt"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
+        ({"text": "x"}, "messages"),
+    ],
+)
+def test_a_record_that_is_no_chat_is_named(tmp_path, record, form):
+    good = {"messages": [{"role": "user", "content": "x"}], "conversations": [{"from": "human", "value": "x"}]}
+    path = write_lines(tmp_path / "c.jsonl", [good, record])
+    with pytest.raises(UserError, match=f"record 1 of data source 'c' is no {form} chat"):
+        build(tmp_path, [{"name": "c", "local": path, "chats": form}], heldout=1)
+
+
+def test_an_unreachable_hub_says_which_data_set_and_what_to_do(tmp_path, monkeypatch):
+    import datasets
+    import huggingface_hub
+
+    def unreachable(*args, **kwargs):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(UserError, match="data set 'org/chats'.*cannot be reached.*local"):
+        build(tmp_path, [{"hub": "org/chats", "split": "train", "chats": "messages"}])
+    assert not list(tmp_path.iterdir())

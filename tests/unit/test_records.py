@@ -1,0 +1,85 @@
+"""Measurement files: their keys, and that they appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from swiftkv import records
+from swiftkv.errors import UserError
+from swiftkv.records import atomic_path, describe_spec, key_value_heads, measurement, read_json, write_json
+
+SOURCE = {"name": "m", "title": "M", "kind": "local", "id": "x", "revision": None, "resolved": "y", "path": "/place"}
+
+
+def test_a_measurement_has_the_same_keys_whatever_was_measured():
+    record = measurement("score", model=SOURCE, variant="v", settings={"task": "t"}, result={"value": 1}, seconds=2.0)
+    assert list(record) == [
+        "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result",
+        "provenance",
+    ]  # fmt: skip
+    assert record["model"] == {name: value for name, value in SOURCE.items() if name != "path"}
+    assert (record["kv_cache"], record["weights"], record["status"]) == ("auto", "original", "ok")
+    assert record["provenance"]["wall_seconds"] == 2.0
+    assert "data" in measurement("score", model={}, variant="v", settings={}, result={}, seconds=0, data={})
+    json.dumps(record, allow_nan=False)
+
+
+def test_spec_with_its_exact_reductions():
+    assert describe_spec(None, 4) is None
+    described = describe_spec({"num_hidden_layers": 32, "num_key_value_layers": 16, "key_value_group_size": 4}, 8)
+    assert described["num_key_value_heads"] is None
+    assert (described["prefill_reduction"], described["kv_cache_reduction"]) == (0.5, 0.375)
+    for wrong in ({"layers": 3}, {"num_hidden_layers": 6, "num_key_value_layers": 7}):
+        with pytest.raises(UserError, match="cannot be"):
+            describe_spec(wrong, 8)
+    assert key_value_heads({"num_key_value_heads": 2, "num_attention_heads": 8}) == 2
+    assert key_value_heads({"num_key_value_heads": None, "num_attention_heads": 8}) == 8
+
+
+def test_provenance_says_whether_the_checkout_was_changed(tmp_path, monkeypatch):
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=tmp_path, check=True)
+
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert records.provenance(0)["git_commit"] is None and records.provenance(0)["git_dirty"] is None
+    git("init", "-q")
+    (tmp_path / "tracked").write_text("a")
+    git("add", "tracked")
+    git("commit", "-q", "-m", "x")
+    assert len(records.provenance(0)["git_commit"]) == 40 and records.provenance(0)["git_dirty"] is False
+    (tmp_path / "untracked").write_text("a")
+    assert records.provenance(0)["git_dirty"] is False
+    (tmp_path / "tracked").write_text("b")
+    assert records.provenance(0)["git_dirty"] is True
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    write_json(tmp_path / "record.json", {"a": 1})
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "record.json", {"a": float("nan")})
+    with pytest.raises(RuntimeError), atomic_path(tmp_path / "folder") as scratch:
+        scratch.mkdir()
+        raise RuntimeError
+    assert read_json(tmp_path / "record.json") == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    for name in ("old", "new"):
+        with atomic_path(tmp_path / "folder") as scratch:
+            scratch.mkdir()
+            (scratch / name).touch()
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "\xff"])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "bad.json").write_text(content, encoding="latin-1")
+    with pytest.raises(UserError, match="bad.json is not valid JSON"):
+        read_json(tmp_path / "bad.json")
+    with pytest.raises(UserError, match="none.json does not exist"):
+        read_json(tmp_path / "none.json")

@@ -1,0 +1,99 @@
+"""Tables and figures: one rule each, for every entry of artifacts.yaml.
+
+REQUIRED INPUTS: what the entry's kind needs (src/swiftkv/artifacts/kinds/), resources/paper/*.csv
+OUTPUTS: <results>/tables/{artifact}.{csv,tex,md,html}, <results>/figures/{artifact}.{pdf,png,csv}
+"""
+
+
+localrules:
+    table,
+    figure,
+
+
+def get_files(w):
+    """The measurement and published files an artifact is made of, by name."""
+    return {
+        name: [in_project(path) for path in paths]
+        for name, paths in contents.needs(config, w.artifact).items()
+    }
+
+
+def get_entry(w):
+    """An artifact's entry with all it refers to, as JSON: what it shows, and what triggers making it again."""
+    return json.dumps(contents.resolve(config, w.artifact))
+
+
+def get_section(w):
+    """The part of the paper an artifact belongs to, as the report groups it."""
+    return config["artifacts"][w.artifact]["section"]
+
+
+def get_labels(w):
+    """What the report says about an artifact."""
+    entry = config["artifacts"][w.artifact]
+    return {"item": contents.label(entry), "shows": entry["title"]}
+
+
+rule table:
+    """One table of the contents page; a pure function of its entry and its measurement files."""
+    input:
+        unpack(get_files),
+    output:
+        csv="<results>/tables/{artifact}.csv",
+        tex="<results>/tables/{artifact}.tex",
+        md="<results>/tables/{artifact}.md",
+        html=report(
+            "<results>/tables/{artifact}.html",
+            caption="../report/artifact.rst",
+            category=get_section,
+            labels=get_labels,
+        ),
+    log:
+        "<logs>/tables/{artifact}.log",
+    benchmark:
+        "<benchmarks>/tables/{artifact}.tsv"
+    wildcard_constraints:
+        artifact=contents.pattern(config, "table"),
+    params:
+        entry=get_entry,
+        files=lambda w: json.dumps(get_files(w)),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python {SCRIPTS}/artifact.py \
+            --entry {params.entry:q} \
+            --files {params.files:q} \
+            --output {output:q}
+        """
+
+
+rule figure:
+    """One figure of the contents page; a pure function of its entry and its measurement files."""
+    input:
+        unpack(get_files),
+    output:
+        pdf="<results>/figures/{artifact}.pdf",
+        png=report(
+            "<results>/figures/{artifact}.png",
+            caption="../report/artifact.rst",
+            category=get_section,
+            labels=get_labels,
+        ),
+        csv="<results>/figures/{artifact}.csv",
+    log:
+        "<logs>/figures/{artifact}.log",
+    benchmark:
+        "<benchmarks>/figures/{artifact}.tsv"
+    wildcard_constraints:
+        artifact=contents.pattern(config, "figure"),
+    params:
+        entry=get_entry,
+        files=lambda w: json.dumps(get_files(w)),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python {SCRIPTS}/artifact.py \
+            --entry {params.entry:q} \
+            --files {params.files:q} \
+            --output {output:q}
+        """
