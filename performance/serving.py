@@ -81,7 +81,14 @@ def engine_arguments(model: Path | str, options: argparse.Namespace) -> list[str
     longest = max(max(options.lengths), options.decode_input + options.decode_tokens) + options.output_tokens
     return [
         *("--model", str(model), "--skip-tokenizer-init", "--dtype", "bfloat16", "--seed", "0"),
-        *("--max-model-len", str(-(-longest // 128) * 128), "--max-num-batched-tokens", "2048", "--max-num-seqs", "256"),
+        *(
+            "--max-model-len",
+            str(-(-longest // 128) * 128),
+            "--max-num-batched-tokens",
+            "2048",
+            "--max-num-seqs",
+            "256",
+        ),
         *("--enable-chunked-prefill", "--no-enable-prefix-caching", "--enforce-eager"),
         *("--kv-cache-memory-bytes", str(options.kv_cache_bytes)),
     ]

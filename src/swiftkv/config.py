@@ -101,7 +101,7 @@ def _check_model(config: dict[str, Any], name: str) -> None:
 
 
 def _check_recipe(config: dict[str, Any], name: str) -> None:
-    """The recipe alone, and on every model that plays a role at this scale."""
+    """The recipe on every model that plays a role at this scale."""
     place = f"config, at recipes.{name}"
     _defined(config, "data", config["recipes"][name]["data"], f"recipes.{name}")
     try:
@@ -134,17 +134,15 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
     having = [model for model, entry in config["models"].items() if reduction in entry["num_key_value_layers"]]
     if not having:
         raise UserError(f"{place}: no model has {reduction} under its num_key_value_layers")
-    refusal = None
     for model in having:
         try:
             spec(config, model, name)
         except UserError as error:
             refusal = error
-            continue
-        _check_trained(config, name, model)
-        refusal = None
-        break
-    if refusal is not None:
+        else:
+            _check_trained(config, name, model)
+            break
+    else:
         raise UserError(f"{place}: it fits no model; {refusal}")
 
 

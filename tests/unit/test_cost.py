@@ -13,6 +13,7 @@ from swiftkv.cost import (
     cost_record,
     decode_flops,
     kv_bytes_per_token,
+    parameter_count,
     prefill_flops,
     published_gflops,
     published_vocab_size,
@@ -149,6 +150,18 @@ def test_kv_cache_bytes_and_capacity():
     for spec in (SwiftKVSpec(32, 16), SwiftKVSpec(32, 16, 16), SwiftKVSpec(32, 16, 1, 2)):
         kept = kv_bytes_per_token(arch, spec) / kv_bytes_per_token(arch, None)
         assert 1 - kept == pytest.approx(spec.kv_cache_reduction(8), abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("llama-3.1-8b", 8_030_261_248), ("llama-3.1-70b", 70_553_706_496)])
+def test_parameters_are_those_that_are_published(name, parameters):
+    config = json.loads((RESOURCES / f"architectures/{name}.json").read_text())["config"]
+    assert parameter_count(config) == parameters
+
+
+def test_tied_embeddings_count_once():
+    smollm2 = SMOLLM2 | {"tie_word_embeddings": True}
+    assert parameter_count(smollm2) == 134_515_008
+    assert parameter_count(smollm2 | {"tie_word_embeddings": False}) == 134_515_008 + 49152 * 576
 
 
 def test_record_limits():

@@ -23,7 +23,12 @@ def build(tmp_path, sources, heldout=2, seed=0, heldout_sources=None):
     held, train, record, other = (tmp_path / name for name in ("held.jsonl", "train.jsonl", "train.json", "held.json"))
     draw_heldout(heldout_sources or sources, heldout, seed, held, other)
     build_corpus(sources, seed, held, train, record)
-    return list(read_chats(train)), list(read_chats(held)), json.loads(record.read_text()), json.loads(other.read_text())
+    return (
+        list(read_chats(train)),
+        list(read_chats(held)),
+        json.loads(record.read_text()),
+        json.loads(other.read_text()),
+    )
 
 
 def records(number, first=0):

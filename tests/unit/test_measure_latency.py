@@ -124,7 +124,9 @@ def test_a_rate_without_one_finished_request_is_a_failure(tmp_path):
     answer = {"completed": 0, "error": "Traceback\nConnectionError: refused"}
     client = SimpleNamespace(ask=lambda job, check: dict(answer), job=SimpleNamespace(log="LOG"))
     server = SimpleNamespace(url="URL", name="m", check=lambda: None)
-    with pytest.raises(EngineFailure, match="not one request succeeded at 3 requests a second: ConnectionError: refused"):
+    with pytest.raises(
+        EngineFailure, match="not one request succeeded at 3 requests a second: ConnectionError: refused"
+    ):
         latency.measure_rate(run, server, client, 3)
 
 

@@ -43,7 +43,9 @@ def imported(file):
 
 def needed(part):
     """Distributions that the files of a part import."""
-    modules = {name.partition(".")[0] for file in SOURCE.rglob("*.py") if part_of(file) == part for name in imported(file)}
+    modules = {
+        name.partition(".")[0] for file in SOURCE.rglob("*.py") if part_of(file) == part for name in imported(file)
+    }
     return {NAMES.get(name, name.replace("_", "-")) for name in modules - sys.stdlib_module_names - {"swiftkv"}}
 
 

@@ -185,7 +185,10 @@ def test_what_fails_after_an_answer_is_not_blamed_on_the_network(monkeypatch):
 
 @pytest.mark.parametrize(
     ("error", "sentence"),
-    [("RepositoryNotFoundError", "does not exist on the hub or is private"), ("RevisionNotFoundError", "no such revision")],
+    [
+        ("RepositoryNotFoundError", "does not exist on the hub or is private"),
+        ("RevisionNotFoundError", "no such revision"),
+    ],
 )
 def test_what_the_hub_does_not_have_is_refused_at_once(monkeypatch, error, sentence):
     from huggingface_hub import errors

@@ -45,15 +45,17 @@ def test_writing_text(tmp_path, chats):
     disk = tmp_path / "disk"
     disk.mkdir()
     source = [{"name": "x", "local": str(chats), "user": "{{ question }}", "assistant": "{{ answer }}"}]
-    outputs = [f"--output-{name}={disk / name}" for name in ("train", "heldout", "source")]
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text(json.dumps({"messages": [{"role": "user", "content": "another"}]}) + "\n")
     status, said = run_on_a_small_disk(
         disk,
         "32k",
         "workflow/scripts/corpus.py",
         f"--sources={json.dumps(source)}",
-        "--heldout=2",
         "--seed=0",
-        *outputs,
+        f"--heldout={heldout}",
+        f"--output={disk / 'train'}",
+        f"--record={disk / 'source'}",
     )
     assert status == 1 and "error: the disk is full" in said and "Traceback" not in said
     assert not [line for line in said.splitlines() if line.endswith(("/train", "/source"))]

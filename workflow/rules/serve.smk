@@ -29,7 +29,9 @@ def get_source(w):
 def get_served_variant(w):
     """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
     variants = config["variants"]
-    served = {key: variants[w.variant][key] for key in variants[w.variant] if key != "plugin"}
+    served = {
+        key: variants[w.variant][key] for key in variants[w.variant] if key != "plugin"
+    }
     return next((name for name in variants if variants[name] == served), w.variant)
 
 

@@ -21,9 +21,7 @@ def main() -> None:
     parser.add_argument("--folder", required=True, help="where a checkpoint that is made here is written")
     parser.add_argument("--output", required=True, help="source.json")
     arguments = parser.parse_args()
-    record = resolve_model(
-        arguments.name, arguments.title, arguments.source, arguments.folder, arguments.chat_template
-    )
+    record = resolve_model(arguments.name, arguments.title, arguments.source, arguments.folder, arguments.chat_template)
     if record["num_hidden_layers"] != arguments.num_hidden_layers:
         raise UserError(
             f"model {arguments.name!r} has {record['num_hidden_layers']} layers, but its num_hidden_layers in the config "

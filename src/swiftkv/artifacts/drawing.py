@@ -126,7 +126,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 axis.text(x, 0.02 * highest, bar.note, rotation=90, ha="center", va="bottom", fontsize=6)
                 continue
             axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
-            top, room = bar.value, highest * (0.25 if steep else 0.06 * (1 + bar.text.count("\n")))
+            top, room = bar.value, highest * (0.25 if steep else 0.1 * (1 + bar.text.count("\n")))
             if bar.limit is not None:
                 mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
@@ -135,7 +135,8 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
             axis.text(x, top + 0.025 * highest, bar.text, rotation=steep, ha="center", va="bottom", fontsize=6)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
-    axis.set_ylim(0, highest * (1.3 if steep else 1.18))
+    tallest = max((bar.text.count("\n") for _, bars in series for bar in bars), default=0)
+    axis.set_ylim(0, highest * (1.3 if steep else 1.18 + 0.12 * tallest))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"))
     axis.tick_params(axis="x", length=0)
 

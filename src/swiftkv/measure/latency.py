@@ -52,7 +52,9 @@ def numbers(run: Run, command: list[str]) -> Numbers:
     # It leaves the processor to the server.
     environment = offline_environment() | {"OMP_NUM_THREADS": "1"}
     with (
-        worker(module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client") as client,
+        worker(
+            module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client"
+        ) as client,
         serving(command, name, run.log, run.environment, point.engine["start_timeout"]) as server,
     ):
 
@@ -116,7 +118,9 @@ def _identity(run: Run, command: list[str]) -> dict[str, Any]:
     config = run.subject.folder / "config.json"
     content = {
         "command": command,
-        "point": {key: value for key, value in run.point.values.items() if key not in ("request_rates", "refine_steps")},
+        "point": {
+            key: value for key, value in run.point.values.items() if key not in ("request_rates", "refine_steps")
+        },
         "plugin": run.subject.plugin,
         "prompts": PROMPTS,
         "threads": run.point.threads,

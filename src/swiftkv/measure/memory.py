@@ -69,7 +69,9 @@ def gpu_budget(limit: float | None, utilization: float) -> Budget:
     device = device_memory()
     share = limit * GIB / device
     if share >= utilization:
-        sentence = f"{utilization:g} of each GPU's {device / GIB:.1f} GiB, the whole device for a limit of {limit:g} GiB"
+        sentence = (
+            f"{utilization:g} of each GPU's {device / GIB:.1f} GiB, the whole device for a limit of {limit:g} GiB"
+        )
         return Budget({"--gpu-memory-utilization": utilization}, sentence)
     # Not rounded up: the limit is one.
     share = int(share * 10_000) / 10_000

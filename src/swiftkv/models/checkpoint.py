@@ -113,7 +113,8 @@ def spread(model: PreTrainedModel, teacher: PreTrainedModel) -> PreTrainedModel:
 def _dispatch(model: PreTrainedModel, places: dict[str, Any]) -> PreTrainedModel:
     from accelerate import dispatch_model
 
-    norm = {"model.norm_swiftkv": model.model.norm_swiftkv.weight.device}  # the teacher has no such module
+    device = model.model.norm_swiftkv.weight.device  # the teacher has no such module
+    norm = {"model.norm_swiftkv": device.type if device.index is None else device.index}
     return dispatch_model(model, places | norm, skip_keys=model._skip_keys_device_placement, force_hooks=True)
 
 

@@ -104,9 +104,16 @@ def load_models(
     Args:
         folder: the ordinary checkpoint.
         checkpoint, spec, kv_cache: as in `measure_fidelity`.
+
+    Raises:
+        UserError: a checkpoint cannot be loaded or is of another spec, or the GPUs are too few for the model.
     """
     places = "auto" if torch.cuda.is_available() else None
     teacher = load_base(folder, device_map=places)
+    if {"cpu", "disk"} & set(getattr(teacher, "hf_device_map", {}).values()):
+        raise UserError(
+            f"the model in {folder} does not fit into the memory of the GPUs there are; give it more of them"
+        )
     if spec is not None:
         start = spread(rewire(teacher, SwiftKVSpec(**spec)).eval(), teacher)
         trained = load_sharing(checkpoint, teacher)
