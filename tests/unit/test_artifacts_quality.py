@@ -72,13 +72,6 @@ def test_printed_titles_reductions_subsets_and_errors(measured):
     assert "published" not in text
 
 
-def test_an_error_of_zero_is_not_taken_for_certainty(tmp_path):
-    found = scores()
-    assert "An error of 0" not in to_markdown(made(local(), scores=saved(tmp_path, found)))
-    found[0]["result"] |= {"value": 0.0, "stderr": 0.0}
-    assert "may still lie up to 3/n away" in to_markdown(made(local(), scores=saved(tmp_path, found)))
-
-
 def test_needs_every_row_of_scores_and_fidelity():
     files = contents.needs(scale("local"), "table7")
     assert f"results/local/scores/{SMOL}/swiftkv-50/fp8/gsm8k.json" in files["scores"]

@@ -272,6 +272,13 @@ def test_mean_and_stderr():
     assert mean_and_stderr([1.0]) == (1.0, None)
 
 
+@pytest.mark.parametrize("answer", [0.0, 1.0])
+def test_answers_that_are_all_alike_leave_an_error(answer):
+    value, error = mean_and_stderr([answer] * 8)
+    assert value == answer
+    assert error == pytest.approx((2 / 12 * 10 / 12 / 12) ** 0.5)
+
+
 def unreachable(*_, **__):
     raise ConnectionError("no route")
 

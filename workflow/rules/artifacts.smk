@@ -10,30 +10,6 @@ localrules:
     figure,
 
 
-def get_files(w):
-    """The measurement and published files an artifact is made of, by name."""
-    return {
-        name: [in_project(path) for path in paths]
-        for name, paths in contents.needs(config, w.artifact).items()
-    }
-
-
-def get_entry(w):
-    """An artifact's entry with all it refers to, as JSON: what it shows, and what triggers making it again."""
-    return json.dumps(contents.resolve(config, w.artifact))
-
-
-def get_section(w):
-    """The part of the paper an artifact belongs to, as the report groups it."""
-    return config["artifacts"][w.artifact]["section"]
-
-
-def get_labels(w):
-    """What the report says about an artifact."""
-    entry = config["artifacts"][w.artifact]
-    return {"item": contents.label(entry), "shows": entry["title"]}
-
-
 rule table:
     """One table of the contents page; a pure function of its entry and its measurement files."""
     input:
@@ -60,7 +36,7 @@ rule table:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/artifact.py \
+        python "$SCRIPTS/artifact.py" \
             --entry {params.entry:q} \
             --files {params.files:q} \
             --output {output:q}
@@ -92,7 +68,7 @@ rule figure:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/artifact.py \
+        python "$SCRIPTS/artifact.py" \
             --entry {params.entry:q} \
             --files {params.files:q} \
             --output {output:q}

@@ -9,7 +9,6 @@ from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
 
 PROJECT = workflow.basedir
-SCRIPTS = f"{PROJECT}/workflow/scripts"
 
 try:
     cfg.refuse_duplicate_keys(
@@ -24,8 +23,11 @@ try:
 except UserError as error:
     sys.exit(f"error: {error}")
 
-# Jobs use the Python that runs Snakemake, also where its environment is not activated.
-shell.prefix(f'export PATH="{os.path.dirname(sys.executable)}:$PATH"; ')
+# Jobs use the Python that runs Snakemake, also where its environment is not activated, and the scripts beside the rules,
+# also where the workflow runs in another directory.
+shell.prefix(
+    f'export PATH="{os.path.dirname(sys.executable)}:$PATH" SCRIPTS="{PROJECT}/workflow/scripts"; '
+)
 
 
 def in_project(path):
@@ -78,6 +80,8 @@ def get_checkpoint(w):
 
 def get_gpus(stage):
     return lambda w: config["models"][w.model]["gpus"][stage]
+
+
 def get_launcher(w, resources):
     """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
     if resources.gpu <= 1:
@@ -90,3 +94,154 @@ def get_launcher(w, resources):
         '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29500" '
         '--rdzv-id "$SLURM_JOB_ID"'
     )
+
+
+# Training
+
+
+PACKING = ["data", "max_length", "seed", "max_steps", "batch_size"]
+TEACHING = [*PACKING, "teacher_states", "dtype", "micro_batch_size", "attention"]
+
+
+def first_alike(recipe, keys):
+    """The first recipe that agrees with `recipe` in all `keys`."""
+    recipes = config["recipes"]
+    return next(
+        name
+        for name in recipes
+        if all(recipes[name][key] == recipes[recipe][key] for key in keys)
+    )
+
+
+def get_rows(w):
+    """The packed rows a variant is trained on."""
+    return f"<results>/packed/{w.model}/{first_alike(get_recipe_name(w), PACKING)}.safetensors"
+
+
+def get_teacher_states(w):
+    """The stored teacher states, if the recipe has a teacher and asks for them."""
+    name = get_recipe_name(w)
+    recipe = config["recipes"][name]
+    if recipe["loss"] == "lm" or recipe["teacher_states"] == "online":
+        return []
+    return f"<results>/teacher/{w.model}/{first_alike(name, TEACHING)}.safetensors"
+
+
+# Serving
+
+
+# Hours a measurement may take, by what it measures.
+SERVING_HOURS = {
+    "throughput": 12,
+    "latency": 12,
+    "forward_time": 2,
+    "decode": 2,
+    "kv_capacity": 1,
+}
+
+
+def serves_dummy(w):
+    return config["models"][w.model].get("serving_weights", "trained") == "dummy"
+
+
+def get_source(w):
+    """The resolved model; where nothing but its dimensions is needed, the file of those."""
+    source = f"<results>/models/{w.model}/source.json"
+    architecture = config["models"][w.model].get("architecture")
+    return in_project(architecture) if serves_dummy(w) and architecture else source
+
+
+def get_served_variant(w):
+    """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
+    variants = config["variants"]
+    served = {
+        key: variants[w.variant][key] for key in variants[w.variant] if key != "plugin"
+    }
+    return next((name for name in variants if variants[name] == served), w.variant)
+
+
+def get_served(w):
+    """The folder that is served: a trained checkpoint or one without weights; none for the source model itself."""
+    variant = config["variants"][w.variant]
+    if serves_dummy(w):
+        changed = variant["prefill_reduction"] is not None
+        return f"<results>/dummy/{w.model}/{get_served_variant(w) if changed else 'baseline'}"
+    if "recipe" in variant:
+        return f"<results>/checkpoints/{w.model}/{get_served_variant(w)}"
+    return []
+
+
+def get_chats(w):
+    """The held-out chats a point sends, if it does not send random tokens."""
+    sends_chats = "dataset" in config["serving"]["points"][w.point]
+    return "<results>/data/heldout.jsonl" if sends_chats else []
+
+
+def get_subject(w, input):
+    """The arguments that say what is served."""
+    model, variant = config["models"][w.model], config["variants"][w.variant]
+    words = ["--model", w.model, "--title", model["title"], "--source", input.source]
+    if input.served:
+        words += ["--checkpoint", input.served]
+    if serves_dummy(w):
+        words += ["--weights", "dummy"]
+    else:
+        words += ["--weights", "trained" if input.served else "original"]
+    words += ["--variant", w.variant, "--spec", get_spec(w), "--kv-cache", w.kv_cache]
+    if variant.get("merge_all_layers"):
+        words.append("--merge-all-layers")
+    if "quantization" in model:
+        words += ["--quantization", model["quantization"]]
+    if "plugin" in variant:
+        words += ["--plugin", variant["plugin"]]
+    return shlex.join(words)
+
+
+def get_point(w, input):
+    """The arguments that say how it is served."""
+    words = ["--point", w.point, "--settings", json.dumps(cfg.point(config, w.point))]
+    words += ["--gpus", str(get_gpus("serve")(w))]
+    if input.chats:
+        words += ["--heldout", input.chats]
+    # Not an output: Snakemake would delete the finished rates of a job that was killed.
+    folder = f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}"
+    return shlex.join([*words, "--work-dir", folder])
+
+
+def get_serving_memory(w):
+    """Megabytes; on a processor the weights, the cache and vLLM itself."""
+    if get_gpus("serve")(w):
+        return 64_000 + 120_000 * get_gpus("serve")(w)
+    return int(3000 + 1100 * config["serving"]["engine"]["cpu_kv_cache_gib"])
+
+
+def get_serving_threads():
+    """All cores of this machine, so that nothing else runs beside a measurement; a cluster's profile sets its own."""
+    return workflow.cores or 8
+
+
+# Tables and figures
+
+
+def get_files(w):
+    """The measurement and published files an artifact is made of, by name."""
+    return {
+        name: [in_project(path) for path in paths]
+        for name, paths in contents.needs(config, w.artifact).items()
+    }
+
+
+def get_entry(w):
+    """An artifact's entry with all it refers to, as JSON: what it shows, and what triggers making it again."""
+    return json.dumps(contents.resolve(config, w.artifact))
+
+
+def get_section(w):
+    """The part of the paper an artifact belongs to, as the report groups it."""
+    return config["artifacts"][w.artifact]["section"]
+
+
+def get_labels(w):
+    """What the report says about an artifact."""
+    entry = config["artifacts"][w.artifact]
+    return {"item": contents.label(entry), "shows": entry["title"]}

@@ -8,25 +8,6 @@ Recipes that ask for the same rows share one packed file, and one of teacher sta
 """
 
 
-PACKING = ["data", "max_length", "seed", "max_steps", "batch_size"]
-TEACHING = [*PACKING, "teacher_states", "dtype", "micro_batch_size", "attention"]
-
-
-def first_alike(recipe, keys):
-    """The first recipe that agrees with `recipe` in all `keys`."""
-    recipes = config["recipes"]
-    return next(
-        name
-        for name in recipes
-        if all(recipes[name][key] == recipes[recipe][key] for key in keys)
-    )
-
-
-def get_rows(w):
-    """The packed rows a variant is trained on."""
-    return f"<results>/packed/{w.model}/{first_alike(get_recipe_name(w), PACKING)}.safetensors"
-
-
 rule pack:
     """Tokenize the chats with the model's template and pack them into rows, each chat attending to itself only."""
     input:
@@ -47,7 +28,7 @@ rule pack:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/pack.py \
+        python "$SCRIPTS/pack.py" \
             --model-source {input.model:q} \
             --data {input.chats:q} \
             --recipe {params.recipe:q} \
@@ -79,7 +60,7 @@ rule teacher_states:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/teacher_states.py \
+        python "$SCRIPTS/teacher_states.py" \
             --model-source {input.model:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -87,15 +68,6 @@ rule teacher_states:
             --threads {threads} \
             --output {output:q}
         """
-
-
-def get_teacher_states(w):
-    """The stored teacher states, if the recipe has a teacher and asks for them."""
-    name = get_recipe_name(w)
-    recipe = config["recipes"][name]
-    if recipe["loss"] == "lm" or recipe["teacher_states"] == "online":
-        return []
-    return f"<results>/teacher/{w.model}/{first_alike(name, TEACHING)}.safetensors"
 
 
 rule distill:
@@ -133,7 +105,7 @@ rule distill:
     shell:
         """
         exec &> >(tee {log:q})
-        {params.launcher} {SCRIPTS}/distill.py \
+        {params.launcher} "$SCRIPTS/distill.py" \
             --model-source {input.model:q} \
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \

@@ -25,7 +25,7 @@ rule resolve_model:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/resolve_model.py \
+        python "$SCRIPTS/resolve_model.py" \
             --name {wildcards.model:q} \
             --title {params.title:q} \
             --source {params.source:q} \
@@ -57,7 +57,7 @@ rule heldout:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/heldout.py \
+        python "$SCRIPTS/heldout.py" \
             --sources {params.sources:q} \
             --chats {params.chats} \
             --seed {params.seed} \
@@ -86,7 +86,7 @@ rule corpus:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/corpus.py \
+        python "$SCRIPTS/corpus.py" \
             --sources {params.sources:q} \
             --seed {params.seed} \
             --heldout {input.heldout:q} \

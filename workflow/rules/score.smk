@@ -35,7 +35,7 @@ rule score:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/score.py \
+        python "$SCRIPTS/score.py" \
             --model-source {input.model:q} \
             {params.checkpoint} \
             --variant {wildcards.variant:q} \
@@ -80,7 +80,7 @@ rule fidelity:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/fidelity.py \
+        python "$SCRIPTS/fidelity.py" \
             --model-source {input.model:q} \
             {params.checkpoint} \
             --variant {wildcards.variant:q} \

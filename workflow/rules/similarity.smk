@@ -31,7 +31,7 @@ rule similarity:
     shell:
         """
         exec &> >(tee {log:q})
-        python {SCRIPTS}/similarity.py \
+        python "$SCRIPTS/similarity.py" \
             --model-source {input.model:q} \
             --data {input.chats:q} \
             --documents {params.documents} \

@@ -208,11 +208,6 @@ def subsets_note(found: Sequence[Row], tasks: Mapping[str, Mapping[str, Any]]) -
         if result["n"] < result["n_total"]:
             parts.append(f"{tasks[task]['title']} {result['n']:,} of {result['n_total']:,}")
             seeds.add(str(record["settings"]["seed"]))
-    if any(record["result"]["stderr"] == 0 for row in found for task in tasks if (record := row.score(task))):
-        where = (
-            "An error of 0 says only that all n questions came out alike: the score of the full set may still lie up to "
-            f"3/n away (95 % bound). {where}"
-        )
     if not parts:
         return f"Every task is scored on all of its questions. {where}"
     return (

@@ -153,9 +153,16 @@ def run_benchmark(lm: CachedLM, benchmark: Benchmark, task: dict[str, Any]) -> t
 
 
 def mean_and_stderr(values: list[float]) -> tuple[float, float | None]:
-    """Mean, and the standard error of the mean from the sample's standard deviation; None for one value."""
+    """Mean, and the standard error of the mean from the sample's standard deviation; None for one value.
+
+    Where all questions come out wrong, or all right, that would be 0. The error then is that of a sample with two wrong
+    and two right answers more (Agresti and Coull), which is of the size of the interval's real width.
+    """
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
+    if mean in (0.0, 1.0) and set(values) == {mean}:
+        share = (math.fsum(values) + 2) / (len(values) + 4)
+        return mean, math.sqrt(share * (1 - share) / (len(values) + 4))
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return mean, math.sqrt(variance / len(values))

@@ -89,7 +89,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     single = len(columns) == 1
     titles = [_input(entry, {each.point for each in series}) for series in columns]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PAGE, 3.0 if single else 6.4), layout="constrained")
+        figure = Figure(figsize=(PAGE, 3.4 if single else 6.4), layout="constrained")
         axes = figure.subplots(1, 3, squeeze=False).T if single else figure.subplots(3, len(columns), squeeze=False)
         for number, (title, series) in enumerate(zip(titles, columns, strict=True)):
             for row, (metric, label) in enumerate(_METRICS.items()):

@@ -214,8 +214,9 @@ def _notes(serving: Serving, rows: Sequence[_Row]) -> list[str]:
         requests = sorted({each["num_prompts"] for each in settings if each.get("num_prompts")})
         counts = f"{requests[0]:,}" + (f" to {requests[-1]:,}" if len(requests) > 1 else "") if requests else "all"
         notes.append(
-            f"{counts} requests of {listed('input_tokens')} input and {listed('output_tokens')} forced output tokens, all "
-            f"sent at once; chunked prefill of {listed('max_num_batched_tokens')} tokens, no prefix caching."
+            f"{counts} request{'' if counts == '1' else 's'} of {listed('input_tokens')} input and "
+            f"{listed('output_tokens')} forced output tokens, all sent at once; "
+            f"chunked prefill of {listed('max_num_batched_tokens')} tokens, no prefix caching."
         )
     notes.append(
         "limit: the FLOPs of such a request in the baseline over those in the variant (swiftkv.cost). It holds where "
