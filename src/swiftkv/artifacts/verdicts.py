@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ class Scene:
         benchmarks: how many benchmarks the published averages are over.
         absent: artifact -> why it is not made.
         stand_ins: variant -> the variant that stands in for it.
+        tasks: the benchmarks there are; an artifact may show fewer of them at a smaller scale.
     """
 
     tables: Mapping[str, Sequence[Row]]
@@ -97,6 +98,7 @@ class Scene:
     benchmarks: int
     absent: Mapping[str, str] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
+    tasks: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,8 @@ def _select(cell: Mapping[str, Any], claim: Claim, scene: Scene) -> tuple[list[R
         *(key for key in where if key != "role"),
         *([cell["along"]] if "along" in cell else []),
     ]:
+        if rows and column in scene.tasks and column not in columns:
+            raise Unmeasured(f"{artifact} does not show {column} at this scale")
         if rows and column not in columns:
             raise UserError(f"claim {claim['id']}: {artifact}.csv has no column {column!r}")
     model = scene.roles[where.pop("role")]["name"]

@@ -154,6 +154,9 @@ def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str
 def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: list[int], seed: int) -> str:
     """Settle where few-shot examples come from; adds a training split made of questions that are not scored."""
     if not task["shots"]:
+        opened = config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
+        if opened and opened not in splits:  # lm-eval opens it all the same
+            config["fewshot_split"] = config.get("test_split") or config["validation_split"]
         return "none"
     own = config.get("fewshot_config") or {}
     if own.get("samples"):

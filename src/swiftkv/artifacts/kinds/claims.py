@@ -31,6 +31,7 @@ def _extra(config: Config, entry: Entry) -> dict[str, Any]:
         },
         "absent": absent,
         "roles": {role: model and _described(config, model) for role, model in config["roles"].items()},
+        "tasks": list(config["tasks"]),
         "stand_ins": {variant: other for variant, other in config["stand_ins"].items() if variant != other},
     }
 
@@ -63,6 +64,7 @@ def make(entry: Entry, files: Files) -> Table:
         benchmarks=content["benchmarks"],
         absent=entry["absent"],
         stand_ins=entry["stand_ins"],
+        tasks=entry["tasks"],
     )
     verdicts = {claim["id"]: judge(claim, scene) for group in content["claims"].values() for claim in group}
     footnotes, panels = Footnotes(), []
