@@ -39,6 +39,8 @@ def answer(case: dict) -> dict:
     start = time.monotonic()
     check = None
     if case.get("skip_check"):
+        from swiftkv.serve import hook
+
         check, hook.check_tensors = hook.check_tensors, lambda path, config: None
     try:
         llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))

@@ -78,7 +78,8 @@ SERVING = "results/serving/{}/{}/{}/auto.json"
 )
 def test_serving_asks_for_the_gpus_of_its_model(point, model, gpus):
     jobs = plan("--profile", "profiles/slurm", SERVING.format(point, model, "merge-all-layers"))
-    assert {name for name, _, _ in jobs} <= {"resolve_model", "dummy_checkpoint", "measure"}  # nothing is trained for it
+    # Nothing is trained for it.
+    assert {name for name, _, _ in jobs} <= {"resolve_model", "dummy_checkpoint", "measure"}
     (resources,) = (resources for name, _, resources in jobs if name == "measure")
     assert (resources["gpu"], resources["nodes"], resources["slurm_partition"]) == (gpus, "1", "h100")
 
