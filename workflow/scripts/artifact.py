@@ -11,8 +11,12 @@ from swiftkv.errors import command_line
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entry", type=json.loads, required=True, help="the resolved entry of artifacts.yaml, as JSON")
-    parser.add_argument("--files", type=json.loads, required=True, help="JSON object: name -> list of files it is made of")
-    parser.add_argument("--output", type=Path, nargs="+", required=True, help="one file a form, told apart by its ending")
+    parser.add_argument(
+        "--files", type=json.loads, required=True, help="JSON object: name -> list of files it is made of"
+    )
+    parser.add_argument(
+        "--output", type=Path, nargs="+", required=True, help="one file a form, told apart by its ending"
+    )
     arguments = parser.parse_args()
 
     from swiftkv.artifacts.make import make

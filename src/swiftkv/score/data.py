@@ -71,7 +71,7 @@ class TaskData:
         return found
 
     def record(self) -> dict[str, Any]:
-        """Identity of what `load` has read so far, for the score's `data_source`."""
+        """Identity of what `load` has read so far, for the score's `data`."""
         if self._hub is not None:
             return self._hub.identity
         files = sorted(set(self.files))
