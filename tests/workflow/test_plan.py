@@ -111,7 +111,14 @@ def test_an_unknown_point_is_refused():
     assert run.returncode != 0 and "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize("profile", ["local", "smoke", "gpu", "slurm"])
+def test_the_whole_paper_plans_every_measurement_once():
+    assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
+        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 30, "score": 259, "fidelity": 39,
+        "similarity": 6, "dummy_checkpoint": 4, "measure": 166, "table": 26, "figure": 15, "all": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", ["local", "smoke", "gpu"])
 def test_every_profile_plans_everything(profile):
     jobs = plan("--profile", f"profiles/{profile}")
     assert ("all", {}) in [(rule, wildcards) for rule, wildcards, _ in jobs]

@@ -124,10 +124,10 @@ def members(config: Config, section: str, named: str | list[str]) -> list[str]:
 
 def cases(config: Config, named: str | list[str]) -> list[list[str]]:
     """[variant, KV-cache format] of a list or set of variants, with this scale's stand-ins, doubles dropped."""
-    found = []
+    stand_ins, found = config["stand_ins"], []
     for item in members(config, "variants", named):
-        variant, _, kv_cache = item.partition("/")
-        found.append((config["stand_ins"].get(variant, variant), kv_cache or "auto"))
+        variant, _, kv_cache = stand_ins.get(item, item).partition("/")
+        found.append((stand_ins.get(variant, variant), kv_cache or "auto"))
     return [list(case) for case in _unique(found)]
 
 
