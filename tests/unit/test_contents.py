@@ -22,7 +22,7 @@ ITEMS = {
     },
     "blog": {*(f"Figure {number}" for number in range(1, 8)), *(f"Table {number}" for number in range(1, 9))},
 }
-PARTS = {"Figure 2, left", "training cost (Sections 1 and 3.4, Appendix B.1; blog, footnote 1)"}
+PARTS = {"Figure 2, left", "training cost"}
 
 
 @cache
