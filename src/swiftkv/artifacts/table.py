@@ -28,6 +28,7 @@ _LATEX = str.maketrans({
 
 _UNKNOWN = re.compile("[^\x00-\xff]")  # what pdflatex stops at; a reason or a title may hold anything
 _LONG_WORD = re.compile(r"\S{25,}")  # a path or a hash, which TeX would let run over the margin
+_LINE = 82  # wide characters of a line of a table over pages, in its small print on a narrow page
 _PAGE_LINES = 60  # of printed cells; more do not fit on a page with title and notes
 _CELL, _HEADER = 44, 20  # characters of a line of a cell and of a header in LaTeX
 
@@ -171,22 +172,37 @@ def _to_longtable(table: Table) -> str:
     title = rf"\caption{{{_latex_line(table.title)}}}\label{{tab:{table.label}}}\\"
     for number, panel in enumerate(table.panels):
         frame = panel.frame.map(_latex_wrapped).rename(columns=_latex_wrapped)
-        longest = [
-            max(len(line) for cell in (column, *panel.frame[column]) for line in str(cell).split("\n"))
-            for column in panel.frame.columns
-        ]
-        shares = [min(length, _CELL) for length in longest]
+        shares = _shares(panel.frame)
         columns = "".join(
-            r">{\raggedright\arraybackslash}p{\dimexpr " f"{share / sum(shares):.4f}" r"\linewidth-2\tabcolsep\relax}"
+            r">{\raggedright\arraybackslash}p{\dimexpr " f"{share:.4f}" r"\linewidth-2\tabcolsep\relax}"
             for share in shares
         )
-        if panel.caption:
-            lines.append(rf"\par\medskip\noindent\textbf{{{_latex_line(panel.caption)}}}\nopagebreak")
         grid = frame.style.hide(axis="index").to_latex(environment="longtable", hrules=True, column_format=columns)
-        begin = rf"\begin{{longtable}}{{{columns}}}"
-        lines.append(grid.replace(begin, begin + "\n" + title, 1) if number == 0 else grid)
+        if panel.caption:
+            heading = rf"\multicolumn{{{len(frame.columns)}}}{{l}}{{\textbf{{{_latex_line(panel.caption)}}}}} \\"
+            grid = grid.replace(r"\toprule", heading + "\n" + r"\toprule", 1)
+        if number == 0:
+            begin = rf"\begin{{longtable}}{{{columns}}}"
+            grid = grid.replace(begin, begin + "\n" + title, 1)
+        else:  # one table, however many grids it has
+            lines.append(r"\addtocounter{table}{-1}")
+        lines.append(grid)
     lines += [rf"\par\noindent {_latex_line(note)}\par" for note in table.notes]
     return "\n".join([*lines, "}", ""])
+
+
+def _shares(frame: pd.DataFrame) -> list[float]:
+    """Shares of the line for the columns of a table over pages: as long as its lines, as wide as its longest word."""
+    lines, words = [], []
+    for column in frame.columns:
+        text = [str(cell) for cell in (column, *frame[column])]
+        lines.append(min(_CELL, max(len(line) for cell in text for line in cell.split("\n"))))
+        words.append(max((len(word) for cell in text for word in re.split(r"[\s/_.:,={}-]+", cell)), default=1))
+    least = [(word + 2) / _LINE for word in words]
+    spare = max(0.0, 1 - sum(least))
+    wanted = [max(0.0, line / sum(lines) - share) for line, share in zip(lines, least, strict=True)]
+    shares = [share + spare * more / (sum(wanted) or 1) for share, more in zip(least, wanted, strict=True)]
+    return [share / sum(shares) for share in shares]
 
 
 def _printed_lines(panel: Panel) -> int:
@@ -279,8 +295,9 @@ def _latex_line(text: str) -> str:
 
 
 def _latex_wrapped(text: str) -> str:
-    """A cell of a column that wraps by itself."""
-    return r"\newline ".join(map(_latex_line, str(text).split("\n")))
+    """A cell of a column that wraps by itself, also inside names."""
+    breakable = re.sub(r"(?<=[/_.:,={}-])(?=\S)", "\N{ZERO WIDTH SPACE}", str(text))
+    return r"\newline ".join(map(_latex_line, breakable.split("\n")))
 
 
 def _latex_header(text: str) -> str:
