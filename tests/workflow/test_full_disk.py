@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.distill_helpers import RECIPE
+
 ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
 
@@ -64,7 +66,7 @@ def test_writing_text(tmp_path, chats):
 def test_writing_tensors(tmp_path, chats, tiny_source):
     disk = tmp_path / "disk"
     disk.mkdir()
-    recipe = json.dumps({"data": "x", "max_length": 256})
+    recipe = json.dumps(RECIPE | {"max_length": 256})
     status, said = run_on_a_small_disk(
         disk, "64k", "workflow/scripts/pack.py", f"--model-source={tiny_source}", f"--recipe={recipe}", f"--data={chats}",
         f"--output={disk / 'rows.safetensors'}",

@@ -197,7 +197,9 @@ def _shares(frame: pd.DataFrame) -> list[float]:
     for column in frame.columns:
         text = [str(cell) for cell in (column, *frame[column])]
         lines.append(min(_CELL, max(len(line) for cell in text for line in cell.split("\n"))))
-        words.append(max((len(word) for cell in text for word in re.split(r"[\s/_.:,={}-]+", cell)), default=1))
+        words.append(
+            max((len(word) for cell in text for word in re.split(r"[\s/_:={}-]+|[.,](?=[A-Za-z{])", cell)), default=1)
+        )
     least = [(word + 2) / _LINE for word in words]
     spare = max(0.0, 1 - sum(least))
     wanted = [max(0.0, line / sum(lines) - share) for line, share in zip(lines, least, strict=True)]
@@ -296,7 +298,7 @@ def _latex_line(text: str) -> str:
 
 def _latex_wrapped(text: str) -> str:
     """A cell of a column that wraps by itself, also inside names."""
-    breakable = re.sub(r"(?<=[/_.:,={}-])(?=\S)", "\N{ZERO WIDTH SPACE}", str(text))
+    breakable = re.sub(r"(?<=[/_:={}-])(?=\S)|(?<=[.,])(?=[A-Za-z{])", "\N{ZERO WIDTH SPACE}", str(text))
     return r"\newline ".join(map(_latex_line, breakable.split("\n")))
 
 
