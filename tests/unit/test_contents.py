@@ -122,3 +122,11 @@ def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     with pytest.raises(UserError, match=message) as error:
         contents.check(config)
     assert "artifacts.table2" in str(error.value)
+
+
+def test_speed_beside_quality_needs_both(config):
+    config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "it cannot be scored"}
+    assert contents.resolve(config, "figure3")["unmeasured"] == {}
+    unmeasured = contents.resolve(config, "speed_and_quality")["unmeasured"]["llama-3.1-8b"]
+    assert unmeasured["baseline"] == "it cannot be scored"
+    assert not any("llama-3.1-8b" in path for path in contents.needs(config, "speed_and_quality")["scores"])

@@ -41,7 +41,7 @@ def pattern(config: Config, form: str) -> str:
 def left_out(config: Config, name: str) -> str | None:
     """Why this scale does not make an artifact; None if it does."""
     entry = config["artifacts"][name]
-    if entry["kind"] == "absent":
+    if kind_of(config, name).make is None:
         return entry["reason"]
     scopes = entry.get("parts") or ([entry] if "models" in entry else [])
     if scopes and not any(_models(config, scope["models"]) for scope in scopes):
@@ -84,11 +84,14 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
             for part in raw["parts"]
         ]
     pairs = _pairs(entry)
+    # Served, scored, or both.
+    ways = [True] * ("points" in raw) + [False] * ("tasks" in raw or "points" not in raw)
     entry["specs"], entry["unmeasured"] = {}, {}
     for model, variant in pairs:
         entry["specs"].setdefault(model, {})[variant] = cfg.spec(config, model, variant)
-        if reason := cfg.unmeasured(config, model, variant, served="points" in raw):
-            entry["unmeasured"].setdefault(model, {})[variant] = reason
+        reasons = [cfg.unmeasured(config, model, variant, served=served) for served in ways]
+        if any(reasons):
+            entry["unmeasured"].setdefault(model, {})[variant] = next(filter(None, reasons))
     if "points" in raw:
         entry["points"] = {point: cfg.point(config, point) for point in members(config, "points", raw["points"])}
     if "tasks" in raw:

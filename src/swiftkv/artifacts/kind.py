@@ -57,7 +57,7 @@ class Kind:
         needs: the files an artifact is made of, by name: `needs(config, entry)` with the entry as `contents.resolve`
             gives it. Paths are those of the workflow's results, or of `resources/`.
         make: draws it: `make(entry, files)` gives a `table.Table` or a `drawing.Drawing`. A pure function of the entry
-            and the files.
+            and the files. None where nothing can be made; the entry then gives the `reason`.
         exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
         extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`.
     """
@@ -65,7 +65,7 @@ class Kind:
     form: str
     scope: tuple[str, ...]
     needs: Callable[[Config, Entry], dict[str, list[str]]]
-    make: Callable[[Entry, Files], Any]
+    make: Callable[[Entry, Files], Any] | None
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     exactly: Mapping[str, int] = field(default_factory=dict)

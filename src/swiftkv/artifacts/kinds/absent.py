@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import Kind
 
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {}
-
-
-def make(entry: Entry, files: Files) -> None:
-    raise NotImplementedError(f"{entry['name']} is not made: {entry['reason']}")
-
-
-KIND = Kind("table", (), needs, make, own={"reason": {"type": "string"}})
+KIND = Kind("table", (), needs=lambda config, entry: {}, make=None, own={"reason": {"type": "string"}})
