@@ -1,4 +1,4 @@
-"""The claims of the paper and the blog post: that they are well-formed, and that verdicts stay within their error bars."""
+"""The claims of the paper and the blog post: that they are well-formed and that the paper's own tables judge them."""
 
 import csv
 from pathlib import Path
@@ -7,21 +7,12 @@ import pytest
 import yaml
 
 from swiftkv.artifacts import contents
+from swiftkv.artifacts.claims_file import cells, read_claims
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.artifacts.records import read_published
-from swiftkv.artifacts.verdicts import (
-    DIRECTION,
-    FAILS,
-    FAILS_HERE,
-    HOLDS,
-    UNDECIDED,
-    UNMEASURED,
-    Scene,
-    cells,
-    judge,
-    read_claims,
-)
+from swiftkv.artifacts.verdicts import HOLDS, UNMEASURED, Scene, judge
 from swiftkv.errors import UserError
+from tests.unit.claim_helpers import made_claim, made_row
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "resources" / "paper"
@@ -188,209 +179,6 @@ def published_throughput(published):
     return rows
 
 
-MODEL = {"name": "mine", "title": "My model", "published": "theirs"}
-OTHER = {"name": "small", "title": "Small model", "published": "small"}
-
-
-def scene(rows, **changes) -> Scene:
-    named = {
-        "tables": {"t": rows},
-        "roles": {"small": MODEL, "large": None},
-        "models": {"small": "theirs", "large": "big"},
-    }
-    return Scene(**{**named, "benchmarks": 7, **changes})
-
-
-def row(variant="swiftkv-50", **values):
-    return {"model": "mine", "variant": variant, **values}
-
-
-def claim(how="cell", where=None, **keys):
-    cell = {"artifact": "t", "column": "x", "where": {"role": "small", **(where or {})}}
-    return {"id": "c", "text": "x", "place": "paper", how: cell, **keys}
-
-
-def verdict(rows, made, **changes):
-    return judge(made, scene(rows, **changes)).verdict
-
-
-def gap(**keys):
-    first, second = (
-        {"artifact": "t", "column": "x", "where": {"role": "small", "variant": name}} for name in ("a", "b")
-    )
-    return {"id": "c", "text": "x", "place": "paper", "difference": [first, second], **keys}
-
-
-@pytest.mark.parametrize(
-    ("value", "stderr", "expected"),
-    [
-        (1.5, 0.1, HOLDS),  # 1.3 to 1.7
-        (1.5, None, HOLDS),
-        (1.1, 0.1, DIRECTION),  # reaches below 1, but stays above 0.5
-        (0.7, 0.05, DIRECTION),  # surely below 1, surely above 0.5
-        (0.6, 0.1, UNDECIDED),  # reaches below 0.5 as well
-        (1.5, 0.6, UNDECIDED),
-        (0.2, 0.1, FAILS),
-        (0.2, None, FAILS),
-        (0.2, 0.2, UNDECIDED),
-    ],
-)
-def test_verdict_on_the_papers_model(value, stderr, expected):
-    assert verdict([row(x=value, x_stderr=stderr)], claim(holds=[1, None], direction=[0.5, None])) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "stderr", "expected"),
-    [
-        (1.5, 0.1, DIRECTION),
-        (0.7, 0.05, DIRECTION),
-        (0.6, 0.1, UNDECIDED),
-        (0.2, 0.1, FAILS_HERE),
-        (0.2, None, FAILS_HERE),
-    ],
-)
-def test_another_model_decides_only_the_direction(value, stderr, expected):
-    rows = [{"model": "small", "variant": "swiftkv-50", "x": value, "x_stderr": stderr}]
-    found = judge(claim(holds=[1, None], direction=[0.5, None]), scene(rows, roles={"small": OTHER}))
-    assert found.verdict == expected
-    assert "Small model in place of theirs" in found.reason and found.measured.models == ("Small model",)
-
-
-def test_without_a_weaker_form_another_model_decides_nothing():
-    rows = [{"model": "small", "variant": "swiftkv-50", "x": 5.0}]
-    found = judge(claim(holds=[1, None]), scene(rows, roles={"small": OTHER}))
-    assert found.verdict == UNMEASURED and found.measured.value == 5 and found.reason.startswith("needs theirs")
-    assert verdict([row(x=0.2)], claim(holds=[1, None])) == FAILS
-    assert verdict([row(x=1.1, x_stderr=0.1)], claim(holds=[1, None])) == UNDECIDED
-
-
-@pytest.mark.parametrize(
-    ("conditions", "expected"),
-    [
-        ({"conditions": "4 × NVIDIA H100 80GB HBM3, vLLM 1"}, HOLDS),
-        ({"conditions": "8 × NVIDIA H100 80GB HBM3, vLLM 1"}, DIRECTION),
-        ({"conditions": "4 × NVIDIA A100, vLLM 1"}, DIRECTION),
-        ({"conditions": "AMD EPYC, 2 cores"}, DIRECTION),
-        ({"device": "NVIDIA H100 80GB HBM3", "gpus": 4.0}, HOLDS),
-        ({"device": "AMD EPYC, 2 cores", "gpus": 0.0}, DIRECTION),
-        ({}, DIRECTION),
-    ],
-)
-def test_speed_holds_only_on_the_papers_hardware(conditions, expected):
-    made = claim(holds=[1, None], direction=[1, None], hardware="4 x H100")
-    assert verdict([row(x=2.0, **conditions)], made) == expected
-
-
-def test_no_error_known_is_said():
-    assert judge(claim(holds=[1, None]), scene([row(x=2.0)])).reason == "no error known"
-    assert judge(claim(holds=[1, None]), scene([row(x=2.0, x_stderr=0.1)])).reason == ""
-
-
-def test_errors_of_a_difference_add_in_quadrature():
-    rows = [row("a", x=10.0, x_stderr=3.0), row("b", x=4.0, x_stderr=4.0)]
-    measured = judge(gap(holds=[0, None]), scene(rows)).measured
-    assert (measured.value, measured.stderr) == (6.0, 5.0)
-    assert verdict(rows, gap(holds=[0, None])) == UNDECIDED  # 6 - 2 * 5 < 0
-    assert judge(gap(holds=[0, None]), scene([rows[0], row("b", x=4.0)])).measured.stderr is None
-
-
-def test_errors_of_a_ratio_are_of_first_order():
-    rows = [row("a", x=6.0, x_stderr=0.6), row("b", x=2.0, x_stderr=0.1)]
-    made = gap(holds=[1, None])
-    made["ratio"] = made.pop("difference")
-    measured = judge(made, scene(rows)).measured
-    assert measured.value == pytest.approx(3.0)
-    assert measured.stderr == pytest.approx(3.0 * (0.1**2 + 0.05**2) ** 0.5)
-
-
-def test_largest_smallest_and_rises():
-    rows = [row(x=value, n=float(n)) for n, value in enumerate([1.0, 3.0, 2.5])]
-    value = lambda how: judge(claim(how, holds=[0, None]), scene(rows)).measured.value  # noqa: E731
-    assert (value("largest"), value("smallest")) == (3.0, 1.0)
-    rising = claim("rises", holds=[0, None], direction=[-0.6, None])
-    rising["rises"]["along"] = "n"
-    assert judge(rising, scene(rows[::-1])).measured.value == -0.5  # the order of the rows does not matter
-    assert verdict(rows, rising) == DIRECTION and verdict(rows[:2], rising) == HOLDS
-    assert verdict(rows[:1], rising) == UNMEASURED
-    with pytest.raises(UserError, match="same n"):
-        judge(rising, scene([rows[0], rows[0]]))
-
-
-def test_empty_cells_of_many_are_counted():
-    found = judge(claim("smallest", holds=[0, None]), scene([row(x=1.0), row(x=None)]))
-    assert found.verdict == HOLDS and "1 of 2 cells are empty" in found.reason
-
-
-def test_selectors():
-    rows = [
-        row(x=float(rate), rate=rate, point=point)
-        for point, rates in (("p", (1, 2, 4)), ("q", (3, 5)))
-        for rate in rates
-    ]
-    rows.append(row("baseline", x=9.0, rate=1, point="p"))
-
-    def chosen(how="largest", **where):
-        return judge(claim(how, where, holds=[0, None]), scene(rows)).measured.value
-
-    assert chosen(variant="swiftkv-50", rate="lowest", how="cell") == 1
-    assert chosen(variant={"not": "baseline"}, rate="highest") == 5
-    assert chosen(variant={"not": "baseline"}, rate={"is": "lowest", "per": "point"}) == 3
-    assert chosen(variant={"not": "baseline"}, rate={"not": "lowest", "per": "point"}, how="smallest") == 2
-    assert chosen(variant="baseline", rate=1) == 9
-
-
-def test_a_number_takes_the_nearest_and_says_so_where_it_is_another():
-    rows = [row(x=1.5, n=512.0), row(x=2.0, n=6000.0)]
-    found = judge(claim(where={"n": 128000}, holds=[1.9, 2.1], direction=[1, None]), scene(rows))
-    assert (found.verdict, found.measured.value) == (DIRECTION, 2.0) and "n 6,000 in place of 128,000" in found.reason
-    assert verdict(rows, claim(where={"n": 6144}, holds=[1.9, 2.1])) == HOLDS  # 2 % away
-
-
-def test_an_average_over_fewer_benchmarks_is_another():
-    rows = [row(average=50.0, average_tasks="a b c d e f")]
-    made = claim(holds=[40, None], direction=[40, None])
-    made["cell"]["column"] = "average"
-    assert verdict(rows, made) == DIRECTION
-    assert verdict([row(average=50.0, average_tasks="a b c d e f g")], made) == HOLDS
-
-
-def test_words_are_compared():
-    assert verdict([row(x="oom")], claim(holds="oom")) == HOLDS
-    assert verdict([row(x="ok")], claim(holds="oom")) == FAILS
-    small = [{"model": "small", "x": "oom"}]
-    assert verdict(small, claim(holds="oom"), roles={"small": OTHER}) == DIRECTION
-
-
-@pytest.mark.parametrize(
-    ("changes", "made", "reason"),
-    [
-        ({"tables": {}}, {}, "t is not among this scale's artifacts"),
-        ({"absent": {"t": "no reason"}}, {}, "t is not made: no reason"),
-        ({"stand_ins": {"a": "b"}}, {"where": {"variant": "a"}}, "b stands in for a"),
-        ({}, {"where": {"variant": "none"}}, "t has no row of My model with variant none"),
-        ({}, {"where": {"role": "large"}}, "no model of this scale plays the role large"),
-        ({"tables": {"t": [row(x=None, reason="broken")]}}, {}, "no x, broken"),
-        ({"tables": {"t": [row(x=None, status="oom")]}}, {}, "no x, out of memory"),
-        ({"roles": {"small": MODEL, "large": MODEL}}, {"against": "large"}, "plays both"),
-    ],
-)
-def test_what_is_not_measured_says_why(changes, made, reason):
-    found = judge(claim(holds=[0, None], **made), scene([row(x=1.0)], **changes))
-    assert (found.verdict, found.measured) == (UNMEASURED, None) and reason in found.reason
-
-
-def test_a_cell_that_matches_several_rows_is_an_error():
-    with pytest.raises(UserError, match="claim c: its cell matches 2 rows of t.csv"):
-        judge(claim(holds=[0, None]), scene([row(x=1.0), row(x=1.0)]))
-    with pytest.raises(UserError, match="t.csv has no column 'y'"):
-        judge(claim(where={"y": 1}, holds=[0, None]), scene([row(x=1.0)]))
-
-
-def test_rows_of_published_statements_are_not_measurements():
-    rows = [row(x=1.0, row="measured"), row(x=2.0, row="published")]
-    assert judge(claim(holds=[0, None]), scene(rows)).measured.value == 1.0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -403,7 +191,9 @@ def test_rows_of_published_statements_are_not_measurements():
 )
 def test_a_wrong_claim_is_refused_with_its_place(tmp_path, change, message):
     file = tmp_path / "claims.yaml"
-    file.write_text(yaml.safe_dump({"models": {}, "benchmarks": 7, "claims": {"g": [claim(holds=[0, 1]) | change]}}))
+    file.write_text(
+        yaml.safe_dump({"models": {}, "benchmarks": 7, "claims": {"g": [made_claim(holds=[0, 1]) | change]}})
+    )
     with pytest.raises(UserError, match=message) as error:
         read_claims(file)
     assert "claims.g.0" in str(error.value)
@@ -419,7 +209,7 @@ def test_the_table_of_claims(tmp_path, config):
     for name in entry["judged_on"]:
         files[name] = [tmp_path / f"{name}.csv"]
         files[name][0].write_text("model,variant,row\n")
-    lines = [row(variant, model="llama-3.1-8b", kv_cache="auto", average=average, average_stderr=0.1)
+    lines = [made_row(variant, model="llama-3.1-8b", kv_cache="auto", average=average, average_stderr=0.1)
              for variant, average in (("baseline", 73.7), ("swiftkv-50", 72.7))]  # fmt: skip
     with open(files["table2"][0], "w", newline="") as stream:
         writer = csv.DictWriter(stream, [*lines[0], "prefill_reduction_percent"])

@@ -90,7 +90,10 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
 
     used = []
     expected = losses()
-    process = lambda is_causal, **given: {**given, "causal": is_causal}  # noqa: E731
+
+    def process(is_causal, **given):
+        return {**given, "causal": is_causal}
+
     functions = ((None, varlen_attention, None, None, None), (process, process))
     monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda _: functions)
     monkeypatch.setattr(flex, "compile_friendly_flex_attention", lambda *a, training, **k: flex_attention(*a, **k))

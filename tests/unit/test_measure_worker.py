@@ -93,7 +93,10 @@ class FakeEngine:
 @pytest.fixture
 def sampling(monkeypatch):
     """Sampling parameters without vLLM."""
-    made = lambda tokens: SimpleNamespace(max_tokens=tokens, ignore_eos=True)  # noqa: E731
+
+    def made(tokens):
+        return SimpleNamespace(max_tokens=tokens, ignore_eos=True)
+
     monkeypatch.setattr(engine_program, "_forced", made)
 
 

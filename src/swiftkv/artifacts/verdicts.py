@@ -1,7 +1,4 @@
-"""Judging claims: cells of artifacts' CSVs, the quantity a claim makes of them, and a verdict within its error bars.
-
-`resources/paper/claims.yaml` holds the claims and describes how they are written.
-"""
+"""Judging claims: cells of artifacts' CSVs, the quantity a claim makes of them, and a verdict within its error bars."""
 
 from __future__ import annotations
 
@@ -9,14 +6,11 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from swiftkv.artifacts.claims_file import Claim, cells
 from swiftkv.errors import UserError
 
-Claim = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 HOLDS, DIRECTION, UNDECIDED, UNMEASURED = "holds", "holds in direction", "undecided", "not measured"
@@ -24,54 +18,6 @@ FAILS, FAILS_HERE = "does not hold", "does not hold here"
 VERDICTS = (HOLDS, DIRECTION, UNDECIDED, FAILS, FAILS_HERE, UNMEASURED)
 ERRORS = 2  # standard errors on either side that an error bar reaches
 NEAR = 0.05  # how far, relatively, a length or a depth may be from the one a claim names and still be the same
-
-_TEXT = {"type": "string"}
-_CELL = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["artifact", "column", "where"],
-    "properties": {
-        "artifact": _TEXT,
-        "column": _TEXT,
-        "where": {"type": "object", "required": ["role"]},
-        "along": _TEXT,
-    },
-}
-_PAIR = {"type": "array", "minItems": 2, "maxItems": 2, "items": _CELL}
-_BOUND = {"type": ["number", "null"]}
-_BOUNDS = {"type": "array", "minItems": 2, "maxItems": 2, "items": _BOUND}
-_ROLES = {"type": "object", "additionalProperties": _TEXT}
-SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["models", "benchmarks", "claims"],
-    "properties": {
-        "models": _ROLES,
-        "benchmarks": {"type": "integer"},
-        "claims": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["id", "text", "place", "holds"],
-                    "properties": {
-                        **dict.fromkeys(("id", "text", "place", "note", "unit", "against"), _TEXT),
-                        **dict.fromkeys(("cell", "largest", "smallest", "rises"), _CELL),
-                        **dict.fromkeys(("difference", "ratio"), _PAIR),
-                        "holds": {"anyOf": [_BOUNDS, _TEXT]},
-                        "direction": _BOUNDS,
-                        "hardware": {"type": "string", "pattern": r"^\d+ x \w+$"},
-                    },
-                    "oneOf": [
-                        {"required": [how]} for how in ("cell", "largest", "smallest", "rises", "difference", "ratio")
-                    ],
-                },
-            },
-        },
-    },
-}
 
 
 class Unmeasured(Exception):
@@ -119,34 +65,6 @@ class Verdict:
     verdict: str
     measured: Measured | None
     reason: str
-
-
-def read_claims(path: str | Path) -> dict[str, Any]:
-    """claims.yaml, checked.
-
-    Raises:
-        UserError: a missing file, or one that is not well-formed; the sentence names the place.
-    """
-    import jsonschema
-
-    try:
-        content = yaml.load(
-            Path(path).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(SCHEMA).iter_errors(content))
-    if error is not None:
-        raise UserError(f"{path}, at {'.'.join(map(str, error.absolute_path))}: {error.message}")
-    return content
-
-
-def cells(claim: Claim) -> list[Mapping[str, Any]]:
-    """The cells a claim is about."""
-    named = next(claim[how] for how in _QUANTITIES if how in claim)
-    return list(named) if isinstance(named, list) else [named]
 
 
 def judge(claim: Claim, scene: Scene) -> Verdict:

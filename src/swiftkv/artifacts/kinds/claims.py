@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.claims_file import Claim, cells, read_claims
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING, read_published
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
-from swiftkv.artifacts.verdicts import VERDICTS, Claim, Measured, Scene, Verdict, cells, judge, read_claims
+from swiftkv.artifacts.verdicts import VERDICTS, Measured, Scene, Verdict, judge
 
 CLAIMS = "resources/paper/claims.yaml"
 PROJECT = Path(__file__).parents[4]
