@@ -101,7 +101,7 @@ def _check_model(config: dict[str, Any], name: str) -> None:
 
 
 def _check_recipe(config: dict[str, Any], name: str) -> None:
-    """The recipe on every model that plays a role at this scale."""
+    """The recipe on every model in use."""
     place = f"config, at recipes.{name}"
     _defined(config, "data", config["recipes"][name]["data"], f"recipes.{name}")
     try:
@@ -159,8 +159,10 @@ def _check_trained(config: dict[str, Any], name: str, model: str | None) -> None
 
 
 def _in_use(config: dict[str, Any]) -> list[str]:
-    """The models that play a role at this scale."""
-    return [name for name in config["models"] if name in config["roles"].values()]
+    """The models that play a role at this scale, or that an artifact names itself."""
+    scopes = [scope for entry in config["artifacts"].values() for scope in (entry, *entry.get("parts", []))]
+    named = {*config["roles"].values(), *(name for scope in scopes for name in scope.get("models", []))}
+    return [name for name in config["models"] if name in named]
 
 
 def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | None] | None:

@@ -324,3 +324,11 @@ def test_every_key_of_the_schema_is_described():
     for name, node in {"config": schema, **definitions}.items():
         walk(node, name)
     assert not bare
+
+
+def test_a_model_that_an_artifact_names_itself_is_checked_too(config):
+    config["models"]["mine"] = config["models"]["llama-3.1-8b"] | {"gpus": {"distill": 24, "score": 1}}
+    cfg.check(config, SCHEMA)
+    config["artifacts"] = {"a": {"kind": "quality", "parts": [{"models": ["mine"]}]}}
+    with pytest.raises(UserError, match="for model 'mine': batch_size 32 is not a multiple of 24 ranks"):
+        cfg.check(config, SCHEMA)
