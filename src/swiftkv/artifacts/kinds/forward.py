@@ -142,6 +142,8 @@ def _label(serving: Serving, case: Case) -> str:
 
 def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
     gains.axhline(1, color="black", linewidth=0.8, zorder=0)
+    if data["speedup"].isna().all():
+        gains.text(0.5, 0.6, "no baseline to compare with", transform=gains.transAxes, ha="center", fontsize=7)
     for case in serving.cases:
         curve = data[(data["variant"] == case.variant) & (data["kv_cache"] == case.kv_cache)].dropna(
             subset="batch_tokens"
