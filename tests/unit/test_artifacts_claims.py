@@ -12,6 +12,7 @@ from swiftkv.artifacts.kinds import KINDS
 from swiftkv.artifacts.records import read_published
 from swiftkv.artifacts.verdicts import HOLDS, UNMEASURED, Scene, judge
 from swiftkv.errors import UserError
+from tests.unit.artifact_helpers import scale
 from tests.unit.claim_helpers import made_claim, made_row
 
 ROOT = Path(__file__).parents[2]
@@ -57,10 +58,7 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def config():
-    merged = {}
-    for name in ("config.yaml", "artifacts.yaml"):
-        merged |= yaml.safe_load((ROOT / name).read_text())
-    return merged
+    return scale()
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,14 @@
 """The contents page against the paper's and the blog post's own lists of tables and figures."""
 
-import copy
-from functools import cache
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
+from tests.unit import artifact_helpers
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "resources" / "paper"
@@ -25,35 +23,14 @@ ITEMS = {
 PARTS = {"Figure 2, left", "training cost"}
 
 
-@cache
-def parsed(name):
-    return yaml.load((ROOT / name).read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
-def read(*names):
-    merged = {}
-    for name in names:
-        _merge(merged, parsed(name))
-    return merged
-
-
-def _merge(into, changes):
-    for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = copy.deepcopy(value)
-
-
-@pytest.fixture(scope="module", params=["paper", "local", "smoke"])
+@pytest.fixture(scope="module", params=["", "local", "smoke"], ids=["paper", "local", "smoke"])
 def scale(request):
-    override = [] if request.param == "paper" else [f"profiles/{request.param}/override.yaml"]
-    return read("config.yaml", "artifacts.yaml", *override)
+    return artifact_helpers.scale(request.param)
 
 
 @pytest.fixture
 def config():
-    return read("config.yaml", "artifacts.yaml")
+    return artifact_helpers.scale()
 
 
 @pytest.mark.parametrize("source", ["paper", "blog"])
