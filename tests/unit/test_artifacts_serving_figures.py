@@ -182,6 +182,16 @@ def test_latency_curves_limits_and_boundaries(tmp_path):
     assert measured["status"][("interactive-8k", "swiftkv-50")] == "oom"  # a single row
 
 
+def test_a_baseline_that_sustains_every_rate_has_no_boundary_to_compare_with(tmp_path):
+    records = [record("latency", point, *case, latencies(100)) for point in interactive() for case in CASES]
+    made = make(tmp_path, entry("latency", interactive(), CASES), records)
+    one = made.data.set_index("variant").loc["swiftkv-50"]
+    assert set(one["boundary_found"]) == {False}
+    assert one["highest_sustained_rate_limit"].isna().all() and one["sustained_rate_speedup"].isna().all()
+    own, _, _ = texts(made.figure)
+    assert "≥ 16" in own and not any("×" in text for text in own)
+
+
 def test_reductions_are_only_at_rates_of_the_grid_that_both_measured(tmp_path):
     result = latencies(9, rates=(1, 2, 4, 8, 11))
     points = {"p": {"input_tokens": 2000, "request_rates": [1, 2, 4, 16]}}

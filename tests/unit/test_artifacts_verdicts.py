@@ -113,7 +113,7 @@ def test_errors_of_a_ratio_are_of_first_order():
 
 
 def test_largest_smallest_and_rises():
-    rows = [made_row(x=value, n=float(n)) for n, value in enumerate([1.0, 3.0, 2.5])]
+    rows = [made_row(x=value, n=float(n)) for n, value in enumerate([1.0, 3.0, 2.75, 2.5])]
 
     def value(how):
         return judge(made_claim(how, holds=[0, None]), scene(rows)).measured.value
@@ -121,7 +121,7 @@ def test_largest_smallest_and_rises():
     assert (value("largest"), value("smallest")) == (3.0, 1.0)
     rising = made_claim("rises", holds=[0, None], direction=[-0.6, None])
     rising["rises"]["along"] = "n"
-    assert judge(rising, scene(rows[::-1])).measured.value == -0.5  # the order of the rows does not matter
+    assert judge(rising, scene(rows[::-1])).measured.value == -0.5  # of both falls together, in any order of rows
     assert verdict(rows, rising) == DIRECTION and verdict(rows[:2], rising) == HOLDS
     assert verdict(rows[:1], rising) == UNMEASURED
     with pytest.raises(UserError, match="same n"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,9 +160,11 @@ def wide_axis(axis, values: Iterable[float]) -> None:
 
 
 def headline(figure: Figure, *lines: str) -> None:
-    """Write what a figure is above it; long lines are broken, empty ones left out."""
-    room = int(112 * figure.get_figwidth() / PAGE)
-    figure.suptitle("\n".join(part for line in lines for part in textwrap.wrap(line, room)), fontsize=8)
+    """Write what a figure is above it; long lines are broken, but not in their last brackets, and empty ones left out."""
+    room, space = int(112 * figure.get_figwidth() / PAGE), "\N{NO-BREAK SPACE}"
+    kept = [re.sub(r" (?=[^()]*\)$)", space, line) for line in lines]
+    broken = [part for line in kept for part in textwrap.wrap(line, room)]
+    figure.suptitle("\n".join(broken).replace(space, " "), fontsize=8)
 
 
 def handle(appearance: Look, label: str, bars: bool = False) -> Any:

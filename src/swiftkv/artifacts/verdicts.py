@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -308,7 +309,7 @@ def _extreme(how: str, choose: Callable[..., Row]) -> Callable[[Claim, Sequence[
 
 
 def _rises(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
-    """The smallest step from one row to the next along a column; a fall is negative."""
+    """The smallest change from a row to any later one along a column: the smallest step up, or the deepest fall."""
     cell = claim["rises"]
     known, remarks = _known(picked[0], cell)
     ordered = sorted(known, key=lambda row: row[cell["along"]])
@@ -320,7 +321,7 @@ def _rises(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
     column, errors = cell["column"], f"{cell['column']}_stderr"
     steps = [
         (after[column] - before[column], _quadrature(before.get(errors), after.get(errors)))
-        for before, after in zip(ordered, ordered[1:], strict=False)
+        for before, after in itertools.combinations(ordered, 2)
     ]
     return *min(steps, key=lambda step: step[0]), remarks
 

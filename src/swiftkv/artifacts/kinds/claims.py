@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,9 @@ def make(entry: Entry, files: Files) -> Table:
     notes = [
         f"{len(verdicts)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count) + ".",
         "holds, does not hold: to the digits stated, on the model and hardware the claim is about. holds in direction, does "
-        "not hold here: the claim's weaker form, or measured on another model or other hardware. undecided: the error bar of "
-        "two standard errors reaches over the bound. Errors of two cells are taken as independent. Speed has no error bar "
-        "here; its weaker forms ask for 5 %.",
+        "not hold here: the claim's weaker form (in brackets), or measured on another model or other hardware. undecided: "
+        "the error bar of two standard errors reaches over the bound. Errors of two cells are taken as independent. Speed has "
+        "no error bar here; its weaker forms ask for 5 %.",
         *entry.get("notes", []),
         *footnotes.lines(),
     ]
@@ -96,18 +97,23 @@ def _printed(claim: Claim, found: Verdict, footnotes: Footnotes) -> dict[str, st
     return {
         "Claim": claim["text"],
         "Place": claim["place"],
-        "Needed": _bounds(claim),
+        "Needed\n(in direction)": _needed(claim),
         "Measured": _measured(found.measured, claim.get("unit")),
         "Verdict": " ".join([found.verdict, *marks]),
     }
 
 
-def _bounds(claim: Claim) -> str:
-    if isinstance(claim["holds"], str):
-        return claim["holds"]
-    low, high = (None if bound is None else f"{bound:,.10g}" for bound in claim["holds"])
-    text = f"{low} to {high}" if low and high else f"≥ {low}" if low else f"≤ {high}"
-    return " ".join(filter(None, [text, claim.get("unit")]))
+def _needed(claim: Claim) -> str:
+    """The values with which a claim holds, and below them those of its weaker form."""
+    needed = " ".join(filter(None, [_bounds(claim["holds"]), claim.get("unit")]))
+    return f"{needed}\n({_bounds(claim['direction'])})" if "direction" in claim else needed
+
+
+def _bounds(bounds: str | Sequence[float | None]) -> str:
+    if isinstance(bounds, str):
+        return bounds
+    low, high = (None if bound is None else f"{bound:,.10g}" for bound in bounds)
+    return f"{low} to {high}" if low and high else f"≥ {low}" if low else f"≤ {high}"
 
 
 def _measured(measured: Measured | None, unit: str | None) -> str:

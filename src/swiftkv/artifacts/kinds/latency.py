@@ -71,8 +71,13 @@ class _Series:
     @property
     def highest_limit(self) -> float | None:
         """The baseline's highest sustained rate times the request speed-up that the FLOP count allows."""
-        base, bound = value_of(self.base, "highest_sustained_rate"), limit(self.record)
-        return base * bound if base and bound and self.case != BASELINE else None
+        bound = limit(self.record)
+        return self.base_highest * bound if self.base_highest and bound and self.case != BASELINE else None
+
+    @property
+    def base_highest(self) -> float | None:
+        """The baseline's highest sustained rate; None where it sustained all that were tried."""
+        return value_of(self.base, "highest_sustained_rate") if _bounded(self.base) else None
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
@@ -96,6 +101,7 @@ def make(entry: Entry, files: Files) -> Drawing:
                 _curves(axes[row, number], series, metric)
                 axes[row, number].set_ylabel(label if single or number == 0 else "")
                 axes[row, number].set_xlabel("Requests a second")
+            axes[1, number].set_xlim(axes[0, number].get_xlim())  # which has the marks of the highest rates too
             draw_bars(axes[2, number], [""], [(each.appearance, [_highest_bar(each)]) for each in series])
             axes[2, number].set_ylabel("Highest sustained\nrequests a second" if single or number == 0 else "")
             if not single:
@@ -137,7 +143,7 @@ def frame(serving: Serving) -> pd.DataFrame:
                 "highest_sustained_rate": series.highest,
                 "boundary_found": _bounded(series.record) if series.rates else None,
                 "highest_sustained_rate_limit": series.highest_limit,
-                "sustained_rate_speedup": ratio(series.highest, value_of(series.base, "highest_sustained_rate")),
+                "sustained_rate_speedup": ratio(series.highest, series.base_highest),
                 "request_speedup_limit": limit(series.record),
                 "criterion": value_of(series.record, "criterion"),
             }
@@ -231,8 +237,8 @@ def _highest_bar(each: _Series) -> Bar:
         return Bar(None, note=absent(each.record))
     if each.highest is None:
         return Bar(None, note="none")
-    gain = ratio(each.highest, value_of(each.base, "highest_sustained_rate"))
-    known = gain is not None and each.record is not each.base and _bounded(each.base)
+    gain = ratio(each.highest, each.base_highest)
+    known = gain is not None and each.record is not each.base
     sign = "" if _bounded(each.record) else "≥ "
     return Bar(
         each.highest, each.highest_limit, f"{sign}{each.highest:.3g}" + (f"\n{sign}{gain:.2f}×" if known else "")
