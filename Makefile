@@ -6,7 +6,7 @@ REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
 .PHONY: setup reproduce report test smoke bench lint
 
-reproduce: .venv/.ready  ## every table and figure on a small real model (about an hour on two cores)
+reproduce: .venv/.ready  ## every table and figure on a small real model (about 70 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
 
 report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale

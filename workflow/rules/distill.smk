@@ -90,7 +90,7 @@ rule distill:
         gpu=get_gpus("distill"),
         nodes=lambda w: config["models"][w.model]["nodes"]["distill"],
         mem_mb=lambda w: (
-            3500 if config["models"][w.model]["gpus"]["distill"] == 0 else 900_000
+            5000 if config["models"][w.model]["gpus"]["distill"] == 0 else 900_000
         ),
         runtime="24h",
     params:
