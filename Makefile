@@ -12,8 +12,9 @@ reproduce: .venv/.ready  ## every table and figure on a small real model (about 
 report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
 	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)
 
+# Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
 test: .venv/.ready  ## every test that needs no cluster and no GPU
-	$(ACTIVATE) && ruff check . && ruff format --check . && pytest
+	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
 
 smoke: .venv/.ready  ## every rule once, on tiny random weights (a few minutes)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
