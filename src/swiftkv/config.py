@@ -62,11 +62,13 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
             raise UserError(f"config, at data.{name}: two sources are called {twice!r}; give each a name of its own")
     for section in ("heldout", "similarity"):
         _defined(config, "data", config[section]["data"], section)
-    if config["fidelity"]["documents"] > config["heldout"]["chats"]:
-        raise UserError(
-            f"config, at fidelity: {config['fidelity']['documents']} documents cannot be drawn from the "
-            f"{config['heldout']['chats']} chats of heldout"
-        )
+    _defined(config, "recipes", config["choose_l"]["recipe"], "choose_l")
+    for section in ("fidelity", "choose_l"):
+        if config[section]["documents"] > config["heldout"]["chats"]:
+            raise UserError(
+                f"config, at {section}: {config[section]['documents']} documents cannot be drawn from the "
+                f"{config['heldout']['chats']} chats of heldout"
+            )
     for name in config["recipes"]:
         _check_recipe(config, name)
     for name in config["variants"]:
@@ -201,6 +203,12 @@ def recipe(config: dict[str, Any], model: str, name: str) -> dict[str, Any]:
 def layers_below(config: dict[str, Any], model: str) -> list[int]:
     """Every l the model can be rewired at, largest first."""
     return sorted(set(config["models"][model]["num_key_value_layers"].values()), reverse=True)
+
+
+def candidate_layers(config: dict[str, Any], model: str) -> list[int]:
+    """Every l that a start is fitted for: those the model is rewired at, and every few layers between."""
+    total, step = config["models"][model]["num_hidden_layers"], config["choose_l"]["every"]
+    return sorted({*layers_below(config, model), *range(step, total, step)} - {total})
 
 
 def point(config: dict[str, Any], name: str) -> dict[str, Any]:

@@ -22,7 +22,8 @@ GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
 RECIPE = {
     "data": "tiny", "loss": "distillation", "temperature": 2.0, "logits_weight": 1.0, "hidden_state_weight": 0.0,
-    "hidden_state_layer": -2, "train": "qkv", "train_norm": True, "teacher_states": "online", "learning_rate": 1e-3,
+    "hidden_state_layer": -2, "train": "qkv", "train_norm": True, "start": "copied",
+    "start_tokens": 1000, "start_ridge": 1e-4, "teacher_states": "online", "learning_rate": 1e-3,
     "weight_decay": 0.05, "warmup_ratio": 0.05, "schedule": "linear", "epochs": 4, "max_steps": None,
     "training_share": 1.0, "batch_size": 4, "micro_batch_size": 2, "max_length": 64, "gradient_clipping": 1.0,
     "zero_stage": 2, "dtype": "float32", "attention": "auto", "seed": 7, "checkpoint_every": 3,
@@ -58,7 +59,12 @@ def make_inputs(folder: Path) -> None:
 
 
 def command(
-    inputs: Path, output: Path, recipe: dict | None = None, spec: dict | None = SPEC, ranks: int = 1
+    inputs: Path,
+    output: Path,
+    recipe: dict | None = None,
+    spec: dict | None = SPEC,
+    ranks: int = 1,
+    moments: bool = False,
 ) -> list[str]:
     """The command line of one training; its files go to `output`."""
     launcher = [sys.executable]
@@ -77,6 +83,8 @@ def command(
     }
     if (inputs / "states.safetensors").exists():
         arguments["--teacher-states"] = inputs / "states.safetensors"
+    if moments:
+        arguments["--moments"] = inputs / "moments.safetensors"
     return [*launcher, str(SCRIPTS / "distill.py"), *(str(word) for pair in arguments.items() for word in pair)]
 
 

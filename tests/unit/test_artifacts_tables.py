@@ -30,7 +30,7 @@ def scored(entry):
     scores = [
         score(model, variant, task, 0.5, kv_cache=kv_cache, reason=reason if task == "truthfulqa" else None)
         for model, variant, kv_cache in rows
-        for task in entry["tasks"]
+        for task in entry.get("tasks", {})
     ]
     return scores, [closeness(model, variant, 0.25, kv_cache=kv_cache) for model, variant, kv_cache in rows]
 

@@ -66,6 +66,26 @@ def similarity(config, model):
     return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, result)
 
 
+def starts(config, model):
+    total = config["models"][model]["num_hidden_layers"]
+
+    def close(kl):
+        numbers = {"kl": kl, "top1_agreement": 0.7, "perplexity": 20.0}
+        return {name: {"value": value, "stderr": 0.01 * value, "n": 50} for name, value in numbers.items()}
+
+    layers = [
+        {
+            "num_key_value_layers": layer,
+            "prefill_reduction": 1 - layer / total,
+            "copied": close(8 / layer),
+            "fitted": close(1 / layer),
+        }
+        for layer in cfg.candidate_layers(config, model)
+    ]
+    result = {"layers": layers, "num_hidden_layers": total, "fit_tokens": 1000, "tokens": 1000, "documents": 50}
+    return record(config, "starts", model, "baseline", "auto", {"seed": 42}, result)
+
+
 def training(config, model, variant):
     gpus = config["models"][model]["gpus"]["distill"]
     result = {"seconds": 3600.0, "hours": 1.0, "tokens": 10**6, "steps": 50, "loss_first": 2.0, "loss_last": 1.0,
@@ -106,7 +126,14 @@ def serving(config, point, model, variant, kv_cache):
     )  # fmt: skip
 
 
-MAKERS = {"scores": score, "fidelity": fidelity, "similarity": similarity, "training": training, "serving": serving}
+MAKERS = {
+    "scores": score,
+    "fidelity": fidelity,
+    "similarity": similarity,
+    "starts": starts,
+    "training": training,
+    "serving": serving,
+}
 
 
 def provide(config, path):

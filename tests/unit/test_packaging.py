@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Which files of the package need which extra; all others belong to the base.
 PARTS = {
     "serve": ("measure/",),
-    "train": ("distill/",),
+    "train": ("distill/", "start/"),
     "score": ("score/", "similarity.py"),
     "pipeline": ("artifacts/", "data/", "config.py", "sources.py"),
 }

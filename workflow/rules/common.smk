@@ -100,7 +100,14 @@ def get_launcher(w, resources):
 
 
 PACKING = ["data", "max_length", "seed", "max_steps", "batch_size"]
-TEACHING = [*PACKING, "teacher_states", "dtype", "micro_batch_size", "attention"]
+TEACHING = [
+    *PACKING,
+    "teacher_states",
+    "dtype",
+    "micro_batch_size",
+    "attention",
+    "start_tokens",
+]
 
 
 def first_alike(recipe, keys):
@@ -125,6 +132,40 @@ def get_teacher_states(w):
     if recipe["loss"] == "lm" or recipe["teacher_states"] == "online":
         return []
     return f"<results>/teacher/{w.model}/{first_alike(name, TEACHING)}.safetensors"
+
+
+def recipes_with(**settings):
+    """A regular expression for the names of the recipes that have the given settings."""
+    found = [
+        name
+        for name in config["recipes"]
+        if all(config["recipes"][name][key] == settings[key] for key in settings)
+    ]
+    return "|".join(map(re.escape, found)) or "(?!)"
+
+
+def get_moments(w):
+    """What a variant's start is fitted to, if its recipe fits it."""
+    if "recipe" not in config["variants"][w.variant]:
+        return []
+    name = get_recipe_name(w)
+    if config["recipes"][name]["start"] == "copied":
+        return []
+    return f"<results>/moments/{w.model}/{first_alike(name, TEACHING)}.safetensors"
+
+
+def get_starts_moments(w):
+    """The moments that starts are compared with."""
+    recipe = first_alike(config["choose_l"]["recipe"], TEACHING)
+    return f"<results>/moments/{w.model}/{recipe}.safetensors"
+
+
+def get_fit(w, input):
+    """The arguments that say how a variant's start was fitted."""
+    if not input.moments:
+        return ""
+    ridge = config["recipes"][get_recipe_name(w)]["start_ridge"]
+    return shlex.join(["--moments", input.moments, "--ridge", str(ridge)])
 
 
 # Serving

@@ -2,6 +2,7 @@
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl
 OUTPUTS: <results>/packed/{model}/{recipe}.safetensors, <results>/teacher/{model}/{recipe}.safetensors (if stored),
+         <results>/moments/{model}/{recipe}.safetensors (for a fitted start),
          <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.{csv,json}
 
 Recipes that ask for the same rows share one packed file, and one of teacher states; it has the name of the first.
@@ -37,16 +38,19 @@ rule pack:
 
 
 rule teacher_states:
-    """The teacher's hidden states on the training rows, once for all variants of a model."""
+    """The teacher's hidden states on the training rows, once for all variants of a model, and its moments."""
     input:
         model="<results>/models/{model}/source.json",
         data=lambda w: f"<results>/packed/{w.model}/{first_alike(w.recipe, PACKING)}.safetensors",
     output:
-        "<results>/teacher/{model}/{recipe}.safetensors",
+        states="<results>/teacher/{model}/{recipe}.safetensors",
+        moments="<results>/moments/{model}/{recipe}.safetensors",
     log:
         "<logs>/teacher_states/{model}/{recipe}.log",
     benchmark:
         "<benchmarks>/teacher_states/{model}/{recipe}.tsv"
+    wildcard_constraints:
+        recipe=recipes_with(teacher_states="stored"),
     priority: 10
     threads: 1
     resources:
@@ -57,10 +61,51 @@ rule teacher_states:
     params:
         recipe=get_recipe,
         layers=lambda w: cfg.layers_below(config, w.model),
+        candidates=lambda w: cfg.candidate_layers(config, w.model),
     shell:
         """
         exec &> >(tee {log:q})
         python "$SCRIPTS/teacher_states.py" \
+            --model-source {input.model:q} \
+            --recipe {params.recipe:q} \
+            --data {input.data:q} \
+            --layers {params.layers} \
+            --threads {threads} \
+            --output {output.states:q} \
+            --moments {output.moments:q} \
+            --moment-layers {params.candidates}
+        """
+
+
+rule moments:
+    """What a fitted start needs of the teacher, where its states are not stored."""
+    input:
+        model="<results>/models/{model}/source.json",
+        data=lambda w: f"<results>/packed/{w.model}/{first_alike(w.recipe, PACKING)}.safetensors",
+    output:
+        "<results>/moments/{model}/{recipe}.safetensors",
+    log:
+        "<logs>/moments/{model}/{recipe}.log",
+    benchmark:
+        "<benchmarks>/moments/{model}/{recipe}.tsv"
+    wildcard_constraints:
+        recipe=recipes_with(teacher_states="online"),
+    priority: 10
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=lambda w: (
+            4000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
+        ),
+        runtime="4h",
+    params:
+        recipe=get_recipe,
+        layers=lambda w: cfg.candidate_layers(config, w.model),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python "$SCRIPTS/moments.py" \
             --model-source {input.model:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -76,6 +121,7 @@ rule distill:
         model="<results>/models/{model}/source.json",
         data=get_rows,
         teacher=get_teacher_states,
+        moments=get_moments,
     output:
         checkpoint=directory("<results>/checkpoints/{model}/{variant}"),
         losses="<results>/training/{model}/{variant}.csv",
@@ -100,6 +146,7 @@ rule distill:
         teacher=lambda w, input: (
             f"--teacher-states {input.teacher}" if input.teacher else ""
         ),
+        moments=lambda w, input: f"--moments {input.moments}" if input.moments else "",
         # Not an output: Snakemake would delete the progress of a job that was killed.
         state=lambda w: f"{config['pathvars']['results']}/training-state/{w.model}/{w.variant}",
     shell:
@@ -112,6 +159,7 @@ rule distill:
             --recipe {params.recipe:q} \
             --data {input.data:q} \
             {params.teacher} \
+            {params.moments} \
             --state-dir {params.state:q} \
             --threads {threads} \
             --checkpoint {output.checkpoint:q} \

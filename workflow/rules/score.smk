@@ -54,6 +54,7 @@ rule fidelity:
     input:
         model="<results>/models/{model}/source.json",
         checkpoint=get_checkpoint,
+        moments=get_moments,
         chats="<results>/data/heldout.jsonl",
     output:
         "<results>/fidelity/{model}/{variant}/{kv_cache}.json",
@@ -77,6 +78,7 @@ rule fidelity:
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
         ),
+        moments=get_fit,
     shell:
         """
         exec &> >(tee {log:q})
@@ -86,6 +88,48 @@ rule fidelity:
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --kv-cache {wildcards.kv_cache} \
+            {params.moments} \
+            --heldout {input.chats:q} \
+            --documents {params.documents} \
+            --max-length {params.max_length} \
+            --seed {params.seed} \
+            --threads {threads} \
+            --output {output:q}
+        """
+
+
+rule starts:
+    """Quality before training for every l, with copied and with fitted start values."""
+    input:
+        model="<results>/models/{model}/source.json",
+        moments=get_starts_moments,
+        chats="<results>/data/heldout.jsonl",
+    output:
+        "<results>/starts/{model}.json",
+    log:
+        "<logs>/starts/{model}.log",
+    benchmark:
+        "<benchmarks>/starts/{model}.tsv"
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=lambda w: (
+            4000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
+        ),
+        runtime="4h",
+    params:
+        ridge=config["recipes"][config["choose_l"]["recipe"]]["start_ridge"],
+        documents=config["choose_l"]["documents"],
+        max_length=config["choose_l"]["max_length"],
+        seed=config["choose_l"]["seed"],
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python "$SCRIPTS/starts.py" \
+            --model-source {input.model:q} \
+            --moments {input.moments:q} \
+            --ridge {params.ridge} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
             --max-length {params.max_length} \

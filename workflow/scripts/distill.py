@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--recipe", required=True, help="the recipe as JSON")
     parser.add_argument("--data", type=Path, required=True, help="packed rows")
     parser.add_argument("--teacher-states", type=Path, help="stored teacher states, for recipes that use them")
+    parser.add_argument("--moments", type=Path, help="what a fitted start is fitted to, for recipes that have one")
     parser.add_argument("--state-dir", type=Path, required=True, help="folder for resumable state")
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the trained checkpoint")
     # torchrun takes --log for one of its own options, so there is a second name.
@@ -39,6 +40,7 @@ def main() -> None:
         variant=options.variant,
         data=options.data,
         teacher_states=options.teacher_states,
+        moments=options.moments,
         state=options.state_dir,
         checkpoint=options.checkpoint,
         log=options.log,

@@ -19,6 +19,8 @@ def main() -> None:
     parser.add_argument("--documents", type=int, required=True)
     parser.add_argument("--max-length", type=int, required=True, help="tokens of a chat")
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--moments", type=Path, help="what a fitted start was fitted to")
+    parser.add_argument("--ridge", type=float, default=0.0, help="penalty of that fit")
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())

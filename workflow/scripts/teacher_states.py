@@ -15,6 +15,8 @@ def main() -> None:
     parser.add_argument("--recipe", required=True, help="the recipe as JSON")
     parser.add_argument("--data", type=Path, required=True, help="packed rows")
     parser.add_argument("--layers", type=int, nargs="+", required=True, help="every l that a variant uses")
+    parser.add_argument("--moments", type=Path, help="also gather what fitted starts need, safetensors")
+    parser.add_argument("--moment-layers", type=int, nargs="+", help="every l a fitted start may have")
     parser.add_argument("--output", type=Path, required=True, help="the states, safetensors")
     parser.add_argument("--threads", type=int, default=1, help="processor threads to use")
     options = parser.parse_args()
@@ -27,7 +29,15 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     model = Path(read_json(options.model_source)["path"])
-    write_teacher_states(model, options.data, Recipe.from_json(options.recipe), options.layers, options.output)
+    write_teacher_states(
+        model,
+        options.data,
+        Recipe.from_json(options.recipe),
+        options.layers,
+        options.output,
+        options.moments,
+        options.moment_layers,
+    )
 
 
 if __name__ == "__main__":

@@ -44,6 +44,11 @@ def similarity(config: Config, models: Iterable[str]) -> list[str]:
     return [f"{_results(config)}/similarity/{model}.json" for model in models]
 
 
+def starts(config: Config, models: Iterable[str]) -> list[str]:
+    """The quality of each model rewired at every l, before training."""
+    return [f"{_results(config)}/starts/{model}.json" for model in models]
+
+
 def training(config: Config, entry: Entry) -> list[str]:
     """The training record of every row that was trained."""
     trained = [(model, variant) for model, variant, _ in rows(entry) if config["variants"][variant].get("recipe")]

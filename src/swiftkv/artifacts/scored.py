@@ -118,7 +118,7 @@ def _row(
     if name is None:
         absent = "no model of this scale plays this role"
         return Row(model, part, variant, kv_cache, None, {}, None, None, absent)
-    own = {task: record for task in entry["tasks"] if (record := scores.find(name, variant, kv_cache, task))}
+    own = {task: record for task in entry.get("tasks", {}) if (record := scores.find(name, variant, kv_cache, task))}
     close = fidelity.find(name, variant, kv_cache)
     measured = [*own.values(), *([close] if close else [])]
     spec = measured[0]["spec"] if measured else _exact(entry["specs"][name][variant])

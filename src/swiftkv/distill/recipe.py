@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 CHOICES = {
     "loss": ("distillation", "lm"),
     "train": ("qkv", "upper_layers", "all"),
+    "start": ("copied", "fitted"),
     "schedule": ("linear", "cosine", "constant"),
     "teacher_states": ("online", "stored"),
     "attention": ("auto", "flash_attention_2", "flex_attention", "sdpa"),
     "dtype": ("bfloat16", "float32"),
     "zero_stage": (2, 3),
 }
+POSITIVE = (
+    "temperature", "epochs", "max_steps", "batch_size", "micro_batch_size", "checkpoint_every", "start_tokens",
+)  # fmt: skip
+NOT_NEGATIVE = (
+    "logits_weight", "hidden_state_weight", "learning_rate", "weight_decay", "gradient_clipping", "start_ridge",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,10 @@ class Recipe:
         train: "qkv", the SwiftKV parameters; "upper_layers", everything in layers >= l; or "all", every parameter of a
             model that is not rewired.
         train_norm: whether the SwiftKV parameters include norm_swiftkv; the paper names the projections only.
+        start: what the SwiftKV parameters start from: "copied", the teacher's weights, as in the paper; or "fitted",
+            regressions to the teacher's keys and values (`swiftkv.start.fit`).
+        start_tokens: tokens a fit is made from, rounded up to whole micro-batches.
+        start_ridge: penalty of the regressions, as a share of the mean square of a feature.
         teacher_states: "online", the teacher runs at every step, or "stored", its states were computed once.
         learning_rate: peak of AdamW's learning rate.
         weight_decay: AdamW's decoupled weight decay.
@@ -67,6 +78,9 @@ class Recipe:
     hidden_state_layer: int
     train: str
     train_norm: bool
+    start: str
+    start_tokens: int
+    start_ridge: float
     teacher_states: str
     learning_rate: float
     weight_decay: float
@@ -97,10 +111,10 @@ class Recipe:
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise UserError(f"recipe: {name} must be one of {', '.join(map(str, choices))}, not {value!r}")
-        for name in ("temperature", "epochs", "max_steps", "batch_size", "micro_batch_size", "checkpoint_every"):
+        for name in POSITIVE:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise UserError(f"recipe: {name} must be above 0, not {getattr(self, name)}")
-        for name in ("logits_weight", "hidden_state_weight", "learning_rate", "weight_decay", "gradient_clipping"):
+        for name in NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"recipe: {name} must be a number of at least 0, not {getattr(self, name)}")
         if not 0 <= self.warmup_ratio <= 1:
@@ -115,6 +129,8 @@ class Recipe:
             raise UserError("recipe: the lm loss has no teacher, so hidden_state_weight must be 0")
         if self.train == "all" and self.loss != "lm":
             raise UserError("recipe: train: all leaves no teacher to distill from, so its loss must be lm")
+        if self.train == "all" and self.start == "fitted":
+            raise UserError("recipe: train: all adds no SwiftKV parameters, so there is nothing to fit")
         if self.teacher_states == "stored" and self.hidden_state_weight:
             raise UserError("recipe: stored teacher states hold no inner hidden states; use teacher_states: online")
 

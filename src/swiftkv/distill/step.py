@@ -26,8 +26,14 @@ class DistillationStep(nn.Module):
     because the teacher must stay what it was.
     """
 
-    def __init__(self, base: PreTrainedModel, spec: SwiftKVSpec, recipe: Recipe) -> None:
-        """Rewire `base` and mark what is trained.
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        spec: SwiftKVSpec,
+        recipe: Recipe,
+        start: dict[str, nn.Parameter] | None = None,
+    ) -> None:
+        """Rewire `base`, with start values of its own or those given, and mark what is trained.
 
         Raises:
             UserError: `spec` does not fit the model or the recipe (`Recipe.check_spec`).
@@ -35,7 +41,7 @@ class DistillationStep(nn.Module):
         super().__init__()
         recipe.check_spec(spec)
         self.recipe = recipe
-        self.student = rewire(base, spec).eval()
+        self.student = rewire(base, spec, start).eval()
         self.student.requires_grad_(False)
         trained = self.student.swiftkv_parameters()
         if not recipe.train_norm:
@@ -162,9 +168,11 @@ class FineTuningStep(nn.Module):
         return recipe.logits_weight * loss, torch.stack([loss, torch.zeros_like(loss)]).detach()
 
 
-def make_step(base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe) -> DistillationStep | FineTuningStep:
+def make_step(
+    base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe, start: dict[str, nn.Parameter] | None = None
+) -> DistillationStep | FineTuningStep:
     """The step of a training; `spec` None trains the model as it is."""
-    return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe)
+    return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
 
 
 def use_attention(recipe: Recipe, *models: PreTrainedModel) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ import numpy as np
 import torch
 
 from swiftkv.distill.attention import choose_for
-from swiftkv.distill.device import compute_device
+from swiftkv.distill.device import compute_device, rank, ranks
 from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import digest
 from swiftkv.distill.step import DistillationStep
 from swiftkv.errors import UserError
-from swiftkv.models import load_base
+from swiftkv.models import load_base, spread
 from swiftkv.records import atomic_path
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.start.moments import MomentSums
 
 FINAL = "final"
 
@@ -36,52 +38,123 @@ def entering(layer: int) -> str:
     return f"entering_{layer}"
 
 
-@torch.no_grad()
-def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: list[int], output: Path) -> None:
+class Teacher:
+    """A model and the packed rows it reads, micro-batch by micro-batch."""
+
+    def __init__(self, model: Path, data: Path, recipe: Recipe, layers: list[int]) -> None:
+        """
+        Args:
+            model: folder of the ordinary checkpoint.
+            data: packed rows.
+            recipe: its micro-batch size and dtype decide the arithmetic.
+            layers: every l of interest; hidden states are given from the lowest on.
+
+        Raises:
+            UserError: the model, the data or a layer is not what it has to be.
+        """
+        choose_for(recipe)  # what cannot work here has to show before the model is loaded
+        self.rows = PackedRows(data)
+        alone_on_gpus = torch.cuda.device_count() > 1 and ranks() == 1
+        base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if alone_on_gpus else None)
+        depth = base.config.num_hidden_layers
+        for layer in layers:
+            if not 0 < layer < depth:
+                raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
+        self.layers, self.size, self.width = sorted(set(layers)), recipe.micro_batch_size, base.config.hidden_size
+        plain = dataclasses.replace(recipe, loss="distillation", train="qkv")  # it is the same whatever is trained
+        self.step = DistillationStep(base, SwiftKVSpec(depth, self.layers[0]), plain)
+        if alone_on_gpus:
+            spread(self.step.student, base)
+        else:
+            self.step.to(compute_device())
+        # A fit sees whole micro-batches from the beginning.
+        needed = -(-recipe.start_tokens // (self.size * self.rows.max_length)) * self.size
+        self.fitted = range(0, min(self.rows.rows, needed), self.size)
+
+    def moments(self, layers: list[int]) -> MomentSums:
+        """Empty moments of some of the layers, for the rows of `fitted`."""
+        tokens = len(self.fitted) * self.size * self.rows.max_length
+        return MomentSums(self.step.teacher.model, layers, tokens)
+
+    @torch.no_grad()
+    def run(self, starts: Iterable[int]) -> Iterator[tuple[list[int], dict[int | str, torch.Tensor], torch.Tensor]]:
+        """Read the micro-batches that start at the given rows.
+
+        Yields:
+            The row numbers; by layer, from the lowest of interest on, the residual stream entering it, and as `FINAL`
+            the final normed hidden states, [micro-batch, max_length, D] each; and which tokens are text, bool
+            [micro-batch, max_length].
+        """
+        for start in starts:
+            wanted = list(range(start, min(start + self.size, self.rows.rows)))
+            # A short last micro-batch is filled up: the shape of a matrix product can change its rounding.
+            batch = self.rows[wanted + [wanted[-1]] * (self.size - len(wanted))]
+            inputs = (batch[name].to(self.step.head.weight.device) for name in ("input_ids", "position_ids"))
+            state, final, inner = self.step.teacher_states(*inputs)
+            hidden = dict(enumerate(inner, self.layers[0])) | {FINAL: final, self.layers[0]: state.hidden}
+            text = batch["loss_mask"].bool()
+            text[len(wanted) :] = False
+            yield wanted, hidden, text
+
+
+def write_teacher_states(
+    model: Path,
+    data: Path,
+    recipe: Recipe,
+    layers: list[int],
+    output: Path,
+    moments: Path | None = None,
+    moment_layers: list[int] | None = None,
+) -> None:
     """Run the teacher over all packed rows and write its states, bit for bit those of a training with "online".
 
     Args:
-        model: folder of the ordinary checkpoint.
-        data: packed rows.
-        recipe: its micro-batch size and dtype decide the arithmetic.
+        model, data, recipe: as in `Teacher`.
         layers: every l whose entering residual stream is wanted.
         output: one safetensors file: `final` and `entering_<l>`, each [rows, max_length, D] in the recipe's dtype.
+        moments: file for the moments that a fitted start needs, gathered in the same pass.
+        moment_layers: every l that it may start at.
 
     Raises:
         UserError: the model, the data or a layer is not what it has to be.
     """
-    choose_for(recipe)  # what cannot work here has to show before the model is loaded
-    rows = PackedRows(data)
-    base = load_base(model, dtype=recipe.torch_dtype)
-    depth, width = base.config.num_hidden_layers, base.config.hidden_size
-    for layer in layers:
-        if not 0 < layer < depth:
-            raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
-    lowest = min(layers)
-    device = compute_device()
-    plain = dataclasses.replace(recipe, loss="distillation", train="qkv")  # the teacher is the same whatever is trained
-    step = DistillationStep(base, SwiftKVSpec(depth, lowest), plain).to(device)
-    shape = (rows.rows, rows.max_length, width)
-    description = {"layers": sorted(layers), **states_identity(model, data, recipe)}
-    names = [FINAL, *(entering(layer) for layer in sorted(set(layers)))]
-    size = recipe.micro_batch_size
+    teacher = Teacher(model, data, recipe, [*layers, *(moment_layers or [])])
+    rows, identity, layers = teacher.rows, states_identity(model, data, recipe), sorted(set(layers))
+    names = {FINAL: FINAL} | {layer: entering(layer) for layer in layers}
+    shape = (rows.rows, rows.max_length, teacher.width)
+    sums = teacher.moments(moment_layers) if moments else None
     progress = Progress("teacher states", rows.rows, "row")
     with atomic_path(output) as scratch:
-        arrays = allocate(scratch, dict.fromkeys(names, shape), recipe.dtype, description)
-        for start in range(0, rows.rows, size):
-            wanted = list(range(start, min(start + size, rows.rows)))
-            # A short last micro-batch is filled up: the shape of a matrix product can change its rounding.
-            batch = rows[wanted + [wanted[-1]] * (size - len(wanted))]
-            state, final, inner = step.teacher_states(
-                *(batch[name].to(device) for name in ("input_ids", "position_ids"))
-            )
-            states = {FINAL: final, entering(lowest): state.hidden}
-            states |= {entering(layer): inner[layer - lowest] for layer in layers}
-            for name, values in states.items():
-                arrays[name][wanted] = raw(values[: len(wanted)])
+        arrays = allocate(scratch, dict.fromkeys(names.values(), shape), recipe.dtype, {"layers": layers, **identity})
+        for wanted, hidden, text in teacher.run(range(0, rows.rows, teacher.size)):
+            for key, name in names.items():
+                arrays[name][wanted] = raw(hidden[key][: len(wanted)])
+            if sums and wanted[0] in teacher.fitted:
+                sums.add(hidden, text)
             progress.at(wanted[-1] + 1)
         for array in arrays.values():
             array.flush()
+        if sums:
+            sums.write(moments, identity)
+
+
+def write_moments(model: Path, data: Path, recipe: Recipe, layers: list[int], output: Path) -> None:
+    """Run the teacher over the first `recipe.start_tokens` tokens and write their moments; ranks share the work.
+
+    Args:
+        model, data, recipe, layers: as in `Teacher`.
+        output: file of `MomentSums`, the same bit for bit for any number of ranks.
+
+    Raises:
+        UserError: the model, the data or a layer is not what it has to be.
+    """
+    teacher = Teacher(model, data, recipe, layers)
+    sums, mine = teacher.moments(layers), teacher.fitted[rank() :: ranks()]
+    progress = Progress("moments", len(mine), "micro-batch")
+    for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
+        sums.add(hidden, text)
+        progress.at(number)
+    sums.write(output, states_identity(model, data, recipe))
 
 
 def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
@@ -93,6 +166,17 @@ def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
         "micro_batch_size": recipe.micro_batch_size,
         "attention": recipe.attention,
     }
+
+
+def check_identity(what: str, path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse a file that was computed from something else.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    for name, value in wanted.items():
+        if description.get(name) != value:
+            raise UserError(f"the {what} in {path} are of another {name}; delete the file and run again")
 
 
 def raw(values: torch.Tensor) -> np.ndarray:
@@ -135,9 +219,7 @@ class TeacherStates:
         """
         names = (FINAL, entering(layer))
         self._file, description = open_tensors(Path(path), names)
-        for name, value in states_identity(model, data, recipe).items():
-            if description.get(name) != value:
-                raise UserError(f"the teacher states in {path} are of another {name}; delete the file and run again")
+        check_identity("teacher states", Path(path), description, states_identity(model, data, recipe))
         self._final, self._lower = (self._file.get_slice(name) for name in names)
 
     def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:

@@ -26,11 +26,13 @@ from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.record import training_record
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
-from swiftkv.distill.teacher import TeacherStates
+from swiftkv.distill.teacher import TeacherStates, check_identity, states_identity
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
 from swiftkv.records import atomic_path, write_json
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.start.fit import fitted_values
+from swiftkv.start.moments import Moments
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Training:
         variant: name of the result.
         data: packed rows.
         teacher_states: stored states of the teacher, or None.
+        moments: what a fitted start is fitted to, or None.
         state: folder for resumable state.
         checkpoint: folder of the result.
         log: CSV of the losses.
@@ -52,6 +55,7 @@ class Training:
     variant: str
     data: Path
     teacher_states: Path | None
+    moments: Path | None
     state: Path
     checkpoint: Path
     log: Path
@@ -89,6 +93,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
         stored = TeacherStates(files.teacher_states, spec.num_key_value_layers, files.model, files.data, recipe)
     tokenizer = load_tokenizer(files.model)
     base = load_base(files.model, dtype=recipe.torch_dtype)
+    start = fitted_start(base, spec, recipe, files) if recipe.start == "fitted" else None
     start_distributed()
     from deepspeed import comm
 
@@ -97,7 +102,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data), ranks)
     if rank == 0 and state.found is None and state.others:
         say(f"the state kept in {files.state} is of another recipe, spec, model or data set: training from the start")
-    step = make_step(base, spec, recipe)
+    step = make_step(base, spec, recipe, start)
     engine = make_engine(step, recipe, accumulation)
     position = state.load(engine) or {"step": 0, "tokens": 0, "seconds": 0.0}
     if rank == 0 and position["step"]:
@@ -135,6 +140,24 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     del engine, loop
     gc.collect()  # nothing may hold on to a process group, whose threads would abort the interpreter's exit
     torch.distributed.destroy_process_group()
+
+
+def fitted_start(
+    base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe, files: Training
+) -> dict[str, torch.nn.Parameter] | None:
+    """The start values of a recipe with a fitted start; None for a model that is not rewired.
+
+    Raises:
+        UserError: there are no moments, they are of something else, or allow no fit.
+    """
+    if spec is None:
+        return None
+    if files.moments is None:
+        raise UserError("the recipe asks for a fitted start, but no file with moments was given")
+    statistics = Moments.read(files.moments, spec.num_key_value_layers)
+    wanted = states_identity(files.model, files.data, recipe)
+    check_identity("moments", files.moments, statistics.description, wanted)
+    return fitted_values(base, spec, statistics, recipe.start_ridge)
 
 
 class Loop:

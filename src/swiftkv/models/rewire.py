@@ -12,16 +12,19 @@ from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 
-def rewire(teacher: PreTrainedModel, spec: SwiftKVSpec) -> PreTrainedModel:
+def rewire(
+    teacher: PreTrainedModel, spec: SwiftKVSpec, start: dict[str, nn.Parameter] | None = None
+) -> PreTrainedModel:
     """The SwiftKV model of `teacher`, before training.
 
-    Start values: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are the mean of k_proj and
-    v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm. With fewer KV heads than
-    the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
+    Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
+    the mean of k_proj and v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm.
+    With fewer KV heads than the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
 
     Args:
         teacher: a Llama, Mistral or Qwen2 language model of transformers.
         spec: the rewiring.
+        start: start values by name, in place of `start_values`.
 
     Returns:
         The model, `config.swiftkv` True; all parameters but the added ones are the teacher's own objects.
@@ -59,7 +62,7 @@ def rewire(teacher: PreTrainedModel, spec: SwiftKVSpec) -> PreTrainedModel:
     with torch.device("meta"):
         model = model_class(config)
     tensors = dict(teacher.state_dict(keep_vars=True))
-    tensors.update(start_values(teacher, spec))
+    tensors.update(start_values(teacher, spec) if start is None else start)
     model.load_state_dict(tensors, assign=True)
     # Not in the state dict; copied, not recomputed, so that l = L stays bit-equal to the teacher.
     model.model.rotary_emb = copy.deepcopy(teacher.model.rotary_emb)

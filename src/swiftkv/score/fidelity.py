@@ -19,6 +19,8 @@ from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spre
 from swiftkv.quantize import new_cache
 from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.start.fit import fitted_values
+from swiftkv.start.moments import Moments
 
 POSITIONS = 128  # logits of so many positions are in memory at once
 
@@ -93,8 +95,22 @@ def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict
     }
 
 
+def load_teacher(folder: Path) -> PreTrainedModel:
+    """An ordinary model, spread over all GPUs there are.
+
+    Raises:
+        UserError: it cannot be loaded, or the GPUs are too few for it.
+    """
+    model = load_base(folder, device_map="auto" if torch.cuda.is_available() else None)
+    if {"cpu", "disk"} & set(getattr(model, "hf_device_map", {}).values()):
+        raise UserError(
+            f"the model in {folder} does not fit into the memory of the GPUs there are; give it more of them"
+        )
+    return model
+
+
 def load_models(
-    folder: Path, checkpoint: Path | None, spec: dict | None, kv_cache: str
+    folder: Path, checkpoint: Path | None, spec: dict | None, kv_cache: str, moments: Path | None, ridge: float
 ) -> tuple[PreTrainedModel, dict[str, PreTrainedModel]]:
     """The teacher, and what is compared to it: "trained", and "start", a rewired model before training.
 
@@ -103,25 +119,23 @@ def load_models(
 
     Args:
         folder: the ordinary checkpoint.
-        checkpoint, spec, kv_cache: as in `measure_fidelity`.
+        checkpoint, spec, kv_cache, moments, ridge: as in `measure_fidelity`.
 
     Raises:
         UserError: a checkpoint cannot be loaded or is of another spec, or the GPUs are too few for the model.
     """
-    places = "auto" if torch.cuda.is_available() else None
-    teacher = load_base(folder, device_map=places)
-    if {"cpu", "disk"} & set(getattr(teacher, "hf_device_map", {}).values()):
-        raise UserError(
-            f"the model in {folder} does not fit into the memory of the GPUs there are; give it more of them"
-        )
+    teacher = load_teacher(folder)
     if spec is not None:
-        start = spread(rewire(teacher, SwiftKVSpec(**spec)).eval(), teacher)
+        rewiring, values = SwiftKVSpec(**spec), None
+        if moments is not None:
+            values = fitted_values(teacher, rewiring, Moments.read(moments, rewiring.num_key_value_layers), ridge)
+        start = spread(rewire(teacher, rewiring, values).eval(), teacher)
         trained = load_sharing(checkpoint, teacher)
         if trained.spec != start.spec:
             raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
         return teacher, {"trained": trained, "start": start}
     if checkpoint is not None:
-        return teacher, {"trained": load_base(checkpoint, device_map=places)}
+        return teacher, {"trained": load_teacher(checkpoint)}
     return teacher, {} if kv_cache == "auto" else {"trained": teacher}
 
 
@@ -136,6 +150,8 @@ def measure_fidelity(
     max_length: int,
     seed: int,
     output: Path,
+    moments: Path | None = None,
+    ridge: float = 0.0,
 ) -> dict[str, Any]:
     """Compare a variant, and its rewired model before training, to the teacher and write the measurement "fidelity".
 
@@ -154,6 +170,8 @@ def measure_fidelity(
         max_length: tokens of a chat that count.
         seed: of the draw of chats.
         output: JSON file.
+        moments: what a fitted start was fitted to; None for a copied one.
+        ridge: penalty of that fit.
 
     Raises:
         UserError: a file is missing or damaged, or the spec cannot be.
@@ -165,7 +183,7 @@ def measure_fidelity(
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
     chats = choose_chats(heldout, documents, seed)
     tokenizer = load_tokenizer(source["path"])
-    teacher, models = load_models(Path(source["path"]), checkpoint, spec, kv_cache)
+    teacher, models = load_models(Path(source["path"]), checkpoint, spec, kv_cache, moments, ridge)
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
     counts, head = [], teacher.get_output_embeddings()
     for number, chat in enumerate(chats, 1):

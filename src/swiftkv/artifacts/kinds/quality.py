@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -40,13 +41,17 @@ _PREFILL, _CACHE = "Prefill\nreduction", "AcrossKV\n(cache reduction)"
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
     """Scores and fidelity of every row."""
     one_form(entry)
-    return {"scores": paths.scores(config, entry), "fidelity": paths.fidelity(config, entry)}
+    scores = {"scores": paths.scores(config, entry)} if "tasks" in entry else {}
+    return {**scores, "fidelity": paths.fidelity(config, entry)}
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """Two panels, (a) benchmarks and (b) closeness to the teacher, with the published rows below ours in (a)."""
+    """Two panels, (a) benchmarks and (b) closeness to the teacher, with the published rows below ours in (a).
+
+    Without tasks there is the second one only.
+    """
     one_form(entry)
-    found, tasks = rows(entry, files), entry["tasks"]
+    found, tasks = rows(entry, files), entry.get("tasks", {})
     averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
     several = len({row.model["name"] for row in found}) > 1
     quantized = any(row.kv_cache == "fp8" for row in found)
@@ -63,10 +68,11 @@ def make(entry: Entry, files: Files) -> Table:
             scores[-1].append({**_published_head(row, head, footnotes), **theirs})
     for row, head in zip(found, heads, strict=True):
         closeness.append([{**head, **_closeness_cells(row, footnotes)}])
-    panels = [
-        _panel("(a) Benchmarks: mean ± standard error, in percent", found, scores, quantized),
-        _panel("(b) Closeness to the teacher on held-out chats", found, closeness, quantized),
-    ]
+    panels = [_panel("(b) Closeness to the teacher on held-out chats", found, closeness, quantized)]
+    if tasks:
+        panels.insert(0, _panel("(a) Benchmarks: mean ± standard error, in percent", found, scores, quantized))
+    else:
+        panels = [replace(panels[0], caption="Closeness to the teacher on held-out chats")]
     values = pd.DataFrame([_values(row, tasks, averaged) for row in found])
     notes = [*entry.get("notes", []), *_notes(found, tasks, averaged, quantized), *footnotes.lines()]
     return Table(entry["name"], heading(entry), values, panels, notes)
@@ -231,13 +237,14 @@ def _notes(found: Sequence[Row], tasks: Tasks, averaged: Sequence[str], quantize
             "(L - l) / L for prefill, and the exact share of the KV cache saved"
             + (", where FP8 halves the bytes (its scales are not counted)." if quantized else ".")
         )
-    notes.append(subsets_note(found, tasks))
+    if tasks:
+        notes.append(subsets_note(found, tasks))
     notes += filter(None, [average_note(averaged, tasks)])
     documents = sorted({row.closeness["documents"] for row in found if row.closeness})
     if documents:
         tokens = sorted({row.closeness["tokens"] for row in found if row.closeness})
         notes.append(
-            f"(b) is over {'/'.join(f'{n:,}' for n in documents)} held-out documents "
+            f"Closeness is over {'/'.join(f'{n:,}' for n in documents)} held-out documents "
             f"({'/'.join(f'{n:,}' for n in tokens)} tokens), standard errors over documents. KL is "
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
@@ -263,4 +270,6 @@ def _nominal(found: Sequence[Row]) -> list[str]:
     return sentences
 
 
-KIND = Kind("table", ("models", "variants", "tasks", "parts"), needs, make, optional=("models", "variants", "parts"))
+KIND = Kind(
+    "table", ("models", "variants", "tasks", "parts"), needs, make, optional=("models", "variants", "tasks", "parts")
+)

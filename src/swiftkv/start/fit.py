@@ -1,0 +1,167 @@
+"""Start values that reproduce the teacher's keys and values from h_l as well as linear maps can.
+
+The paper starts from the teacher's weights, which were made for another layer's input. Here each layer's projections are
+ridge regressions from s = norm(h_l) to the teacher's own keys and values, in closed form, from `Moments`. Layers of an
+AcrossKV group share one projection, so theirs are combined in the metric that counts, attention scores for the keys and
+attention outputs for the values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from swiftkv.errors import UserError
+from swiftkv.models.rewire import start_values
+from swiftkv.spec import SwiftKVSpec
+from swiftkv.start.moments import Moments
+
+
+@torch.no_grad()
+def fitted_values(
+    teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments, ridge: float
+) -> dict[str, nn.Parameter]:
+    """Fitted start values by name, in place of `start_values`.
+
+    Args:
+        teacher: the model that is rewired.
+        spec: the rewiring.
+        moments: this teacher's, for the l of `spec`.
+        ridge: penalty on the squared weights, as a share of the mean square of a feature.
+
+    Returns:
+        As `start_values`; q_proj_swiftkv differs from the teacher's only in AcrossKV groups, norm_swiftkv never.
+
+    Raises:
+        UserError: the moments are of too little text or singular, or `spec` changes the KV heads.
+    """
+    if spec.num_key_value_heads not in (None, teacher.config.num_key_value_heads):
+        raise UserError("a fitted start keeps the model's own number of key/value heads; use start: copied")
+    values = start_values(teacher, spec)
+    if not spec.groups:
+        return values
+    solved = regressions(moments, ridge)
+    for group in spec.groups:
+        blocks = [teacher.model.layers[layer].self_attn for layer in group]
+        widths = [blocks[0].k_proj.out_features, blocks[0].v_proj.out_features]
+        keys, values_ = zip(*(solved[layer].split(widths) for layer in group), strict=True)
+        size = blocks[0].head_dim
+        energy = torch.stack([moments.query_energy[layer] for layer in group])
+        energy = energy.unflatten(1, (widths[0] // size, -1)).sum(2)
+        key, factors = shared_keys(torch.stack(keys), moments.gram, energy)
+        value = shared_values(torch.stack(values_), torch.stack([b.o_proj.weight.double().cpu() for b in blocks]), size)
+        for projection, fitted in (("k_proj", key), ("v_proj", value)):
+            _put(values, f"model.layers.{group.start}.self_attn.{projection}_swiftkv", fitted)
+        if len(group) > 1:
+            for layer, factor in zip(group, factors, strict=True):
+                for kind in ("weight", "bias"):
+                    name = f"model.layers.{layer}.self_attn.q_proj_swiftkv.{kind}"
+                    if name in values:
+                        turned = turn_queries(values[name].double().cpu(), factor)
+                        values[name] = nn.Parameter(turned.to(values[name]))
+    return values
+
+
+def _put(values: dict[str, nn.Parameter], name: str, fitted: torch.Tensor) -> None:
+    """Replace weight and bias [outputs] of a projection by the columns of `fitted` [outputs, F]."""
+    like = values[f"{name}.weight"]
+    width = like.shape[1]
+    values[f"{name}.weight"] = nn.Parameter(fitted[:, :width].to(like))
+    if f"{name}.bias" in values:
+        values[f"{name}.bias"] = nn.Parameter(fitted[:, width].to(like))
+
+
+def regressions(moments: Moments, ridge: float) -> dict[int, torch.Tensor]:
+    """For each layer i >= l the ridge regression of [k_i v_i] on s, float64 [key width + value width, F].
+
+    Raises:
+        UserError: there is too little text, or it does not determine the regression.
+    """
+    features = moments.gram.shape[0]
+    if moments.tokens < features:
+        raise UserError(
+            f"a start cannot be fitted to {moments.tokens} tokens, fewer than the {features} features of the model; "
+            "raise start_tokens or give more data"
+        )
+    factor, failed = torch.linalg.cholesky_ex(penalised(moments.gram, ridge))
+    if failed:
+        raise UserError(
+            f"the states entering layer {moments.layer} do not determine a fit, as some features are combinations of "
+            "others; raise start_ridge or start_tokens"
+        )
+    return {layer: torch.cholesky_solve(cross.double(), factor).T for layer, cross in moments.cross.items()}
+
+
+def penalised(gram: torch.Tensor, ridge: float) -> torch.Tensor:
+    """The left side of the normal equations."""
+    return gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+
+
+def shared_keys(keys: torch.Tensor, gram: torch.Tensor, energy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One key projection for a group, and what each layer's queries have to take over.
+
+    RoPE turns elements f and f + size / 2 of a head as one complex number, so a complex factor of a key may as well
+    stand, conjugated, at the query. Per KV head and frequency the layers' keys are thus approximated by multiples of
+    one: the best rank-one approximation under the covariance of s, each layer weighted by its queries' energy.
+
+    Args:
+        keys: float64 [layers, KV heads * head size, F].
+        gram: float64 [F, F].
+        energy: float64 [layers, KV heads, head size / 2], mean square of the queries up to one factor.
+
+    Returns:
+        The projection [KV heads * head size, F], and complex factors [layers, KV heads, head size / 2] with which each
+        layer's keys are approximately `factor * shared`.
+    """
+    heads, half = energy.shape[1:]
+    energy = energy.clamp_min(1e-6 * energy.mean()) / energy.mean()
+    pairs = keys.unflatten(1, (heads, 2, half))
+    rows = torch.complex(pairs[:, :, 0], pairs[:, :, 1]) * energy.sqrt()[..., None]
+    products = torch.einsum("ghfd,khfd->hfgk", rows @ gram.to(rows.dtype), rows.conj())
+    top = torch.linalg.eigh(products).eigenvectors[..., -1]
+    top = top * torch.exp(-1j * top[..., :1].angle())  # its phase is free: the first layer keeps its own
+    shared = torch.einsum("hfg,ghfd->hfd", top.conj(), rows)
+    size = energy.sum(0).sqrt()  # so that the factors are about 1
+    factors = top.permute(2, 0, 1) * size / energy.sqrt()
+    shared = shared / size[..., None]
+    return torch.stack([shared.real, shared.imag], dim=1).flatten(0, 2), factors
+
+
+def turn_queries(projection: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """A query projection that takes over the complex factors of its keys.
+
+    Args:
+        projection: float64 [heads * head size, ...], weight or bias.
+        factors: complex128 [KV heads, head size / 2].
+    """
+    shared, half = factors.shape
+    pairs = projection.flatten(1) if projection.dim() > 1 else projection[:, None]
+    pairs = pairs.unflatten(0, (-1, 2, half))
+    turned = torch.complex(pairs[:, 0], pairs[:, 1])
+    turned = turned * factors.conj().repeat_interleave(len(turned) // shared, dim=0)[..., None]
+    return torch.stack([turned.real, turned.imag], dim=1).flatten(0, 2).reshape(projection.shape)
+
+
+def shared_values(values: torch.Tensor, outputs: torch.Tensor, size: int) -> torch.Tensor:
+    """One value projection for a group: the layers' own, each weighted by what its o_proj makes of it.
+
+    It minimises sum_i |W_i (V - V_i) s|^2 for any text, W_i the output projection of layer i: the solution of
+    (sum M_i) V = sum M_i V_i with M_i = sum W_i' W_i over the query heads that read a KV head.
+
+    Args:
+        values: float64 [layers, KV heads * head size, F].
+        outputs: o_proj weights, float64 [layers, D, heads * head size].
+        size: the head size.
+
+    Returns:
+        [KV heads * head size, F].
+    """
+    heads = values.shape[1] // size
+    weights = outputs.unflatten(2, (heads, -1, size))
+    metric = torch.einsum("ldhrx,ldhry->lhxy", weights, weights)
+    weighted = torch.einsum("lhxy,lhyf->hxf", metric, values.unflatten(1, (heads, size)))
+    total = metric.sum(0)
+    floor = 1e-10 * total.diagonal(dim1=1, dim2=2).mean(1)  # an element that no o_proj reads may be anything
+    total = total + floor[:, None, None] * torch.eye(size, dtype=total.dtype)
+    return torch.linalg.solve(total, weighted).flatten(0, 1)

@@ -1,0 +1,195 @@
+"""Second moments of a teacher's activations: all that fitting start values needs of the training text.
+
+For a layer l that SwiftKV may start at, s = norm(h_l) is what its projections read, where norm is layer l's
+input_layernorm, from which norm_swiftkv starts. For each layer i >= l, k_i (before RoPE) and v_i are what the teacher's
+own projections make of h_i. Kept are, summed over tokens,
+    gram(l) = sum s s',   cross(l, i) = sum s [k_i v_i]',   query_energy(i) = sum |q_i|^2 by head and RoPE frequency.
+Where the teacher's projections have a bias, s has one more feature, 1.
+
+Sums are kept as 64-bit integers, a power of two the unit: integers add exactly, so no order of the text and no number
+of ranks changes a bit of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from swiftkv.distill.device import rank, ranks
+from swiftkv.distill.packing import open_tensors
+from swiftkv.errors import UserError
+from swiftkv.records import atomic_path
+
+BITS = 61  # of an integer, for its largest possible sum; one more is the sign, one is spare for rounding
+
+
+class ExactSum:
+    """A sum of tensors that comes out the same in any order."""
+
+    def __init__(self, shape: tuple[int, ...], largest: float, device: torch.device) -> None:
+        """`largest` bounds the absolute value of every element of the whole sum."""
+        self.units = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.scale = 2.0 ** (BITS - math.ceil(math.log2(max(largest, 1.0))))
+
+    def add(self, values: torch.Tensor) -> None:
+        """Add a float tensor, rounded to the unit."""
+        self.units += (values.double() * self.scale).round_().long()
+
+    def total(self) -> torch.Tensor:
+        """The sum over all ranks, float64."""
+        if ranks() > 1:
+            torch.distributed.all_reduce(self.units)
+        return self.units.double() / self.scale
+
+
+class MomentSums:
+    """The moments of one teacher, while its forward passes go on."""
+
+    def __init__(self, decoder: nn.Module, layers: list[int], tokens: int) -> None:
+        """
+        Args:
+            decoder: a SwiftKV decoder with the teacher's projections in its layers from min(layers) on.
+            layers: every l to keep moments for.
+            tokens: the most that will be added.
+        """
+        self.decoder, self.layers, self.tokens = decoder, sorted(set(layers)), 0
+        self.depth = len(decoder.layers)
+        self.gram, self.cross, self.energy = {}, {}, {}
+        width = decoder.config.hidden_size
+        feature = {layer: self._largest_feature(layer) for layer in self.layers}
+        for index in range(self.layers[0], self.depth):
+            attention = decoder.layers[index].self_attn
+            device = attention.k_proj.weight.device
+            biased = attention.k_proj.bias is not None
+            query, target = (
+                max(self._largest_output(index, projection) for projection in names)
+                for names in (("q_proj",), ("k_proj", "v_proj"))
+            )
+            outputs = attention.k_proj.out_features + attention.v_proj.out_features
+            heads = attention.q_proj.out_features // attention.head_dim
+            self.energy[index] = ExactSum((heads, attention.head_dim // 2), 2 * query**2 * tokens, device)
+            for layer in self.layers:
+                if layer == index:
+                    self.gram[layer] = ExactSum((width + biased,) * 2, feature[layer] ** 2 * tokens, device)
+                if layer <= index:
+                    largest = feature[layer] * target * tokens
+                    self.cross[layer, index] = ExactSum((width + biased, outputs), largest, device)
+
+    def _largest_feature(self, layer: int) -> float:
+        """A bound of |s|: normalised states are at most sqrt(D), and twice that leaves room for 16-bit rounding."""
+        gain = self.decoder.layers[layer].input_layernorm.weight.float().abs().max().item()
+        return max(1.0, 2 * gain * math.sqrt(self.decoder.config.hidden_size))
+
+    def _largest_output(self, layer: int, projection: str) -> float:
+        """A bound of what a projection of a layer gives (Cauchy and Schwarz), with the same room."""
+        block = self.decoder.layers[layer]
+        linear = getattr(block.self_attn, projection)
+        norms = (linear.weight.float() * block.input_layernorm.weight.float()).norm(dim=1)
+        largest = 2 * norms.max().item() * math.sqrt(self.decoder.config.hidden_size)
+        return largest + (0.0 if linear.bias is None else 2 * linear.bias.float().abs().max().item())
+
+    @torch.no_grad()
+    def add(self, hidden: dict[int, torch.Tensor], counted: torch.Tensor) -> None:
+        """Add some text.
+
+        Args:
+            hidden: the residual stream entering each layer from min(layers) on, [B, T, D].
+            counted: bool [B, T], tokens that count; all others are padding.
+        """
+        self.tokens += int(counted.sum())
+        features: dict[int, torch.Tensor] = {}
+        for index in range(self.layers[0], self.depth):
+            block = self.decoder.layers[index]
+            attention = block.self_attn
+            states = block.input_layernorm(hidden[index])[counted.to(hidden[index].device)]
+            if index in self.gram:
+                features[index] = with_constant(states.float(), attention.k_proj.bias is not None)
+                self.gram[index].add(features[index].T @ features[index])
+            targets = torch.cat([attention.k_proj(states), attention.v_proj(states)], dim=1).float()
+            for layer, rows in features.items():
+                self.cross[layer, index].add(rows.to(targets.device).T @ targets)
+            query = attention.q_proj(states).float().unflatten(1, (-1, 2, attention.head_dim // 2))
+            self.energy[index].add(query.square().sum(dim=(0, 2)))
+
+    def write(self, output: Path, description: dict[str, Any]) -> None:
+        """Add up all ranks and write the moments, on rank 0; every rank calls this."""
+        tensors = {}
+        tokens = torch.tensor(self.tokens, device=next(iter(self.energy.values())).units.device)
+        if ranks() > 1:
+            torch.distributed.all_reduce(tokens)
+        for index, energy in self.energy.items():
+            tensors[f"query_energy_{index}"] = energy.total().cpu()
+        for layer, gram in self.gram.items():
+            tensors[f"gram_{layer}"] = gram.total().cpu()
+        for (layer, index), cross in self.cross.items():
+            tensors[f"cross_{layer}_{index}"] = cross.total().float().cpu()
+        if rank() == 0:
+            described = {"layers": self.layers, "tokens": int(tokens), **description}
+            with atomic_path(output) as scratch:
+                save_file(tensors, scratch, metadata={"description": json.dumps(described, sort_keys=True)})
+
+
+def with_constant(states: torch.Tensor, wanted: bool) -> torch.Tensor:
+    """The features [N, D], with a last one that is always 1 if wanted."""
+    return torch.cat([states, states.new_ones(len(states), 1)], dim=1) if wanted else states
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The moments of a layer l, read from a file of `MomentSums`.
+
+    Attributes:
+        layer: l.
+        gram: float64 [F, F]; F is D, or D + 1 with biases.
+        cross: for each layer i >= l, float32 [F, key width + value width].
+        query_energy: for each layer i >= l, float64 [heads, head size / 2].
+        description: what the writer said, among it `tokens`, how many were added.
+    """
+
+    layer: int
+    gram: torch.Tensor
+    cross: dict[int, torch.Tensor]
+    query_energy: dict[int, torch.Tensor]
+    description: dict[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the sums are over."""
+        return self.description["tokens"]
+
+    @classmethod
+    def read(cls, path: Path, layer: int) -> Moments:
+        """The moments for l = `layer`.
+
+        Raises:
+            UserError: the file is missing or damaged, or has none for that layer.
+        """
+        file, description = open_tensors(path, (f"gram_{layer}",))
+        names = file.keys()
+        above = sorted(int(name.rpartition("_")[2]) for name in names if name.startswith(f"cross_{layer}_"))
+        return cls(
+            layer,
+            file.get_tensor(f"gram_{layer}"),
+            {index: file.get_tensor(f"cross_{layer}_{index}") for index in above},
+            {index: file.get_tensor(f"query_energy_{index}") for index in above},
+            description,
+        )
+
+
+def known_layers(path: Path) -> list[int]:
+    """Every l that a file of moments has.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    _, description = open_tensors(path, ())
+    if "layers" not in description:
+        raise UserError(f"{path} holds no moments; delete it and run again")
+    return description["layers"]

@@ -1,0 +1,272 @@
+"""Fitted start values: exact moments, the regressions, and how AcrossKV groups combine them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from swiftkv.distill.packing import PackedRows
+from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.teacher import Teacher, write_moments
+from swiftkv.errors import UserError
+from swiftkv.models import rewire
+from swiftkv.spec import SwiftKVSpec
+from swiftkv.start.fit import fitted_values, penalised, regressions, shared_keys, shared_values, turn_queries
+from swiftkv.start.moments import ExactSum, Moments, MomentSums
+from tests.conftest import tiny_teacher
+from tests.unit.distill_helpers import RECIPE, SCRIPTS, command, losses, make_inputs, run, train
+
+L = 6
+FITTED = {"start": "fitted"}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A tiny model, packed rows, and the moments for every l in moments.safetensors."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_inputs(folder)
+    write_moments(
+        folder / "model", folder / "packed.safetensors", Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5],
+        folder / "moments.safetensors",
+    )  # fmt: skip
+    return folder
+
+
+def moments(inputs, layer: int) -> Moments:
+    return Moments.read(inputs / "moments.safetensors", layer)
+
+
+def gathered(architecture: str = "llama", layers=(2,), seed: int = 0, change=None, **shape) -> tuple:
+    """A teacher, its hidden states on random tokens, and the sums of their moments."""
+    teacher = tiny_teacher(architecture, **shape)
+    if change:
+        change(teacher)
+    tokens = torch.randint(3, 128, (8, 64), generator=torch.Generator().manual_seed(seed))
+    model = rewire(teacher, SwiftKVSpec(L, min(layers)))
+    with torch.no_grad():
+        state = model.model.forward_lower(tokens)
+        _, inner = model.model.forward_upper(state, student=False, collect_hidden=True)
+    sums = MomentSums(model.model, list(layers), tokens.numel())
+    sums.add(dict(enumerate(inner, min(layers))), torch.ones(tokens.shape, dtype=torch.bool))
+    return teacher, dict(enumerate(inner, min(layers))), sums
+
+
+def read(sums: MomentSums, tmp_path, layer: int) -> Moments:
+    sums.write(tmp_path / "moments.safetensors", {})
+    return Moments.read(tmp_path / "moments.safetensors", layer)
+
+
+def teacher_key_value(teacher, hidden, layer: int) -> torch.Tensor:
+    """Keys before RoPE and values of a layer, [tokens, widths]."""
+    block = teacher.model.layers[layer]
+    states = block.input_layernorm(hidden[layer]).flatten(0, 1)
+    return torch.cat([block.self_attn.k_proj(states), block.self_attn.v_proj(states)], dim=1)
+
+
+def test_sums_do_not_depend_on_the_order():
+    parts = [torch.randn(5, 5, generator=torch.Generator().manual_seed(i)) * 10.0 ** (i % 7) for i in range(50)]
+    totals = []
+    for order in (parts, parts[::-1]):
+        exact = ExactSum((5, 5), 50 * 1e8, torch.device("cpu"))
+        for part in order:
+            exact.add(part)
+        totals.append(exact.total())
+    assert torch.equal(*totals)
+    torch.testing.assert_close(totals[0], torch.stack([part.double() for part in parts]).sum(0), rtol=0, atol=1e-6)
+
+
+def test_moments_are_those_of_the_text(inputs):
+    """Against sums written out in float64, over exactly the tokens that are no padding."""
+    found = moments(inputs, 2)
+    rows = PackedRows(inputs / "packed.safetensors")
+    batch = rows[list(range(rows.rows))]
+    teacher = Teacher(inputs / "model", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [2])
+    assert found.tokens == int(batch["loss_mask"].sum())
+    gram, cross, energy = 0, 0, 0
+    for _, hidden, text in teacher.run(teacher.fitted):
+        block = teacher.step.teacher.model.layers[2]
+        states = block.input_layernorm(hidden[2])[text].double()
+        target = teacher_key_value(teacher.step.teacher, {4: hidden[4][text][None]}, 4).double()
+        queries = block.self_attn.q_proj(block.input_layernorm(hidden[2])[text]).double().unflatten(1, (8, 2, 4))
+        gram, cross = gram + states.T @ states, cross + states.T @ target
+        energy = energy + queries.square().sum((0, 2))
+    torch.testing.assert_close(found.gram, gram, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.cross[4].double(), cross, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(found.query_energy[2], energy, rtol=1e-5, atol=1e-4)
+    assert sorted(found.cross) == [2, 3, 4, 5]
+
+
+def test_two_ranks_and_stored_teacher_states_gather_the_same_bits(inputs, tmp_path):
+    words = [
+        "--model-source", inputs / "source.json", "--recipe", json.dumps(RECIPE),
+        "--data", inputs / "packed.safetensors",
+    ]  # fmt: skip
+    layers = ["1", "2", "3", "4", "5"]
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    shared = [*ranks, SCRIPTS / "moments.py", *words, "--layers", *layers, "--output", tmp_path / "ranks"]
+    beside = [
+        sys.executable, SCRIPTS / "teacher_states.py", *words, "--layers", "4", "--output", tmp_path / "states",
+        "--moment-layers", *layers, "--moments", tmp_path / "beside",
+    ]  # fmt: skip
+    for program in (shared, beside):
+        done = run([str(word) for word in program])
+        assert done.returncode == 0, done.stderr
+    with safe_open(inputs / "moments.safetensors", "pt") as expected:
+        for name in ("ranks", "beside"):
+            with safe_open(tmp_path / name, "pt") as found:
+                assert found.metadata() == expected.metadata()
+                names = expected.keys()
+                assert set(found.keys()) == set(names)
+                for tensor in names:
+                    assert torch.equal(found.get_tensor(tensor), expected.get_tensor(tensor)), (name, tensor)
+
+
+def test_a_fit_solves_its_normal_equations(inputs):
+    found = moments(inputs, 2)
+    solved = regressions(found, 1e-4)
+    for layer, weights in solved.items():
+        right = found.cross[layer].double()
+        residual = penalised(found.gram, 1e-4) @ weights.T - right
+        assert residual.norm() <= 1e-6 * right.norm(), layer
+    again = regressions(moments(inputs, 2), 1e-4)
+    assert all(torch.equal(solved[layer], again[layer]) for layer in solved)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_fit_finds_the_layer_s_own_projections_and_improves_the_others(architecture, tmp_path):
+    """At layer l the teacher's keys are a linear map of s, so the fit is that map; above, it beats the copied weights."""
+
+    def bias(teacher):
+        for name, parameter in teacher.named_parameters():
+            if name.endswith("_proj.bias"):
+                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(3))
+
+    teacher, hidden, sums = gathered(architecture, change=bias)
+    spec = SwiftKVSpec(L, 2)
+    fitted = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2), 1e-9)).model
+    copied = rewire(teacher, spec).model
+    own, above = teacher.model.layers[2].self_attn, {}
+    for projection in ("k_proj", "v_proj"):
+        for kind, tensor in getattr(own, projection).named_parameters():
+            found = getattr(getattr(fitted.layers[2].self_attn, f"{projection}_swiftkv"), kind)
+            torch.testing.assert_close(found, tensor, rtol=1e-3, atol=1e-3)
+    for layer in (3, 4, 5):
+        states = copied.norm_swiftkv(hidden[2]).flatten(0, 1)
+        target = teacher_key_value(teacher, hidden, layer)
+        for name, model in (("fitted", fitted), ("copied", copied)):
+            attention = model.layers[layer].self_attn
+            made = torch.cat([attention.k_proj_swiftkv(states), attention.v_proj_swiftkv(states)], dim=1)
+            above[name] = (made - target).square().mean()
+        assert above["fitted"] < 0.7 * above["copied"], layer
+    for layer in range(2, L):
+        attention = fitted.layers[layer].self_attn
+        assert torch.equal(attention.q_proj_swiftkv.weight, attention.q_proj.weight)
+
+
+def test_keys_that_differ_by_rotations_are_shared_without_loss():
+    """Complex multiples of one projection: scores under RoPE stay what they were, for every layer of the group."""
+    generator = torch.Generator().manual_seed(0)
+    shared, half, features, heads = 2, 3, 5, 4
+    base = torch.randn(shared, half, features, dtype=torch.complex128, generator=generator)
+    factor = torch.randn(3, shared, half, dtype=torch.complex128, generator=generator)
+    keys = factor[..., None] * base
+    keys = torch.stack([keys.real, keys.imag], dim=2).flatten(1, 3)
+    inputs = torch.randn(7, features, dtype=torch.float64, generator=generator)
+    energy = torch.rand(3, shared, half, dtype=torch.float64, generator=generator) + 0.1
+    one, factors = shared_keys(keys, inputs.T @ inputs, energy)
+    queries = torch.randn(heads * 2 * half, 9, dtype=torch.float64, generator=generator)
+    for layer in range(3):
+        before = scores(queries, keys[layer], inputs, shared)
+        after = scores(turn_queries(queries, factors[layer]), one, inputs, shared)
+        torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+
+
+def scores(query, key, inputs, shared):
+    """Attention scores of some queries (position 11) with keys at positions 0..6, rotated as transformers does."""
+    from transformers.models.llama.modeling_llama import rotate_half
+
+    key = (inputs @ key.T).unflatten(1, (shared, -1))
+    query = torch.eye(9, dtype=torch.float64) @ query.T
+    query = query.unflatten(1, (-1, key.shape[-1]))
+    half = key.shape[-1] // 2
+    angle = torch.cat([1.0 / 10.0 ** torch.arange(half, dtype=torch.float64)] * 2)
+
+    def turn(states, positions):
+        angles = positions[:, None, None] * angle
+        return states * angles.cos() + rotate_half(states) * angles.sin()
+
+    key = turn(key, torch.arange(7.0, dtype=torch.float64)).repeat_interleave(query.shape[1] // shared, dim=1)
+    return torch.einsum("qhd,khd->hqk", turn(query, torch.full((9,), 11.0, dtype=torch.float64)), key)
+
+
+def test_shared_keys_of_one_layer_are_its_own():
+    keys = torch.randn(1, 8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    one, factors = shared_keys(keys, torch.eye(5, dtype=torch.float64), torch.rand(1, 2, 2, dtype=torch.float64))
+    torch.testing.assert_close(one, keys[0])
+    torch.testing.assert_close(factors, torch.ones_like(factors))
+
+
+def test_shared_values_minimise_the_error_of_the_outputs():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 2 * 4, 5, dtype=torch.float64, generator=generator)
+    outputs = torch.randn(3, 6, 4 * 4, dtype=torch.float64, generator=generator)
+    found = shared_values(values, outputs, 4).requires_grad_()
+    error = 0
+    for layer in range(3):
+        difference = (found - values[layer]).unflatten(0, (2, 4)).repeat_interleave(2, dim=0)
+        per_head = outputs[layer].unflatten(1, (4, 4))
+        error = error + torch.einsum("dhx,hxf->hdf", per_head, difference).square().sum()
+    error.backward()
+    assert found.grad.abs().max() < 1e-8 * error
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2"])
+def test_groups_start_closer_than_copied_ones(architecture, tmp_path):
+    teacher, hidden, sums = gathered(architecture, layers=(2, 4))
+    spec = SwiftKVSpec(L, 2, 2)
+    tokens = torch.randint(3, 128, (4, 64), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        reference = teacher(tokens).logits.log_softmax(-1)
+        divergence = {}
+        for name, start in (("copied", None), ("fitted", fitted_values(teacher, spec, read(sums, tmp_path, 2), 1e-4))):
+            found = rewire(teacher, spec, start)(tokens).logits.log_softmax(-1)
+            divergence[name] = (reference.exp() * (reference - found)).sum(-1).mean()
+    assert divergence["fitted"] < 0.95 * divergence["copied"]
+
+
+@pytest.mark.parametrize(
+    ("change", "spec", "said"),
+    [
+        (lambda m: replace(m, description={"tokens": 40}), SwiftKVSpec(L, 2), "40 tokens, fewer than the 64 features"),
+        (lambda m: replace(m, gram=torch.ones_like(m.gram)), SwiftKVSpec(L, 2), "do not determine a fit"),
+        (lambda m: m, SwiftKVSpec(L, 2, 1, 2), "own number of key/value heads"),
+    ],
+)
+def test_what_cannot_be_fitted_is_one_sentence(inputs, change, spec, said):
+    with pytest.raises(UserError, match=said):
+        fitted_values(tiny_teacher(), spec, change(moments(inputs, 2)), 0.0)
+
+
+def test_a_layer_without_moments_is_named(inputs, tmp_path):
+    _, _, sums = gathered(layers=(4,))
+    with pytest.raises(UserError, match="no tensor 'gram_2'"):
+        read(sums, tmp_path, 2)
+
+
+def test_training_starts_from_the_fit(inputs, tmp_path):
+    train(inputs, tmp_path / "copied")
+    train(inputs, tmp_path / "fitted", recipe=FITTED, moments=True)
+    copied, fitted = (float(losses(tmp_path / name / "log.csv")[0].split()[1]) for name in ("copied", "fitted"))
+    assert fitted < 0.9 * copied
+
+
+def test_a_fitted_start_needs_its_moments(inputs, tmp_path):
+    done = run(command(inputs, tmp_path, recipe=FITTED))
+    assert done.returncode != 0 and "no file with moments" in done.stderr and "Traceback" not in done.stderr
+    done = run(command(inputs, tmp_path, recipe=FITTED | {"dtype": "bfloat16"}, moments=True))
+    assert done.returncode != 0 and "of another dtype" in done.stderr
