@@ -1,8 +1,9 @@
-"""Quality: benchmark accuracy (Table B.1) and fidelity to the teacher.
+"""Quality: benchmark accuracy (Table B.1), fidelity to the teacher, and what each l leaves before training.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
-                 <results>/data/heldout.jsonl
-OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json
+                 <results>/data/heldout.jsonl, <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
+OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
+         <results>/starts/{model}.json
 """
 
 

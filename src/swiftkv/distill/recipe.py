@@ -186,6 +186,8 @@ class Recipe:
             raise UserError("recipe: train: all is for a model that is not rewired; use upper_layers")
         if spec.num_key_value_layers == spec.num_hidden_layers:
             raise UserError("the SwiftKV spec rewires no layer, so there is nothing to train")
+        if self.start == "fitted" and spec.num_key_value_heads is not None:
+            raise UserError("recipe: start: fitted keeps the model's own key/value heads; use start: copied")
         self.hidden_state_index(spec)
 
     def hidden_state_index(self, spec: SwiftKVSpec) -> int | None:

@@ -42,7 +42,8 @@ class Teacher:
     """A model and the packed rows it reads, micro-batch by micro-batch."""
 
     def __init__(self, model: Path, data: Path, recipe: Recipe, layers: list[int]) -> None:
-        """
+        """Load the model and open the rows.
+
         Args:
             model: folder of the ordinary checkpoint.
             data: packed rows.

@@ -53,7 +53,8 @@ class MomentSums:
     """The moments of one teacher, while its forward passes go on."""
 
     def __init__(self, decoder: nn.Module, layers: list[int], tokens: int) -> None:
-        """
+        """Empty sums for a teacher.
+
         Args:
             decoder: a SwiftKV decoder with the teacher's projections in its layers from min(layers) on.
             layers: every l to keep moments for.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -68,11 +67,10 @@ def make(entry: Entry, files: Files) -> Table:
             scores[-1].append({**_published_head(row, head, footnotes), **theirs})
     for row, head in zip(found, heads, strict=True):
         closeness.append([{**head, **_closeness_cells(row, footnotes)}])
-    panels = [_panel("(b) Closeness to the teacher on held-out chats", found, closeness, quantized)]
+    close = "Closeness to the teacher on held-out chats"
+    panels = [_panel(f"(b) {close}" if tasks else close, found, closeness, quantized)]
     if tasks:
         panels.insert(0, _panel("(a) Benchmarks: mean ± standard error, in percent", found, scores, quantized))
-    else:
-        panels = [replace(panels[0], caption="Closeness to the teacher on held-out chats")]
     values = pd.DataFrame([_values(row, tasks, averaged) for row in found])
     notes = [*entry.get("notes", []), *_notes(found, tasks, averaged, quantized), *footnotes.lines()]
     return Table(entry["name"], heading(entry), values, panels, notes)
