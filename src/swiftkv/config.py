@@ -205,6 +205,17 @@ def layers_below(config: dict[str, Any], model: str) -> list[int]:
     return sorted(set(config["models"][model]["num_key_value_layers"].values()), reverse=True)
 
 
+def stored_layers(config: dict[str, Any], model: str, recipes: list[str]) -> list[int]:
+    """The layers whose entering states `recipes` read from one file: every l, and what one of them compares."""
+    total, compared = config["models"][model]["num_hidden_layers"], set()
+    for name in recipes:
+        layer = config["recipes"][name]["hidden_state_layer"]
+        if config["recipes"][name]["hidden_state_weight"]:
+            compared.add(layer + (total + 1 if layer < 0 else 0))
+    ordinary = {layer for layer in layers_below(config, model) if layer < total}
+    return sorted(ordinary | {layer for layer in compared if 0 < layer < total}, reverse=True)
+
+
 def candidate_layers(config: dict[str, Any], model: str) -> list[int]:
     """Every l that a start is fitted for: those the model is rewired at, and every few layers between."""
     total, step = config["models"][model]["num_hidden_layers"], config["choose_l"]["every"]

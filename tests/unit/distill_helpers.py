@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swiftkv.distill.packing import pack, write_packed
+from swiftkv.distill.packing import Sample, pack, write_packed
 from tests.conftest import tiny_teacher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,14 +21,17 @@ SCRIPTS = ROOT / "workflow" / "scripts"
 GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
 RECIPE = {
-    "data": "tiny", "loss": "distillation", "temperature": 2.0, "logits_weight": 1.0, "hidden_state_weight": 0.0,
+    "data": "tiny", "loss": "distillation", "temperature": 2.0, "logits_weight": 1.0, "logits_tokens": "all", "hidden_state_weight": 0.0,
     "hidden_state_layer": -2, "train": "qkv", "train_norm": True, "start": "copied",
     "start_tokens": 1000, "start_ridge": 1e-4, "teacher_states": "online", "learning_rate": 1e-3,
     "weight_decay": 0.05, "warmup_ratio": 0.05, "schedule": "linear", "epochs": 4, "max_steps": None,
     "training_share": 1.0, "batch_size": 4, "micro_batch_size": 2, "max_length": 64, "gradient_clipping": 1.0,
     "zero_stage": 2, "dtype": "float32", "attention": "auto", "seed": 7, "checkpoint_every": 3,
 }  # fmt: skip
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -41,9 +44,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def random_samples(count: int, longest: int, seed: int = 0) -> list[np.ndarray]:
+def random_samples(count: int, longest: int, seed: int = 0) -> list[Sample]:
+    """The second half of each is the assistant's."""
     random = np.random.default_rng(seed)
-    return [random.integers(3, 128, random.integers(2, longest + 1)).astype(np.int32) for _ in range(count)]
+    ids = [random.integers(3, 128, random.integers(2, longest + 1)).astype(np.int32) for _ in range(count)]
+    return [Sample(one, (np.arange(len(one)) >= len(one) // 2).astype(np.uint8)) for one in ids]
 
 
 def make_inputs(folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from swiftkv.data.read import read_chats
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
-from swiftkv.distill.packing import PackedRows, pack, tokenize, write_packed
+from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Recipe, spec_from_json
 from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
 from swiftkv.errors import UserError
@@ -52,7 +52,7 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ({"batch_size": True}, "batch_size cannot be True"),
         ({"warmup_ratio": 1.5}, "warmup_ratio"),
         ({"logits_weight": 0}, "nothing would be trained"),
-        ({"teacher_states": "stored", "hidden_state_weight": 1.0}, "online"),
+        ({"logits_tokens": "user"}, "logits_tokens must be one of"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"training_share": 0.0}, "training_share"),
         ({"training_share": 1.5}, "training_share"),
@@ -127,20 +127,25 @@ def test_steps_and_accumulation():
 
 
 def test_packing_keeps_every_sample_whole_and_counts_the_rest():
-    samples = random_samples(60, 40) + [np.arange(65, dtype=np.int32), np.zeros(0, dtype=np.int32)]
+    marked, unmarked = random_samples(60, 40), Sample(np.arange(9, dtype=np.int32))
+    samples = [*marked, unmarked, Sample(np.arange(65, dtype=np.int32)), Sample(np.zeros(0, dtype=np.int32))]
     arrays, counts = pack(samples, 64, seed=3, padding=0)
     found = []
-    for ids, positions, mask in zip(*arrays.values(), strict=True):
+    for ids, positions, mask, assistant in zip(*arrays.values(), strict=True):
         starts = [*np.flatnonzero(positions == 0), 64]
         for start, end in zip(starts, starts[1:], strict=False):
             assert (positions[start:end] == np.arange(end - start)).all()
             assert len(set(mask[start:end])) == 1
             if mask[start]:
-                found.append(ids[start:end].tobytes())
+                found.append((ids[start:end].tobytes(), assistant[start:end].tobytes()))
             else:
-                assert end == 64 and (ids[start:end] == 0).all()
-    assert sorted(found) == sorted(sample.tobytes() for sample in samples[:60])
-    assert counts == {"samples": 60, "tokens": sum(map(len, samples[:60])), "too_long": 1, "empty": 1, "not_needed": 0}
+                assert end == 64 and (ids[start:end] == 0).all() and not assistant[start:end].any()
+    expected = [(sample.ids.tobytes(), sample.assistant.tobytes()) for sample in marked]
+    assert sorted(found) == sorted([*expected, (unmarked.ids.tobytes(), bytes(9))])
+    assert counts == {
+        "samples": 61, "tokens": sum(map(len, samples[:61])), "too_long": 1, "empty": 1, "not_needed": 0,
+        "unmarked": 1, "assistant_tokens": sum(int(sample.assistant.sum()) for sample in marked),
+    }  # fmt: skip
     again, _ = pack(samples, 64, seed=3, padding=0)
     other, _ = pack(samples, 64, seed=4, padding=0)
     assert all((arrays[name] == again[name]).all() for name in arrays)
@@ -155,11 +160,33 @@ def test_packing_stops_at_the_rows_a_recipe_needs():
 
 def test_chats_through_the_template(tmp_path):
     tokenizer().save_pretrained(tmp_path)
-    chats = [{"messages": [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]}]
+    turns = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4"), ("assistant", "w5 w6")]
+    chats = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     loaded = load_tokenizer(tmp_path)
-    (ids,) = tokenize(loaded, read_chats(tmp_path / "chats.jsonl"))
-    assert loaded.decode(ids) == "<user> w1 w2 <end> <assistant> w3 <end>"
+    (sample,) = tokenize(loaded, read_chats(tmp_path / "chats.jsonl"))
+    text = "<user> w1 w2 <end> <assistant> w3 <end> <user> w4 <end> <assistant> w5 w6 <end>"
+    assert loaded.decode(sample.ids) == text
+    assert loaded.decode(sample.ids[sample.assistant == 1]) == "w3 <end> w5 w6 <end>"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | length }} {% for m in messages %}{{ m.content }} {% endfor %}",  # says how many there are
+        "{% for m in messages %}{{ m.content }} {% endfor %}{{ raise_exception('x') if messages | length < 2 }}",
+    ],
+)
+def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
+    other = tokenizer()
+    other.chat_template = template
+    (sample,) = tokenize(other, [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}])
+    assert sample.assistant is None
+    arrays, counts = pack([sample], 64, 0, 0)
+    write_packed(tmp_path / "rows", arrays, counts)
+    assert PackedRows(tmp_path / "rows").rows == 1
+    with pytest.raises(UserError, match="assistant's tokens in 1 of 1 chats; use logits_tokens: all"):
+        PackedRows(tmp_path / "rows", assistant=True)
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{"role": "user"}]}', '{"messages": 3}'])
@@ -326,6 +353,25 @@ def test_a_changed_neighbour_changes_nothing():
         results.append([loss.detach(), *(p.grad.clone() for p in step.student.swiftkv_parameters().values())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert not torch.equal(step(ids, positions, weights)[0], step(changed, positions, weights)[0])
+
+
+@pytest.mark.parametrize("loss", ["distillation", "lm"])
+def test_logits_of_the_assistants_tokens_only(loss):
+    """Positions count whose next token, in the same sample, is the assistant's; all count in the hidden states' loss."""
+    ids, positions, weights = batch()
+    assistant = torch.zeros_like(weights)
+    assistant[0, 7:14] = 1  # ends one sample, and begins the next with tokens nothing predicts
+    assistant[1, 20:25] = 1
+    counted = torch.zeros_like(weights)
+    counted[0, 6:9] = counted[0, 10:13] = counted[1, 19:24] = 1
+    hidden = {"hidden_state_weight": 1.0} if loss == "distillation" else {}
+    base = tiny_teacher()
+    step = DistillationStep(base, SPEC, recipe(loss=loss, logits_tokens="assistant", **hidden))
+    whole = DistillationStep(base, SPEC, recipe(loss=loss, **hidden))
+    masked, parts = step(ids, positions, weights, assistant_mask=assistant)
+    torch.testing.assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])
+    torch.testing.assert_close(parts[1], whole(ids, positions, weights)[1][1])
+    assert masked < whole(ids, positions, weights)[0]
 
 
 def test_hidden_state_loss_in_the_step():

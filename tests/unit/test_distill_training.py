@@ -224,13 +224,20 @@ def test_fine_tuning_with_zero_3_and_two_ranks(inputs, tmp_path):
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, dtype):
+AUTHORS = {"logits_tokens": "assistant", "hidden_state_weight": 1.0, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dtype": "bfloat16"}, AUTHORS, AUTHORS | {"hidden_state_layer": -1}],
+    ids=["float32", "bfloat16", "authors", "authors-last"],
+)
+def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, changes):
     import shutil
 
     for name in ("source.json", "packed.safetensors"):
         shutil.copy(inputs / name, tmp_path)
-    recipe = {"dtype": dtype, "max_steps": 4}
+    recipe = {"max_steps": 4} | changes
     train(tmp_path, tmp_path / "online", recipe=recipe)
     words = {
         "--model-source": tmp_path / "source.json",
@@ -239,7 +246,7 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, dtype)
         "--output": tmp_path / "states.safetensors",
     }
     words = [str(word) for pair in words.items() for word in pair]
-    made = run([sys.executable, str(SCRIPTS / "teacher_states.py"), *words, "--layers", "4", "2", "3"])
+    made = run([sys.executable, str(SCRIPTS / "teacher_states.py"), *words, "--layers", "5", "2", "3"])
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
     assert losses(tmp_path / "stored" / "log.csv") == losses(tmp_path / "online" / "log.csv")

@@ -110,14 +110,19 @@ TEACHING = [
 ]
 
 
-def first_alike(recipe, keys):
-    """The first recipe that agrees with `recipe` in all `keys`."""
+def alike(recipe, keys):
+    """All recipes that agree with `recipe` in all `keys`."""
     recipes = config["recipes"]
-    return next(
+    return [
         name
         for name in recipes
         if all(recipes[name][key] == recipes[recipe][key] for key in keys)
-    )
+    ]
+
+
+def first_alike(recipe, keys):
+    """The first of them; what they share has its name."""
+    return alike(recipe, keys)[0]
 
 
 def get_rows(w):

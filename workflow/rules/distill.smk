@@ -60,7 +60,7 @@ rule teacher_states:
         runtime="4h",
     params:
         recipe=get_recipe,
-        layers=lambda w: cfg.layers_below(config, w.model),
+        layers=lambda w: cfg.stored_layers(config, w.model, alike(w.recipe, TEACHING)),
         candidates=lambda w: cfg.candidate_layers(config, w.model),
     shell:
         """

@@ -37,7 +37,7 @@ def main() -> None:
     filled = counts["tokens"] / arrays["input_ids"].size
     print(
         f"{counts['samples']} chats, {counts['tokens']} tokens in {rows} rows of {recipe.max_length} "
-        f"({filled:.1%} full); left out: "
+        f"({filled:.1%} full), {counts['assistant_tokens']} the assistant's; left out: "
         f"{counts['too_long']} too long, {counts['empty']} empty, {counts['not_needed']} not needed",
         file=sys.stderr,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +19,105 @@ from swiftkv.records import atomic_path
 
 BATCH = 1000  # chats tokenized at once
 OPEN_ROWS = 64  # rows that a later, shorter sample may still fill
+_KINDS = {"input_ids": torch.int64, "position_ids": torch.int64, "loss_mask": torch.float32}
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> list[np.ndarray]:
-    """Token ids (int32, one array a chat) under the tokenizer's chat template, which writes all special tokens.
+@dataclass(frozen=True)
+class Sample:
+    """One chat.
+
+    Attributes:
+        ids: token ids, int32 [n].
+        assistant: which tokens are the assistant's, uint8 [n]; None where the chat template does not tell.
+    """
+
+    ids: np.ndarray
+    assistant: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> list[Sample]:
+    """The chats under the tokenizer's chat template, which writes all special tokens.
 
     Raises:
         UserError: the template refuses a chat.
     """
-    samples, texts = [], []
+    samples, texts, answers = [], [], []
 
     def flush() -> None:
         if texts:
-            encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-            samples.extend(np.asarray(ids, dtype=np.int32) for ids in encoded)
+            encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast)
+            for number, ids in enumerate(encoded["input_ids"]):
+                marks = None
+                if tokenizer.is_fast and answers[number] is not None:
+                    starts = [start for start, _ in encoded["offset_mapping"][number]]
+                    marks = [any(first <= start < end for first, end in answers[number]) for start in starts]
+                    marks = np.asarray(marks, dtype=np.uint8)
+                samples.append(Sample(np.asarray(ids, dtype=np.int32), marks))
             texts.clear()
+            answers.clear()
 
     for number, chat in enumerate(chats, 1):
         try:
             texts.append(tokenizer.apply_chat_template(chat["messages"], tokenize=False))
         except Exception as error:  # templates raise what they like
             raise UserError(f"chat {number}: the chat template refuses it ({error})") from None
+        answers.append(answer_spans(tokenizer, chat["messages"], texts[-1]))
         if len(texts) == BATCH:
             flush()
     flush()
     return samples
 
 
+def answer_spans(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], text: str
+) -> list[tuple[int, int]] | None:
+    """Where the assistant's messages stand in a chat's text, what ends them included: first character and end.
+
+    A message is what the text of the chat so far adds to the prompt for it. None where that does not hold, because the
+    template writes the beginning of a chat in another way than the same messages inside a longer one.
+    """
+    spans = []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            prompt = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
+            whole = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
+        except Exception:  # templates raise what they like
+            return None
+        if not (text.startswith(whole) and whole.startswith(prompt)):
+            return None
+        spans.append((len(prompt), len(whole)))
+    return spans
+
+
 def pack(
-    samples: list[np.ndarray], max_length: int, seed: int, padding: int, max_rows: int | None = None
+    samples: list[Sample], max_length: int, seed: int, padding: int, max_rows: int | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Shuffle the samples and put each into the first open row that has room.
 
     Padding at a row's end is a sample of its own (positions restart), with mask 0.
 
     Args:
-        samples: token ids; those longer than `max_length` or empty are dropped and counted.
+        samples: chats; those longer than `max_length` or empty are dropped and counted.
         max_length: tokens a row.
         seed: of the shuffle.
         padding: token id of padding.
         max_rows: stop when this many rows are full enough; None packs everything.
 
     Returns:
-        input_ids, position_ids (int32) and loss_mask (uint8), each [rows, max_length]; and counts: samples, tokens,
-        too_long, empty, not_needed.
+        input_ids, position_ids (int32), loss_mask and assistant_mask (uint8), each [rows, max_length]; and counts:
+        samples, tokens, assistant_tokens, too_long, empty, not_needed, and unmarked, those of the samples in which the
+        assistant's tokens are not known.
     """
-    rows: list[list[np.ndarray]] = []
+    rows: list[list[Sample]] = []
     room: list[int] = []
-    counts = {"samples": 0, "tokens": 0, "too_long": 0, "empty": 0, "not_needed": 0}
+    counts = dict.fromkeys(
+        ("samples", "tokens", "assistant_tokens", "too_long", "empty", "not_needed", "unmarked"), 0
+    )  # fmt: skip
     for index in np.random.default_rng(seed).permutation(len(samples)):
         sample = samples[index]
         if len(sample) == 0 or len(sample) > max_length:
@@ -83,19 +135,26 @@ def pack(
         room[row] -= len(sample)
         counts["samples"] += 1
         counts["tokens"] += len(sample)
+        if sample.assistant is None:
+            counts["unmarked"] += 1
+        else:
+            counts["assistant_tokens"] += int(sample.assistant.sum())
     shape = (len(rows), max_length)
     arrays = {
         "input_ids": np.full(shape, padding, dtype=np.int32),
         "position_ids": np.zeros(shape, dtype=np.int32),
         "loss_mask": np.zeros(shape, dtype=np.uint8),
+        "assistant_mask": np.zeros(shape, dtype=np.uint8),
     }
     for row, parts in enumerate(rows):
         start = 0
         for sample in parts:
             end = start + len(sample)
-            arrays["input_ids"][row, start:end] = sample
+            arrays["input_ids"][row, start:end] = sample.ids
             arrays["position_ids"][row, start:end] = np.arange(len(sample))
             arrays["loss_mask"][row, start:end] = 1
+            if sample.assistant is not None:
+                arrays["assistant_mask"][row, start:end] = sample.assistant
             start = end
         arrays["position_ids"][row, start:] = np.arange(max_length - start)
     return arrays, counts
@@ -116,24 +175,34 @@ class PackedRows:
         description: what the writer said about the data.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, assistant: bool = False) -> None:
         """Open `path`.
 
+        Args:
+            assistant: also give which tokens are the assistant's.
+
         Raises:
-            UserError: it is missing, cut short or not packed rows.
+            UserError: it is missing, cut short or not packed rows, or the assistant's tokens are not known.
         """
         self.path = Path(path)
-        self._file, self.description = open_tensors(self.path, ("input_ids", "position_ids", "loss_mask"))
-        self._slices = {name: self._file.get_slice(name) for name in ("input_ids", "position_ids", "loss_mask")}
+        self._kinds = _KINDS | ({"assistant_mask": torch.float32} if assistant else {})
+        self._file, self.description = open_tensors(self.path, tuple(self._kinds))
+        if assistant and (count := self.description["unmarked"]):
+            raise UserError(
+                f"{path}: the chat template does not tell the assistant's tokens in {count} of "
+                f"{self.description['samples']} chats; use logits_tokens: all"
+            )
+        self._slices = {name: self._file.get_slice(name) for name in self._kinds}
         shapes = {tuple(part.get_shape()) for part in self._slices.values()}
         if len(shapes) != 1 or len(shape := shapes.pop()) != 2:
             raise UserError(f"{path} does not hold packed rows; delete it and run again")
         self.rows, self.max_length = shape
 
     def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:
-        """input_ids, position_ids (int64) and loss_mask (float32) of the given rows, each [len(rows), max_length]."""
-        kinds = {"input_ids": torch.int64, "position_ids": torch.int64, "loss_mask": torch.float32}
-        return {name: gather_rows(self._slices[name], rows).to(kind) for name, kind in kinds.items()}
+        """By name, each [len(rows), max_length]: input_ids, position_ids (int64), loss_mask (float32) and, if they were
+        asked for, assistant_mask (float32).
+        """
+        return {name: gather_rows(self._slices[name], rows).to(kind) for name, kind in self._kinds.items()}
 
     def counted(self, rows: list[int]) -> int:
         """How many positions of the given rows count in the loss."""

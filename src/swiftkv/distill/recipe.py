@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CHOICES = {
     "loss": ("distillation", "lm"),
+    "logits_tokens": ("all", "assistant"),
     "train": ("qkv", "upper_layers", "all"),
     "start": ("copied", "fitted"),
     "schedule": ("linear", "cosine", "constant"),
@@ -41,6 +42,8 @@ class Recipe:
         loss: "distillation" from the teacher's logits or "lm", next-token cross-entropy.
         temperature: T of the distillation loss.
         logits_weight: weight of the logits loss, T^2 KL(teacher || student) or the cross-entropy.
+        logits_tokens: positions that the logits loss counts: "all", or those whose next token is the "assistant"'s. Its
+            sum is divided by the number of all positions either way.
         hidden_state_weight: weight of the mean squared error between hidden states.
         hidden_state_layer: which of the L + 1 hidden states is compared, 0 the embeddings, L (or -1) the final norm's.
         train: "qkv", the SwiftKV parameters; "upper_layers", everything in layers >= l; or "all", every parameter of a
@@ -74,6 +77,7 @@ class Recipe:
     loss: str
     temperature: float
     logits_weight: float
+    logits_tokens: str
     hidden_state_weight: float
     hidden_state_layer: int
     train: str
@@ -131,8 +135,6 @@ class Recipe:
             raise UserError("recipe: train: all leaves no teacher to distill from, so its loss must be lm")
         if self.train == "all" and self.start == "fitted":
             raise UserError("recipe: train: all adds no SwiftKV parameters, so there is nothing to fit")
-        if self.teacher_states == "stored" and self.hidden_state_weight:
-            raise UserError("recipe: stored teacher states hold no inner hidden states; use teacher_states: online")
 
     @classmethod
     def from_dict(cls, content: Any) -> Recipe:
@@ -188,10 +190,10 @@ class Recipe:
             raise UserError("the SwiftKV spec rewires no layer, so there is nothing to train")
         if self.start == "fitted" and spec.num_key_value_heads is not None:
             raise UserError("recipe: start: fitted keeps the model's own key/value heads; use start: copied")
-        self.hidden_state_index(spec)
+        self.compared_state(spec)
 
-    def hidden_state_index(self, spec: SwiftKVSpec) -> int | None:
-        """`hidden_state_layer` counted from layer l; None if no hidden states are compared.
+    def compared_state(self, spec: SwiftKVSpec) -> int | None:
+        """`hidden_state_layer` counted from the embeddings, 0; None if no hidden states are compared.
 
         Raises:
             UserError: it is not above layer l.
@@ -205,7 +207,7 @@ class Recipe:
                 f"recipe: hidden_state_layer {self.hidden_state_layer} is not above layer l = "
                 f"{spec.num_key_value_layers}, so teacher and student do not differ there"
             )
-        return index - spec.num_key_value_layers
+        return index
 
     def total_steps(self, rows: int) -> int:
         """Optimizer steps for `rows` packed rows.

@@ -60,7 +60,7 @@ class DistillationStep(nn.Module):
             parameter.requires_grad_(True)
         self.trained_names = sorted(trained)
         self.head = Head(self.student.lm_head.weight)
-        self.hidden_index = recipe.hidden_state_index(spec)
+        self.compared_state = recipe.compared_state(spec)
         self.attention = use_attention(recipe, *{self.student, self.teacher})
         if recipe.checkpoint_activations:
             self.student.gradient_checkpointing_enable({"use_reentrant": False})
@@ -72,6 +72,8 @@ class DistillationStep(nn.Module):
         weights: torch.Tensor,
         lower_hidden: torch.Tensor | None = None,
         teacher_hidden: torch.Tensor | None = None,
+        teacher_compared: torch.Tensor | None = None,
+        assistant_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of packed rows, and its parts.
 
@@ -81,40 +83,45 @@ class DistillationStep(nn.Module):
             weights: float32 [B, T], of each position in the sum.
             lower_hidden: the stored residual stream entering layer l [B, T, D]; None computes it.
             teacher_hidden: the teacher's stored final normed hidden states [B, T, D]; None computes them.
+            teacher_compared: with those, the hidden states that the recipe compares [B, T, D], if it does.
+            assistant_mask: [B, T], 1 = a token of the assistant's; for recipes that count no others.
 
         Returns:
             The loss, a float32 scalar, and its parts.
         """
         recipe, decoder = self.recipe, self.student.model
+        collect = self.compared_state is not None
         with torch.no_grad():
             if lower_hidden is None:
                 state = self._lower_state(input_ids, position_ids)
             else:
                 state = self._stored_state(lower_hidden, position_ids)
-            teacher_inner = None
             if recipe.loss == "distillation" and teacher_hidden is None:
-                teacher_hidden, teacher_inner = self.teacher.model.forward_upper(
-                    state, student=False, collect_hidden=self.hidden_index is not None
-                )
+                teacher_hidden, inner = self.teacher.model.forward_upper(state, student=False, collect_hidden=collect)
+                teacher_compared = self._compared(inner, teacher_hidden)
         # Checkpointing of transformers' layers only happens in training mode; there is no dropout to switch on.
         self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
-        hidden, inner = decoder.forward_upper(state, student=True, collect_hidden=self.hidden_index is not None)
+        hidden, inner = decoder.forward_upper(state, student=True, collect_hidden=collect)
         flat, flat_weights = hidden.flatten(0, 1), weights.flatten()
+        counted = flat_weights if assistant_mask is None else flat_weights * before(assistant_mask, position_ids)
         if recipe.loss == "lm":
             targets, has_target = next_tokens(input_ids, position_ids)
-            logits_loss = self.head(losses.lm_loss, flat, flat_weights * has_target, targets)
+            logits_loss = self.head(losses.lm_loss, flat, counted * has_target, targets)
         else:
             flat_teacher = teacher_hidden.flatten(0, 1)
-            logits_loss = self.head(losses.distillation_loss, flat, flat_weights, flat_teacher, recipe.temperature)
+            logits_loss = self.head(losses.distillation_loss, flat, counted, flat_teacher, recipe.temperature)
         hidden_loss = torch.zeros_like(logits_loss)
-        if self.hidden_index is not None:
-            pair = [
-                (*states, final)[self.hidden_index].flatten(0, 1)
-                for states, final in ((inner, hidden), (teacher_inner, teacher_hidden))
-            ]
-            hidden_loss = losses.hidden_state_loss(*pair, flat_weights)
+        if collect:
+            pair = (self._compared(inner, hidden), teacher_compared)
+            hidden_loss = losses.hidden_state_loss(*(states.flatten(0, 1) for states in pair), flat_weights)
         loss = recipe.logits_weight * logits_loss + recipe.hidden_state_weight * hidden_loss
         return loss, torch.stack([logits_loss, hidden_loss]).detach()
+
+    def _compared(self, inner: tuple[torch.Tensor, ...] | None, final: torch.Tensor) -> torch.Tensor | None:
+        """The hidden states the recipe compares, of those entering layers l..L-1 and the final ones."""
+        if self.compared_state is None:
+            return None
+        return (*inner, final)[self.compared_state - self.student.spec.num_key_value_layers]
 
     @torch.no_grad()
     def teacher_states(
@@ -155,7 +162,11 @@ class FineTuningStep(nn.Module):
             self.student.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, weights: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        weights: torch.Tensor,
+        assistant_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of packed rows, and its parts; arguments as `DistillationStep`'s."""
         recipe = self.recipe
@@ -164,7 +175,10 @@ class FineTuningStep(nn.Module):
         arguments.pop("attention_mask", None)  # an ordinary model leaves its mask out by itself
         hidden = self.student.model(input_ids, position_ids=position_ids, use_cache=False, **arguments)[0]
         targets, has_target = next_tokens(input_ids, position_ids)
-        loss = self.head(losses.lm_loss, hidden.flatten(0, 1), weights.flatten() * has_target, targets)
+        counted = weights.flatten() * has_target
+        if assistant_mask is not None:
+            counted = counted * before(assistant_mask, position_ids)
+        loss = self.head(losses.lm_loss, hidden.flatten(0, 1), counted, targets)
         return recipe.logits_weight * loss, torch.stack([loss, torch.zeros_like(loss)]).detach()
 
 
@@ -210,3 +224,10 @@ def next_tokens(input_ids: torch.Tensor, position_ids: torch.Tensor) -> tuple[to
     has_target = torch.zeros(input_ids.shape, dtype=torch.float32, device=input_ids.device)
     has_target[:, :-1] = (position_ids[:, 1:] != 0).float()
     return targets.flatten(), has_target.flatten()
+
+
+def before(mask: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """For each position of packed rows [B, T], float32 1.0 where its sample's next token is in `mask`; [B * T]."""
+    marked = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
+    marked[:, :-1] = mask[:, 1:].float() * (position_ids[:, 1:] != 0)
+    return marked.flatten()

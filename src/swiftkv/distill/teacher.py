@@ -111,7 +111,7 @@ def write_teacher_states(
 
     Args:
         model, data, recipe: as in `Teacher`.
-        layers: every l whose entering residual stream is wanted.
+        layers: every layer whose entering residual stream is wanted: each l, and what recipes compare.
         output: one safetensors file: `final` and `entering_<l>`, each [rows, max_length, D] in the recipe's dtype.
         moments: file for the moments that a fitted start needs, gathered in the same pass.
         moment_layers: every l that it may start at.
@@ -212,17 +212,20 @@ def allocate(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, descrip
 class TeacherStates:
     """The stored states of one data set, memory-mapped."""
 
-    def __init__(self, path: str | Path, layer: int, model: Path, data: Path, recipe: Recipe) -> None:
-        """Open `path` for a student with l = `layer`.
+    def __init__(self, path: str | Path, spec: SwiftKVSpec, model: Path, data: Path, recipe: Recipe) -> None:
+        """Open `path` for a student.
 
         Raises:
-            UserError: the file is missing or damaged, lacks the layer, or belongs to another model, data set or recipe.
+            UserError: the file is missing or damaged, lacks a layer, or belongs to another model, data set or recipe.
         """
-        names = (FINAL, entering(layer))
-        self._file, description = open_tensors(Path(path), names)
+        names = {"lower_hidden": entering(spec.num_key_value_layers), "teacher_hidden": FINAL}
+        compared = recipe.compared_state(spec)
+        if compared is not None:
+            names["teacher_compared"] = FINAL if compared == spec.num_hidden_layers else entering(compared)
+        self._file, description = open_tensors(Path(path), tuple(names.values()))
         check_identity("teacher states", Path(path), description, states_identity(model, data, recipe))
-        self._final, self._lower = (self._file.get_slice(name) for name in names)
+        self._slices = {argument: self._file.get_slice(name) for argument, name in names.items()}
 
     def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:
-        """`lower_hidden` and `teacher_hidden` of the given rows, each [len(rows), max_length, D]."""
-        return {"lower_hidden": gather_rows(self._lower, rows), "teacher_hidden": gather_rows(self._final, rows)}
+        """What `DistillationStep` takes of the given rows, by argument, each [len(rows), max_length, D]."""
+        return {argument: gather_rows(part, rows) for argument, part in self._slices.items()}

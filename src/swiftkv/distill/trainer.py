@@ -80,7 +80,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
     recipe.check_spec(spec)
     choose_for(recipe)  # what cannot work here has to show before the model is loaded
-    rows = PackedRows(files.data)
+    rows = PackedRows(files.data, recipe.logits_tokens == "assistant")
     if rows.max_length != recipe.max_length:
         raise UserError(
             f"{files.data} has rows of {rows.max_length} tokens, but the recipe's max_length is {recipe.max_length}"
@@ -90,7 +90,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     if recipe.teacher_states == "stored" and recipe.loss == "distillation":
         if files.teacher_states is None:
             raise UserError("the recipe asks for stored teacher states, but no file with them was given")
-        stored = TeacherStates(files.teacher_states, spec.num_key_value_layers, files.model, files.data, recipe)
+        stored = TeacherStates(files.teacher_states, spec, files.model, files.data, recipe)
     tokenizer = load_tokenizer(files.model)
     base = load_base(files.model, dtype=recipe.torch_dtype)
     start = fitted_start(base, spec, recipe, files) if recipe.start == "fitted" else None

@@ -88,7 +88,8 @@ def _frame(entry: Entry, files: Files) -> pd.DataFrame:
                 rows.append({**head, "missing": reason(entry, without, model["name"], variant)})
                 continue
             name = f"{model['title']}, " if len(entry["models"]) > 1 else ""
-            head["label"] = name + variant_label(close["spec"])
+            start_from = trained["settings"]["start"]
+            head["label"] = f"{name}{variant_label(close['spec'])}, {start_from} start"
             start = close["result"]["start"]
             if start and head["label"] not in started:
                 started.add(head["label"])
