@@ -123,7 +123,8 @@ def training(model, variant, tokens=1_000_000, gpus=0, **result):
         "tokens_per_second": tokens / 7200, "tokens_per_second_per_gpu": tokens / 7200 / gpus if gpus else None,
         "gpus": gpus, "accelerator": None, "attention": "sdpa",
     }  # fmt: skip
-    return record("training", model, variant, numbers | result, settings={"loss": "distillation"})
+    settings = {"loss": "distillation", "start": "fitted" if "fitted" in variant else "copied"}
+    return record("training", model, variant, numbers | result, settings=settings)
 
 
 def throughput(model, variant, point, tokens_per_second, *, weights=None, reason=None, kv_cache="auto", limit=1.8):

@@ -21,7 +21,8 @@ SCRIPTS = ROOT / "workflow" / "scripts"
 GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
 RECIPE = {
-    "data": "tiny", "loss": "distillation", "temperature": 2.0, "logits_weight": 1.0, "logits_tokens": "all", "hidden_state_weight": 0.0,
+    "data": "tiny", "loss": "distillation", "temperature": 2.0, "logits_weight": 1.0, "logits_tokens": "all",
+    "hidden_state_weight": 0.0,
     "hidden_state_layer": -2, "train": "qkv", "train_norm": True, "start": "copied",
     "start_tokens": 1000, "start_ridge": 1e-4, "teacher_states": "online", "learning_rate": 1e-3,
     "weight_decay": 0.05, "warmup_ratio": 0.05, "schedule": "linear", "epochs": 4, "max_steps": None,

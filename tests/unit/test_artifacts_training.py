@@ -53,30 +53,37 @@ def test_published_costs_of_the_papers_model_all_stand_with_source_and_note(tmp_
     assert values.loc["swiftkv-25", "tokens_published"] == "160M"
 
 
-SHARES = {"swiftkv-50-quarter": (250_000, 0.8), "swiftkv-50-half": (500_000, 0.5), "swiftkv-50": (1_000_000, 0.3)}
+COPIED = {"swiftkv-50-quarter": (250_000, 0.8), "swiftkv-50-half": (500_000, 0.5), "swiftkv-50": (1_000_000, 0.3)}
+FITTED = {
+    "swiftkv-50-fitted-quarter": (250_000, 0.4), "swiftkv-50-fitted-half": (500_000, 0.3),
+    "swiftkv-50-fitted": (1_000_000, 0.2),
+}  # fmt: skip
+SHARES = COPIED | FITTED
 
 
 def by_tokens(tmp_path, model, left_out=()):
     shown = {variant: values for variant, values in SHARES.items() if variant not in left_out}
     trained = [training(model, variant, tokens=tokens) for variant, (tokens, _) in SHARES.items()]
-    start = closeness(model, "swiftkv-50", 0.5)["result"]["start"]
+    starts = [closeness(model, "swiftkv-50", kl)["result"]["start"] for kl in (0.5, 0.2)]
     close = [closeness(model, variant, kl) for variant, (_, kl) in shown.items()]
     for each in close:
-        each["result"]["start"] = start
+        each["result"]["start"] = starts["fitted" in each["variant"]]
     return {"training": saved(tmp_path, trained), "fidelity": saved(tmp_path, close), "published": VALUES}
 
 
 def test_quality_by_tokens_starts_before_training(tmp_path):
     drawing = made(contents.resolve(scale("local"), "quality_tokens"), **by_tokens(tmp_path, SMOL))
     data = drawing.data
-    assert list(data["tokens"]) == [0, 250_000, 500_000, 1_000_000]
-    assert list(data["variant"]) == ["before training", *SHARES]
-    assert list(data["kl"]) == [2.5, 0.8, 0.5, 0.3]
-    assert list(data["top1_agreement"]) == pytest.approx([40, 60, 75, 85])
-    assert list(data["top1_agreement_stderr"]) == pytest.approx([1, 1, 1, 1])
+    assert list(data["tokens"]) == [0, 250_000, 500_000, 1_000_000] * 2
+    assert list(data["variant"]) == ["before training", *COPIED, "before training", *FITTED]
+    assert list(data["kl"]) == [2.5, 0.8, 0.5, 0.3, 1.0, 0.4, 0.3, 0.2]
+    assert list(data["top1_agreement"])[:4] == pytest.approx([40, 60, 75, 85])
+    assert list(data["top1_agreement_stderr"]) == pytest.approx([1] * 8)
+    assert [label.split(", ")[-1] for label in dict.fromkeys(data["label"])] == ["copied start", "fitted start"]
     upper, lower = drawing.figure.axes
     assert upper.get_yscale() == "log"
-    assert list(upper.lines[0].get_xdata()) == [0, 250_000, 500_000, 1_000_000]
+    curves = [container.lines[0] for container in upper.containers]
+    assert [list(curve.get_xdata()) for curve in curves] == [[0, 250_000, 500_000, 1_000_000]] * 2
     assert list(lower.lines[0].get_ydata()) == pytest.approx([40, 60, 75, 85])
     assert drawing.figure.get_suptitle().startswith("SmolLM2-135M-Instruct: quality by training tokens")
     assert not upper.texts  # no published marks beside another model

@@ -177,7 +177,6 @@ def test_a_mistake_is_named(config, override, sentence):
         (model(gpus={"distill": 24}), "for model 'llama-3.1-8b': batch_size 32 is not a multiple of 24 ranks"),
         (model(nodes={"distill": 3}), "models.llama-3.1-8b: 8 GPUs for distill .* 3 nodes"),
         (recipe(start="fitted"), "variants.swiftkv-50-mqa: recipe 'distillation' cannot train it: start: fitted"),
-        (recipe(teacher_states="stored", hidden_state_weight=1), "recipes.distillation.*stored teacher states"),
         (recipe(logits_weight=0), "recipes.distillation.*both 0"),
         ({"recipes": {"quarter": {"train": "all"}}}, "recipes.quarter.*loss must be lm"),
         ({"recipes": {"fine-tuning": {"train": "qkv"}}}, "variants.fine-tuned: recipe 'fine-tuning' cannot train it"),

@@ -180,7 +180,9 @@ def test_chats_through_the_template(tmp_path):
 def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
     other = tokenizer()
     other.chat_template = template
-    (sample,) = tokenize(other, [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}])
+    (sample,) = tokenize(
+        other, [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}]
+    )
     assert sample.assistant is None
     arrays, counts = pack([sample], 64, 0, 0)
     write_packed(tmp_path / "rows", arrays, counts)

@@ -14,7 +14,9 @@ def main() -> None:
     parser.add_argument("--model-source", type=Path, required=True, help="source.json of the model")
     parser.add_argument("--recipe", required=True, help="the recipe as JSON")
     parser.add_argument("--data", type=Path, required=True, help="packed rows")
-    parser.add_argument("--layers", type=int, nargs="+", required=True, help="every l, and every layer a recipe compares")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", required=True, help="every l, and every layer a recipe compares"
+    )
     parser.add_argument("--moments", type=Path, help="also gather what fitted starts need, safetensors")
     parser.add_argument("--moment-layers", type=int, nargs="+", help="every l a fitted start may have")
     parser.add_argument("--output", type=Path, required=True, help="the states, safetensors")
