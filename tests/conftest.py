@@ -10,6 +10,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -37,23 +39,45 @@ SHAPE = dict(
     eos_token_id=2,
     pad_token_id=0,
 )
-ARCHITECTURES = ("llama", "mistral", "qwen2")
+# What latent attention and experts add; every size is another, and YaRN scales both angles and scores.
+LATENT = dict(
+    num_key_value_heads=8,
+    q_lora_rank=None,
+    kv_lora_rank=24,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=12,
+    n_routed_experts=8,
+    n_shared_experts=1,
+    num_experts_per_tok=2,
+    first_k_dense_replace=1,
+    moe_intermediate_size=32,
+    rope_parameters={
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 64,
+    },
+)
+GROUPED_QUERY = ("llama", "mistral", "qwen2")
+ARCHITECTURES = (*GROUPED_QUERY, "deepseek_v2")
 
 
 def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes) -> PreTrainedModel:
-    """A random teacher of 6 layers, hidden size 64, 4 KV heads; the same weights for every architecture.
+    """A random teacher of 6 layers, hidden size 64, 4 KV heads; the same weights for every architecture but DeepSeek-V2.
 
     Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all compute the same.
     """
-    shape = SHAPE | changes
     torch.manual_seed(0)
+    if architecture == "deepseek_v2":
+        model = DeepseekV2ForCausalLM(DeepseekV2Config(**SHAPE | LATENT | changes))
+        randomise(model)
+        return as_loaded(model, dtype)
+    shape = SHAPE | changes
     llama = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in shape.items() if "window" not in k}))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in llama.named_parameters():
-            # Weights far enough from symmetry that layers, heads and norms differ visibly.
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * 1.2 / parameter.shape[-1] ** 0.5)
+    randomise(llama)
     if architecture == "llama":
         model = llama
     else:
@@ -65,6 +89,20 @@ def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32
         assert not unexpected and all(name.endswith("_proj.bias") for name in missing)
         for name in missing:
             torch.nn.init.zeros_(model.get_parameter(name))
+    return as_loaded(model, dtype)
+
+
+@torch.no_grad()
+def randomise(model: PreTrainedModel) -> None:
+    """Weights far enough from symmetry that layers, heads, experts and norms differ visibly."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * 1.2 / parameter.shape[-1] ** 0.5)
+
+
+def as_loaded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The model in evaluation mode, with its parameters in `dtype`."""
     for parameter in model.parameters():  # not .to(dtype), which would round RoPE's frequencies, as loading does not
         parameter.data = parameter.data.to(dtype)
     return model.eval()
@@ -77,8 +115,13 @@ def tiny_swiftkv(
     num_key_value_heads: int | None = None,
     **changes,
 ) -> PreTrainedModel:
-    """`tiny_teacher` rewired, with SwiftKV parameters moved away from their start values, as after training."""
+    """`tiny_teacher` rewired, with SwiftKV parameters moved away from their start values, as after training.
+
+    Latent attention has no KV heads of its own, so there their number is left as it is.
+    """
     teacher = tiny_teacher(architecture, **changes)
+    if architecture == "deepseek_v2":
+        num_key_value_heads = None
     spec = SwiftKVSpec(
         teacher.config.num_hidden_layers, num_key_value_layers, key_value_group_size, num_key_value_heads
     )
@@ -112,6 +155,12 @@ def tiny_swiftkv_fixture():
 @pytest.fixture(params=ARCHITECTURES)
 def architecture(request) -> str:
     """Each supported architecture in turn."""
+    return request.param
+
+
+@pytest.fixture(params=GROUPED_QUERY)
+def grouped_query(request) -> str:
+    """Each supported architecture with q_proj, k_proj, v_proj and a number of KV heads."""
     return request.param
 
 

@@ -10,8 +10,10 @@ import yaml
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
+from swiftkv.serve import NOT_SERVED
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.start import check_fit
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -171,7 +173,7 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
     """The fields of the `SwiftKVSpec` of one variant on one model; None for the unchanged model.
 
     Raises:
-        UserError: the model has no such prefill reduction, or l, group size or KV heads cannot be.
+        UserError: the model has no such prefill reduction, or l, group size, KV heads or the start cannot be.
     """
     settings, reduction = config["models"][model], config["variants"][variant]["prefill_reduction"]
     if reduction is None:
@@ -190,9 +192,20 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
     }
     try:
         SwiftKVSpec(**fields)
-    except ValueError as error:
+        kind = family(config, model)
+        if kind == "deepseek_v2" and fields["num_key_value_heads"] is not None:
+            raise UserError("latent attention has no key/value heads that layers could have more or fewer of")
+        if kind and config["recipes"][config["variants"][variant]["recipe"]]["start"] == "fitted":
+            check_fit(kind, fields["key_value_group_size"])
+    except (ValueError, UserError) as error:
         raise UserError(f"variant {variant!r} cannot be made of model {model!r}: {error}") from None
     return fields
+
+
+def family(config: dict[str, Any], model: str) -> str | None:
+    """transformers' model_type of a model where the configuration says it; a few families lack something."""
+    entry = config["models"][model]
+    return entry.get("model_type", entry["source"].get("random", {}).get("model_type"))
 
 
 def recipe(config: dict[str, Any], model: str, name: str) -> dict[str, Any]:
@@ -313,6 +326,9 @@ def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool
         served: whether it would be served, rather than scored.
     """
     if reason := config["models"][model].get("unavailable", {}).get("serving" if served else "quality"):
+        return reason
+    rewired = config["variants"][variant]["prefill_reduction"] is not None
+    if served and rewired and (reason := NOT_SERVED.get(family(config, model))):
         return reason
     if served and config["variants"][variant].get("kv_heads") is not None:
         return "key/value heads that differ between layers cannot be served"

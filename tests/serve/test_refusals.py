@@ -143,11 +143,17 @@ def head_size(folder, to):
     return {"model": changed(folder.with_name("windows"), to, head_dim=16, use_sliding_window=False, layer_types=None)}
 
 
+@case("latent attention", "'deepseek_v2' cannot be served", "shares no KV cache between layers")
+def latent(folder, to):
+    return {"model": changed(folder.with_name("latent"), to)}
+
+
 @pytest.fixture(scope="module")
 def answers(engines, checkpoint, tmp_path_factory):
     folder, new = checkpoint("llama", 10, 2), tmp_path_factory.mktemp("broken")
     windows = checkpoint("qwen2", 10, 2, use_sliding_window=True, sliding_window=48, max_window_layers=10)
     folder.with_name("windows").symlink_to(windows)
+    folder.with_name("latent").symlink_to(checkpoint("deepseek_v2", 10, 2))
     cases = [make(folder, new / name.replace(" ", "-")) for name, (make, _) in EXPECTED.items()]
     return dict(zip(EXPECTED, engines(cases), strict=True))
 

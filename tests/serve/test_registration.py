@@ -52,6 +52,25 @@ print("untouched")
 """
 
 
+LATENT = """
+import inspect
+from vllm.model_executor.layers.attention import Attention, MLAAttention
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
+
+assert not issubclass(MLAAttention, Attention)
+assert "kv_sharing_target_layer_name" not in inspect.signature(MLAAttention.__init__).parameters
+shape = dict(num_heads=16, head_size=576, scale=1.0, num_kv_heads=1, alibi_slopes=None, sliding_window=None,
+             kv_cache_dtype="auto", logits_soft_cap=None, attn_type="decoder", q_lora_rank=None, kv_lora_rank=512,
+             qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192, v_head_dim=128, kv_b_proj=None)
+for implementation in (CPUMLAImpl, TritonMLAImpl):
+    try:
+        implementation(**shape, kv_sharing_target_layer_name="model.layers.1.self_attn.attn")
+    except NotImplementedError as error:
+        print(error)
+"""
+
+
 def run(program: str) -> str:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -75,3 +94,8 @@ def test_other_versions_are_refused_in_one_sentence(version):
         check_version(version)
     sentence = str(error.value)
     assert version in sentence and "0.26 to 0.32" in sentence and "VLLM_PLUGINS=" in sentence and "\n" not in sentence
+
+
+def test_the_reason_why_latent_attention_is_not_served_holds():
+    """Where it fails, vLLM has learnt to share these caches, and DeepSeek-V2 may be served (docs/serving.md)."""
+    assert run(LATENT).split("\n")[-3:] == ["KV sharing is not supported for MLA"] * 2 + [""]

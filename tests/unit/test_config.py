@@ -176,7 +176,11 @@ def test_a_mistake_is_named(config, override, sentence):
         (recipe(micro_batch_size=3), "recipes.distillation.*micro_batch_size 3"),
         (model(gpus={"distill": 24}), "for model 'llama-3.1-8b': batch_size 32 is not a multiple of 24 ranks"),
         (model(nodes={"distill": 3}), "models.llama-3.1-8b: 8 GPUs for distill .* 3 nodes"),
-        (recipe(start="fitted"), "variants.swiftkv-50-mqa: recipe 'distillation' cannot train it: start: fitted"),
+        (
+            {"variants": {"swiftkv-50-mqa": {"recipe": "fitted-start"}}},
+            "variants.swiftkv-50-mqa: recipe 'fitted-start' cannot train it: start: fitted",
+        ),
+        (recipe(start="fitted"), "variants.swiftkv-45-across2: .* latent attention has no AcrossKV groups"),
         (recipe(logits_weight=0), "recipes.distillation.*both 0"),
         ({"recipes": {"quarter": {"train": "all"}}}, "recipes.quarter.*loss must be lm"),
         ({"recipes": {"fine-tuning": {"train": "qkv"}}}, "variants.fine-tuned: recipe 'fine-tuning' cannot train it"),
@@ -290,6 +294,21 @@ def test_what_cannot_be_measured_has_a_reason(config):
     config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "because"}
     assert cfg.unmeasured(config, "llama-3.1-8b", "baseline", served=False) == "because"
     assert cfg.unmeasured(config, "llama-3.1-8b", "baseline", served=True) is None
+
+
+def test_latent_attention_lacks_what_planning_refuses(config):
+    model = "deepseek-v2-lite"
+    assert cfg.unmeasured(config, model, "swiftkv-45-across2", served=False) is None
+    assert "shares no KV cache between layers" in cfg.unmeasured(config, model, "baseline", served=True)
+    del config["models"][model]["unavailable"]
+    assert cfg.unmeasured(config, model, "baseline", served=True) is None
+    assert "KV sharing is not supported for MLA" in cfg.unmeasured(config, model, "swiftkv-45", served=True)
+    config["models"][model]["num_key_value_layers"]["50"] = 14
+    with pytest.raises(UserError, match="'swiftkv-50-mqa' cannot be made of model 'deepseek-v2-lite': latent attention"):
+        cfg.spec(config, model, "swiftkv-50-mqa")
+    assert cfg.spec(config, model, "swiftkv-50-fitted")["num_key_value_layers"] == 14
+    with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
+        cfg.spec(config, model, "swiftkv-50-across2-fitted")
 
 
 def test_a_variant_a_model_cannot_have_is_named(config):

@@ -323,7 +323,7 @@ def plain_loss(base, student, ids, positions, weights, temperature=2.0):
     return ((log_t.exp() * (log_t - log_s)).sum(-1) * weights).sum() * temperature**2
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "deepseek_v2"])
 def test_step_is_the_plain_two_model_loss(architecture):
     step = DistillationStep(tiny_teacher(architecture), SPEC, recipe())
     ids, positions, weights = batch()
@@ -390,7 +390,7 @@ def test_hidden_state_loss_in_the_step():
     assert parts[0] > 0
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "deepseek_v2"])
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_fine_tuning_is_the_plain_lm_loss_of_the_whole_model(architecture, checkpointing):
     step = FineTuningStep(

@@ -68,7 +68,7 @@ def varlen_attention(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqle
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "deepseek_v2"])
 @pytest.mark.parametrize("name", [attention.FLASH, attention.FLEX])
 def test_gpu_attention_is_ours(architecture, name, monkeypatch):
     """The same losses as with our attention; the kernels themselves are stood in for by plain ones."""

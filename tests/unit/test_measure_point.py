@@ -312,8 +312,11 @@ def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):
 
 
 def test_a_dummy_of_an_unknown_family_is_refused(tmp_path):
-    with pytest.raises(UserError, match="'deepseek_v2' model cannot be served"):
-        write_dummy({"model_type": "deepseek_v2"}, None, None, tmp_path / "m")
+    with pytest.raises(UserError, match="'mamba' model cannot be served"):
+        write_dummy({"model_type": "mamba"}, None, None, tmp_path / "m")
+    spec = {"num_hidden_layers": 6, "num_key_value_layers": 3}
+    with pytest.raises(UserError, match="'deepseek_v2' cannot be served: .* shares no KV cache between layers"):
+        write_dummy({"model_type": "deepseek_v2"}, spec, None, tmp_path / "m")
 
 
 def test_a_small_vocabulary_gets_a_tokenizer_that_fits(tmp_path):

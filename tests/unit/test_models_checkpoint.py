@@ -155,7 +155,12 @@ def test_save_and_load(architecture, dtype, tiny_swiftkv, tmp_path, tokens):
 
 @pytest.mark.parametrize(
     ("architecture", "changed"),
-    [("llama", ()), ("mistral", ("embed",)), ("qwen2", ("model.layers.4.mlp.up_proj.weight", "model.norm.weight"))],
+    [
+        ("llama", ()),
+        ("mistral", ("embed",)),
+        ("qwen2", ("model.layers.4.mlp.up_proj.weight", "model.norm.weight")),
+        ("deepseek_v2", ("model.layers.4.mlp.experts.down_proj", "model.layers.5.mlp.gate.weight")),
+    ],
 )
 @torch.no_grad()
 def test_a_checkpoint_on_its_teacher_is_the_checkpoint(
@@ -199,7 +204,7 @@ def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teac
     _dispatch(model, places)
     assert torch.equal(model(tokens).logits, expected(tokens).logits)
     assert torch.equal(model.generate(tokens, max_new_tokens=4), expected.generate(tokens, max_new_tokens=4))
-    assert model.model.layers[5].mlp.up_proj.weight is teacher.model.layers[5].mlp.up_proj.weight
+    assert model.model.layers[5].self_attn.o_proj.weight is teacher.model.layers[5].self_attn.o_proj.weight
 
 
 def test_auto_classes():

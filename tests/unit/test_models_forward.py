@@ -101,8 +101,8 @@ def test_stand_ins_give_the_llama_logits(stand_in, tiny_teacher, tokens):
 
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
 @torch.no_grad()
-def test_equations(architecture, layers, group, heads, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, layers, group, heads)
+def test_equations(grouped_query, layers, group, heads, tiny_swiftkv, tokens):
+    model = tiny_swiftkv(grouped_query, layers, group, heads)
     torch.testing.assert_close(model(tokens).logits.double(), reference_logits(model, tokens), atol=2e-5, rtol=1e-5)
 
 
@@ -200,7 +200,9 @@ def test_packing_does_not_leak(architecture, student, tiny_swiftkv, tokens):
     packed = run(tokens)
     perturbed = tokens.clone()
     perturbed[:, :10] = (perturbed[:, :10] + 1) % 128
-    assert torch.equal(run(perturbed)[:, 10:], packed[:, 10:])
+    # Experts compute the tokens of all samples together, so other neighbours may change how their sums are rounded.
+    bound = dict(atol=2e-5, rtol=1e-5) if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
+    torch.testing.assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
     assert not torch.allclose(run(perturbed)[:, :10], packed[:, :10], atol=1e-2)
     decoder.config.swiftkv = student
     for start, stop in ((0, 10), (10, 24)):

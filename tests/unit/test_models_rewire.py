@@ -31,12 +31,12 @@ def expected_names(spec: SwiftKVSpec, bias: bool) -> set[str]:
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4])
-def test_start_values(architecture, group, tiny_teacher):
-    teacher = tiny_teacher(architecture)
+def test_start_values(grouped_query, group, tiny_teacher):
+    teacher = tiny_teacher(grouped_query)
     randomise_biases(teacher)
     spec = SwiftKVSpec(L, 2, group)
     added = rewire(teacher, spec).swiftkv_parameters()
-    assert added.keys() == expected_names(spec, bias=architecture == "qwen2")
+    assert added.keys() == expected_names(spec, bias=grouped_query == "qwen2")
     original = teacher.state_dict()
     for name, value in added.items():
         if name == "model.norm_swiftkv.weight":
@@ -68,8 +68,8 @@ def test_rewiring_the_last_layer_changes_nothing(architecture, tiny_teacher, tok
 
 
 @torch.no_grad()
-def test_repeated_heads_change_nothing(architecture, tiny_teacher, tokens):
-    teacher = tiny_teacher(architecture)
+def test_repeated_heads_change_nothing(grouped_query, tiny_teacher, tokens):
+    teacher = tiny_teacher(grouped_query)
     model = rewire(teacher, SwiftKVSpec(L, 2, 2, 8))
     assert model.model.layers[2].self_attn.k_proj_swiftkv.weight.shape == (64, 64)
     expected = rewire(teacher, SwiftKVSpec(L, 2, 2))(tokens).logits
@@ -77,8 +77,8 @@ def test_repeated_heads_change_nothing(architecture, tiny_teacher, tokens):
 
 
 @torch.no_grad()
-def test_merging_equal_heads_changes_nothing(architecture, tiny_teacher, tokens):
-    teacher = tiny_teacher(architecture)
+def test_merging_equal_heads_changes_nothing(grouped_query, tiny_teacher, tokens):
+    teacher = tiny_teacher(grouped_query)
     for layer in teacher.model.layers:
         for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
             heads = projection.weight.view(4, 8, 64)
@@ -142,5 +142,5 @@ def test_heads_that_do_not_merge_evenly(tiny_teacher):
 
 def test_unsupported_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32))
-    with pytest.raises(UserError, match="cannot rewire a 'gpt2' model, only llama, mistral, qwen2"):
+    with pytest.raises(UserError, match="cannot rewire a 'gpt2' model, only deepseek_v2, llama, mistral, qwen2"):
         rewire(model, SwiftKVSpec(2, 1))

@@ -96,16 +96,19 @@ def test_effect_on_a_model_is_there_and_small(tiny_teacher, tiny_swiftkv, archit
     for model in models(tiny_teacher, tiny_swiftkv, architecture):
         plain, quantized = (logits(model, tokens, kv_cache, (24,)) for kv_cache in ("auto", "fp8"))
         difference = (plain - quantized).norm() / plain.norm()
-        assert 1e-4 < difference < 0.1
+        # An error of the latent is one of the keys and the values of all heads.
+        assert 1e-4 < difference < (0.2 if architecture == "deepseek_v2" else 0.1)
         assert torch.equal(plain, model(tokens, use_cache=False).logits)
 
 
 def test_decoding_equals_the_full_forward(tiny_teacher, tiny_swiftkv, architecture, tokens):
     for model in models(tiny_teacher, tiny_swiftkv, architecture):
         model.double()  # float32 sums in another order would tip a few values to the next FP8 number
+        model.set_experts_implementation("eager")  # torch's grouped product has no float64
         full = logits(model, tokens, "fp8", (24,))
-        torch.testing.assert_close(logits(model, tokens, "fp8", (10,) + (1,) * 14), full, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, 8)), full, rtol=1e-6, atol=1e-6)
+        bound = 1e-5 if architecture == "deepseek_v2" else 1e-6  # its RoPE and router stay in float32
+        torch.testing.assert_close(logits(model, tokens, "fp8", (10,) + (1,) * 14), full, rtol=bound, atol=bound)
+        torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, 8)), full, rtol=bound, atol=bound)
 
 
 def test_generate_takes_the_cache(tiny_swiftkv, tokens):

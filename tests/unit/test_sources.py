@@ -39,6 +39,21 @@ def test_random_weights_with_a_packaged_tokenizer(tmp_path):
     assert AutoTokenizer.from_pretrained(record["path"]).chat_template
 
 
+def test_random_weights_of_another_architecture(tmp_path):
+    from swiftkv.models import load_base, load_tokenizer
+
+    shape = {
+        "model_type": "deepseek_v2", "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "q_lora_rank": None, "kv_lora_rank": 16, "v_head_dim": 8,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    record = resolve_model("tiny", "Tiny", GGUF | {"random": shape}, tmp_path / "tiny")
+    model, words = load_base(record["path"]), load_tokenizer(record["path"])
+    assert record["config"]["model_type"] == "deepseek_v2" and model.config.qk_head_dim == 12
+    assert model.config.vocab_size == len(words) and model.config.eos_token_id == words.eos_token_id
+    assert model.model.layers[1].mlp.experts.down_proj.shape == (4, 32, 16)
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [

@@ -168,6 +168,32 @@ def test_a_fit_finds_the_layer_s_own_projections_and_improves_the_others(archite
         assert torch.equal(attention.q_proj_swiftkv.weight, attention.q_proj.weight)
 
 
+def test_latents_are_fitted(tmp_path):
+    """As above: at layer l the teacher's own projection, in the layers above closer to their latents than copies."""
+    teacher, hidden, sums = gathered("deepseek_v2")
+    spec, found = SwiftKVSpec(L, 2), read(sums, tmp_path, 2)
+    fitted = rewire(teacher, spec, fitted_values(teacher, spec, found, 1e-9)).model
+    copied = rewire(teacher, spec).model
+    own = fitted.layers[2].self_attn
+    torch.testing.assert_close(
+        own.kv_a_proj_with_mqa_swiftkv.weight, own.kv_a_proj_with_mqa.weight, rtol=1e-3, atol=1e-3
+    )
+    states = copied.norm_swiftkv(hidden[2])
+    for layer in (3, 4, 5):
+        block = teacher.model.layers[layer]
+        target = block.self_attn.kv_a_proj_with_mqa(block.input_layernorm(hidden[layer]))
+        above = [
+            (model.layers[layer].self_attn.kv_a_proj_with_mqa_swiftkv(states) - target).square().mean()
+            for model in (fitted, copied)
+        ]
+        assert above[0] < 0.7 * above[1], layer
+    for name, value in fitted.state_dict().items():
+        if "kv_a_proj_with_mqa" not in name:
+            assert torch.equal(value, copied.state_dict()[name]), name
+    with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
+        fitted_values(teacher, SwiftKVSpec(L, 2, 2), found, 1e-9)
+
+
 def test_keys_that_differ_by_rotations_are_shared_without_loss():
     """Complex multiples of one projection: scores under RoPE stay what they were, for every layer of the group."""
     generator = torch.Generator().manual_seed(0)

@@ -113,7 +113,7 @@ def test_an_unknown_point_is_refused():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 35, "score": 259, "fidelity": 44,
+        "resolve_model": 10, "heldout": 1, "corpus": 3, "pack": 8, "distill": 39, "score": 294, "fidelity": 49,
         "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 27, "figure": 16,
         "all": 1,
     }  # fmt: skip

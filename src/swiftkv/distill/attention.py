@@ -129,12 +129,12 @@ def packed_attention(
     Args:
         query: [B, heads, T, head size].
         key: [B, KV heads, T, head size].
-        value: as `key`.
+        value: as `key`, possibly with heads of another size.
         scaling: of the products.
         lengths: tokens of each sample; they add up to B x T.
 
     Returns:
-        [B, T, heads, head size] and None.
+        [B, T, heads, value head size] and None.
     """
     batch, _, tokens, _ = query.shape
     if key.shape[1] != query.shape[1]:
@@ -151,7 +151,7 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, scaling, lengths):
-        output = torch.empty(query.shape, dtype=query.dtype)
+        output = torch.empty(value.shape, dtype=query.dtype)
         mask = _future(max(lengths), query.dtype)
         probabilities = []
         for q, k, v, out in _samples(lengths, query, key, value, output):

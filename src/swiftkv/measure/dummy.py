@@ -8,6 +8,7 @@ from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
+from swiftkv.serve import check_served
 from swiftkv.sources import package_file
 from swiftkv.spec import SwiftKVSpec
 
@@ -32,6 +33,8 @@ def dummy_config(config: dict[str, Any], spec: dict[str, int | None] | None) -> 
     family = config.get("model_type")
     if family not in ARCHITECTURES:
         raise UserError(f"a {family!r} model cannot be served as SwiftKV, only {', '.join(sorted(ARCHITECTURES))}")
+    if spec is not None:
+        check_served(family)
     fields = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
     fields["dtype"] = "bfloat16"
     if spec is None:

@@ -13,6 +13,7 @@ from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
 from swiftkv.records import describe_spec, measurement
+from swiftkv.serve import check_served
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
@@ -39,6 +40,8 @@ def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = N
     """
     started, kind = time.monotonic(), KINDS[point["measure"]]
     kind.check(point)
+    if subject.spec is not None:
+        check_served(subject.config["model_type"])
     if subject.plugin == REFERENCE:
         refuse_unless_installed(subject.spec, subject.variant)
     spec = describe_spec(subject.spec, subject.architecture.num_key_value_heads)

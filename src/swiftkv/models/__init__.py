@@ -2,11 +2,17 @@
 
 `attention.py`, `swiftkv.py` and `configuration.py` hold what the architectures share; one small file an architecture
 adds its classes; `rewire.py` makes a SwiftKV model of an ordinary one, `checkpoint.py` reads and writes checkpoints.
-Another architecture (DeepSeek-V2 next) is one more file and one more line in `ARCHITECTURES`.
+Another architecture is one more file and one more line in `ARCHITECTURES`; where its attention has other projections than
+q_proj, k_proj and v_proj, as DeepSeek-V2's, the file says how they make queries, keys and values.
 """
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from swiftkv.models.deepseek_v2 import (
+    DeepseekV2SwiftKVConfig,
+    DeepseekV2SwiftKVForCausalLM,
+    DeepseekV2SwiftKVModel,
+)
 from swiftkv.models.llama import LlamaSwiftKVConfig, LlamaSwiftKVForCausalLM, LlamaSwiftKVModel
 from swiftkv.models.mistral import MistralSwiftKVConfig, MistralSwiftKVForCausalLM, MistralSwiftKVModel
 from swiftkv.models.qwen2 import Qwen2SwiftKVConfig, Qwen2SwiftKVForCausalLM, Qwen2SwiftKVModel
@@ -16,6 +22,7 @@ ARCHITECTURES = {
     "llama": (LlamaSwiftKVConfig, LlamaSwiftKVModel, LlamaSwiftKVForCausalLM),
     "mistral": (MistralSwiftKVConfig, MistralSwiftKVModel, MistralSwiftKVForCausalLM),
     "qwen2": (Qwen2SwiftKVConfig, Qwen2SwiftKVModel, Qwen2SwiftKVForCausalLM),
+    "deepseek_v2": (DeepseekV2SwiftKVConfig, DeepseekV2SwiftKVModel, DeepseekV2SwiftKVForCausalLM),
 }
 
 for _config, _model, _causal_lm in ARCHITECTURES.values():
@@ -38,6 +45,9 @@ from swiftkv.models.swiftkv import LowerState  # noqa: E402
 
 __all__ = [
     "ARCHITECTURES",
+    "DeepseekV2SwiftKVConfig",
+    "DeepseekV2SwiftKVForCausalLM",
+    "DeepseekV2SwiftKVModel",
     "LlamaSwiftKVConfig",
     "LlamaSwiftKVForCausalLM",
     "LlamaSwiftKVModel",

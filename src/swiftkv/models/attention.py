@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,20 +14,36 @@ from transformers.models.llama.modeling_llama import eager_attention_forward, ro
 from swiftkv.models.configuration import layer_types
 from swiftkv.spec import SwiftKVSpec
 
-TEACHER_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+# RoPE of some positions as an architecture gives it: cosines and sines, or one complex tensor.
+PositionEmbeddings = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 
 
 class SwiftKVAttentionMixin:
-    """Attention of a layer >= l; without `key_value` it is the teacher's."""
+    """Attention of a layer >= l; without `key_value` it is the teacher's.
+
+    An architecture with other projections than q_proj, k_proj and v_proj names them and overrides the three methods
+    that use them.
+
+    Attributes:
+        query_projections: modules that make the queries, in order; one that the model has none of is None.
+        key_value_projections: modules that make keys and values.
+    """
+
+    query_projections: ClassVar[tuple[str, ...]] = ("q_proj",)
+    key_value_projections: ClassVar[tuple[str, ...]] = ("k_proj", "v_proj")
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         spec = SwiftKVSpec.from_config(config)
-        bias = self.q_proj.bias is not None
         sliding = layer_types(config)[layer_idx] == "sliding_attention"
         self.attention_arguments = {"sliding_window": config.sliding_window} if sliding else {}
+        self.add_projections(config, spec, owner=layer_idx == spec.owner(layer_idx))
+
+    def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
+        """Make the student's projections: of queries, and of keys and values if the layer is its group's `owner`."""
+        bias = self.q_proj.bias is not None
         self.q_proj_swiftkv = nn.Linear(config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
-        if layer_idx == spec.owner(layer_idx):
+        if owner:
             width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
             self.k_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
             self.v_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
@@ -34,14 +51,14 @@ class SwiftKVAttentionMixin:
     def project_key_value(
         self,
         states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: PositionEmbeddings,
         past_key_values: Cache | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (with RoPE) and values of this layer's whole group; the cache keeps them once, at this layer.
 
         Args:
             states: norm_swiftkv(h_l) [B, T, D].
-            position_embeddings: cosines and sines [B, T, head size].
+            position_embeddings: RoPE of the positions [B, T, ...].
             past_key_values: the cache to add to and read from, or None.
 
         Returns:
@@ -50,7 +67,7 @@ class SwiftKVAttentionMixin:
         # A group may be on another GPU than the layer before l that its input comes from.
         device = self.k_proj_swiftkv.weight.device
         states = states.to(device)
-        position_embeddings = tuple(table.to(device) for table in position_embeddings)
+        position_embeddings = each_table(position_embeddings, lambda table: table.to(device))
         shape = (*states.shape[:-1], -1, self.head_dim)
         key = _rotate(self.k_proj_swiftkv(states).view(shape).transpose(1, 2), position_embeddings)
         value = self.v_proj_swiftkv(states).view(shape).transpose(1, 2)
@@ -58,10 +75,15 @@ class SwiftKVAttentionMixin:
             key, value = past_key_values.update(key, value, self.layer_idx)
         return key, value
 
+    def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
+        """The student's queries (with RoPE) [B, heads, T, head size] of normed states [B, T, D]."""
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        return _rotate(self.q_proj_swiftkv(hidden_states).view(shape).transpose(1, 2), position_embeddings)
+
     def forward(
         self,
         hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: PositionEmbeddings,
         attention_mask: torch.Tensor | None,
         past_key_values: Cache | None = None,
         key_value: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -78,8 +100,7 @@ class SwiftKVAttentionMixin:
                 **kwargs,
             )
         key, value = key_value
-        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = _rotate(self.q_proj_swiftkv(hidden_states).view(shape).transpose(1, 2), position_embeddings)
+        query = self.project_query(hidden_states, position_embeddings)
         # The attention functions read this attribute; teacher and student may differ in KV heads.
         self.num_key_value_groups = query.shape[1] // key.shape[1]
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
@@ -95,6 +116,15 @@ class SwiftKVAttentionMixin:
             **kwargs,
         )
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+
+
+def each_table(
+    position_embeddings: PositionEmbeddings, change: Callable[[torch.Tensor], torch.Tensor]
+) -> PositionEmbeddings:
+    """The position embeddings with every tensor of theirs changed."""
+    if isinstance(position_embeddings, torch.Tensor):
+        return change(position_embeddings)
+    return tuple(change(table) for table in position_embeddings)
 
 
 def _rotate(states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:

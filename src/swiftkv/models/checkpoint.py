@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from swiftkv.errors import UserError
@@ -30,7 +31,7 @@ def load_any(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: 
 
 
 def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None) -> PreTrainedModel:
-    """Load an ordinary Llama, Mistral or Qwen2 checkpoint.
+    """Load an ordinary checkpoint of one of `ARCHITECTURES`.
 
     Args:
         path: folder with config.json and safetensors.
@@ -51,7 +52,7 @@ def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map:
 def load_swiftkv(
     path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None
 ) -> PreTrainedModel:
-    """Load a SwiftKV checkpoint, with or without the teacher's q/k/v projections of layers >= l.
+    """Load a SwiftKV checkpoint, with or without the teacher's query, key and value projections of layers >= l.
 
     Without them only the student runs; asking for the teacher is an error.
 
@@ -89,8 +90,16 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     config = _read_config(path, _swiftkv_types())
     model = rewire(teacher, SwiftKVSpec.from_config(config))
     parameters = dict(model.named_parameters())
-    changed = {}
-    for file in sorted({file for file, _ in _shapes(path).values()}):
+    changed, shapes = {}, _shapes(path)
+    # What a checkpoint holds in pieces, the experts, only transformers can put together.
+    if assembled := parameters.keys() - shapes.keys() - _saved_shapes(model).keys():
+        own = load_swiftkv(path, teacher.dtype).state_dict()
+        for name in assembled:
+            tensor = own[name].to(parameters[name].device)
+            if not torch.equal(tensor, parameters[name]):
+                changed[name] = tensor
+        del own
+    for file in sorted({file for file, _ in shapes.values()}):
         with safe_open(file, framework="pt") as tensors:
             for name in parameters.keys() & set(tensors.keys()):
                 shared, own = parameters[name], tensors.get_tensor(name)
@@ -161,7 +170,7 @@ def save_swiftkv(
     Args:
         model: a SwiftKV language model.
         path: the folder; an existing one is replaced.
-        keep_teacher_qkv: also write the teacher's q/k/v projections of layers >= l, which the student does not need.
+        keep_teacher_qkv: also write the teacher's projections of layers >= l, which the student does not need.
         tokenizer: saved into the same folder.
         state_dict: the weights, where they are not in `model` itself (ZeRO-3).
     """
@@ -220,7 +229,7 @@ def check_tensors(path: Path, config: Any) -> None:
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    needed = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    needed = _saved_shapes(model)
     found = _shapes(path)
     absent = needed.keys() - found.keys()
     if config.tie_word_embeddings:
@@ -243,6 +252,12 @@ def check_tensors(path: Path, config: Any) -> None:
             raise UserError(
                 f"{file}: tensor {name} has shape {list(shape)}, but config.json asks for {list(needed[name])}"
             )
+
+
+def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of the model's checkpoint: experts are one tensor in the model, but one by one in files."""
+    tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}
 
 
 def _shapes(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:

@@ -18,11 +18,12 @@ def rewire(
     """The SwiftKV model of `teacher`, before training.
 
     Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
-    the mean of k_proj and v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm.
+    the mean of k_proj and v_proj over the layers of their AcrossKV group, and so are the modules of latent attention;
+    norm_swiftkv is layer l's input_layernorm.
     With fewer KV heads than the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
 
     Args:
-        teacher: a Llama, Mistral or Qwen2 language model of transformers.
+        teacher: a language model of transformers, of one of `ARCHITECTURES`.
         spec: the rewiring.
         start: start values by name, in place of `start_values`.
 
@@ -54,6 +55,7 @@ def rewire(
                 "key_value_group_size": spec.key_value_group_size,
                 "swiftkv_num_key_value_heads": spec.num_key_value_heads,
                 "attn_implementation": teacher.config._attn_implementation,
+                "experts_implementation": teacher.config._experts_implementation,
             }
         )
     except ValueError as error:
@@ -75,15 +77,17 @@ def rewire(
 @torch.no_grad()
 def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Parameter]:
     """New SwiftKV parameters by name, in the teacher's dtype and on its device; see `rewire`."""
-    layers = teacher.model.layers
-    values = {}
+    from swiftkv.models import ARCHITECTURES
+
+    layers, values = teacher.model.layers, {}
+    attention = ARCHITECTURES[teacher.config.model_type][1].attention_class
     for group in spec.groups:
         for layer in group:
-            attention = layers[layer].self_attn
-            for name, tensor in attention.q_proj.named_parameters():
-                values[f"model.layers.{layer}.self_attn.q_proj_swiftkv.{name}"] = tensor.clone()
-        for projection in ("k_proj", "v_proj"):
-            merged = [dict(getattr(layers[layer].self_attn, projection).named_parameters()) for layer in group]
+            for projection in attention.query_projections:
+                for name, tensor in _parameters(layers[layer], projection).items():
+                    values[f"model.layers.{layer}.self_attn.{projection}_swiftkv.{name}"] = tensor.clone()
+        for projection in attention.key_value_projections:
+            merged = [_parameters(layers[layer], projection) for layer in group]
             for name, like in merged[0].items():
                 # In float32, so that the mean of 16-bit weights is rounded once; a group may lie on several GPUs.
                 mean = torch.stack([tensors[name].float().to(like.device) for tensors in merged]).mean(0)
@@ -92,6 +96,12 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
     if spec.groups:
         values["model.norm_swiftkv.weight"] = layers[spec.num_key_value_layers].input_layernorm.weight.clone()
     return {name: nn.Parameter(value) for name, value in values.items()}
+
+
+def _parameters(layer: nn.Module, projection: str) -> dict[str, nn.Parameter]:
+    """Parameters of a module of the layer's attention; none if the model has no such module."""
+    module = getattr(layer.self_attn, projection)
+    return {} if module is None else dict(module.named_parameters())
 
 
 def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:

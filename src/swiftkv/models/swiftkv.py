@@ -1,9 +1,9 @@
-"""SwiftKV for any Llama-like decoder of transformers: the logic that the architectures share, as mixins.
+"""SwiftKV for the decoders of transformers: the logic that the architectures share, as mixins.
 
 For hidden states h_i entering layer i and s = norm_swiftkv(h_l), every layer i >= l attends with
     Q_i = RoPE(q_proj_swiftkv_i(input_layernorm_i(h_i))),  K_i = RoPE(k_proj_swiftkv_o(s)),  V_i = v_proj_swiftkv_o(s)
 where o is the first layer of i's AcrossKV group (paper, Sec. 3.2 and 3.3); all else is the teacher's, and so are the
-layers below l. `config.swiftkv = False` runs the teacher through the same module.
+layers below l. Latent attention has other projections (`deepseek_v2.py`). `config.swiftkv = False` runs the teacher through the same module.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import ModelOutput
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from swiftkv.errors import UserError
-from swiftkv.models.attention import TEACHER_PROJECTIONS
+from swiftkv.models.attention import PositionEmbeddings, each_table
 from swiftkv.models.checkpoint import quiet
 from swiftkv.models.configuration import layer_types
 from swiftkv.spec import SwiftKVSpec
@@ -34,7 +35,7 @@ class LowerState:
     Attributes:
         hidden: residual stream entering layer l [B, T, D].
         position_ids: [B or 1, T].
-        position_embeddings: RoPE cosines and sines [B or 1, T, head size].
+        position_embeddings: RoPE, cosines and sines [B or 1, T, head size] or complex [B or 1, T, head size / 2].
         attention_mask: by layer type ("full_attention", "sliding_attention"), as the attention function wants it.
         past_key_values: the KV cache, or None.
         arguments: further keyword arguments of the layers.
@@ -42,7 +43,7 @@ class LowerState:
 
     hidden: torch.Tensor
     position_ids: torch.Tensor
-    position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    position_embeddings: PositionEmbeddings
     attention_mask: dict[str, torch.Tensor | None]
     past_key_values: Cache | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class LowerState:
             self,
             hidden=self.hidden[:, -1:],
             position_ids=self.position_ids[:, -1:],
-            position_embeddings=tuple(table[:, -1:] for table in self.position_embeddings),
+            position_embeddings=each_table(self.position_embeddings, lambda table: table[:, -1:]),
             attention_mask={
                 kind: mask[:, :, -1:] if mask is not None and mask.dim() == 4 else mask
                 for kind, mask in self.attention_mask.items()
@@ -90,11 +91,13 @@ class SwiftKVPreTrainedMixin:
 class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
     """Decoder whose layers >= l can run as the teacher's or as the student's.
 
-    An architecture gives `attention_class` and `norm_class`.
+    An architecture gives `attention_class` and `norm_class`, and `output_class` where its language model reads more of
+    the decoder's output than Llama's.
     """
 
     attention_class: type[nn.Module]
     norm_class: type[nn.Module]
+    output_class: type[ModelOutput] = BaseModelOutputWithPast
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -113,23 +116,29 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
 
     @property
     def student_only(self) -> bool:
-        """True where the teacher's q/k/v projections of layers >= l were not loaded."""
-        return any(layer.self_attn.q_proj is None for layer in self.upper_layers)
+        """True where the teacher's projections of layers >= l were not loaded."""
+        always = self.attention_class.key_value_projections[0]  # those of the queries differ between models
+        return any(getattr(layer.self_attn, always) is None for layer in self.upper_layers)
+
+    @property
+    def teacher_projections(self) -> tuple[str, ...]:
+        """Modules of an attention that make queries, keys and values, which the student has its own of."""
+        return self.attention_class.query_projections + self.attention_class.key_value_projections
 
     def teacher_projection_names(self, prefix: str = "") -> set[str]:
-        """Parameter names of the teacher's q/k/v projections of layers >= l, each starting with `prefix`."""
+        """Parameter names of the teacher's projections of layers >= l, each starting with `prefix`."""
         return {
             f"{prefix}layers.{layer.self_attn.layer_idx}.self_attn.{projection}.{name}"
             for layer in self.upper_layers
-            for projection in TEACHER_PROJECTIONS
+            for projection in self.teacher_projections
             if (linear := getattr(layer.self_attn, projection)) is not None
             for name, _ in linear.named_parameters()
         }
 
     def drop_teacher_projections(self) -> None:
-        """Free the teacher's q/k/v projections of layers >= l; only the student can run afterwards."""
+        """Free the teacher's projections of layers >= l; only the student can run afterwards."""
         for layer in self.upper_layers:
-            for projection in TEACHER_PROJECTIONS:
+            for projection in self.teacher_projections:
                 setattr(layer.self_attn, projection, None)
 
     @merge_with_config_defaults
@@ -144,13 +153,13 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         use_cache: bool | None = None,
         last_only: bool = False,
         **kwargs,
-    ) -> BaseModelOutputWithPast:
+    ) -> ModelOutput:
         """As the architecture's decoder, student or teacher by `config.swiftkv`; `last_only` as in `forward_upper`."""
         state = self.forward_lower(
             input_ids, position_ids, attention_mask, past_key_values, inputs_embeds, use_cache, **kwargs
         )
         hidden, _ = self.forward_upper(state, student=self.config.swiftkv, last_only=last_only)
-        return BaseModelOutputWithPast(
+        return self.output_class(
             last_hidden_state=hidden, past_key_values=state.past_key_values if use_cache else None
         )
 
@@ -219,8 +228,9 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         """
         if not student and self.student_only:
             raise UserError(
-                "this SwiftKV checkpoint was saved without the teacher's projections (q_proj, k_proj, v_proj of layers "
-                f"{self.spec.num_key_value_layers} and above), so it cannot run as the teacher"
+                "this SwiftKV checkpoint was saved without the teacher's projections "
+                f"({', '.join(self.teacher_projections)} of layers {self.spec.num_key_value_layers} and above), so it "
+                "cannot run as the teacher"
             )
         states = self.norm_swiftkv(state.hidden) if student and self.spec.groups else None
         # Flex attention's block masks cannot be cut to a row.
@@ -318,5 +328,5 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         return self.model.spec
 
     def swiftkv_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters SwiftKV adds and trains, by name: q/k/v_proj_swiftkv and norm_swiftkv; none for l = L."""
+        """The parameters SwiftKV adds and trains, by name: projections and norm_swiftkv; none for l = L."""
         return {name: parameter for name, parameter in self.named_parameters() if "_swiftkv." in name}

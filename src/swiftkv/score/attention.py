@@ -31,12 +31,12 @@ def grouped_attention(
     Args:
         module: the attention module.
         query: [batch, heads, queries, head size].
-        key, value: [batch, KV heads, keys, head size].
+        key, value: [batch, KV heads, keys, head size]; the values' size may be another.
         attention_mask: bool, True = attend, [batch or 1, 1, queries, keys]; None leaves it to transformers' sdpa.
         scaling: of the scores; None is head size ** -0.5.
 
     Returns:
-        [batch, queries, heads, head size] and None.
+        [batch, queries, heads, value head size] and None.
     """
     batch, heads, queries, size = query.shape
     if attention_mask is None or attention_mask.dtype != torch.bool:
@@ -45,17 +45,17 @@ def grouped_attention(
     groups = heads // kv_heads
     scale = size**-0.5 if scaling is None else scaling
     rows = query.reshape(batch * kv_heads, groups * queries, size)
-    key, value = key.reshape(batch * kv_heads, keys, size), value.reshape(batch * kv_heads, keys, size)
+    key, value = (states.reshape(batch * kv_heads, keys, -1) for states in (key, value))
     hidden = ~attention_mask[:, 0].expand(batch, queries, keys)
     pairs = torch.arange(batch * kv_heads)
-    output = torch.empty_like(rows)
+    output = rows.new_empty(*rows.shape[:2], value.shape[-1])
     for some in pairs.split(max(1, SCORES // (groups * queries * keys))):
         part = slice(int(some[0]), int(some[-1]) + 1)
         scores = (rows[part] @ key[part].transpose(1, 2)).float().mul_(scale).view(-1, groups, queries, keys)
         # A query that sees nothing (padding) must not become NaN, so no -inf.
         scores.masked_fill_(hidden[some // kv_heads, None], torch.finfo(torch.float32).min)
         output[part] = scores.softmax(dim=-1).to(value.dtype).view(-1, groups * queries, keys) @ value[part]
-    return output.view(batch, heads, queries, size).transpose(1, 2), None
+    return output.view(batch, heads, queries, -1).transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, grouped_attention)

@@ -1,12 +1,14 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
 `hook.py` chooses the mode and refuses what cannot work, `model.py` holds the two halves of the model,
-`attention.py` the layers >= l and the shared caches, `weights.py` places and checks the tensors of a checkpoint,
+`attention.py` the layers >= l and the shared caches, `latent.py` what cannot be served, `weights.py` places and checks the tensors of a checkpoint,
 `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is the comparison of Section
 5.1. Nothing in vLLM is replaced: every name used is importable.
 """
 
 from importlib.metadata import PackageNotFoundError, version
+
+from swiftkv.errors import UserError
 
 # What the plugin was written against: KV cache writes apart from attention, and fast prefill for shared caches.
 SUPPORTED = ((0, 26), (0, 32))
@@ -15,10 +17,30 @@ ARCHITECTURES = {
     "LlamaSwiftKVForCausalLM": "swiftkv.serve.model:LlamaSwiftKVForCausalLM",
     "MistralSwiftKVForCausalLM": "swiftkv.serve.model:MistralSwiftKVForCausalLM",
     "Qwen2SwiftKVForCausalLM": "swiftkv.serve.model:Qwen2SwiftKVForCausalLM",
+    "DeepseekV2SwiftKVForCausalLM": "swiftkv.serve.latent:DeepseekV2SwiftKVForCausalLM",
     "LlamaMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:LlamaMergeAllLayersForCausalLM",
     "MistralMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:MistralMergeAllLayersForCausalLM",
     "Qwen2MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen2MergeAllLayersForCausalLM",
 }
+
+# model_type of the ordinary model -> why its rewired form is scored but not served (docs/serving.md, Latent attention).
+NOT_SERVED = {
+    "deepseek_v2": "vLLM's latent attention shares no KV cache between layers (MLACommonImpl: KV sharing is not supported "
+    "for MLA), so layers >= l could neither skip prompt tokens nor share a cache",
+}
+
+
+def check_served(model_type: str) -> None:
+    """Refuse a rewired model that vLLM cannot serve; without vLLM, as others ask before they start it.
+
+    Args:
+        model_type: of the ordinary or of the rewired model.
+
+    Raises:
+        UserError: with the reason.
+    """
+    if reason := NOT_SERVED.get(model_type.removesuffix("_swiftkv")):
+        raise UserError(f"a SwiftKV model of {model_type.removesuffix('_swiftkv')!r} cannot be served: {reason}")
 
 
 def register() -> None:

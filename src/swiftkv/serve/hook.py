@@ -12,6 +12,7 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from swiftkv.errors import UserError
 from swiftkv.models.checkpoint import check_tensors
 from swiftkv.models.configuration import layer_types
+from swiftkv.serve import check_served
 from swiftkv.serve.prompt_logprobs import refuse_prompt_logprobs
 from swiftkv.spec import SwiftKVSpec
 
@@ -75,6 +76,7 @@ def _asks_for_full_depth(vllm_config: VllmConfig) -> bool:
 
 def _refuse_unsupported(vllm_config: VllmConfig) -> None:
     config, parallel = vllm_config.model_config.hf_config, vllm_config.parallel_config
+    check_served(config.model_type)
     if not config.swiftkv:
         raise UserError(
             f"the config.json of {vllm_config.model_config.model} has swiftkv false, which means the teacher; "

@@ -3,7 +3,7 @@
 The paper starts from the teacher's weights, which were made for another layer's input. Here each layer's projections are
 ridge regressions from s = norm(h_l) to the teacher's own keys and values, in closed form, from `Moments`. Layers of an
 AcrossKV group share one projection, so theirs are combined in the metric that counts, attention scores for the keys and
-attention outputs for the values.
+attention outputs for the values. In latent attention it is the latent and the rotary key that are fitted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from swiftkv.errors import UserError
 from swiftkv.models.rewire import start_values
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.start import LATENT, PROJECTIONS, check_fit
 from swiftkv.start.moments import Moments
 
 
@@ -34,14 +35,21 @@ def fitted_values(
         As `start_values`; q_proj_swiftkv differs from the teacher's only in AcrossKV groups, norm_swiftkv never.
 
     Raises:
-        UserError: the moments are of too little text or singular, or `spec` changes the KV heads.
+        UserError: the moments are of too little text or singular, or `spec` changes the KV heads or groups the layers
+            of latent attention.
     """
+    model_type = teacher.config.model_type
+    check_fit(model_type, spec.key_value_group_size)
     if spec.num_key_value_heads not in (None, teacher.config.num_key_value_heads):
         raise UserError("a fitted start keeps the model's own number of key/value heads; use start: copied")
     values = start_values(teacher, spec)
     if not spec.groups:
         return values
     solved = regressions(moments, ridge)
+    if PROJECTIONS[model_type] == LATENT:
+        for layer in spec.owners:
+            _put(values, f"model.layers.{layer}.self_attn.{LATENT[0]}_swiftkv", solved[layer])
+        return values
     for group in spec.groups:
         blocks = [teacher.model.layers[layer].self_attn for layer in group]
         widths = [blocks[0].k_proj.out_features, blocks[0].v_proj.out_features]
@@ -73,7 +81,7 @@ def _put(values: dict[str, nn.Parameter], name: str, fitted: torch.Tensor) -> No
 
 
 def regressions(moments: Moments, ridge: float) -> dict[int, torch.Tensor]:
-    """For each layer i >= l the ridge regression of [k_i v_i] on s, float64 [key width + value width, F].
+    """For each layer i >= l the ridge regression of its targets on s, float64 [their width, F].
 
     Raises:
         UserError: there is too little text, or it does not determine the regression.

@@ -4,7 +4,8 @@ For a layer l that SwiftKV may start at, s = norm(h_l) is what its projections r
 input_layernorm, from which norm_swiftkv starts. For each layer i >= l, k_i (before RoPE) and v_i are what the teacher's
 own projections make of h_i. Kept are, summed over tokens,
     gram(l) = sum s s',   cross(l, i) = sum s [k_i v_i]',   query_energy(i) = sum |q_i|^2 by head and RoPE frequency.
-Where the teacher's projections have a bias, s has one more feature, 1.
+In latent attention the latent and the rotary key (before norm and RoPE) take the place of k_i and v_i, and queries do not
+count. Where the teacher's projections have a bias, s has one more feature, 1.
 
 Sums are kept as 64-bit integers, a power of two the unit: integers add exactly, so no order of the text and no number
 of ranks changes a bit of them.
@@ -26,6 +27,7 @@ from swiftkv.distill.device import rank, ranks
 from swiftkv.distill.packing import open_tensors
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
+from swiftkv.start import KEY_VALUE, PROJECTIONS
 
 BITS = 61  # of an integer, for its largest possible sum; one more is the sign, one is spare for rounding
 
@@ -60,6 +62,7 @@ class MomentSums:
             layers: every l to keep moments for.
             tokens: the most that will be added.
         """
+        self.targets = PROJECTIONS[decoder.config.model_type.removesuffix("_swiftkv")]
         self.decoder, self.layers, self.tokens = decoder, sorted(set(layers)), 0
         self.depth = len(decoder.layers)
         self.gram, self.cross, self.energy = {}, {}, {}
@@ -67,15 +70,14 @@ class MomentSums:
         feature = {layer: self._largest_feature(layer) for layer in self.layers}
         for index in range(self.layers[0], self.depth):
             attention = decoder.layers[index].self_attn
-            device = attention.k_proj.weight.device
-            biased = attention.k_proj.bias is not None
-            query, target = (
-                max(self._largest_output(index, projection) for projection in names)
-                for names in (("q_proj",), ("k_proj", "v_proj"))
-            )
-            outputs = attention.k_proj.out_features + attention.v_proj.out_features
-            heads = attention.q_proj.out_features // attention.head_dim
-            self.energy[index] = ExactSum((heads, attention.head_dim // 2), 2 * query**2 * tokens, device)
+            linears = [getattr(attention, projection) for projection in self.targets]
+            device, biased = linears[0].weight.device, linears[0].bias is not None
+            target = max(self._largest_output(index, projection) for projection in self.targets)
+            outputs = sum(linear.out_features for linear in linears)
+            if self.targets == KEY_VALUE:
+                query = self._largest_output(index, "q_proj")
+                heads = attention.q_proj.out_features // attention.head_dim
+                self.energy[index] = ExactSum((heads, attention.head_dim // 2), 2 * query**2 * tokens, device)
             for layer in self.layers:
                 if layer == index:
                     self.gram[layer] = ExactSum((width + biased,) * 2, feature[layer] ** 2 * tokens, device)
@@ -109,20 +111,22 @@ class MomentSums:
         for index in range(self.layers[0], self.depth):
             block = self.decoder.layers[index]
             attention = block.self_attn
+            linears = [getattr(attention, projection) for projection in self.targets]
             states = block.input_layernorm(hidden[index])[counted.to(hidden[index].device)]
             if index in self.gram:
-                features[index] = with_constant(states.float(), attention.k_proj.bias is not None)
+                features[index] = with_constant(states.float(), linears[0].bias is not None)
                 self.gram[index].add(features[index].T @ features[index])
-            targets = torch.cat([attention.k_proj(states), attention.v_proj(states)], dim=1).float()
+            targets = torch.cat([linear(states) for linear in linears], dim=1).float()
             for layer, rows in features.items():
                 self.cross[layer, index].add(rows.to(targets.device).T @ targets)
-            query = attention.q_proj(states).float().unflatten(1, (-1, 2, attention.head_dim // 2))
-            self.energy[index].add(query.square().sum(dim=(0, 2)))
+            if index in self.energy:
+                query = attention.q_proj(states).float().unflatten(1, (-1, 2, attention.head_dim // 2))
+                self.energy[index].add(query.square().sum(dim=(0, 2)))
 
     def write(self, output: Path, description: dict[str, Any]) -> None:
         """Add up all ranks and write the moments, on rank 0; every rank calls this."""
         tensors = {}
-        tokens = torch.tensor(self.tokens, device=next(iter(self.energy.values())).units.device)
+        tokens = torch.tensor(self.tokens, device=next(iter(self.gram.values())).units.device)
         if ranks() > 1:
             torch.distributed.all_reduce(tokens)
         for index, energy in self.energy.items():
@@ -150,7 +154,7 @@ class Moments:
         layer: l.
         gram: float64 [F, F]; F is D, or D + 1 with biases.
         cross: for each layer i >= l, float32 [F, key width + value width].
-        query_energy: for each layer i >= l, float64 [heads, head size / 2].
+        query_energy: for each layer i >= l, float64 [heads, head size / 2]; none in latent attention.
         description: what the writer said, among it `tokens`, how many were added.
     """
 
@@ -179,7 +183,7 @@ class Moments:
             layer,
             file.get_tensor(f"gram_{layer}"),
             {index: file.get_tensor(f"cross_{layer}_{index}") for index in above},
-            {index: file.get_tensor(f"query_energy_{index}") for index in above},
+            {index: file.get_tensor(name) for index in above if (name := f"query_energy_{index}") in names},
             description,
         )
 

@@ -1,0 +1,124 @@
+"""SwiftKV for DeepSeek-V2: latent attention, where keys and values of all heads are made from one small latent.
+
+A layer >= l takes its latent from s = norm_swiftkv(h_l), and so does the one rotary key that its heads share:
+    [c k_R] = kv_a_proj_with_mqa_swiftkv(s),   [K_C V] = kv_b_proj_swiftkv(kv_a_layernorm_swiftkv(c)),   K = [K_C RoPE(k_R)]
+Layers of an AcrossKV group share all three modules of the first one. As transformers' DeepSeek-V2 does, the KV cache
+keeps the normed latent and RoPE(k_R), not keys and values. Experts stay the model's own.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.models.deepseek_v2.configuration_deepseek_v2 import DeepseekV2Config
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
+    DeepseekV2Attention,
+    DeepseekV2ForCausalLM,
+    DeepseekV2Model,
+    DeepseekV2RMSNorm,
+)
+
+from swiftkv.models.attention import PositionEmbeddings, SwiftKVAttentionMixin, each_table
+from swiftkv.models.configuration import SwiftKVConfigMixin
+from swiftkv.models.swiftkv import SwiftKVCausalLMMixin, SwiftKVModelMixin
+from swiftkv.spec import SwiftKVSpec
+
+
+class DeepseekV2SwiftKVConfig(SwiftKVConfigMixin, DeepseekV2Config):
+    """`DeepseekV2Config` with the SwiftKV fields."""
+
+    model_type = "deepseek_v2_swiftkv"
+
+    def __post_init__(self, **kwargs) -> None:
+        super().__post_init__(**kwargs)
+        if self.swiftkv_num_key_value_heads is not None:
+            raise ValueError("latent attention has no key/value heads that layers could have more or fewer of")
+
+
+class DeepseekV2SwiftKVAttention(SwiftKVAttentionMixin, DeepseekV2Attention):
+    """Attention of a DeepSeek-V2 layer >= l, as teacher or as student."""
+
+    query_projections = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")  # the first, or the other three
+    key_value_projections = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
+
+    def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
+        """See `SwiftKVAttentionMixin`."""
+        for name in self.query_projections + (self.key_value_projections if owner else ()):
+            if (projection := getattr(self, name)) is not None:
+                setattr(self, f"{name}_swiftkv", copy.deepcopy(projection))
+
+    def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
+        """See `SwiftKVAttentionMixin`."""
+        if self.q_lora_rank is None:
+            query = self.q_proj_swiftkv(hidden_states)
+        else:
+            query = self.q_b_proj_swiftkv(self.q_a_layernorm_swiftkv(self.q_a_proj_swiftkv(hidden_states)))
+        query = query.unflatten(-1, (self.num_heads, self.qk_head_dim)).transpose(1, 2)
+        content, rotary = query.split([self.qk_nope_head_dim, self.qk_rope_head_dim], dim=-1)
+        return torch.cat([content, _rotate(rotary, position_embeddings)], dim=-1)
+
+    def project_key_value(
+        self, states: torch.Tensor, position_embeddings: PositionEmbeddings, past_key_values: Cache | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of this layer's whole group; the cache keeps the latent they are made of, at this layer.
+
+        Args:
+            states: norm_swiftkv(h_l) [B, T, D].
+            position_embeddings: complex [B, T, rotary size / 2].
+            past_key_values: the cache to add to and read from, or None.
+
+        Returns:
+            Keys [B, heads, cached + T, content size + rotary size] and values [B, heads, cached + T, value size].
+        """
+        device = self.kv_b_proj_swiftkv.weight.device
+        position_embeddings = each_table(position_embeddings, lambda table: table.to(device))
+        projected = self.kv_a_proj_with_mqa_swiftkv(states.to(device))
+        latent, rotary = projected.unsqueeze(1).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        latent, rotary = self.kv_a_layernorm_swiftkv(latent), _rotate(rotary, position_embeddings)
+        if past_key_values is not None:
+            latent, rotary = past_key_values.update(latent, rotary, self.layer_idx)
+        expanded = self.kv_b_proj_swiftkv(latent.squeeze(1)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        content, value = expanded.split([self.qk_nope_head_dim, self.v_head_dim], dim=-1)
+        return torch.cat([content, rotary.expand(-1, self.num_heads, -1, -1)], dim=-1), value
+
+
+class _Experts:
+    """What transformers would find out by reading this module's text: how experts are computed can be chosen."""
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True
+
+
+class DeepseekV2SwiftKVModel(_Experts, SwiftKVModelMixin, DeepseekV2Model):
+    """DeepSeek-V2 decoder with SwiftKV from layer l on."""
+
+    config: DeepseekV2SwiftKVConfig
+    attention_class = DeepseekV2SwiftKVAttention
+    norm_class = DeepseekV2RMSNorm
+    output_class = MoeModelOutputWithPast
+
+
+class DeepseekV2SwiftKVForCausalLM(_Experts, SwiftKVCausalLMMixin, DeepseekV2ForCausalLM):
+    """DeepSeek-V2 language model with SwiftKV from layer l on."""
+
+    config: DeepseekV2SwiftKVConfig
+    model_class = DeepseekV2SwiftKVModel
+
+
+def _rotate(states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
+    """Neighbouring elements of [B, heads, T, rotary size] are one complex number each, turned in float32."""
+    pairs = torch.view_as_complex(states.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * position_embeddings.unsqueeze(1)).flatten(-2).type_as(states)
+
+
+# Checkpoints hold experts one by one, the model holds them as one tensor; the same holds for the SwiftKV ones.
+register_checkpoint_conversion_mapping(
+    DeepseekV2SwiftKVConfig.model_type, get_checkpoint_conversion_mapping(DeepseekV2Config.model_type)
+)
