@@ -78,6 +78,8 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
     _check_engine(config)
     for name in config["serving"]["points"]:
         _check_point(config, name)
+    for name in config["tasks"]:
+        _check_backend(config, name)
 
 
 def _check_model(config: dict[str, Any], name: str) -> None:
@@ -292,6 +294,51 @@ def _check_point(config: dict[str, Any], name: str) -> None:
     speculative = entry.get("speculative", {})
     if speculative.get("prompt_lookup_min", 1) > speculative.get("prompt_lookup_max", math.inf):
         raise UserError(f"{place}.speculative: prompt_lookup_min is above prompt_lookup_max")
+
+
+def _check_backend(config: dict[str, Any], name: str) -> None:
+    task = config["tasks"][name]
+    if _asked_backend(config, name) == "transformers":
+        return
+    if "backend" in task and not _is_generated(task["task"]):
+        raise UserError(
+            f"config, at tasks.{name}: {task['task']} is scored by log-likelihoods of prompts, which vLLM with fast prefill "
+            "does not compute; its backend can only be transformers"
+        )
+    if config["serving"]["engine"]["cpu_kv_cache_gib"] is None:
+        for model in _in_use(config):
+            if config["models"][model]["gpus"]["score"] == 0:
+                raise UserError(
+                    f"config, at tasks.{name}: model {model!r} is scored with vLLM on the processor, which needs "
+                    "serving.engine.cpu_kv_cache_gib"
+                )
+
+
+def _asked_backend(config: dict[str, Any], task: str) -> str:
+    return config["tasks"][task].get("backend", config["scoring"]["backend"])
+
+
+def _is_generated(lm_eval_task: str) -> bool:
+    from swiftkv.score.tasks import output_type  # lm-eval is needed only where vLLM is asked for
+
+    return output_type(lm_eval_task) == "generate_until"
+
+
+def scoring_engine(config: dict[str, Any], model: str, variant: str, kv_cache: str, task: str) -> dict[str, Any] | None:
+    """The vLLM engine that generates the answers of a task; None where transformers computes the score.
+
+    That it does for every task scored by log-likelihoods, as fast prefill has none of prompts; for an FP8 cache, as vLLM's
+    has one scale a tensor and not one a token (Section 5.3); and for variants that vLLM cannot serve.
+
+    Returns:
+        gpus, the tensor parallel size (0 is the processor), and what `serving.engine` says of a run.
+    """
+    if _asked_backend(config, task) == "transformers" or kv_cache != "auto":
+        return None
+    if unmeasured(config, model, variant, served=True) or not _is_generated(config["tasks"][task]["task"]):
+        return None
+    engine = {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
+    return {"gpus": config["models"][model]["gpus"]["score"], **engine}
 
 
 def check_served(config: dict[str, Any], model: str, place: str) -> None:

@@ -274,6 +274,38 @@ def test_spec_of_a_variant(config):
     }
 
 
+def test_generated_answers_come_from_vllm_where_asked_for(config):
+    def engine(variant="swiftkv-50", kv_cache="auto", task="gsm8k"):
+        return cfg.scoring_engine(config, "llama-3.1-70b", variant, kv_cache, task)
+
+    assert engine() is None
+    config["scoring"]["backend"] = "vllm"
+    shared = {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
+    assert engine() == engine("baseline", task="mmlu") == {"gpus": 4, **shared}
+    # log-likelihoods of prompts, one scale a token, and heads that vLLM cannot serve stay with transformers
+    assert engine(task="winogrande") is None and engine(task="mmlu-completion") is None
+    assert engine(kv_cache="fp8") is None
+    assert engine("swiftkv-50-mqa") is None
+    config["tasks"]["gsm8k"]["backend"] = "transformers"
+    assert engine() is None
+    cfg.check(config, SCHEMA)
+    config["scoring"]["backend"], config["tasks"]["gsm8k"]["backend"] = "transformers", "vllm"
+    assert engine() and engine(task="mmlu") is None
+
+
+def test_log_likelihoods_are_not_asked_of_vllm(config):
+    config["tasks"]["hellaswag"]["backend"] = "vllm"
+    with pytest.raises(UserError, match="config, at tasks.hellaswag: hellaswag is scored by log-likelihoods"):
+        cfg.check(config, SCHEMA)
+
+
+def test_vllm_on_a_processor_needs_a_cache(config):
+    config["scoring"]["backend"] = "vllm"
+    config["models"]["llama-3.1-8b"]["gpus"]["score"] = 0
+    with pytest.raises(UserError, match="'llama-3.1-8b' is scored with vLLM on the processor, .*cpu_kv_cache_gib"):
+        cfg.check(config, SCHEMA)
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [

@@ -17,7 +17,8 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score.data import TaskData, Unavailable, read_table
 from swiftkv.score.run import mean_and_stderr, measure_score
-from swiftkv.score.tasks import FOLDERS, build_benchmark, choose
+from swiftkv.score.served import check_task, repetition_penalty
+from swiftkv.score.tasks import FOLDERS, build_benchmark, choose, output_type
 from swiftkv.spec import SwiftKVSpec
 
 MMLU = "hf_datasets/hails/mmlu_no_train/{dataset_name}"
@@ -349,3 +350,58 @@ def test_script_ends_with_one_sentence(source, tmp_path, change, message):
     assert message in run.stderr
     assert "Traceback" not in run.stderr
     assert not output.exists()
+
+
+def test_output_types_are_lm_evals():
+    generated = {
+        "arc_challenge_llama",
+        "mmlu_llama",
+        "mmlu_cot_llama",
+        "gsm8k_llama",
+        "mmlu_flan_cot_zeroshot",
+        "gsm8k_cot",
+    }
+    plain = {"winogrande", "hellaswag", "truthfulqa_mc2", "arc_challenge", "mmlu"}
+    for task in generated | plain:
+        assert output_type(task) == ("generate_until" if task in generated else "multiple_choice")
+
+
+@pytest.mark.parametrize(
+    ("output", "settings", "sentence"),
+    [
+        ("multiple_choice", None, "log-likelihoods"),
+        ("generate_until", {"do_sample": True, "temperature": 0.5}, "samples"),
+        ("generate_until", {"temperature": 0.5}, "samples"),
+        ("generate_until", {"do_sample": False, "num_beams": 4}, "num_beams"),
+        ("generate_until", {"max_gen_toks": 2048}, "2048 tokens of a model that has 2048 positions"),
+    ],
+)
+def test_a_task_that_vllm_would_answer_otherwise_is_refused(output, settings, sentence):
+    check_task("t", "generate_until", {"do_sample": False, "temperature": 0.5, "until": []}, 2048)
+    with pytest.raises(UserError, match=sentence):
+        check_task("t", output, settings, 2048)
+
+
+def test_generation_settings_of_a_checkpoint_are_kept_or_refused(tmp_path):
+    assert repetition_penalty(tmp_path) == 1.0
+    file = tmp_path / "generation_config.json"
+    file.write_text(
+        json.dumps({"eos_token_id": [1, 2], "repetition_penalty": 1.05, "top_k": 20, "num_beam_groups": None})
+    )
+    assert repetition_penalty(tmp_path) == 1.05
+    file.write_text(json.dumps({"no_repeat_ngram_size": 3}))
+    with pytest.raises(UserError, match="sets no_repeat_ngram_size"):
+        repetition_penalty(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "log", "sentence"), [("fp8", "vllm.log", "one scale a tensor"), ("auto", None, "needs --engine-log")]
+)
+def test_scoring_with_vllm_says_what_it_lacks(tiny_teacher, tmp_path, kv_cache, log, sentence):
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    task = TASKS["gsm8k"] | {"engine": {"gpus": 0}}
+    with pytest.raises(UserError, match=sentence):
+        measure_score(
+            source, None, "baseline", None, kv_cache, "gsm8k", task, 0, tmp_path / "x.json", log and tmp_path / log
+        )
+    assert not (tmp_path / "x.json").exists()

