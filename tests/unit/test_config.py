@@ -336,7 +336,9 @@ def test_latent_attention_lacks_what_planning_refuses(config):
     assert cfg.unmeasured(config, model, "baseline", served=True) is None
     assert "KV sharing is not supported for MLA" in cfg.unmeasured(config, model, "swiftkv-45", served=True)
     config["models"][model]["num_key_value_layers"]["50"] = 14
-    with pytest.raises(UserError, match="'swiftkv-50-mqa' cannot be made of model 'deepseek-v2-lite': latent attention"):
+    with pytest.raises(
+        UserError, match="'swiftkv-50-mqa' cannot be made of model 'deepseek-v2-lite': latent attention"
+    ):
         cfg.spec(config, model, "swiftkv-50-mqa")
     assert cfg.spec(config, model, "swiftkv-50-fitted")["num_key_value_layers"] == 14
     with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):

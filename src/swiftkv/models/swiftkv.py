@@ -3,7 +3,8 @@
 For hidden states h_i entering layer i and s = norm_swiftkv(h_l), every layer i >= l attends with
     Q_i = RoPE(q_proj_swiftkv_i(input_layernorm_i(h_i))),  K_i = RoPE(k_proj_swiftkv_o(s)),  V_i = v_proj_swiftkv_o(s)
 where o is the first layer of i's AcrossKV group (paper, Sec. 3.2 and 3.3); all else is the teacher's, and so are the
-layers below l. Latent attention has other projections (`deepseek_v2.py`). `config.swiftkv = False` runs the teacher through the same module.
+layers below l. Latent attention has other projections (`deepseek_v2.py`). `config.swiftkv = False` runs the teacher
+through the same module.
 """
 
 from __future__ import annotations
@@ -159,9 +160,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
             input_ids, position_ids, attention_mask, past_key_values, inputs_embeds, use_cache, **kwargs
         )
         hidden, _ = self.forward_upper(state, student=self.config.swiftkv, last_only=last_only)
-        return self.output_class(
-            last_hidden_state=hidden, past_key_values=state.past_key_values if use_cache else None
-        )
+        return self.output_class(last_hidden_state=hidden, past_key_values=state.past_key_values if use_cache else None)
 
     def forward_lower(
         self,
