@@ -44,12 +44,16 @@ def names(section):
     return "|".join(re.escape(name) for name in config[section])
 
 
+# Tasks that one job scores together; every other task has a job of its own.
+PANEL = config["sets"]["tasks"]["panel"]
+
+
 wildcard_constraints:
     model=names("models"),
     variant=names("variants"),
     recipe=names("recipes"),
     data=names("data"),
-    task=names("tasks"),
+    task="|".join(re.escape(task) for task in config["tasks"] if task not in PANEL),
     kv_cache="auto|fp8",
 
 

@@ -28,7 +28,7 @@ rule score:
         runtime="8h",
     params:
         spec=get_spec,
-        task=lambda w: json.dumps(config["tasks"][w.task]),
+        tasks=lambda w: json.dumps({w.task: config["tasks"][w.task]}),
         seed=config["scoring"]["seed"],
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
@@ -42,11 +42,55 @@ rule score:
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --kv-cache {wildcards.kv_cache} \
-            --task-name {wildcards.task:q} \
-            --task {params.task:q} \
+            --tasks {params.tasks:q} \
             --seed {params.seed} \
             --threads {threads} \
-            --output {output:q}
+            --outputs {output:q}
+        """
+
+
+rule panel:
+    """Scores of one variant on the tasks of the panel, all with one start of the model."""
+    input:
+        model="<results>/models/{model}/source.json",
+        checkpoint=get_checkpoint,
+    output:
+        expand(
+            "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
+            task=PANEL,
+        ),
+    log:
+        "<logs>/panel/{model}/{variant}/{kv_cache}.log",
+    benchmark:
+        "<benchmarks>/panel/{model}/{variant}/{kv_cache}.tsv"
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=lambda w: (
+            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
+        ),
+        runtime="8h",
+    params:
+        spec=get_spec,
+        tasks=lambda w: json.dumps({task: config["tasks"][task] for task in PANEL}),
+        seed=config["scoring"]["seed"],
+        checkpoint=lambda w, input: (
+            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
+        ),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python "$SCRIPTS/score.py" \
+            --model-source {input.model:q} \
+            {params.checkpoint} \
+            --variant {wildcards.variant:q} \
+            --spec {params.spec:q} \
+            --kv-cache {wildcards.kv_cache} \
+            --tasks {params.tasks:q} \
+            --seed {params.seed} \
+            --threads {threads} \
+            --outputs {output:q}
         """
 
 

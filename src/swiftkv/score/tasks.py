@@ -8,28 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval.tasks
+from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._index import Entry, Kind, TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from swiftkv.errors import UserError
+from swiftkv.score.catalogue import KNOWN
 from swiftkv.score.data import TaskData
 
-# Where lm-eval keeps the tasks of Table B.1, and those for models without Llama-3.1's prompt format: reading these few
-# files instead of all saves 10 s a start.
-FOLDERS = {
-    "arc_challenge_llama": "llama3/instruct/arc_challenge",
-    "mmlu_llama": "llama3/instruct/mmlu",
-    "mmlu_cot_llama": "llama3/instruct/mmlu_cot",
-    "gsm8k_llama": "llama3/instruct/gsm8k",
-    "winogrande": "winogrande",
-    "hellaswag": "hellaswag",
-    "truthfulqa_mc2": "truthfulqa",
-    "arc_challenge": "arc",
-    "mmlu": "mmlu/default",
-    "mmlu_flan_cot_zeroshot": "mmlu/flan_cot_zeroshot",
-    "gsm8k_cot": "gsm8k",
-}
+BITS_PER_BYTE = "bits_per_byte"  # a metric of every task that scores one continuation
 
 
 @dataclass
@@ -114,7 +102,7 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
 
 def _leaf_entries(name: str) -> list[Entry]:
     root = Path(lm_eval.tasks.__file__).parent
-    index = TaskIndex.build([root / FOLDERS.get(name, ".")])
+    index = TaskIndex.build([root / (KNOWN[name].folder if name in KNOWN else ".")])
     if name not in index:
         raise UserError(f"lm-eval has no task {name!r}; check `task` in the config")
     return _expand(index, name)
@@ -134,7 +122,10 @@ def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry
 
 
 def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
-    metrics = [entry["metric"] for entry in config.get("metric_list") or []]
+    output_type, stated = config["output_type"], config.get("metric_list")
+    metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
+    if output_type == "loglikelihood":
+        metrics = [*metrics, BITS_PER_BYTE]
     if task["metric"] not in metrics:
         known = ", ".join(map(str, metrics))
         raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {known}")
