@@ -113,8 +113,8 @@ def test_an_unknown_point_is_refused():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 35, "score": 259, "fidelity": 44,
-        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 27, "figure": 16,
+        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 35, "score": 259, "panel": 8, "fidelity": 44,
+        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 28, "figure": 16,
         "all": 1,
     }  # fmt: skip
 

@@ -149,7 +149,7 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Dataset:
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         docs = [doc | added(doc) for doc in (row.get("doc", row) for row in rows)]
-        columns = [key for key, value in docs[0].items() if isinstance(value, (str, int, float))]
+        columns = [key for key, value in docs[0].items() if isinstance(value, (str, int, float, list))]
         return datasets.Dataset.from_dict({key: [doc[key] for doc in docs] for key in columns})
     except jinja2.UndefinedError as error:
         raise UserError(f"`columns` of a task's source do not fit the records of {path}: {error}") from None

@@ -170,8 +170,9 @@ def bits_per_byte(sample: Mapping[str, Any]) -> float:
     Args:
         sample: a sample that lm-eval logged of a task of the output type "loglikelihood".
     """
-    ((_context, answer),), ((loglikelihood, _greedy),) = sample["arguments"], sample["resps"][0]
-    return -loglikelihood / math.log(2) / len(answer.removeprefix(" ").encode())
+    ((context, answer),), ((loglikelihood, _greedy),) = sample["arguments"], sample["resps"][0]
+    scored = context[len(context.rstrip()) :] + answer  # lm-eval counts white space between the two as the answer's
+    return -loglikelihood / math.log(2) / len(scored.removeprefix(" ").encode())
 
 
 def _identity(samples: Sequence[Mapping[str, Any]]) -> str:

@@ -53,12 +53,13 @@ def build_benchmark(task: dict[str, Any], data: TaskData, seed: int) -> Benchmar
         UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
     """
     leaves = []
-    for entry in _leaf_entries(task["task"]):
+    for entry in leaf_entries(task["task"]):
+        # Questions first: the functions of a task may import what it needs only where there are any.
+        splits = dict(data.load(load_yaml(entry.yaml_path, resolve_func=False)))
         config = load_yaml(entry.yaml_path)
         for key in ("tag", "group", "task_list"):
             config.pop(key, None)
         _check(task, config)
-        splits = dict(data.load(config))
         questions, split = _questions(config, splits)
         leaves.append((config, splits, split, questions))
     n_total = sum(len(questions) for *_, questions in leaves)
@@ -100,7 +101,12 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
     return chosen
 
 
-def _leaf_entries(name: str) -> list[Entry]:
+def leaf_entries(name: str) -> list[Entry]:
+    """The plain lm-eval tasks that a task, tag or group is made of.
+
+    Raises:
+        UserError: lm-eval has no such task, or it is one in Python.
+    """
     root = Path(lm_eval.tasks.__file__).parent
     index = TaskIndex.build([root / (KNOWN[name].folder if name in KNOWN else ".")])
     if name not in index:
