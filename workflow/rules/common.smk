@@ -44,12 +44,16 @@ def names(section):
     return "|".join(re.escape(name) for name in config[section])
 
 
+# Tasks that one job scores together; every other task has a job of its own.
+PANEL = config["sets"]["tasks"]["panel"]
+
+
 wildcard_constraints:
     model=names("models"),
     variant=names("variants"),
     recipe=names("recipes"),
     data=names("data"),
-    task=names("tasks"),
+    task="|".join(re.escape(task) for task in config["tasks"] if task not in PANEL),
     kv_cache="auto|fp8",
 
 
@@ -96,24 +100,30 @@ def get_launcher(w, resources):
     )
 
 
-def get_scoring_engine(w):
-    return cfg.scoring_engine(config, w.model, w.variant, w.kv_cache, w.task)
-
-
-def get_task(w):
-    """A task's entry as JSON, with the engine that generates its answers where that is vLLM's."""
+def get_scoring_engines(w):
+    """The vLLM engine of each task a job scores; None where transformers computes it."""
+    tasks = [w.task] if hasattr(w, "task") else PANEL
+    subject = (config, w.model, w.variant, w.kv_cache)
     try:
-        engine = get_scoring_engine(w)
+        return {task: cfg.scoring_engine(*subject, task) for task in tasks}
     except UserError as error:
         sys.exit(f"error: {error}")
-    return json.dumps(config["tasks"][w.task] | ({"engine": engine} if engine else {}))
+
+
+def get_tasks(w):
+    """The entries of a job's tasks as JSON, with the engines that generate answers."""
+    entries = {
+        task: config["tasks"][task] | ({"engine": engine} if engine else {})
+        for task, engine in get_scoring_engines(w).items()
+    }
+    return json.dumps(entries)
 
 
 def get_scoring_memory(w):
     """Megabytes; on a processor the model, and vLLM with its cache where that runs."""
     if config["models"][w.model]["gpus"]["score"]:
         return 200_000
-    engine = get_scoring_engine(w)
+    engine = next(filter(None, get_scoring_engines(w).values()), None)
     return 3000 + int(1100 * engine["cpu_kv_cache_gib"] if engine else 0)
 
 

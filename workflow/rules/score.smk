@@ -27,7 +27,7 @@ rule score:
         runtime="8h",
     params:
         spec=get_spec,
-        task=get_task,
+        tasks=get_tasks,
         seed=config["scoring"]["seed"],
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
@@ -41,12 +41,56 @@ rule score:
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --kv-cache {wildcards.kv_cache} \
-            --task-name {wildcards.task:q} \
-            --task {params.task:q} \
+            --tasks {params.tasks:q} \
             --seed {params.seed} \
             --threads {threads} \
             --engine-log {log.engine:q} \
-            --output {output:q}
+            --outputs {output:q}
+        """
+
+
+rule panel:
+    """Scores of one variant on the tasks of the panel, all with one start of the model."""
+    input:
+        model="<results>/models/{model}/source.json",
+        checkpoint=get_checkpoint,
+    output:
+        expand(
+            "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
+            task=PANEL,
+        ),
+    log:
+        run="<logs>/panel/{model}/{variant}/{kv_cache}.log",
+        engine="<logs>/panel/{model}/{variant}/{kv_cache}.vllm.log",
+    benchmark:
+        "<benchmarks>/panel/{model}/{variant}/{kv_cache}.tsv"
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=get_scoring_memory,
+        runtime="8h",
+    params:
+        spec=get_spec,
+        tasks=get_tasks,
+        seed=config["scoring"]["seed"],
+        checkpoint=lambda w, input: (
+            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
+        ),
+    shell:
+        """
+        exec &> >(tee {log.run:q})
+        python "$SCRIPTS/score.py" \
+            --model-source {input.model:q} \
+            {params.checkpoint} \
+            --variant {wildcards.variant:q} \
+            --spec {params.spec:q} \
+            --kv-cache {wildcards.kv_cache} \
+            --tasks {params.tasks:q} \
+            --seed {params.seed} \
+            --threads {threads} \
+            --engine-log {log.engine:q} \
+            --outputs {output:q}
         """
 
 

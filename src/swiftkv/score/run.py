@@ -1,11 +1,14 @@
-"""Score one model on one task and write the record of it."""
+"""Score one model on tasks and write a record for each."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import math
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,22 +24,22 @@ if TYPE_CHECKING:
     from swiftkv.score.tasks import Benchmark
 
 
-def measure_score(
+def measure_scores(
     model_source: Path,
     checkpoint: Path | None,
     variant: str,
     spec: dict | None,
     kv_cache: str,
-    task_name: str,
-    task: dict[str, Any],
+    tasks: dict[str, dict[str, Any]],
     seed: int,
-    output: Path,
+    outputs: Sequence[Path],
     engine_log: Path | None = None,
-) -> dict[str, Any]:
-    """Score one variant of a model on one task and write the measurement "score".
+) -> None:
+    """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
 
-    Its result is value and stderr as fractions, n questions out of n_total. An `optional` source that cannot be had
-    gives the status "unavailable", and no model is loaded.
+    A result is value and stderr (fractions; bits for `bits_per_byte`), n questions out of n_total, and `questions`, the
+    value of each in the order asked with a hash that is equal where the same ones were asked in the same way. An
+    `optional` source that cannot be had gives the status "unavailable"; without any source no model is loaded.
 
     Args:
         model_source: the model's source.json.
@@ -44,27 +47,52 @@ def measure_score(
         variant: name of the variant.
         spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
         kv_cache: "auto" or "fp8".
-        task_name: key of the task in the config.
-        task: its entry: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit, batch_size, and
-            optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM generates its answers.
+        tasks: entries of the config by name: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit,
+            batch_size, and optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM
+            generates its answers.
         seed: for subsets and random few-shot examples.
-        output: JSON file.
+        outputs: JSON files, one a task.
         engine_log: file for what vLLM prints; needed with an engine.
 
     Raises:
-        UserError: a file is missing or damaged, the spec cannot be, or the task, metric or filter is unknown.
+        UserError: a file is missing or damaged, the spec cannot be, or a task, metric or filter is unknown.
         EngineFailure: vLLM failed.
     """
-    started = time.monotonic()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about choices made here on purpose
     model = read_json(model_source)
-    described = describe_spec(spec, key_value_heads(model["config"]))
+    subject = {
+        "model": model,
+        "variant": variant,
+        "kv_cache": kv_cache,
+        "weights": "original" if checkpoint is None else "trained",
+        "spec": describe_spec(spec, key_value_heads(model["config"])),
+    }
     folder = Path(checkpoint or model["path"])
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
+    tokenizer = Path(model["path"])
+    load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
+    serve = functools.partial(score_served, folder, tokenizer, spec, kv_cache, seed=seed, log=engine_log)
+    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
+    named = list(zip(tasks.items(), outputs, strict=True))
+    # vLLM's come first, while no model of ours holds the GPU's memory.
+    for (name, task), output in sorted(named, key=lambda one: "engine" not in one[0][1]):
+        write_json(output, _measure(load, serve, subject, name, task, seed))
+
+
+def _measure(
+    load: Callable[[], CachedLM],
+    serve: Callable[..., tuple],
+    subject: dict[str, Any],
+    name: str,
+    task: dict[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """The record of one task."""
+    started = time.monotonic()
     settings = {
-        "task": task_name,
+        "task": name,
         "lm_eval_task": task["task"],
         "metric": task["metric"],
         "filter": task.get("filter") or "none",
@@ -74,15 +102,13 @@ def measure_score(
         "backend": "vllm" if "engine" in task else "transformers",
     }
     status, reason, result, data, engine = "ok", None, None, task.get("source"), {}
-    print(f"{model['title']} {variant}, KV cache {kv_cache}: {task_name} ...", flush=True)
     try:
         if "engine" in task:
-            result, ran, data, engine = score_served(
-                folder, Path(model["path"]), spec, kv_cache, task, seed, engine_log
-            )
+            result, ran, data, engine = serve(task=task)
         else:
             benchmark, data = questions(task, seed)
-            lm = load_lm(folder, Path(model["path"]), kv_cache, task["batch_size"])
+            lm = load()
+            lm.batch_size_per_gpu = task["batch_size"]
             result, ran = run_benchmark(lm, benchmark, task)
             ran["dtype"] = str(lm.model.dtype).removeprefix("torch.")
         settings |= ran
@@ -91,24 +117,19 @@ def measure_score(
     except Unavailable as absence:
         status, reason = "unavailable", str(absence)
         outcome = f"unavailable: {reason}"
-    record = measurement(
+    seconds = time.monotonic() - started
+    print(f"{name}: {outcome}, {seconds:.0f} s", flush=True)
+    return measurement(
         "score",
-        model=model,
-        variant=variant,
-        kv_cache=kv_cache,
-        weights="original" if checkpoint is None else "trained",
-        spec=described,
+        **subject,
         status=status,
         reason=reason,
         settings=settings,
         result=result,
-        seconds=time.monotonic() - started,
+        seconds=seconds,
         data=data,
         **engine,
     )
-    write_json(output, record)
-    print(f"{task_name}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
-    return record
 
 
 def questions(task: dict[str, Any], seed: int) -> tuple[Benchmark, dict[str, Any]]:
@@ -119,7 +140,7 @@ def questions(task: dict[str, Any], seed: int) -> tuple[Benchmark, dict[str, Any
     return build_benchmark(task, source, seed), source.record()
 
 
-def load_lm(folder: Path, tokenizer: Path, kv_cache: str, batch_size: int) -> CachedLM:
+def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
     """A checkpoint as lm-eval runs it: on all GPUs there are, or on the processor with shared prompts run once."""
     import torch
     from transformers import AutoTokenizer
@@ -130,12 +151,14 @@ def load_lm(folder: Path, tokenizer: Path, kv_cache: str, batch_size: int) -> Ca
     gpu = torch.cuda.is_available()
     model = load_any(folder, torch.bfloat16, device_map="auto" if gpu else None)
     kind = CachedLM if gpu else PrefixSharingLM
-    return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache, batch_size=batch_size)
+    return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
 
 
 def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run a task of the config; the result of its score, and the settings it really ran with."""
     from lm_eval import evaluate
+
+    from swiftkv.score.tasks import BITS_PER_BYTE
 
     chat = bool(task.get("chat_template"))
     multiturn = chat and bool(task.get("fewshot_as_multiturn"))
@@ -149,7 +172,10 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
     )
     wanted = task.get("filter") or "none"
     samples = [sample for part in results["samples"].values() for sample in part if sample["filter"] == wanted]
-    value, stderr = mean_and_stderr([float(sample[task["metric"]]) for sample in samples])
+    in_bits = task["metric"] == BITS_PER_BYTE
+    values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
+    value, stderr = mean_and_stderr(values)
+    questions = {"sha256": _identity(samples), "values": values}
     config = benchmark.config
     settings = {
         "version": (config.get("metadata") or {}).get("version"),
@@ -166,7 +192,27 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
         "target_example": str(samples[0]["target"]),
         "response_example": samples[0]["resps"][0][0],
     }
-    return {"value": value, "stderr": stderr, "n": benchmark.n, "n_total": benchmark.n_total}, settings
+    counts = {"n": benchmark.n, "n_total": benchmark.n_total}
+    return {"value": value, "stderr": stderr, **counts, "questions": questions}, settings
+
+
+def bits_per_byte(sample: Mapping[str, Any]) -> float:
+    """Bits the model needs for the expected continuation, over its UTF-8 bytes; the space that begins it is no byte of it.
+
+    Args:
+        sample: a sample that lm-eval logged of a task of the output type "loglikelihood".
+    """
+    ((context, answer),), ((loglikelihood, _greedy),) = sample["arguments"], sample["resps"][0]
+    scored = context[len(context.rstrip()) :] + answer  # lm-eval counts white space between the two as the answer's
+    return -loglikelihood / math.log(2) / len(scored.removeprefix(" ").encode())
+
+
+def _identity(samples: Sequence[Mapping[str, Any]]) -> str:
+    """Equal where the same questions were asked in the same order with the same prompts and expected answers."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update("".join(sample[name] for name in ("doc_hash", "prompt_hash", "target_hash")).encode())
+    return digest.hexdigest()
 
 
 def mean_and_stderr(values: list[float]) -> tuple[float, float | None]:

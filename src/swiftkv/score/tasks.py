@@ -9,28 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval.tasks
+from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._index import Entry, Kind, TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from swiftkv.errors import UserError
+from swiftkv.score.catalogue import KNOWN
 from swiftkv.score.data import TaskData
 
-# Where lm-eval keeps the tasks of Table B.1, and those for models without Llama-3.1's prompt format: reading these few
-# files instead of all saves 10 s a start.
-FOLDERS = {
-    "arc_challenge_llama": "llama3/instruct/arc_challenge",
-    "mmlu_llama": "llama3/instruct/mmlu",
-    "mmlu_cot_llama": "llama3/instruct/mmlu_cot",
-    "gsm8k_llama": "llama3/instruct/gsm8k",
-    "winogrande": "winogrande",
-    "hellaswag": "hellaswag",
-    "truthfulqa_mc2": "truthfulqa",
-    "arc_challenge": "arc",
-    "mmlu": "mmlu/default",
-    "mmlu_flan_cot_zeroshot": "mmlu/flan_cot_zeroshot",
-    "gsm8k_cot": "gsm8k",
-}
+BITS_PER_BYTE = "bits_per_byte"  # a metric of every task that scores one continuation
 
 
 @functools.cache
@@ -40,7 +28,7 @@ def output_type(name: str) -> str:
     Raises:
         UserError: lm-eval does not know the task, or its group mixes the two.
     """
-    found = {load_yaml(entry.yaml_path, resolve_func=False)["output_type"] for entry in _leaf_entries(name)}
+    found = {load_yaml(entry.yaml_path, resolve_func=False)["output_type"] for entry in leaf_entries(name)}
     if len(found) > 1:
         raise UserError(
             f"lm-eval task {name!r} is scored in several ways ({', '.join(sorted(found))}); name one of its tasks"
@@ -81,12 +69,13 @@ def build_benchmark(task: dict[str, Any], data: TaskData, seed: int) -> Benchmar
         UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
     """
     leaves = []
-    for entry in _leaf_entries(task["task"]):
+    for entry in leaf_entries(task["task"]):
+        # Questions first: the functions of a task may import what it needs only where there are any.
+        splits = dict(data.load(load_yaml(entry.yaml_path, resolve_func=False)))
         config = load_yaml(entry.yaml_path)
         for key in ("tag", "group", "task_list"):
             config.pop(key, None)
         _check(task, config)
-        splits = dict(data.load(config))
         questions, split = _questions(config, splits)
         leaves.append((config, splits, split, questions))
     n_total = sum(len(questions) for *_, questions in leaves)
@@ -128,9 +117,14 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
     return chosen
 
 
-def _leaf_entries(name: str) -> list[Entry]:
+def leaf_entries(name: str) -> list[Entry]:
+    """The plain lm-eval tasks that a task, tag or group is made of.
+
+    Raises:
+        UserError: lm-eval has no such task, or it is one in Python.
+    """
     root = Path(lm_eval.tasks.__file__).parent
-    index = TaskIndex.build([root / FOLDERS.get(name, ".")])
+    index = TaskIndex.build([root / (KNOWN[name].folder if name in KNOWN else ".")])
     if name not in index:
         raise UserError(f"lm-eval has no task {name!r}; check `task` in the config")
     return _expand(index, name)
@@ -150,7 +144,10 @@ def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry
 
 
 def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
-    metrics = [entry["metric"] for entry in config.get("metric_list") or []]
+    output_type, stated = config["output_type"], config.get("metric_list")
+    metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
+    if output_type == "loglikelihood":
+        metrics = [*metrics, BITS_PER_BYTE]
     if task["metric"] not in metrics:
         known = ", ".join(map(str, metrics))
         raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {known}")

@@ -1,0 +1,155 @@
+"""The panel: paired differences with their errors, averages over what is above chance, and published scores beside."""
+
+import math
+import random
+from statistics import fmean, stdev
+
+import pandas as pd
+import pytest
+from artifact_helpers import SMOL, made, resolved, saved, scale, score
+
+from swiftkv.artifacts.paired import difference
+from swiftkv.artifacts.table import to_latex, to_markdown
+from swiftkv.errors import UserError
+
+VARIANTS = ["baseline", "swiftkv-25", "swiftkv-50", "swiftkv-62.5"]
+ORDER = ["swiftkv-25", "swiftkv-50", "swiftkv-62.5"]
+TASKS = ["arc-easy", "mmlu-continuation", "gsm8k-bits"]
+
+
+def answers(seed, wrong):
+    """400 answers of which a share is right; the same questions get hard first."""
+    hard = random.Random(seed).sample(range(400), 400)
+    return [float(place >= 400 * wrong) for place in hard]
+
+
+def bits(extra):
+    return [0.5 + 0.01 * (number % 7) + extra * (1 + 0.1 * (number % 3)) for number in range(60)]
+
+
+VALUES = {
+    "arc-easy": {name: answers(1, wrong) for name, wrong in zip(VARIANTS, (0.4, 0.45, 0.5, 0.6), strict=True)},
+    "mmlu-continuation": {name: answers(2, wrong) for name, wrong in zip(VARIANTS, (0.73, 0.73, 0.76, 0.7325), strict=True)},
+    "gsm8k-bits": {name: bits(extra) for name, extra in zip(VARIANTS, (0.0, 0.1, 0.3, 0.7), strict=True)},
+}  # fmt: skip
+
+
+def scored(task, variant, values=None, **changes):
+    values = VALUES[task][variant] if values is None else values
+    error = stdev(values) / math.sqrt(len(values))
+    metric = "bits_per_byte" if task == "gsm8k-bits" else "acc"
+    return score(SMOL, variant, task, fmean(values), stderr=error, questions=values, metric=metric, **changes)
+
+
+def entry(**changes):
+    raw = {"models": ["small"], "variants": VARIANTS, "tasks": TASKS, "orders": [ORDER], "cards": ["model_cards"]}
+    return resolved("panel", scale_name="local", **raw | changes)
+
+
+def everything():
+    return [scored(task, variant) for task in TASKS for variant in VARIANTS]
+
+
+@pytest.fixture
+def table(tmp_path):
+    return made(entry(), scores=saved(tmp_path, everything()), cards=["resources/published/model_cards.csv"])
+
+
+def paired(task, first, second):
+    apart = [a - b for a, b in zip(VALUES[task][first], VALUES[task][second], strict=True)]
+    return fmean(apart), stdev(apart) / math.sqrt(len(apart))
+
+
+def test_differences_to_the_baseline_are_those_of_the_questions(table):
+    rows = table.values[table.values["row"] == "measured"].set_index("variant")
+    for task, unit in (("arc-easy", 100), ("gsm8k-bits", 1)):
+        for variant in VARIANTS[1:]:
+            mean, error = paired(task, variant, "baseline")
+            assert rows.loc[variant, task] == pytest.approx(unit * fmean(VALUES[task][variant]))
+            assert rows.loc[variant, f"{task}_difference"] == pytest.approx(unit * mean)
+            assert rows.loc[variant, f"{task}_difference_stderr"] == pytest.approx(unit * error)
+            # what pairing is for
+            assert error < rows.loc[variant, f"{task}_stderr"] / unit
+    assert pd.isna(rows.loc["baseline", "arc-easy_difference"])
+
+
+def test_average_is_over_accuracies_above_chance(table):
+    """MMLU is at chance, and bits per byte are no share of questions."""
+    row = table.values.set_index("variant").loc["swiftkv-25"].iloc[0]
+    assert row["average_tasks"] == "arc-easy"
+    assert row["average"] == pytest.approx(row["arc-easy"])
+    assert row["average_difference"] == pytest.approx(row["arc-easy_difference"])
+    assert "Avg. is the mean over ARC-Easy, in which the baseline is above chance" in to_markdown(table)
+
+
+def test_no_task_above_chance_leaves_no_average(tmp_path):
+    found = [scored("mmlu-continuation", variant) for variant in VARIANTS]
+    table = made(entry(tasks=["mmlu-continuation"]), scores=saved(tmp_path, found))
+    assert table.values["average"].isna().all()
+    assert "There is no average" in to_markdown(table)
+
+
+def test_steps_count_fewer_bits_as_better(table):
+    steps = table.values[table.values["row"] == "step"]
+    ends = [("swiftkv-25", "swiftkv-50"), ("swiftkv-50", "swiftkv-62.5"), ("swiftkv-25", "swiftkv-62.5")]
+    assert list(zip(steps["variant"], steps["against"], strict=True)) == ends
+    mean, error = paired("gsm8k-bits", "swiftkv-25", "swiftkv-62.5")
+    assert mean < 0 and steps.iloc[2]["gsm8k-bits_difference"] == pytest.approx(mean)
+    printed = table.panels[1].frame.iloc[2]
+    (column,) = (name for name in printed.index if name.startswith("GSM8K"))
+    assert printed[column] == f"+{-mean:.3f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{error:.3f}"
+    text = to_markdown(table)
+    assert "swiftkv-25 is better than swiftkv-62.5 by more than 2 standard errors in ARC-Easy and GSM8K answers" in text
+    assert "; not in MMLU (cloze)." in text
+
+
+def test_published_scores_say_whether_settings_agree(table):
+    printed = table.panels[2].frame.set_index("Task")
+    mean = fmean(VALUES["arc-easy"]["baseline"])
+    error = stdev(VALUES["arc-easy"]["baseline"]) / 20
+    apart = (100 * mean - 54.12) / (100 * error)
+    assert printed.loc["ARC-Easy", "Settings"] == "agree"
+    assert printed.loc["ARC-Easy", "Apart,\nstandard errors"] == f"{apart:+.1f}"
+    assert printed.loc["ARC-Easy", "Within errors"] == ("yes" if abs(apart) <= 2 else "no") == "no"
+    assert printed.loc["MMLU (cloze)", "Settings"].startswith("differ: ")
+    assert "Where the settings agree, ARC-Easy is not." in to_markdown(table)
+
+
+def test_other_questions_are_not_paired(tmp_path):
+    found = everything()
+    found[1]["result"]["questions"]["sha256"] = "other"
+    with pytest.raises(UserError, match="'arc-easy' did not ask swiftkv-25 and baseline the same questions"):
+        made(entry(), scores=saved(tmp_path, found))
+    del found[1]["result"]["questions"]
+    with pytest.raises(UserError, match="score both again"):
+        made(entry(), scores=saved(tmp_path, found))
+
+
+def test_answers_that_are_all_alike_leave_an_error():
+    same = difference("t", *(scored("arc-easy", name, [1.0, 0.0] * 20) for name in ("baseline", "swiftkv-25")))
+    assert same.value == 0
+    assert same.stderr == pytest.approx(stdev([0.0] * 40 + [1.0, -1.0]) / math.sqrt(42))
+    assert difference("t", *(scored("arc-easy", "baseline", [1.0, 1.0]),) * 2).clear is False
+
+
+def test_a_cell_without_a_score_says_why(tmp_path):
+    found = [record for record in everything() if record["settings"]["task"] != "arc-easy"]
+    found += [score(SMOL, variant, "arc-easy", None, reason="no hub here") for variant in VARIANTS]
+    table = made(entry(), scores=saved(tmp_path, found))
+    text = to_markdown(table)
+    assert text.count("n/a [1]") == len(VARIANTS) and "- [1] no hub here" in text
+    assert table.values["arc-easy_difference"].isna().all()
+    assert table.values["gsm8k-bits_difference"].notna().sum() == 3 + 3
+
+
+def test_orders_follow_the_stand_ins_of_a_scale():
+    config = scale("smoke")
+    assert config["stand_ins"]["swiftkv-62.5"] == "swiftkv-50"
+    shown = resolved("panel", scale_name="smoke", models=["small"], variants=VARIANTS, tasks=TASKS, orders=[ORDER])
+    assert shown["orders"] == []
+    with pytest.raises(UserError, match="orders name 'swiftkv-50-half', which is not among its variants"):
+        entry(orders=[["swiftkv-25", "swiftkv-50-half"]])
+
+
+def test_prints_in_latex(table):
+    assert r"\toprule" in to_latex(table) and "U+" not in to_latex(table)

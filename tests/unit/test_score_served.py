@@ -1,0 +1,71 @@
+"""What vLLM may score in place of transformers, and what is refused before it starts."""
+
+import json
+
+import pytest
+from score_helpers import SHAPE, write_source
+
+from swiftkv.errors import UserError
+from swiftkv.score.run import measure_scores
+from swiftkv.score.served import check_task, repetition_penalty
+from swiftkv.score.tasks import output_type
+
+GSM8K = {
+    "title": "GSM8K", "task": "gsm8k_llama", "shots": 0, "metric": "exact_match", "filter": "strict_match", "limit": 4,
+    "batch_size": 4,
+}  # fmt: skip
+
+
+def test_output_types_are_lm_evals():
+    generated = {
+        "arc_challenge_llama",
+        "mmlu_llama",
+        "mmlu_cot_llama",
+        "gsm8k_llama",
+        "mmlu_flan_cot_zeroshot",
+        "gsm8k_cot",
+    }
+    plain = {"winogrande", "hellaswag", "truthfulqa_mc2", "arc_challenge", "mmlu"}
+    for task in generated | plain:
+        assert output_type(task) == ("generate_until" if task in generated else "multiple_choice")
+
+
+@pytest.mark.parametrize(
+    ("output", "settings", "sentence"),
+    [
+        ("multiple_choice", None, "log-likelihoods"),
+        ("generate_until", {"do_sample": True, "temperature": 0.5}, "samples"),
+        ("generate_until", {"temperature": 0.5}, "samples"),
+        ("generate_until", {"do_sample": False, "num_beams": 4}, "num_beams"),
+        ("generate_until", {"max_gen_toks": 2048}, "2048 tokens of a model that has 2048 positions"),
+    ],
+)
+def test_a_task_that_vllm_would_answer_otherwise_is_refused(output, settings, sentence):
+    check_task("t", "generate_until", {"do_sample": False, "temperature": 0.5, "until": []}, 2048)
+    with pytest.raises(UserError, match=sentence):
+        check_task("t", output, settings, 2048)
+
+
+def test_generation_settings_of_a_checkpoint_are_kept_or_refused(tmp_path):
+    assert repetition_penalty(tmp_path) == 1.0
+    file = tmp_path / "generation_config.json"
+    file.write_text(
+        json.dumps({"eos_token_id": [1, 2], "repetition_penalty": 1.05, "top_k": 20, "num_beam_groups": None})
+    )
+    assert repetition_penalty(tmp_path) == 1.05
+    file.write_text(json.dumps({"no_repeat_ngram_size": 3}))
+    with pytest.raises(UserError, match="sets no_repeat_ngram_size"):
+        repetition_penalty(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "log", "sentence"), [("fp8", "vllm.log", "one scale a tensor"), ("auto", None, "needs --engine-log")]
+)
+def test_scoring_with_vllm_says_what_it_lacks(tiny_teacher, tmp_path, kv_cache, log, sentence):
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    task = GSM8K | {"engine": {"gpus": 0}}
+    with pytest.raises(UserError, match=sentence):
+        measure_scores(
+            source, None, "baseline", None, kv_cache, {"gsm8k": task}, 0, [tmp_path / "x.json"], log and tmp_path / log
+        )
+    assert not (tmp_path / "x.json").exists()
