@@ -20,6 +20,7 @@ def rewire(
     Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
     the mean of k_proj and v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm.
     With fewer KV heads than the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
+    The early exit head starts as lm_head, whatever the start values of the others.
 
     Args:
         teacher: a Llama, Mistral or Qwen2 language model of transformers.
@@ -53,6 +54,7 @@ def rewire(
                 "num_key_value_layers": spec.num_key_value_layers,
                 "key_value_group_size": spec.key_value_group_size,
                 "swiftkv_num_key_value_heads": spec.num_key_value_heads,
+                "swiftkv_early_exit": spec.early_exit,
                 "attn_implementation": teacher.config._attn_implementation,
             }
         )
@@ -63,6 +65,8 @@ def rewire(
         model = model_class(config)
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
+    if spec.early_exit:
+        tensors["early_exit_head_swiftkv.weight"] = nn.Parameter(teacher.lm_head.weight.detach().clone())
     model.load_state_dict(tensors, assign=True)
     # Not in the state dict; copied, not recomputed, so that l = L stays bit-equal to the teacher.
     model.model.rotary_emb = copy.deepcopy(teacher.model.rotary_emb)
