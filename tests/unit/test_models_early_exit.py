@@ -39,8 +39,8 @@ def caches(cache):
 
 def confidences(model, tokens):
     """The early exit head's largest probability at every position of a sequence."""
-    state = model.model.forward_lower(torch.tensor([tokens]))
-    return early_logits(model, state)[0].float().softmax(-1).amax(-1)
+    hidden = model.model.forward_lower(torch.tensor([tokens])).hidden
+    return early_logits(model, hidden)[0].float().softmax(-1).amax(-1)
 
 
 @pytest.mark.parametrize("threshold", [None, 1.001])
@@ -80,7 +80,7 @@ def test_every_token_is_the_one_its_head_predicts():
     found = decode(model, PROMPT, 30, threshold)
     with torch.no_grad():
         row = torch.tensor([PROMPT + found.tokens])
-        early = early_logits(model, model.model.forward_lower(row))[0].float().softmax(-1)
+        early = early_logits(model, model.model.forward_lower(row).hidden)[0].float().softmax(-1)
         final = model(row).logits[0]
     for number, (token, exited) in enumerate(zip(found.tokens, found.exited, strict=True)):
         position = len(PROMPT) + number - 1
@@ -140,7 +140,7 @@ def test_checkpoints_keep_the_head(tmp_path):
     loaded = load_swiftkv(tmp_path / "exit", torch.float32)
     assert loaded.spec == model.spec and loaded.config.swiftkv_early_exit is True
     assert torch.equal(loaded.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
-    assert decode(loaded, PROMPT, 20, 0.5) .tokens == decode(model, PROMPT, 20, 0.5).tokens
+    assert decode(loaded, PROMPT, 20, 0.5).tokens == decode(model, PROMPT, 20, 0.5).tokens
     save_base(tiny_teacher(), tmp_path / "base")
     sharing = load_sharing(tmp_path / "exit", load_base(tmp_path / "base", torch.float32))
     assert torch.equal(sharing.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
@@ -159,7 +159,9 @@ def test_a_lost_head_is_named(tmp_path):
         load_swiftkv(tmp_path / "lost")
     text = (tmp_path / "lost/config.json").read_text()
     save_swiftkv(model, tmp_path / "lost")
-    (tmp_path / "lost/config.json").write_text(text.replace('"swiftkv_early_exit": true', '"swiftkv_early_exit": false'))
+    (tmp_path / "lost/config.json").write_text(
+        text.replace('"swiftkv_early_exit": true', '"swiftkv_early_exit": false')
+    )
     with pytest.raises(UserError, match=f"holds the tensor {HEAD}"):
         load_swiftkv(tmp_path / "lost")
 
@@ -182,7 +184,7 @@ def test_it_runs_with_its_layers_dispatched():
     model, expected = (rewire(teacher, SwiftKVSpec(6, 3, early_exit=True)).eval() for _ in range(2))
     _dispatch(model, places)
     assert hasattr(model.early_exit_head_swiftkv, "_hf_hook")
-    assert decode(model, PROMPT, 20, 0.3) .tokens == decode(expected, PROMPT, 20, 0.3).tokens
+    assert decode(model, PROMPT, 20, 0.3).tokens == decode(expected, PROMPT, 20, 0.3).tokens
 
 
 def test_a_spec_without_layers_to_skip_is_refused():

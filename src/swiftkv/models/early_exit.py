@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
 from swiftkv.errors import UserError
-from swiftkv.models.swiftkv import LowerState
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def decode(
     while len(tokens) < max_new_tokens and tokens[-1] not in ends:
         row = torch.tensor([tokens[-1:]], device=model.device)
         state = model.model.forward_lower(row, past_key_values=cache, use_cache=True)
-        token = None if threshold is None else _exit(model, state, threshold)
+        token = None if threshold is None else _exit(model, state.hidden, threshold)
         exited.append(token is not None)
         if token is None:
             hidden, _ = model.model.forward_upper(state, student=True)
@@ -81,9 +80,9 @@ def decode(
     return Decoded(tokens, exited, prefilled - started, time.perf_counter() - prefilled)
 
 
-def early_logits(model: PreTrainedModel, state: LowerState) -> torch.Tensor:
-    """Logits of the early exit head [B, T, V], in the model's dtype."""
-    return model.early_exit_head_swiftkv(model.model.norm_swiftkv(state.hidden))
+def early_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits of the early exit head [B, T, V], in the model's dtype, for the stream entering layer l [B, T, D]."""
+    return model.early_exit_head_swiftkv(model.model.norm_swiftkv(hidden))
 
 
 def require_head(model: PreTrainedModel) -> None:
@@ -98,9 +97,9 @@ def require_head(model: PreTrainedModel) -> None:
         )
 
 
-def _exit(model: PreTrainedModel, state: LowerState, threshold: float) -> int | None:
+def _exit(model: PreTrainedModel, hidden: torch.Tensor, threshold: float) -> int | None:
     """The early exit head's token, if it is sure enough."""
-    probability, token = early_logits(model, state)[0, -1].float().softmax(dim=-1).max(dim=-1)
+    probability, token = early_logits(model, hidden)[0, -1].float().softmax(dim=-1).max(dim=-1)
     return int(token) if probability.item() > threshold else None
 
 

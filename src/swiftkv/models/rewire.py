@@ -18,9 +18,9 @@ def rewire(
     """The SwiftKV model of `teacher`, before training.
 
     Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
-    the mean of k_proj and v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm.
-    With fewer KV heads than the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
-    The early exit head starts as lm_head, whatever the start values of the others.
+    the mean of k_proj and v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm; an
+    early exit head is lm_head. With fewer KV heads than the teacher's (Appendix C.1) neighbouring heads are averaged, with
+    more they are repeated.
 
     Args:
         teacher: a Llama, Mistral or Qwen2 language model of transformers.
@@ -65,8 +65,6 @@ def rewire(
         model = model_class(config)
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
-    if spec.early_exit:
-        tensors["early_exit_head_swiftkv.weight"] = nn.Parameter(teacher.lm_head.weight.detach().clone())
     model.load_state_dict(tensors, assign=True)
     # Not in the state dict; copied, not recomputed, so that l = L stays bit-equal to the teacher.
     model.model.rotary_emb = copy.deepcopy(teacher.model.rotary_emb)
@@ -95,6 +93,8 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
                 values[f"model.layers.{group.start}.self_attn.{projection}_swiftkv.{name}"] = mean.to(like.dtype)
     if spec.groups:
         values["model.norm_swiftkv.weight"] = layers[spec.num_key_value_layers].input_layernorm.weight.clone()
+    if spec.early_exit:
+        values["early_exit_head_swiftkv.weight"] = teacher.lm_head.weight.clone()
     return {name: nn.Parameter(value) for name, value in values.items()}
 
 
