@@ -197,6 +197,18 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
     return fields
 
 
+def check_early_exit(config: dict[str, Any], variant: str) -> None:
+    """Refuse to measure early exit of a variant that has no head for it.
+
+    Raises:
+        UserError: naming the variant and those that have one.
+    """
+    having = [name for name, entry in config["variants"].items() if entry.get("early_exit")]
+    if variant not in having:
+        known = ", ".join(having) or "none"
+        raise UserError(f"variant {variant!r} has no early exit head; variants with early_exit: true are: {known}")
+
+
 def recipe(config: dict[str, Any], model: str, name: str) -> dict[str, Any]:
     """The training recipe as the trainer takes it: the recipe's settings and the model's ZeRO stage."""
     return config["recipes"][name] | {"zero_stage": config["models"][model]["zero_stage"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,22 @@ from swiftkv.spec import SwiftKVSpec
 
 
 @torch.inference_mode()
-def agreement(model: PreTrainedModel, document: list[int], bins: int) -> torch.Tensor:
+def agreement(model: PreTrainedModel, document: list[int], bins: int, threshold: float) -> torch.Tensor:
     """How often the early exit head and the full model find the same token most likely, by the former's confidence.
 
     Args:
         model: one with an early exit head.
         document: token ids; every position that has a next token counts.
         bins: equal bins of the early exit head's largest probability, from 0 to 1.
+        threshold: a probability above which positions are counted once more.
 
     Returns:
-        Float64 [2, bins]: positions, and those of them where both agree.
+        Float64 [2, bins + 1]: positions, and those of them where both agree; last, of all above the threshold.
     """
     row = torch.tensor([document], device=model.device)
     state = model.model.forward_lower(row)
     hidden, _ = model.model.forward_upper(state, student=True)
-    sums = torch.zeros(2, bins, dtype=torch.float64)
+    sums = torch.zeros(2, bins + 1, dtype=torch.float64)
     for begin in range(0, len(document) - 1, POSITIONS):
         part = slice(begin, min(begin + POSITIONS, len(document) - 1))
         confidence, early = early_logits(model, state.hidden[:, part])[0].float().softmax(dim=-1).max(dim=-1)
@@ -42,33 +44,42 @@ def agreement(model: PreTrainedModel, document: list[int], bins: int) -> torch.T
         places = (confidence.cpu().double() * bins).long().clamp(max=bins - 1)
         sums[0].index_add_(0, places, torch.ones_like(same))
         sums[1].index_add_(0, places, same)
+        sure = (confidence > threshold).cpu().double()
+        sums[:, -1] += torch.stack([sure.sum(), (sure * same).sum()])
     return sums
 
 
 def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
-    """Agreement as a fraction, over all positions and by bin, with standard errors over documents.
+    """Agreement as a fraction, with standard errors over documents: of all positions, those above the threshold, each bin.
 
     Args:
         sums: of every document, as `agreement` gives them.
     """
-    positions, agreed = (torch.stack([part[row] for part in sums]) for row in (0, 1))  # [documents, bins]
-    bins = positions.shape[1]
+    positions, agreed = (torch.stack([part[row] for part in sums]) for row in (0, 1))  # [documents, bins + 1]
+    bins = positions.shape[1] - 1
+
+    def summary(columns: slice) -> dict[str, Any]:
+        counts, same = positions[:, columns].sum(1).tolist(), agreed[:, columns].sum(1).tolist()
+        return {"positions": int(sum(counts)), "agreement": share(same, counts) if any(counts) else None}
+
     return {
-        "agreement": ratio(agreed.sum(1).tolist(), positions.sum(1).tolist()),
+        "all": summary(slice(bins)),
+        "above_threshold": summary(slice(bins, None)),
         "bins": [
-            {
-                "confidence_from": number / bins,
-                "confidence_to": (number + 1) / bins,
-                "positions": int(positions[:, number].sum()),
-                "agreement": ratio(agreed[:, number].tolist(), positions[:, number].tolist())
-                if positions[:, number].any()
-                else None,
-            }
+            {"confidence_from": number / bins, "confidence_to": (number + 1) / bins, **summary(slice(number, number + 1))}
             for number in range(bins)
         ],
-        "positions": int(positions.sum()),
         "documents": len(sums),
     }
+
+
+def share(sums: list[float], counts: list[float]) -> dict[str, Any]:
+    """As `ratio`; none or all would have no error, so they get that of two positions with and two without more."""
+    found, total = ratio(sums, counts), sum(counts)
+    if found["value"] in (0.0, 1.0):
+        moved = (found["value"] * total + 2) / (total + 4)
+        found["stderr"] = math.sqrt(moved * (1 - moved) / (total + 4))
+    return found
 
 
 def answers(
@@ -180,11 +191,11 @@ def measure_early_exit(
     if model.spec != SwiftKVSpec(**spec):
         raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
     documents = [tokenize_chat(tokenizer, chat["messages"], settings["max_length"]) for chat in chats]
-    sums = [agreement(model, document, settings["bins"]) for document in documents if len(document) > 1]
+    sums = [agreement(model, document, settings["bins"], settings["threshold"]) for document in documents if len(document) > 1]
     if not sums:
         raise UserError(f"no chat of {heldout} has two tokens; make it again")
     alignment = summarize_agreement(sums)
-    print(f"early exit of {variant}: {len(sums)} chats, {alignment['positions']} positions", flush=True)
+    print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
     questions = [opening(tokenizer, {"role": "user", "content": text}) for text in settings["questions"]]
     prompts = chat_prompts(source["path"], heldout, settings["max_length"], settings["seed"])[: settings["prompts"]]
     found = answers(model, tokenizer, questions + prompts, settings["threshold"], settings["max_new_tokens"])
