@@ -113,9 +113,9 @@ def test_an_unknown_point_is_refused():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 35, "score": 259, "fidelity": 44,
-        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 27, "figure": 16,
-        "all": 1,
+        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 36, "score": 259, "fidelity": 44,
+        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 30, "figure": 17,
+        "early_exit": 1, "all": 1,
     }  # fmt: skip
 
 
@@ -156,6 +156,7 @@ def test_every_rule_has_docstring_log_and_benchmark():
         ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "40 layers are more than the 32 of the model"),
         ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
         ("serving: {points: {batch-2k: {rates: [1]}}}\n", "serving.points.batch-2k"),
+        ("artifacts: {early_exit: {variants: [swiftkv-50]}}\n", "'swiftkv-50' has no early exit head; variants with"),
     ],
 )
 def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):

@@ -66,7 +66,11 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
         "all": summary(slice(bins)),
         "above_threshold": summary(slice(bins, None)),
         "bins": [
-            {"confidence_from": number / bins, "confidence_to": (number + 1) / bins, **summary(slice(number, number + 1))}
+            {
+                "confidence_from": number / bins,
+                "confidence_to": (number + 1) / bins,
+                **summary(slice(number, number + 1)),
+            }
             for number in range(bins)
         ],
         "documents": len(sums),
@@ -191,7 +195,11 @@ def measure_early_exit(
     if model.spec != SwiftKVSpec(**spec):
         raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
     documents = [tokenize_chat(tokenizer, chat["messages"], settings["max_length"]) for chat in chats]
-    sums = [agreement(model, document, settings["bins"], settings["threshold"]) for document in documents if len(document) > 1]
+    sums = [
+        agreement(model, document, settings["bins"], settings["threshold"])
+        for document in documents
+        if len(document) > 1
+    ]
     if not sums:
         raise UserError(f"no chat of {heldout} has two tokens; make it again")
     alignment = summarize_agreement(sums)

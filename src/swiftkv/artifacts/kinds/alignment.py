@@ -36,7 +36,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         density = figure.subplots()
         width = data["confidence_to"] - data["confidence_from"]
         middle = data["confidence_from"] + width / 2
-        gray = {"color": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
+        gray = {"facecolor": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
         density.bar(middle, data["density_percent"], width=width, **gray)
         density.set_xlabel("Largest probability of the early exit")
         density.set_ylabel("Positions (%)")

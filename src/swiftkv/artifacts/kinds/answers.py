@@ -57,7 +57,19 @@ def make(entry: Entry, files: Files) -> Table:
         *entry.get("notes", []),
         *footnotes.lines(),
     ]
-    columns = ["model", "title", "variant", "question", "decoding", "text", "tokens", "exited", "seconds", "missing", "note"]
+    columns = [
+        "model",
+        "title",
+        "variant",
+        "question",
+        "decoding",
+        "text",
+        "tokens",
+        "exited",
+        "seconds",
+        "missing",
+        "note",
+    ]
     return Table(entry["name"], heading(entry), pd.DataFrame(values, columns=columns), panels, notes)
 
 
