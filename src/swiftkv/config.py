@@ -65,7 +65,7 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
     for section in ("heldout", "similarity"):
         _defined(config, "data", config[section]["data"], section)
     _defined(config, "recipes", config["choose_l"]["recipe"], "choose_l")
-    for section in ("fidelity", "choose_l"):
+    for section in ("fidelity", "choose_l", "early_exit"):
         if config[section]["documents"] > config["heldout"]["chats"]:
             raise UserError(
                 f"config, at {section}: {config[section]['documents']} documents cannot be drawn from the "
@@ -126,7 +126,7 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
     if trained is not None and trained not in config["recipes"]:
         raise UserError(f"{place}: recipe {trained!r} is not defined under recipes")
     if reduction is None:
-        if given := [key for key in ("acrosskv", "kv_heads", "plugin") if variant.get(key) is not None]:
+        if given := [key for key in ("acrosskv", "kv_heads", "plugin", "early_exit") if variant.get(key) is not None]:
             raise UserError(f"{place}: {given[0]} needs a prefill_reduction")
         if trained is not None:
             if variant.get("merge_all_layers"):
@@ -192,6 +192,8 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
         "key_value_group_size": config["variants"][variant]["acrosskv"],
         "num_key_value_heads": config["variants"][variant]["kv_heads"],
     }
+    if config["variants"][variant].get("early_exit"):
+        fields["early_exit"] = True
     try:
         SwiftKVSpec(**fields)
         kind = family(config, model)
@@ -208,6 +210,18 @@ def family(config: dict[str, Any], model: str) -> str | None:
     """transformers' model_type of a model where the configuration says it; a few families lack something."""
     entry = config["models"][model]
     return entry.get("model_type", entry["source"].get("random", {}).get("model_type"))
+
+
+def check_early_exit(config: dict[str, Any], variant: str) -> None:
+    """Refuse to measure early exit of a variant that has no head for it.
+
+    Raises:
+        UserError: naming the variant and those that have one.
+    """
+    having = [name for name, entry in config["variants"].items() if entry.get("early_exit")]
+    if variant not in having:
+        known = ", ".join(having) or "none"
+        raise UserError(f"variant {variant!r} has no early exit head; variants with early_exit: true are: {known}")
 
 
 def recipe(config: dict[str, Any], model: str, name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class SwiftKVSpec:
         key_value_group_size: g, AcrossKV (Sec. 3.3): so many consecutive layers >= l share one K and V.
             1 <= g <= max(1, L - l); the last group is smaller where g does not divide L - l.
         num_key_value_heads: KV heads of layers >= l (Appendix C.1); None keeps the teacher's.
+        early_exit: a second language-model head, on the input of SingleInputKV (Appendix D.1); needs l < L.
 
     Raises:
         ValueError: one sentence, if no model can have this shape.
@@ -27,6 +28,7 @@ class SwiftKVSpec:
     num_key_value_layers: int
     key_value_group_size: int = 1
     num_key_value_heads: int | None = None
+    early_exit: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_hidden_layers", "num_key_value_layers", "key_value_group_size"):
@@ -48,6 +50,10 @@ class SwiftKVSpec:
             _require_integer("num_key_value_heads", self.num_key_value_heads)
             if self.num_key_value_heads < 1:
                 raise ValueError(f"num_key_value_heads is {self.num_key_value_heads}, but must be at least 1")
+        if not isinstance(self.early_exit, bool):
+            raise ValueError(f"early_exit is {self.early_exit!r}, but must be true or false")
+        if self.early_exit and ordinary == total:
+            raise ValueError(f"early_exit needs a layer to skip, but all {total} layers are ordinary")
 
     @classmethod
     def from_config(cls, config: Any) -> SwiftKVSpec:
@@ -64,6 +70,7 @@ class SwiftKVSpec:
             num_key_value_layers=config.num_key_value_layers,
             key_value_group_size=config.key_value_group_size,
             num_key_value_heads=getattr(config, "swiftkv_num_key_value_heads", None),
+            early_exit=getattr(config, "swiftkv_early_exit", False),
         )
 
     @property

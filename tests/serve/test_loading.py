@@ -1,5 +1,7 @@
 """Checkpoints of every permitted form load; real weights give Hugging Face's answers."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,11 +27,22 @@ def folders(checkpoint, smollm2_swiftkv, tokenizer, tmp_path_factory):
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
     save_file(weights, new / "superfluous" / "model.safetensors", metadata={"format": "pt"})
 
+    # Serving does not exit early.
+    load_swiftkv(plain, torch.float32).save_pretrained(new / "early_exit")
+    tokenizer.save_pretrained(new / "early_exit")
+    weights = load_file(new / "early_exit" / "model.safetensors")
+    weights["early_exit_head_swiftkv.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
+    save_file(weights, new / "early_exit" / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((new / "early_exit" / "config.json").read_text())
+    (new / "early_exit" / "config.json").write_text(json.dumps(config | {"swiftkv_early_exit": True}))
+    assert load_swiftkv(new / "early_exit").spec.early_exit
+
     return {
         "without the teacher's projections": plain,
         "with the teacher's projections": checkpoint("llama", 10, 4, keep_teacher_qkv=True, tie_word_embeddings=True),
         "sharded": new / "sharded",
         "superfluous tensors": new / "superfluous",
+        "early exit head": new / "early_exit",
         "dummy": plain,
         "smollm2": smollm2_swiftkv,
     }
@@ -53,7 +66,9 @@ def answers(engines, folders, prompts):
     return dict(zip(folders, engines(cases), strict=True))
 
 
-@pytest.mark.parametrize("name", ["with the teacher's projections", "sharded", "superfluous tensors"])
+@pytest.mark.parametrize(
+    "name", ["with the teacher's projections", "sharded", "superfluous tensors", "early exit head"]
+)
 def test_every_form_gives_the_same_answers(answers, compare, folders, prompts, name):
     expected = answers["without the teacher's projections"]
     assert "error" not in answers[name], answers[name]

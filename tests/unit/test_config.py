@@ -102,6 +102,10 @@ def point(name, **changes):
         (random_model(hidden=64), "models.tiny.source.random: .*hidden"),
         (recipe(learning_rat=1), "recipes.distillation: .*learning_rat"),
         (variant(plugins="x"), "variants.swiftkv-50: .*plugins"),
+        (variant(early_exit="yes"), "variants.swiftkv-50.early_exit: 'yes' "),
+        ({"variants": {"baseline": {"early_exit": True}}}, "variants.baseline: early_exit needs a prefill_reduction"),
+        ({"early_exit": {"threshold": 95}}, "early_exit.threshold: 95 is greater"),
+        ({"early_exit": {"documents": 501}}, "early_exit: 501 documents cannot be drawn"),
         (source(distinct=5), "data.ultrachat.sources.0: .*distinct"),
         ({"data": {"ultrachat": {"heldout": 5}}}, "data.ultrachat: .*heldout"),
         ({"fidelity": {"data": "ultrachat"}}, "at fidelity: .*data"),
@@ -272,6 +276,13 @@ def test_spec_of_a_variant(config):
         "key_value_group_size": 1,
         "num_key_value_heads": None,
     }
+    assert cfg.spec(config, "llama-3.1-8b", "swiftkv-50-early-exit")["early_exit"] is True
+
+
+def test_only_a_variant_with_a_head_can_exit_early(config):
+    cfg.check_early_exit(config, "swiftkv-50-early-exit")
+    with pytest.raises(UserError, match="'baseline' has no early exit head; .* are: swiftkv-50-early-exit"):
+        cfg.check_early_exit(config, "baseline")
 
 
 def test_generated_answers_come_from_vllm_where_asked_for(config):

@@ -96,6 +96,33 @@ def training(config, model, variant):
     return record(config, "training", model, variant, "auto", settings, result)
 
 
+def early_exit(config, model, variant):
+    settings = config["early_exit"]
+
+    def number(value):
+        return {"value": value, "stderr": 0.01, "n": 50}
+
+    count = settings["bins"]
+    bins = [
+        {"confidence_from": place / count, "confidence_to": (place + 1) / count, "positions": 10 * place,
+         "agreement": number(place / count) if place else None}
+        for place in range(count)
+    ]  # fmt: skip
+    run = {"tokens": 3, "exited": 1, "prefill_seconds": 0.1, "decode_seconds": 0.2, "text": "1. Red\n2. Blue & 100 %"}
+    result = {
+        "alignment": {"all": {"positions": sum(part["positions"] for part in bins), "agreement": number(0.5)},
+                      "above_threshold": {"positions": 10 * (count - 1), "agreement": number(0.9)},
+                      "bins": bins, "documents": 50},
+        "decoding": {"exited": number(0.4), "time_ratio": number(0.8), "equal_tokens": number(0.5),
+                     "seconds_per_token": {"early_exit": 0.01, "full_depth": 0.02}, "prompts": 8},
+        "answers": [
+            {"question": text, "prompt_tokens": 9, "equal_tokens": 2, "early_exit": run, "full_depth": run | {"exited": 0}}
+            for text in settings["questions"]
+        ],
+    }  # fmt: skip
+    return record(config, "early_exit", model, variant, "auto", settings, result)
+
+
 def serving(config, point, model, variant, kv_cache):
     asked = cfg.point(config, point)
     settings = {
@@ -133,6 +160,7 @@ MAKERS = {
     "similarity": similarity,
     "starts": starts,
     "training": training,
+    "early_exit": early_exit,
     "serving": serving,
 }
 

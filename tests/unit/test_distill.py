@@ -328,7 +328,7 @@ def test_step_is_the_plain_two_model_loss(architecture):
     step = DistillationStep(tiny_teacher(architecture), SPEC, recipe())
     ids, positions, weights = batch()
     loss, parts = step(ids, positions, weights)
-    assert parts.tolist() == [loss.item(), 0.0]
+    assert parts.tolist() == [loss.item(), 0.0, 0.0]
     loss.backward()
     ours = {name: p.grad.clone() for name, p in step.student.swiftkv_parameters().items()}
     step.zero_grad()
@@ -406,7 +406,7 @@ def test_fine_tuning_is_the_plain_lm_loss_of_the_whole_model(architecture, check
     expected = (terms * weights.flatten() * has_target).sum()
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    assert parts.tolist() == [loss.item(), 0.0]
+    assert parts.tolist() == [loss.item(), 0.0, 0.0]
     gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
     for name, parameter in step.student.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-6)

@@ -15,9 +15,10 @@ from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.teacher import Teacher, write_moments
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
+from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values, penalised, regressions, shared_keys, shared_values, turn_queries
-from swiftkv.start.moments import ExactSum, Moments, MomentSums
+from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums
 from tests.conftest import tiny_teacher
 from tests.unit.distill_helpers import RECIPE, SCRIPTS, command, losses, make_inputs, run, train
 
@@ -50,10 +51,11 @@ def gathered(architecture: str = "llama", layers=(2,), seed: int = 0, change=Non
     model = rewire(teacher, SwiftKVSpec(L, min(layers)))
     with torch.no_grad():
         state = model.model.forward_lower(tokens)
-        _, inner = model.model.forward_upper(state, student=False, collect_hidden=True)
+        final, inner = model.model.forward_upper(state, student=False, collect_hidden=True)
+    hidden = dict(enumerate(inner, min(layers))) | {FINAL: final}
     sums = MomentSums(model.model, list(layers), tokens.numel())
-    sums.add(dict(enumerate(inner, min(layers))), torch.ones(tokens.shape, dtype=torch.bool))
-    return teacher, dict(enumerate(inner, min(layers))), sums
+    sums.add(hidden, torch.ones(tokens.shape, dtype=torch.bool))
+    return teacher, hidden, sums
 
 
 def read(sums: MomentSums, tmp_path, layer: int) -> Moments:
@@ -87,7 +89,7 @@ def test_moments_are_those_of_the_text(inputs):
     batch = rows[list(range(rows.rows))]
     teacher = Teacher(inputs / "model", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [2])
     assert found.tokens == int(batch["loss_mask"].sum())
-    gram, cross, energy = 0, 0, 0
+    gram, cross, energy, final = 0, 0, 0, 0
     for _, hidden, text in teacher.run(teacher.fitted):
         block = teacher.step.teacher.model.layers[2]
         states = block.input_layernorm(hidden[2])[text].double()
@@ -95,9 +97,11 @@ def test_moments_are_those_of_the_text(inputs):
         queries = block.self_attn.q_proj(block.input_layernorm(hidden[2])[text]).double().unflatten(1, (8, 2, 4))
         gram, cross = gram + states.T @ states, cross + states.T @ target
         energy = energy + queries.square().sum((0, 2))
+        final = final + states.T @ hidden[FINAL][text].double()
     torch.testing.assert_close(found.gram, gram, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(found.cross[4].double(), cross, rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(found.query_energy[2], energy, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.final.double(), final, rtol=1e-5, atol=1e-3)
     assert sorted(found.cross) == [2, 3, 4, 5]
 
 
@@ -192,6 +196,27 @@ def test_latents_are_fitted(tmp_path):
             assert torch.equal(value, copied.state_dict()[name]), name
     with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
         fitted_values(teacher, SwiftKVSpec(L, 2, 2), found, 1e-9)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_an_early_exit_head_is_the_teacher_where_the_layers_above_do_nothing(architecture, tmp_path):
+    """The final states are then a linear map of s, so the fit is that map and the two heads' logits are the same."""
+
+    def idle(teacher):
+        for layer in teacher.model.layers[2:]:
+            layer.self_attn.o_proj.weight.data.mul_(1e-5)
+            torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+        for name, parameter in teacher.named_parameters():
+            if name.endswith("_proj.bias"):
+                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(3))
+
+    teacher, hidden, sums = gathered(architecture, change=idle)
+    spec = SwiftKVSpec(L, 2, early_exit=True)
+    model = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2), 1e-9))
+    expected = teacher.lm_head(hidden[FINAL])
+    torch.testing.assert_close(early_logits(model, hidden[2]), expected, rtol=1e-3, atol=1e-3)
+    copied = early_logits(rewire(teacher, spec), hidden[2])
+    assert (copied - expected).abs().max() > 0.5
 
 
 def test_keys_that_differ_by_rotations_are_shared_without_loss():

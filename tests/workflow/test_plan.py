@@ -168,6 +168,7 @@ def test_every_rule_has_docstring_log_and_benchmark():
         ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "40 layers are more than the 32 of the model"),
         ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
         ("serving: {points: {batch-2k: {rates: [1]}}}\n", "serving.points.batch-2k"),
+        ("artifacts: {early_exit: {variants: [swiftkv-50]}}\n", "'swiftkv-50' has no early exit head; variants with"),
     ],
 )
 def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):

@@ -82,6 +82,15 @@ def get_checkpoint(w):
     return f"<results>/checkpoints/{w.model}/{w.variant}"
 
 
+def get_early_exit_checkpoint(w):
+    """The trained checkpoint of a variant that can exit early."""
+    try:
+        cfg.check_early_exit(config, w.variant)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    return get_checkpoint(w)
+
+
 def get_gpus(stage):
     return lambda w: config["models"][w.model]["gpus"][stage]
 

@@ -3,7 +3,7 @@
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
                  <results>/data/heldout.jsonl, <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
-         <results>/starts/{model}.json
+         <results>/starts/{model}.json, <results>/early_exit/{model}/{variant}.json
 """
 
 
@@ -179,6 +179,44 @@ rule starts:
             --documents {params.documents} \
             --max-length {params.max_length} \
             --seed {params.seed} \
+            --threads {threads} \
+            --output {output:q}
+        """
+
+
+rule early_exit:
+    """Agreement of the early exit head with the full model, and answers decoded with and without early exit."""
+    input:
+        model="<results>/models/{model}/source.json",
+        checkpoint=get_early_exit_checkpoint,
+        chats="<results>/data/heldout.jsonl",
+    output:
+        "<results>/early_exit/{model}/{variant}.json",
+    log:
+        "<logs>/early_exit/{model}/{variant}.log",
+    benchmark:
+        "<benchmarks>/early_exit/{model}/{variant}.tsv"
+    threads: 1
+    resources:
+        gpu=get_gpus("score"),
+        nodes=1,
+        mem_mb=lambda w: (
+            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
+        ),
+        runtime="4h",
+    params:
+        spec=get_spec,
+        settings=json.dumps(config["early_exit"]),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python "$SCRIPTS/early_exit.py" \
+            --model-source {input.model:q} \
+            --checkpoint {input.checkpoint:q} \
+            --variant {wildcards.variant:q} \
+            --spec {params.spec:q} \
+            --heldout {input.chats:q} \
+            --settings {params.settings:q} \
             --threads {threads} \
             --output {output:q}
         """

@@ -49,6 +49,11 @@ def starts(config: Config, models: Iterable[str]) -> list[str]:
     return [f"{_results(config)}/starts/{model}.json" for model in models]
 
 
+def early_exit(config: Config, entry: Entry) -> list[str]:
+    """The early exit of every row."""
+    return [f"{_results(config)}/early_exit/{model}/{variant}.json" for model, variant, _ in rows(entry)]
+
+
 def training(config: Config, entry: Entry) -> list[str]:
     """The training record of every row that was trained."""
     trained = [(model, variant) for model, variant, _ in rows(entry) if config["variants"][variant].get("recipe")]

@@ -23,20 +23,22 @@ def distillation_loss(
     weights: torch.Tensor,
     teacher: torch.Tensor,
     temperature: float,
+    teacher_head: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Weighted sum over positions of T^2 KL(teacher || student), in nats.
 
     Args:
         student: final normed hidden states [N, D], which get a gradient.
-        head: language-model head [V, D], frozen.
+        head: language-model head [V, D]; gets a gradient too, if it is not frozen.
         weights: float32 [N]; positions of weight 0 cost nothing.
         teacher: the teacher's hidden states [N, D].
         temperature: T.
+        teacher_head: the teacher's own head [V, D], frozen; None is `head`.
 
     Returns:
         Float32 scalar.
     """
-    return _HeadLoss.apply(student, head, weights, _Distillation(teacher, temperature))
+    return _HeadLoss.apply(student, head, weights, _Distillation(teacher, temperature, teacher_head))
 
 
 def lm_loss(student: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -53,11 +55,11 @@ def hidden_state_loss(student: torch.Tensor, teacher: torch.Tensor, weights: tor
 
 
 class _Distillation:
-    def __init__(self, teacher: torch.Tensor, temperature: float) -> None:
-        self.teacher, self.temperature = teacher, temperature
+    def __init__(self, teacher: torch.Tensor, temperature: float, head: torch.Tensor | None) -> None:
+        self.teacher, self.temperature, self.head = teacher, temperature, head
 
     def logits(self, rows: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        return self.teacher[rows] @ head.T
+        return self.teacher[rows] @ (head if self.head is None else self.head).T
 
     def rows(self, student: torch.Tensor, teacher: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss [r] and its gradient [r, V] for float32 logits [r, V] of both; the arguments are overwritten."""

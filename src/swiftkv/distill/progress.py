@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # the parts of the loss, as steps give them
 COLUMNS = (
-    "step", "epoch", "tokens", "loss", "logits_loss", "hidden_loss", "learning_rate", "tokens_per_second", "seconds",
+    "step", "epoch", "tokens", "loss", *LOSSES, "learning_rate", "tokens_per_second", "seconds",
 )  # fmt: skip
 
 

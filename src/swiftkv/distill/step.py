@@ -1,12 +1,14 @@
 """The loss of one micro-batch: layers below l once, then the teacher's and the student's upper layers on that state.
 
 A model that is not rewired has neither teacher nor student; its step is `FineTuningStep`. Steps return the loss and its
-parts: float32 [2], the logits loss and the hidden-state loss without the recipe's weights, detached.
+parts: float32 [3], the losses of the logits, of hidden states and of the early exit head, without the recipe's weights,
+detached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,7 +50,7 @@ class DistillationStep(nn.Module):
             del trained["model.norm_swiftkv.weight"]
         self.teacher = self.student
         if recipe.train == "upper_layers":
-            self.teacher = rewire(base, spec).eval().requires_grad_(False)
+            self.teacher = rewire(base, replace(spec, early_exit=False)).eval().requires_grad_(False)
             own_upper_layers(self.student)
             start = spec.num_key_value_layers
             unused = self.student.model.teacher_projection_names(prefix="model.")
@@ -60,6 +62,10 @@ class DistillationStep(nn.Module):
             parameter.requires_grad_(True)
         self.trained_names = sorted(trained)
         self.head = Head(self.student.lm_head.weight)
+        self.early_exit_head = None
+        if spec.early_exit:
+            teacher_head = self.student.lm_head.weight if recipe.loss == "distillation" else None
+            self.early_exit_head = Head(self.student.early_exit_head_swiftkv.weight, teacher_head)
         self.compared_state = recipe.compared_state(spec)
         self.attention = use_attention(recipe, *{self.student, self.teacher})
         if recipe.checkpoint_activations:
@@ -102,20 +108,24 @@ class DistillationStep(nn.Module):
         # Checkpointing of transformers' layers only happens in training mode; there is no dropout to switch on.
         self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
         hidden, inner = decoder.forward_upper(state, student=True, collect_hidden=collect)
-        flat, flat_weights = hidden.flatten(0, 1), weights.flatten()
+        flat_weights = weights.flatten()
         counted = flat_weights if assistant_mask is None else flat_weights * before(assistant_mask, position_ids)
         if recipe.loss == "lm":
             targets, has_target = next_tokens(input_ids, position_ids)
-            logits_loss = self.head(losses.lm_loss, flat, counted * has_target, targets)
+            task = (losses.lm_loss, counted * has_target, targets)
         else:
-            flat_teacher = teacher_hidden.flatten(0, 1)
-            logits_loss = self.head(losses.distillation_loss, flat, counted, flat_teacher, recipe.temperature)
-        hidden_loss = torch.zeros_like(logits_loss)
+            task = (losses.distillation_loss, counted, teacher_hidden.flatten(0, 1), recipe.temperature)
+        logits_loss = self.head(hidden.flatten(0, 1), *task)
+        hidden_loss = early_exit_loss = torch.zeros_like(logits_loss)
+        if self.early_exit_head is not None:
+            early_exit_loss = self.early_exit_head(decoder.norm_swiftkv(state.hidden).flatten(0, 1), *task)
         if collect:
             pair = (self._compared(inner, hidden), teacher_compared)
             hidden_loss = losses.hidden_state_loss(*(states.flatten(0, 1) for states in pair), flat_weights)
         loss = recipe.logits_weight * logits_loss + recipe.hidden_state_weight * hidden_loss
-        return loss, torch.stack([logits_loss, hidden_loss]).detach()
+        if self.early_exit_head is not None:  # the paper sums the two directly (Appendix E)
+            loss = loss + recipe.logits_weight * early_exit_loss
+        return loss, torch.stack([logits_loss, hidden_loss, early_exit_loss]).detach()
 
     def _compared(self, inner: tuple[torch.Tensor, ...] | None, final: torch.Tensor) -> torch.Tensor | None:
         """The hidden states the recipe compares, of those entering layers l..L-1 and the final ones."""
@@ -178,8 +188,8 @@ class FineTuningStep(nn.Module):
         counted = weights.flatten() * has_target
         if assistant_mask is not None:
             counted = counted * before(assistant_mask, position_ids)
-        loss = self.head(losses.lm_loss, hidden.flatten(0, 1), counted, targets)
-        return recipe.logits_weight * loss, torch.stack([loss, torch.zeros_like(loss)]).detach()
+        loss = self.head(hidden.flatten(0, 1), losses.lm_loss, counted, targets)
+        return recipe.logits_weight * loss, torch.stack([loss, *[torch.zeros_like(loss)] * 2]).detach()
 
 
 def make_step(
@@ -198,15 +208,17 @@ def use_attention(recipe: Recipe, *models: PreTrainedModel) -> str:
 
 
 class Head(nn.Module):
-    """Applies a loss with the language-model head's weight; as a module, so that ZeRO-3 gathers the weight for it."""
+    """Applies a loss with a language-model head's weight; as a module, so that ZeRO-3 gathers the weight for it."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: nn.Parameter, teacher: nn.Parameter | None = None) -> None:
+        """`teacher` is the weight of the head that makes the teacher's logits, where the loss takes another one."""
         super().__init__()
-        self.weight = weight
+        self.weight, self.teacher = weight, teacher
 
-    def forward(self, loss: Callable[..., torch.Tensor], hidden: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        """`loss(hidden, head weight, *arguments)`."""
-        return loss(hidden, self.weight, *arguments)
+    def forward(self, hidden: torch.Tensor, loss: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+        """`loss(hidden, head weight, *arguments)`, and the teacher's head weight if there is one."""
+        teacher = () if self.teacher is None else (self.teacher,)
+        return loss(hidden, self.weight, *arguments, *teacher)
 
 
 def own_upper_layers(student: PreTrainedModel) -> None:

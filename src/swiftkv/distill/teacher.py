@@ -28,9 +28,7 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_base, spread
 from swiftkv.records import atomic_path
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.moments import MomentSums
-
-FINAL = "final"
+from swiftkv.start.moments import FINAL, MomentSums
 
 
 def entering(layer: int) -> str:

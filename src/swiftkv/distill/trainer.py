@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from swiftkv.distill.attention import choose_for
 from swiftkv.distill.device import compute_device
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LossLog, Progress
+from swiftkv.distill.progress import LOSSES, LossLog, Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.record import training_record
 from swiftkv.distill.state import TrainingState, fingerprint
@@ -120,7 +120,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
             speed = result["tokens"] / elapsed
             log.add(
                 step=number + 1, epoch=(number + 1) * recipe.batch_size / rows.rows, tokens=tokens,
-                **{name: result[name] for name in ("loss", "logits_loss", "hidden_loss", "learning_rate")},
+                **{name: result[name] for name in ("loss", *LOSSES, "learning_rate")},
                 tokens_per_second=round(speed, 1), seconds=round(seconds, 3),
             )  # fmt: skip
             progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
@@ -192,7 +192,7 @@ class Loop:
         rate = recipe.learning_rate_at(number, self.total)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
-        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        sums = torch.zeros(len(LOSSES), dtype=torch.float64, device=device)
         for micro in range(self.accumulation):
             first = (micro * self.ranks + self.rank) * recipe.micro_batch_size
             mine = numbers[first : first + recipe.micro_batch_size]
@@ -206,11 +206,10 @@ class Loop:
             sums += parts.double() / (self.ranks * self.accumulation)
         if self.ranks > 1:
             torch.distributed.all_reduce(sums)
-        logits, hidden = sums.tolist()
+        logits, hidden, early_exit = sums.tolist()
         return {
-            "loss": recipe.logits_weight * logits + recipe.hidden_state_weight * hidden,
-            "logits_loss": logits,
-            "hidden_loss": hidden,
+            "loss": recipe.logits_weight * (logits + early_exit) + recipe.hidden_state_weight * hidden,
+            **dict(zip(LOSSES, (logits, hidden, early_exit), strict=True)),
             "learning_rate": rate,
             "tokens": tokens,
         }

@@ -37,7 +37,7 @@ def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: in
     prompts = []
     for chat in choose_chats(heldout, 10**9, seed):
         if chat["messages"][0]["role"] == "user":
-            ids = _opening(tokenizer, chat["messages"][0])
+            ids = opening(tokenizer, chat["messages"][0])
             if len(ids) <= longest:
                 prompts.append(ids)
     if not prompts:
@@ -45,6 +45,7 @@ def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: in
     return prompts
 
 
-def _opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
+def opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
+    """Token ids of a chat that begins with `message` and waits for the answer."""
     encoded = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=True, return_dict=True)
     return list(encoded["input_ids"])

@@ -122,9 +122,13 @@ def spread(model: PreTrainedModel, teacher: PreTrainedModel) -> PreTrainedModel:
 def _dispatch(model: PreTrainedModel, places: dict[str, Any]) -> PreTrainedModel:
     from accelerate import dispatch_model
 
-    device = model.model.norm_swiftkv.weight.device  # the teacher has no such module
-    norm = {"model.norm_swiftkv": device.type if device.index is None else device.index}
-    return dispatch_model(model, places | norm, skip_keys=model._skip_keys_device_placement, force_hooks=True)
+    added = {"model.norm_swiftkv": model.model.norm_swiftkv}  # the teacher has no such modules
+    if model.spec.early_exit:
+        added["early_exit_head_swiftkv"] = model.early_exit_head_swiftkv
+    for name, module in added.items():
+        device = module.weight.device
+        places = places | {name: device.type if device.index is None else device.index}
+    return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement, force_hooks=True)
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:

@@ -12,13 +12,14 @@ PUBLISHED_FIELDS = ("swiftkv", "num_key_value_layers", "key_value_group_size")
 
 @dataclass(kw_only=True)
 class SwiftKVConfigMixin:
-    """The fields of the published checkpoints, and one of ours.
+    """The fields of the published checkpoints, and two of ours.
 
     Attributes:
         swiftkv: True runs the student, False the teacher.
         num_key_value_layers: l; None means all layers, an unchanged model.
         key_value_group_size: g, the AcrossKV group size.
         swiftkv_num_key_value_heads: KV heads of layers >= l (Appendix C.1); None means `num_key_value_heads`.
+        swiftkv_early_exit: whether there is an early exit head (Appendix D.1).
 
     Raises:
         ValueError: the fields do not fit the model.
@@ -28,6 +29,7 @@ class SwiftKVConfigMixin:
     num_key_value_layers: int | None = None
     key_value_group_size: int = 1
     swiftkv_num_key_value_heads: int | None = None
+    swiftkv_early_exit: bool = False
 
     def __post_init__(self, **kwargs) -> None:
         if self.num_key_value_layers is None:
@@ -48,6 +50,8 @@ class SwiftKVConfigMixin:
         fields = super().to_diff_dict()
         if self.swiftkv_num_key_value_heads is None:
             fields.pop("swiftkv_num_key_value_heads", None)
+        if not self.swiftkv_early_exit:
+            fields.pop("swiftkv_early_exit", None)
         return fields | {name: getattr(self, name) for name in PUBLISHED_FIELDS}
 
 

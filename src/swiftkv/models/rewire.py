@@ -19,8 +19,8 @@ def rewire(
 
     Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
     the mean of k_proj and v_proj over the layers of their AcrossKV group, and so are the modules of latent attention;
-    norm_swiftkv is layer l's input_layernorm.
-    With fewer KV heads than the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
+    norm_swiftkv is layer l's input_layernorm; an early exit head is lm_head. With fewer KV heads than the teacher's
+    (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
 
     Args:
         teacher: a language model of transformers, of one of `ARCHITECTURES`.
@@ -54,6 +54,7 @@ def rewire(
                 "num_key_value_layers": spec.num_key_value_layers,
                 "key_value_group_size": spec.key_value_group_size,
                 "swiftkv_num_key_value_heads": spec.num_key_value_heads,
+                "swiftkv_early_exit": spec.early_exit,
                 "attn_implementation": teacher.config._attn_implementation,
                 "experts_implementation": teacher.config._experts_implementation,
             }
@@ -95,6 +96,8 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
                 values[f"model.layers.{group.start}.self_attn.{projection}_swiftkv.{name}"] = mean.to(like.dtype)
     if spec.groups:
         values["model.norm_swiftkv.weight"] = layers[spec.num_key_value_layers].input_layernorm.weight.clone()
+    if spec.early_exit:
+        values["early_exit_head_swiftkv.weight"] = teacher.lm_head.weight.clone()
     return {name: nn.Parameter(value) for name, value in values.items()}
 
 

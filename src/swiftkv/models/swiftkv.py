@@ -247,6 +247,15 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
             hidden = self._run_layer(index, hidden, queries, key_value)
         return self.norm(hidden), tuple(collected) if collect_hidden else None
 
+    def fill_upper_cache(self, state: LowerState) -> None:
+        """Add to the cache in `state` the keys and values of layers l..L-1, which depend on h_l only, and run no layer.
+
+        The cache is then the one that `forward_upper` as student leaves, bit for bit (early exit, Appendix E).
+        """
+        states = self.norm_swiftkv(state.hidden)
+        for index in self.spec.owners:
+            self.layers[index].self_attn.project_key_value(states, state.position_embeddings, state.past_key_values)
+
     def _masks(
         self, hidden: torch.Tensor, position_ids: torch.Tensor, attention_mask: Any, past_key_values: Cache | None
     ) -> dict[str, torch.Tensor | None]:
@@ -288,6 +297,8 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         self.model = self.model_class(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if self.spec.early_exit:
+            self.early_exit_head_swiftkv = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def forward(
@@ -327,5 +338,8 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         return self.model.spec
 
     def swiftkv_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters SwiftKV adds and trains, by name: projections and norm_swiftkv; none for l = L."""
+        """The parameters SwiftKV adds and trains, by name; none for l = L.
+
+        They are projections, norm_swiftkv and, with early exit, early_exit_head_swiftkv.
+        """
         return {name: parameter for name, parameter in self.named_parameters() if "_swiftkv." in name}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from swiftkv.serve.model import SwiftKVForCausalLM
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.(\w+)")
+EARLY_EXIT_HEAD = "early_exit_head_swiftkv.weight"  # vLLM serves at full depth
 _STACKED = {
     "q_proj": ("qkv_proj", "q"),
     "k_proj": ("qkv_proj", "k"),
@@ -26,7 +27,7 @@ _STACKED = {
 
 
 def load_weights(model: SwiftKVForCausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Copy a checkpoint into the model; the teacher's q, k and v of layers >= l are passed over, never kept.
+    """Copy a checkpoint into the model; the teacher's q, k and v of layers >= l and an early exit head are passed over.
 
     Args:
         model: the vLLM model, on its device.
@@ -75,6 +76,8 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     """The parameter a tensor belongs to and its part of it; None for what is not needed."""
     if name.endswith("rotary_emb.inv_freq"):  # in old checkpoints
         return None
+    if name == EARLY_EXIT_HEAD:
+        return None
     match = _LAYER.fullmatch(name)
     if match is None:
         return name, None
@@ -103,7 +106,7 @@ def _expected(model: SwiftKVForCausalLM) -> dict[str, tuple[int, ...] | None]:
     with torch.device("meta"):
         reference = AutoModelForCausalLM.from_config(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    unneeded = tied | set(reference.model.teacher_projection_names(prefix="model."))
+    unneeded = tied | {EARLY_EXIT_HEAD} | set(reference.model.teacher_projection_names(prefix="model."))
     return {name: tuple(t.shape) for name, t in reference.state_dict().items() if name not in unneeded}
 
 

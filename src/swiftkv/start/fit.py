@@ -32,7 +32,8 @@ def fitted_values(
         ridge: penalty on the squared weights, as a share of the mean square of a feature.
 
     Returns:
-        As `start_values`; q_proj_swiftkv differs from the teacher's only in AcrossKV groups, norm_swiftkv never.
+        As `start_values`; q_proj_swiftkv differs from the teacher's only in AcrossKV groups, norm_swiftkv never. An early
+        exit head is lm_head after the regression of the final normed hidden states on s.
 
     Raises:
         UserError: the moments are of too little text or singular, or `spec` changes the KV heads or groups the layers
@@ -68,6 +69,12 @@ def fitted_values(
                     if name in values:
                         turned = turn_queries(values[name].double().cpu(), factor)
                         values[name] = nn.Parameter(turned.to(values[name]))
+    if spec.early_exit:
+        name, head = "early_exit_head_swiftkv.weight", teacher.lm_head.weight
+        width = head.shape[1]  # the head has no bias, so it gets no constant feature
+        factor = factorised(moments.gram[:width, :width], moments.layer, ridge)
+        translation = torch.cholesky_solve(moments.final.double(), factor).T.float().to(head.device)
+        values[name] = nn.Parameter((head.float() @ translation).to(values[name]))
     return values
 
 
@@ -92,13 +99,23 @@ def regressions(moments: Moments, ridge: float) -> dict[int, torch.Tensor]:
             f"a start cannot be fitted to {moments.tokens} tokens, fewer than the {features} features of the model; "
             "raise start_tokens or give more data"
         )
-    factor, failed = torch.linalg.cholesky_ex(penalised(moments.gram, ridge))
+    factor = factorised(moments.gram, moments.layer, ridge)
+    return {layer: torch.cholesky_solve(cross.double(), factor).T for layer, cross in moments.cross.items()}
+
+
+def factorised(gram: torch.Tensor, layer: int, ridge: float) -> torch.Tensor:
+    """The Cholesky factor of the normal equations for l = `layer`.
+
+    Raises:
+        UserError: they have no single solution.
+    """
+    factor, failed = torch.linalg.cholesky_ex(penalised(gram, ridge))
     if failed:
         raise UserError(
-            f"the states entering layer {moments.layer} do not determine a fit, as some features are combinations of "
+            f"the states entering layer {layer} do not determine a fit, as some features are combinations of "
             "others; raise start_ridge or start_tokens"
         )
-    return {layer: torch.cholesky_solve(cross.double(), factor).T for layer, cross in moments.cross.items()}
+    return factor
 
 
 def penalised(gram: torch.Tensor, ridge: float) -> torch.Tensor:

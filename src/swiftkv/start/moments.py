@@ -3,7 +3,8 @@
 For a layer l that SwiftKV may start at, s = norm(h_l) is what its projections read, where norm is layer l's
 input_layernorm, from which norm_swiftkv starts. For each layer i >= l, k_i (before RoPE) and v_i are what the teacher's
 own projections make of h_i. Kept are, summed over tokens,
-    gram(l) = sum s s',   cross(l, i) = sum s [k_i v_i]',   query_energy(i) = sum |q_i|^2 by head and RoPE frequency.
+    gram(l) = sum s s',   cross(l, i) = sum s [k_i v_i]',   query_energy(i) = sum |q_i|^2 by head and RoPE frequency,
+    final(l) = sum s f' for the final normed hidden states f, which an early exit head is fitted to.
 In latent attention the latent and the rotary key (before norm and RoPE) take the place of k_i and v_i, and queries do not
 count. Where the teacher's projections have a bias, s has one more feature, 1.
 
@@ -29,6 +30,7 @@ from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
 from swiftkv.start import KEY_VALUE, PROJECTIONS
 
+FINAL = "final"  # the final normed hidden states, among those entering the layers
 BITS = 61  # of an integer, for its largest possible sum; one more is the sign, one is spare for rounding
 
 
@@ -67,7 +69,11 @@ class MomentSums:
         self.depth = len(decoder.layers)
         self.gram, self.cross, self.energy = {}, {}, {}
         width = decoder.config.hidden_size
-        feature = {layer: self._largest_feature(layer) for layer in self.layers}
+        feature = {layer: self._largest_feature(self.decoder.layers[layer].input_layernorm) for layer in self.layers}
+        largest_final, device = self._largest_feature(decoder.norm), decoder.norm.weight.device
+        self.final = {
+            layer: ExactSum((width, width), feature[layer] * largest_final * tokens, device) for layer in self.layers
+        }
         for index in range(self.layers[0], self.depth):
             attention = decoder.layers[index].self_attn
             linears = [getattr(attention, projection) for projection in self.targets]
@@ -85,9 +91,9 @@ class MomentSums:
                     largest = feature[layer] * target * tokens
                     self.cross[layer, index] = ExactSum((width + biased, outputs), largest, device)
 
-    def _largest_feature(self, layer: int) -> float:
+    def _largest_feature(self, norm: nn.Module) -> float:
         """A bound of |s|: normalised states are at most sqrt(D), and twice that leaves room for 16-bit rounding."""
-        gain = self.decoder.layers[layer].input_layernorm.weight.float().abs().max().item()
+        gain = norm.weight.float().abs().max().item()
         return max(1.0, 2 * gain * math.sqrt(self.decoder.config.hidden_size))
 
     def _largest_output(self, layer: int, projection: str) -> float:
@@ -99,14 +105,15 @@ class MomentSums:
         return largest + (0.0 if linear.bias is None else 2 * linear.bias.float().abs().max().item())
 
     @torch.no_grad()
-    def add(self, hidden: dict[int, torch.Tensor], counted: torch.Tensor) -> None:
+    def add(self, hidden: dict[int | str, torch.Tensor], counted: torch.Tensor) -> None:
         """Add some text.
 
         Args:
-            hidden: the residual stream entering each layer from min(layers) on, [B, T, D].
+            hidden: the residual stream entering each layer from min(layers) on, [B, T, D], and as `FINAL` f.
             counted: bool [B, T], tokens that count; all others are padding.
         """
         self.tokens += int(counted.sum())
+        final = hidden[FINAL][counted.to(hidden[FINAL].device)].float()
         features: dict[int, torch.Tensor] = {}
         for index in range(self.layers[0], self.depth):
             block = self.decoder.layers[index]
@@ -116,6 +123,7 @@ class MomentSums:
             if index in self.gram:
                 features[index] = with_constant(states.float(), linears[0].bias is not None)
                 self.gram[index].add(features[index].T @ features[index])
+                self.final[index].add(states.float().T.to(final.device) @ final)
             targets = torch.cat([linear(states) for linear in linears], dim=1).float()
             for layer, rows in features.items():
                 self.cross[layer, index].add(rows.to(targets.device).T @ targets)
@@ -133,6 +141,7 @@ class MomentSums:
             tensors[f"query_energy_{index}"] = energy.total().cpu()
         for layer, gram in self.gram.items():
             tensors[f"gram_{layer}"] = gram.total().cpu()
+            tensors[f"final_{layer}"] = self.final[layer].total().float().cpu()
         for (layer, index), cross in self.cross.items():
             tensors[f"cross_{layer}_{index}"] = cross.total().float().cpu()
         if rank() == 0:
@@ -155,6 +164,7 @@ class Moments:
         gram: float64 [F, F]; F is D, or D + 1 with biases.
         cross: for each layer i >= l, float32 [F, key width + value width].
         query_energy: for each layer i >= l, float64 [heads, head size / 2]; none in latent attention.
+        final: float32 [D, D].
         description: what the writer said, among it `tokens`, how many were added.
     """
 
@@ -162,6 +172,7 @@ class Moments:
     gram: torch.Tensor
     cross: dict[int, torch.Tensor]
     query_energy: dict[int, torch.Tensor]
+    final: torch.Tensor
     description: dict[str, Any]
 
     @property
@@ -176,7 +187,7 @@ class Moments:
         Raises:
             UserError: the file is missing or damaged, or has none for that layer.
         """
-        file, description = open_tensors(path, (f"gram_{layer}",))
+        file, description = open_tensors(path, (f"gram_{layer}", f"final_{layer}"))
         names = file.keys()
         above = sorted(int(name.rpartition("_")[2]) for name in names if name.startswith(f"cross_{layer}_"))
         return cls(
@@ -184,6 +195,7 @@ class Moments:
             file.get_tensor(f"gram_{layer}"),
             {index: file.get_tensor(f"cross_{layer}_{index}") for index in above},
             {index: file.get_tensor(name) for index in above if (name := f"query_energy_{index}") in names},
+            file.get_tensor(f"final_{layer}"),
             description,
         )
 

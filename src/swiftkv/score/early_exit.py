@@ -1,0 +1,232 @@
+"""What early exit does (Appendices D.1 and E): how far its head can be trusted, and answers decoded with it."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from swiftkv.data.read import choose_chats, tokenize_chat
+from swiftkv.errors import UserError
+from swiftkv.measure.prompts import chat_prompts, opening
+from swiftkv.models import load_swiftkv, load_tokenizer
+from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
+from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, write_json
+from swiftkv.score.fidelity import POSITIONS, ratio
+from swiftkv.spec import SwiftKVSpec
+
+
+@torch.inference_mode()
+def agreement(model: PreTrainedModel, document: list[int], bins: int, threshold: float) -> torch.Tensor:
+    """How often the early exit head and the full model find the same token most likely, by the former's confidence.
+
+    Args:
+        model: one with an early exit head.
+        document: token ids; every position that has a next token counts.
+        bins: equal bins of the early exit head's largest probability, from 0 to 1.
+        threshold: a probability above which positions are counted once more.
+
+    Returns:
+        Float64 [2, bins + 1]: positions, and those of them where both agree; last, of all above the threshold.
+    """
+    row = torch.tensor([document], device=model.device)
+    state = model.model.forward_lower(row)
+    hidden, _ = model.model.forward_upper(state, student=True)
+    sums = torch.zeros(2, bins + 1, dtype=torch.float64)
+    for begin in range(0, len(document) - 1, POSITIONS):
+        part = slice(begin, min(begin + POSITIONS, len(document) - 1))
+        confidence, early = early_logits(model, state.hidden[:, part])[0].float().softmax(dim=-1).max(dim=-1)
+        same = (model.lm_head(hidden[:, part])[0].argmax(dim=-1).cpu() == early.cpu()).double()
+        places = (confidence.cpu().double() * bins).long().clamp(max=bins - 1)
+        sums[0].index_add_(0, places, torch.ones_like(same))
+        sums[1].index_add_(0, places, same)
+        sure = (confidence > threshold).cpu().double()
+        sums[:, -1] += torch.stack([sure.sum(), (sure * same).sum()])
+    return sums
+
+
+def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
+    """Agreement as a fraction, with standard errors over documents: of all positions, those above the threshold, each bin.
+
+    Args:
+        sums: of every document, as `agreement` gives them.
+    """
+    positions, agreed = (torch.stack([part[row] for part in sums]) for row in (0, 1))  # [documents, bins + 1]
+    bins = positions.shape[1] - 1
+
+    def summary(columns: slice) -> dict[str, Any]:
+        counts, same = positions[:, columns].sum(1).tolist(), agreed[:, columns].sum(1).tolist()
+        return {"positions": int(sum(counts)), "agreement": share(same, counts) if any(counts) else None}
+
+    return {
+        "all": summary(slice(bins)),
+        "above_threshold": summary(slice(bins, None)),
+        "bins": [
+            {
+                "confidence_from": number / bins,
+                "confidence_to": (number + 1) / bins,
+                **summary(slice(number, number + 1)),
+            }
+            for number in range(bins)
+        ],
+        "documents": len(sums),
+    }
+
+
+def share(sums: list[float], counts: list[float]) -> dict[str, Any]:
+    """As `ratio`; none or all would have no error, so they get that of two positions with and two without more."""
+    found, total = ratio(sums, counts), sum(counts)
+    if found["value"] in (0.0, 1.0):
+        moved = (found["value"] * total + 2) / (total + 4)
+        found["stderr"] = math.sqrt(moved * (1 - moved) / (total + 4))
+    return found
+
+
+def answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[int]],
+    threshold: float,
+    max_new_tokens: int,
+) -> list[dict[str, Any]]:
+    """Each prompt answered with early exit and at full depth, in alternating order after one warm-up.
+
+    Returns:
+        For each prompt its tokens; "early_exit" and "full_depth", each with tokens, exited, prefill_seconds,
+        decode_seconds and text; and equal_tokens, the places where both answers have the same token.
+    """
+    ways = {"early_exit": threshold, "full_depth": None}
+    found = []
+    for number, prompt in enumerate([prompts[0], *prompts]):
+        order = list(ways)[:: 1 if number % 2 else -1]
+        runs = {name: decode(model, prompt, max_new_tokens, ways[name]) for name in order}
+        if number == 0:
+            continue
+        early, full = (runs[name].tokens for name in ways)
+        found.append(
+            {
+                "prompt_tokens": len(prompt),
+                **{name: _described(runs[name], tokenizer) for name in ways},
+                "equal_tokens": sum(a == b for a, b in zip(early, full, strict=False)),
+            }
+        )
+    return found
+
+
+def _described(run: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return {
+        "tokens": len(run.tokens),
+        "exited": sum(run.exited),
+        "prefill_seconds": run.prefill_seconds,
+        "decode_seconds": run.decode_seconds,
+        "text": tokenizer.decode(run.tokens, skip_special_tokens=True).strip(),
+    }
+
+
+def summarize_answers(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over answers; the first token of each is prefill's and neither exits nor counts in a time.
+
+    Returns:
+        exited: share of tokens that left at layer l.
+        time_ratio: seconds a token with early exit over those at full depth, mean of the pairs.
+        equal_tokens: share of places, of the longer answer, where both have the same token.
+        seconds_per_token: of both; prompts: how many. None where no answer has a second token.
+    """
+    early, full = ([row[name] for row in found] for name in ("early_exit", "full_depth"))
+    steps = [run["tokens"] - 1 for run in early]
+    lengths = [max(a["tokens"], b["tokens"]) for a, b in zip(early, full, strict=True)]
+    pairs = [(a, b) for a, b in zip(early, full, strict=True) if min(a["tokens"], b["tokens"]) > 1]
+    ratios = [_step(a) / _step(b) for a, b in pairs]
+    return {
+        "exited": ratio([run["exited"] for run in early], steps) if any(steps) else None,
+        "time_ratio": ratio(ratios, [1] * len(ratios)) if ratios else None,
+        "equal_tokens": ratio([row["equal_tokens"] for row in found], lengths),
+        "seconds_per_token": {
+            name: sum(run["decode_seconds"] for run in runs) / total
+            if (total := sum(r["tokens"] - 1 for r in runs))
+            else None
+            for name, runs in (("early_exit", early), ("full_depth", full))
+        },
+        "prompts": len(found),
+    }
+
+
+def _step(run: dict[str, Any]) -> float:
+    return run["decode_seconds"] / (run["tokens"] - 1)
+
+
+def measure_early_exit(
+    model_source: Path,
+    checkpoint: Path,
+    variant: str,
+    spec: dict | None,
+    heldout: Path,
+    settings: dict[str, Any],
+    output: Path,
+) -> dict[str, Any]:
+    """Measure the early exit of a checkpoint and write the measurement "early_exit".
+
+    Its result has "alignment", as `summarize_agreement`; "decoding", as `summarize_answers`, over all prompts; and
+    "answers" to the questions, as `answers`, with each its question.
+
+    Args:
+        model_source: the model's source.json.
+        checkpoint: trained checkpoint, with an early exit head.
+        variant: name of the variant.
+        spec: fields of its `SwiftKVSpec`.
+        heldout: chats, one a line.
+        settings: threshold, bins, documents, max_length, prompts, max_new_tokens, seed and questions.
+        output: JSON file.
+
+    Raises:
+        UserError: the checkpoint has no early exit head or is of another spec, or a file is missing or damaged.
+    """
+    started = time.monotonic()
+    source = read_json(model_source)
+    described = describe_spec(spec, key_value_heads(source["config"]))
+    chats = choose_chats(heldout, settings["documents"], settings["seed"])
+    tokenizer = load_tokenizer(source["path"])
+    model = load_swiftkv(checkpoint, device_map="auto" if torch.cuda.is_available() else None)
+    require_head(model)
+    if model.spec != SwiftKVSpec(**spec):
+        raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
+    documents = [tokenize_chat(tokenizer, chat["messages"], settings["max_length"]) for chat in chats]
+    sums = [
+        agreement(model, document, settings["bins"], settings["threshold"])
+        for document in documents
+        if len(document) > 1
+    ]
+    if not sums:
+        raise UserError(f"no chat of {heldout} has two tokens; make it again")
+    alignment = summarize_agreement(sums)
+    print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
+    questions = [opening(tokenizer, {"role": "user", "content": text}) for text in settings["questions"]]
+    prompts = chat_prompts(source["path"], heldout, settings["max_length"], settings["seed"])[: settings["prompts"]]
+    found = answers(model, tokenizer, questions + prompts, settings["threshold"], settings["max_new_tokens"])
+    decoding = summarize_answers(found)
+    record = measurement(
+        "early_exit",
+        model=source,
+        variant=variant,
+        weights="trained",
+        spec=described,
+        settings=settings | {"batch_size": 1},
+        result={
+            "alignment": alignment,
+            "decoding": decoding,
+            "answers": [{"question": text, **row} for text, row in zip(settings["questions"], found, strict=False)],
+        },
+        seconds=time.monotonic() - started,
+        data={"chats": Path(heldout).name, "sources": sorted({chat.get("source", "") for chat in chats})},
+    )
+    write_json(output, record)
+    exited, times = decoding["exited"], decoding["time_ratio"]
+    if exited and times:
+        print(
+            f"{100 * exited['value']:.1f} % of tokens exited, in {times['value']:.3f} of the time a token", flush=True
+        )
+    return record

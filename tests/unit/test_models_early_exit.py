@@ -1,0 +1,194 @@
+"""The early exit head: in checkpoints, and in decoding that skips layers and leaves a whole cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicCache
+
+from swiftkv.errors import UserError
+from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
+from swiftkv.models.checkpoint import _dispatch
+from swiftkv.models.early_exit import decode, early_logits
+from swiftkv.spec import SwiftKVSpec
+from tests.conftest import tiny_teacher
+
+PROMPT = [3, 9, 27, 81, 12, 36]
+HEAD = "early_exit_head_swiftkv.weight"
+
+
+def exiting(architecture="llama", group=1, heads=None, **changes):
+    """A rewired tiny model whose two heads agree with each other about as often as not, at all kinds of confidence."""
+    teacher = tiny_teacher(architecture, eos_token_id=None, **changes)
+    spec = SwiftKVSpec(6, 3, group, heads, early_exit=True)
+    model = rewire(teacher, spec)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.swiftkv_parameters().values():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+        model.early_exit_head_swiftkv.weight.mul_(3)
+    return model
+
+
+def caches(cache):
+    """Keys and values of every layer that keeps any."""
+    return [(layer.keys, layer.values) for layer in cache.layers if layer.is_initialized]
+
+
+def confidences(model, tokens):
+    """The early exit head's largest probability at every position of a sequence."""
+    hidden = model.model.forward_lower(torch.tensor([tokens])).hidden
+    return early_logits(model, hidden)[0].float().softmax(-1).amax(-1)
+
+
+@pytest.mark.parametrize("threshold", [None, 1.001])
+@pytest.mark.parametrize("group", [1, 2])
+def test_above_one_it_is_full_decoding(architecture, group, threshold):
+    model = exiting(architecture, group)
+    found = decode(model, PROMPT, 40, threshold)
+    expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False)[0, len(PROMPT) :]
+    assert found.tokens == expected.tolist() and len(found.tokens) == 40
+    assert not any(found.exited)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("group", "heads"), [(1, None), (2, None), (3, 2)])
+def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, heads, dtype):
+    """Bit for bit, in every layer, whatever mixture of tokens exits."""
+    model = exiting(architecture, group, heads, dtype=dtype)
+    full = decode(model, PROMPT, 40, None)
+    threshold = confidences(model, PROMPT + full.tokens)[len(PROMPT) :].median().item()
+    ours = DynamicCache(config=model.config)
+    found = decode(model, PROMPT, 40, threshold, ours)
+    assert 5 < sum(found.exited) < 35  # a mixture indeed
+    theirs = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(input_ids=torch.tensor([PROMPT]), past_key_values=theirs, use_cache=True, logits_to_keep=1)
+        for token in found.tokens[:-1]:
+            model(input_ids=torch.tensor([[token]]), past_key_values=theirs, use_cache=True)
+    assert ours.get_seq_length() == len(PROMPT) + 39
+    assert len(caches(ours)) == len(caches(theirs)) == 3 + len(model.spec.owners)
+    for mine, other in zip(caches(ours), caches(theirs), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def test_every_token_is_the_one_its_head_predicts():
+    model = exiting()
+    threshold = confidences(model, PROMPT + decode(model, PROMPT, 30, None).tokens)[len(PROMPT) :].median().item()
+    found = decode(model, PROMPT, 30, threshold)
+    with torch.no_grad():
+        row = torch.tensor([PROMPT + found.tokens])
+        early = early_logits(model, model.model.forward_lower(row).hidden)[0].float().softmax(-1)
+        final = model(row).logits[0]
+    for number, (token, exited) in enumerate(zip(found.tokens, found.exited, strict=True)):
+        position = len(PROMPT) + number - 1
+        assert token == (early if exited else final)[position].argmax()
+        assert number == 0 or exited == (early[position].amax().item() > threshold)
+    assert not found.exited[0] and any(found.exited) and not all(found.exited[1:])
+
+
+def test_layers_above_l_do_not_run_for_an_exited_token():
+    model, ran = exiting(), []
+    for number, layer in enumerate(model.model.layers):
+        layer.register_forward_hook(lambda *_, number=number: ran.append(number))
+    assert decode(model, PROMPT, 5, 0.0).exited == [False, True, True, True, True]
+    assert ran == [0, 1, 2, 3, 4, 5] + 4 * [0, 1, 2]
+
+
+def test_a_sliding_window_keeps_what_it_would():
+    model = exiting("mistral", sliding_window=8)
+    assert decode(model, PROMPT, 40, 1.5).tokens == decode(model, PROMPT, 40, None).tokens
+    ours, theirs = (DynamicCache(config=model.config) for _ in range(2))
+    found = decode(model, PROMPT, 40, 0.0, ours)
+    with torch.inference_mode():
+        model(input_ids=torch.tensor([PROMPT]), past_key_values=theirs, use_cache=True, logits_to_keep=1)
+        for token in found.tokens[:-1]:
+            model(input_ids=torch.tensor([[token]]), past_key_values=theirs, use_cache=True)
+    for mine, other in zip(caches(ours), caches(theirs), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0])
+def test_it_stops_at_the_end_of_the_sequence(threshold):
+    model = exiting()
+    tokens = decode(model, PROMPT, 12, threshold).tokens
+    stop = next(number for number in range(2, 12) if tokens[number] not in tokens[:number])
+    for ends in (tokens[stop], [tokens[stop], 0]):
+        model.generation_config.eos_token_id = ends
+        assert decode(model, PROMPT, 12, threshold).tokens == tokens[: stop + 1]
+    assert len(decode(model, PROMPT, 1, threshold).tokens) == 1
+
+
+def test_the_head_starts_as_the_other_one_and_is_its_own():
+    teacher = tiny_teacher()  # whose embeddings are tied
+    model = rewire(teacher, SwiftKVSpec(6, 3, early_exit=True))
+    assert torch.equal(model.early_exit_head_swiftkv.weight, teacher.lm_head.weight)
+    assert model.early_exit_head_swiftkv.weight is not model.lm_head.weight
+    assert model.lm_head.weight is teacher.lm_head.weight
+    assert HEAD in model.swiftkv_parameters()
+    plain = rewire(teacher, SwiftKVSpec(6, 3))
+    assert set(model.swiftkv_parameters()) - set(plain.swiftkv_parameters()) == {HEAD}
+    row = torch.tensor([PROMPT])
+    assert torch.equal(model(row).logits, plain(row).logits)
+
+
+def test_checkpoints_keep_the_head(tmp_path):
+    model = exiting()
+    save_swiftkv(model, tmp_path / "exit", keep_teacher_qkv=False)
+    loaded = load_swiftkv(tmp_path / "exit", torch.float32)
+    assert loaded.spec == model.spec and loaded.config.swiftkv_early_exit is True
+    assert torch.equal(loaded.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
+    assert decode(loaded, PROMPT, 20, 0.5).tokens == decode(model, PROMPT, 20, 0.5).tokens
+    save_base(tiny_teacher(), tmp_path / "base")
+    sharing = load_sharing(tmp_path / "exit", load_base(tmp_path / "base", torch.float32))
+    assert torch.equal(sharing.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
+
+
+def test_without_it_nothing_is_written_of_it(tmp_path):
+    save_swiftkv(rewire(tiny_teacher(), SwiftKVSpec(6, 3)), tmp_path / "plain")
+    assert "early_exit" not in (tmp_path / "plain/config.json").read_text()
+
+
+def test_a_lost_head_is_named(tmp_path):
+    model = exiting()
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD}
+    save_swiftkv(model, tmp_path / "lost", state_dict=tensors)
+    with pytest.raises(UserError, match=f"no tensor {HEAD}, which its config.json asks for"):
+        load_swiftkv(tmp_path / "lost")
+    text = (tmp_path / "lost/config.json").read_text()
+    save_swiftkv(model, tmp_path / "lost")
+    (tmp_path / "lost/config.json").write_text(
+        text.replace('"swiftkv_early_exit": true', '"swiftkv_early_exit": false')
+    )
+    with pytest.raises(UserError, match=f"holds the tensor {HEAD}"):
+        load_swiftkv(tmp_path / "lost")
+
+
+def test_a_model_without_the_head_cannot_exit(tmp_path):
+    save_swiftkv(rewire(tiny_teacher(), SwiftKVSpec(6, 3)), tmp_path / "plain")
+    model = load_swiftkv(tmp_path / "plain", torch.float32)
+    assert len(decode(model, PROMPT, 3, None).tokens) == 3
+    with pytest.raises(UserError, match="plain has no early exit head; train a variant with early_exit: true"):
+        decode(model, PROMPT, 3, 0.95)
+    with pytest.raises(UserError, match="has no early exit head"):
+        decode(tiny_teacher(), PROMPT, 3, 0.95)
+
+
+def test_it_runs_with_its_layers_dispatched():
+    """With the hooks that move states from GPU to GPU, here all for one device."""
+    teacher = tiny_teacher(eos_token_id=None)
+    modules = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
+    places = dict.fromkeys([*modules, *(f"model.layers.{index}" for index in range(6))], "cpu")
+    model, expected = (rewire(teacher, SwiftKVSpec(6, 3, early_exit=True)).eval() for _ in range(2))
+    _dispatch(model, places)
+    assert hasattr(model.early_exit_head_swiftkv, "_hf_hook")
+    assert decode(model, PROMPT, 20, 0.3).tokens == decode(expected, PROMPT, 20, 0.3).tokens
+
+
+def test_a_spec_without_layers_to_skip_is_refused():
+    with pytest.raises(ValueError, match="early_exit needs a layer to skip, but all 6 layers are ordinary"):
+        SwiftKVSpec(6, 6, early_exit=True)
+    with pytest.raises(ValueError, match="early_exit is 'yes'"):
+        replace(SwiftKVSpec(6, 3), early_exit="yes")

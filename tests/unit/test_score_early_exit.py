@@ -1,0 +1,130 @@
+"""Early exit measured: agreement by confidence against its definition, the record, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
+
+from swiftkv.data.read import choose_chats, tokenize_chat
+from swiftkv.errors import UserError
+from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
+from swiftkv.models.early_exit import early_logits
+from swiftkv.score.early_exit import agreement, measure_early_exit, share, summarize_agreement, summarize_answers
+from swiftkv.spec import SwiftKVSpec
+
+EXIT = SPEC | {"early_exit": True}
+SETTINGS = {
+    "threshold": 0.1, "bins": 10, "documents": 5, "max_length": 60, "prompts": 2, "max_new_tokens": 6, "seed": 0,
+    "questions": ["What is 1 and 1?", "Who?"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, tiny_teacher):
+    """source.json, chats, and a checkpoint with an early exit head."""
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    model = rewire(load_base(tmp_path / "checkpoint"), SwiftKVSpec(**EXIT))
+    with torch.no_grad():
+        model.early_exit_head_swiftkv.weight.mul_(2)
+    save_swiftkv(model, tmp_path / "swiftkv", tokenizer=byte_tokenizer())
+    return source, write_chats(tmp_path / "heldout.jsonl"), tmp_path / "swiftkv", tmp_path / "out.json"
+
+
+def measured(place, spec=EXIT, **changes):
+    source, chats, checkpoint, output = place
+    return measure_early_exit(source, checkpoint, "v", spec, chats, SETTINGS | changes, output)
+
+
+@torch.no_grad()
+def plain(model, document):
+    """Confidence of the early exit, and whether both heads agree, at every position with a next token."""
+    row = torch.tensor([document])
+    early = early_logits(model, model.model.forward_lower(row).hidden)[0, :-1].float().softmax(-1)
+    return early.amax(-1), early.argmax(-1) == model(row).logits[0, :-1].argmax(-1)
+
+
+def test_agreement_is_counted_by_confidence(place, monkeypatch):
+    model, document = load_swiftkv(place[2], torch.float32), list(range(3, 60))
+    confidence, same = plain(model, document)
+    for positions in (128, 7):
+        monkeypatch.setattr("swiftkv.score.early_exit.POSITIONS", positions)
+        found = agreement(model, document, 10, 0.25)
+        for number in range(10):
+            inside = (confidence >= number / 10) & (confidence < (number + 1) / 10)
+            assert found[:, number].tolist() == [inside.sum(), (inside & same).sum()]
+        assert found[:, 10].tolist() == [(confidence > 0.25).sum(), ((confidence > 0.25) & same).sum()]
+        assert found[0, :10].sum() == len(document) - 1 and found[0, :10].count_nonzero() > 2
+
+
+def test_sums_over_documents():
+    first, second = torch.tensor([[2.0, 4, 3], [1, 4, 3]]), torch.tensor([[4.0, 0, 0], [2, 0, 0]])
+    found = summarize_agreement([first, second])
+    assert found["all"]["positions"] == 10 and found["all"]["agreement"]["value"] == 0.7
+    low, high = found["bins"]
+    assert (low["confidence_from"], low["confidence_to"], low["positions"]) == (0, 0.5, 6)
+    assert low["agreement"] == {"value": 0.5, "stderr": 0.0, "n": 2}
+    # All of 4 agree: the error is that of 6 of 8.
+    assert high["agreement"]["value"] == 1 and high["agreement"]["stderr"] == pytest.approx(math.sqrt(0.75 * 0.25 / 8))
+    assert found["above_threshold"]["positions"] == 3
+    assert summarize_agreement([second])["bins"][1] == {
+        "confidence_from": 0.5, "confidence_to": 1, "positions": 0, "agreement": None
+    }  # fmt: skip
+    assert share([0.0], [4.0])["stderr"] > 0
+
+
+def test_answers_are_summed_without_their_first_tokens():
+    def run(tokens, exited, seconds):
+        return {"tokens": tokens, "exited": exited, "decode_seconds": seconds}
+
+    found = summarize_answers([
+        {"early_exit": run(5, 2, 2.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 2},
+        {"early_exit": run(3, 0, 3.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 3},
+        {"early_exit": run(1, 0, 0.0), "full_depth": run(1, 0, 0.0), "equal_tokens": 1},
+    ])  # fmt: skip
+    assert found["exited"]["value"] == pytest.approx(2 / 6)
+    assert found["time_ratio"]["value"] == pytest.approx((0.5 + 1.5) / 2) and found["time_ratio"]["n"] == 2
+    assert found["equal_tokens"]["value"] == pytest.approx(6 / 9)
+    assert found["seconds_per_token"] == {"early_exit": pytest.approx(5 / 6), "full_depth": pytest.approx(1.0)}
+    only = summarize_answers([{"early_exit": run(1, 0, 0.0), "full_depth": run(1, 0, 0.0), "equal_tokens": 1}])
+    assert only["exited"] is None and only["time_ratio"] is None and only["seconds_per_token"]["full_depth"] is None
+
+
+def test_the_record(place):
+    record = measured(place)
+    assert json.loads(place[3].read_text()) == record
+    assert (record["measure"], record["weights"], record["spec"]["early_exit"]) == ("early_exit", "trained", True)
+    alignment, decoding = record["result"]["alignment"], record["result"]["decoding"]
+    model, tokenizer = load_swiftkv(place[2]), byte_tokenizer()
+    documents = [tokenize_chat(tokenizer, chat["messages"], 60) for chat in choose_chats(place[1], 5, 0)]
+    confidence, same = (torch.cat(parts) for parts in zip(*(plain(model, one) for one in documents), strict=True))
+    assert alignment["documents"] == 5 and alignment["all"]["positions"] == len(same)
+    assert alignment["all"]["agreement"]["value"] == pytest.approx(same.double().mean().item())
+    assert alignment["above_threshold"]["positions"] == (confidence > 0.1).sum()
+    assert [row["question"] for row in record["result"]["answers"]] == SETTINGS["questions"]
+    for row in record["result"]["answers"]:
+        assert 1 <= row["early_exit"]["tokens"] <= 6 and row["full_depth"]["exited"] == 0
+    assert decoding["prompts"] == 4 and 0 < decoding["exited"]["value"] <= 1
+
+
+def test_above_one_both_answers_are_the_same(place):
+    found = measured(place, threshold=1.0)["result"]
+    assert found["decoding"]["equal_tokens"]["value"] == 1 and found["decoding"]["exited"]["value"] == 0
+    assert all(row["early_exit"]["text"] == row["full_depth"]["text"] for row in found["answers"])
+
+
+def test_what_cannot_exit_is_one_sentence(place, tmp_path):
+    source, chats, _, output = place
+    save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), SwiftKVSpec(**SPEC)), tmp_path / "plain")
+    with pytest.raises(UserError, match="plain has no early exit head; train a variant with early_exit: true"):
+        measure_early_exit(source, tmp_path / "plain", "v", SPEC, chats, SETTINGS, output)
+    with pytest.raises(UserError, match="of another spec"):
+        measured(place, EXIT | {"num_key_value_layers": 2})
+    with pytest.raises(UserError, match="nowhere"):
+        measure_early_exit(source, tmp_path / "nowhere", "v", EXIT, chats, SETTINGS, output)
+    assert not output.exists()
+    assert replace(SwiftKVSpec(**SPEC), early_exit=True) == SwiftKVSpec(**EXIT)
