@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import datasets
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -68,3 +69,14 @@ def write_chats(path: Path, number: int = 6) -> Path:
     ]
     path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     return path
+
+
+def arrow_file(folder: Path) -> Path:
+    rows = {
+        "sentence": [f"Ann met Bea and _ smiled {number}" for number in range(9)],
+        "option1": ["Ann"] * 9,
+        "option2": ["Bea"] * 9,
+        "answer": ["1", "2", "1"] * 3,
+    }
+    datasets.Dataset.from_dict(rows).save_to_disk(folder / "table")
+    return next((folder / "table").glob("*.arrow"))

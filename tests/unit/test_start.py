@@ -305,7 +305,7 @@ def test_what_cannot_be_fitted_is_one_sentence(inputs, change, spec, said):
 
 def test_a_layer_without_moments_is_named(inputs, tmp_path):
     _, _, sums = gathered(layers=(4,))
-    with pytest.raises(UserError, match="no tensor 'gram_2'"):
+    with pytest.raises(UserError, match="no tensor 'final_2'"):
         read(sums, tmp_path, 2)
 
 

