@@ -41,6 +41,7 @@ COLUMNS = {
     "similarity": {"layer", "depth_percent", "simscore", "panel"},
     "flops": {"variant", "relative_percent", "exact_relative_percent", "kv_cache_reduction_percent"},
     "capacity": {"variant", "kv_cache", "capacity_ratio"},
+    "alignment": {"variant", "confidence_from", "alignment_percent"},
     "training": {"variant", "hours", "tokens", "gpus", "tokens_per_second_per_gpu"},
 }  # fmt: skip
 
