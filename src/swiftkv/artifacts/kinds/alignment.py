@@ -31,7 +31,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     data = _frame(record)
     bounds = [row for row in published_values(read_published(files.get("published", ())), entry["name"]) if row["low"]]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 3.0), layout="constrained")
+        figure = Figure(figsize=(COLUMN, 3.6), layout="constrained")
         headline(figure, heading(entry))
         density = figure.subplots()
         width = data["confidence_to"] - data["confidence_from"]
@@ -47,12 +47,12 @@ def make(entry: Entry, files: Files) -> Drawing:
         known = data["alignment_percent"].notna()
         error = data["alignment_percent_stderr"][known].fillna(0)
         agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **look)
-        agreement.set_ylabel("Same token as the full model (%)")
+        agreement.set_ylabel("Agreement (%)")
         agreement.set_ylim(0, 105)
         agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
         handles = [
             Patch(**gray, label="positions"),
-            Line2D([], [], **look, label="agreement"),
+            Line2D([], [], **look, label="agreement with full model"),
             Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"threshold {entry['threshold']:g}"),
         ]
         stated = []
