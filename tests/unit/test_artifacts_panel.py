@@ -113,6 +113,7 @@ def test_published_scores_say_whether_settings_agree(table):
     assert printed.loc["ARC-Easy", "Within errors"] == ("yes" if abs(apart) <= 2 else "no") == "no"
     assert printed.loc["MMLU (cloze)", "Settings"].startswith("differ: ")
     assert "Where the settings agree, ARC-Easy is not." in to_markdown(table)
+    assert to_markdown(table).count("4-bit ones (Q4_1)") == 1
 
 
 def test_other_questions_are_not_paired(tmp_path):

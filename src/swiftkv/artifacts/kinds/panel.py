@@ -83,14 +83,16 @@ def make(entry: Entry, files: Files) -> Table:
             values.append(_values("step", pair[0], second, tasks, averaged))
             values[-1] |= _difference_values(*pair, tasks, averaged)
         panels.append(Panel(pd.DataFrame(compared), "(b) How much better the first is than the second"))
-    cards = _cards(entry, files, baseline, digits)
+    published = _published(entry, files, baseline)
+    cards = [_card(card, baseline.score(card["task"]), tasks[card["task"]], digits) for card in published]
     if cards:
         panels.append(Panel(pd.DataFrame(cards), f"({'c' if steps else 'b'}) The baseline beside its published scores"))
     notes = [
         *entry.get("notes", []),
         *_notes(found, tasks, averaged),
-        *(_order_note(by_variant[order[0]], by_variant[order[-1]], tasks, averaged) for order in entry["orders"]),
+        *(_order_note(by_variant[order[0]], by_variant[order[-1]], tasks) for order in entry["orders"]),
         *([_cards_note(cards)] if cards else []),
+        *dict.fromkeys(card["note"] for card in published if card["note"]),
         *footnotes.lines(),
     ]
     return Table(entry["name"], heading(entry), pd.DataFrame(values), panels, notes)
@@ -176,15 +178,16 @@ def _difference_values(first: Row, second: Row, tasks: Tasks, averaged: Sequence
     return values
 
 
-def _cards(entry: Entry, files: Files, baseline: Row | None, digits: int) -> list[dict[str, str]]:
-    """A line for each published score of the model on a task that was scored here."""
-    lines = []
-    for card in read_published(files.get("cards", ())):
-        record = baseline.score(card["task"]) if baseline and card["model"] == baseline.model["published"] else None
-        if record is None or card["task"] not in entry["tasks"]:
-            continue
-        lines.append(_card(card, record, entry["tasks"][card["task"]], digits))
-    return lines
+def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Record]:
+    """What others published of the model, on the tasks that were scored here."""
+    return [
+        card
+        for card in read_published(files.get("cards", ()))
+        if baseline is not None
+        and card["model"] == baseline.model["published"]
+        and card["task"] in entry["tasks"]
+        and baseline.score(card["task"])
+    ]
 
 
 def _card(card: Record, record: Record, task: Mapping[str, Any], digits: int) -> dict[str, str]:
@@ -223,7 +226,7 @@ def _notes(found: Sequence[Row], tasks: Tasks, averaged: Sequence[str]) -> list[
     return [*notes, subsets_note(found, tasks)]
 
 
-def _order_note(first: Row, last: Row, tasks: Tasks, averaged: Sequence[str]) -> str:
+def _order_note(first: Row, last: Row, tasks: Tasks) -> str:
     """In which tasks the first of an order is better than the last beyond the error."""
     clear, unclear = [], []
     for task, asked in tasks.items():
@@ -231,9 +234,8 @@ def _order_note(first: Row, last: Row, tasks: Tasks, averaged: Sequence[str]) ->
         apart = row_difference(task, *pair)
         if apart:
             (clear if apart.clear else unclear).append(asked["title"])
-    text = (
-        f"{first.variant} is better than {last.variant} by more than {ERRORS} standard errors in {enumeration(clear)}"
-    )
+    where = enumeration(clear) if clear else "no task"
+    text = f"{first.variant} is better than {last.variant} by more than {ERRORS} standard errors in {where}"
     return text + (f"; not in {enumeration(unclear)}." if unclear else ".")
 
 
