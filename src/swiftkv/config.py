@@ -90,6 +90,8 @@ def _check_model(config: dict[str, Any], name: str) -> None:
     gpus, nodes = model["gpus"]["distill"], model["nodes"]["distill"]
     if max(1, gpus) % nodes:
         raise UserError(f"config, at {place}: {gpus} GPUs for distill cannot be spread evenly over {nodes} nodes")
+    for variant in model.get("checkpoints", {}):
+        _check_checkpoint(config, name, variant)
     shape = model["source"].get("random", {})
     if shape.get("num_hidden_layers", layers) != layers:
         raise UserError(
@@ -100,6 +102,19 @@ def _check_model(config: dict[str, Any], name: str) -> None:
         raise UserError(
             f"config, at {place}.source.random: {heads} attention heads cannot share {shared} key/value heads evenly"
         )
+
+
+def _check_checkpoint(config: dict[str, Any], model: str, variant: str) -> None:
+    place = f"models.{model}.checkpoints"
+    _defined(config, "variants", variant, place)
+    if config["variants"][variant].get("recipe") is not None:
+        raise UserError(f"config, at {place}: variant {variant!r} has a recipe, so it is trained; name one without")
+    if config["variants"][variant]["prefill_reduction"] is None:
+        raise UserError(f"config, at {place}: variant {variant!r} has no prefill_reduction, so it needs no checkpoint")
+    try:
+        spec(config, model, variant)
+    except UserError as error:
+        raise UserError(f"config, at {place}: {error}") from None
 
 
 def _check_recipe(config: dict[str, Any], name: str) -> None:
@@ -129,8 +144,10 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
                 raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no recipe")
             _check_trained(config, name, None)
         return
-    if missing := [key for key in ("acrosskv", "kv_heads", "recipe") if key not in variant]:
+    if missing := [key for key in ("acrosskv", "kv_heads") if key not in variant]:
         raise UserError(f"{place}: a variant with a prefill_reduction needs {missing[0]}")
+    if trained is None and not any(name in entry.get("checkpoints", {}) for entry in config["models"].values()):
+        raise UserError(f"{place}: it needs a recipe, or a model that names a checkpoint for it under its checkpoints")
     if variant.get("merge_all_layers"):
         raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no prefill_reduction")
     having = [model for model, entry in config["models"].items() if reduction in entry["num_key_value_layers"]]
@@ -142,7 +159,8 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
         except UserError as error:
             refusal = error
         else:
-            _check_trained(config, name, model)
+            if trained is not None:
+                _check_trained(config, name, model)
             break
     else:
         raise UserError(f"{place}: it fits no model; {refusal}")
@@ -182,6 +200,8 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
             f"variant {variant!r} asks for {reduction} % prefill reduction, but models.{model}.num_key_value_layers "
             f"only has {known}"
         )
+    if "recipe" not in config["variants"][variant] and variant not in settings.get("checkpoints", {}):
+        raise UserError(f"variant {variant!r} is not trained here, and models.{model}.checkpoints names none for it")
     fields = {
         "num_hidden_layers": settings["num_hidden_layers"],
         "num_key_value_layers": settings["num_key_value_layers"][reduction],

@@ -157,6 +157,10 @@ def point(name, **changes):
         (source(file="*.arrow"), "sources.0: 'package' is a dependency of 'file'"),
         # names that are not defined
         (variant(recipe="secret"), "variants.swiftkv-50: recipe 'secret' is not defined"),
+        (model(checkpoints={"mine": {"hub": "a/b"}}), "llama-3.1-8b.checkpoints: 'mine' is not defined under variants"),
+        (model(checkpoints={"swiftkv-50": {"hub": "a/b"}}), "checkpoints: variant 'swiftkv-50' has a recipe"),
+        (model(checkpoints={"merge-all-layers": {"hub": "a/b"}}), "checkpoints: variant .* has no prefill_reduction"),
+        ({"variants": {"x": {"prefill_reduction": "50", "acrosskv": 1, "kv_heads": None}}}, "variants.x: it needs a rec"),
         (recipe(data="nothing"), "recipes.distillation: 'nothing' is not defined under data"),
         ({"heldout": {"data": "nothing"}}, "heldout: 'nothing' is not defined under data"),
         (point("x", measure="throughput", input_tokens=9), "points.x: a throughput point needs total_tokens"),

@@ -91,6 +91,14 @@ def test_served_variants_are_trained_first():
     }  # fmt: skip
 
 
+def test_a_published_checkpoint_is_served_without_training():
+    jobs = plan("--profile", "profiles/slurm", SERVING.format("batch-2k", "llama-3.1-8b", "swiftkv-50-published"))
+    assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "fetch_checkpoint": 1, "measure": 1}
+    run = snakemake("--dry-run", "--cores", "1", "results/checkpoints/llama-3.1-70b/swiftkv-50-published")
+    assert run.returncode != 0
+    assert "models.llama-3.1-70b.checkpoints names none for it" in run.stderr and "Traceback" not in run.stderr
+
+
 def test_a_model_without_weights_needs_no_download(tmp_path):
     file = tmp_path / "dummy.yaml"
     file.write_text("models: {llama-3.1-8b: {serving_weights: dummy}}\n")
@@ -113,9 +121,9 @@ def test_an_unknown_point_is_refused():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 35, "score": 259, "fidelity": 44,
-        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 27, "figure": 16,
-        "all": 1,
+        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 35, "score": 266, "fidelity": 45,
+        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 28, "figure": 16,
+        "fetch_checkpoint": 1, "all": 1,
     }  # fmt: skip
 
 

@@ -61,6 +61,23 @@ def get_spec(w):
         sys.exit(f"error: {error}")
 
 
+def variants_with(recipe):
+    """A regular expression for the names of the rewired or trained variants that have a recipe, or have none."""
+    found = [
+        name
+        for name, variant in config["variants"].items()
+        if ("recipe" in variant) == recipe
+        and (recipe or variant["prefill_reduction"] is not None)
+    ]
+    return "|".join(map(re.escape, found)) or "(?!)"
+
+
+def has_checkpoint(w):
+    """Whether a variant is measured on a checkpoint of its own."""
+    variant = config["variants"][w.variant]
+    return "recipe" in variant or variant["prefill_reduction"] is not None
+
+
 def get_recipe_name(w):
     return config["variants"][w.variant]["recipe"]
 
@@ -73,7 +90,7 @@ def get_recipe(w):
 
 def get_checkpoint(w):
     """The trained checkpoint a variant is measured on; none for the unchanged model."""
-    if "recipe" not in config["variants"][w.variant]:
+    if not has_checkpoint(w):
         return []
     return f"<results>/checkpoints/{w.model}/{w.variant}"
 
@@ -207,7 +224,7 @@ def get_served(w):
     if serves_dummy(w):
         changed = variant["prefill_reduction"] is not None
         return f"<results>/dummy/{w.model}/{get_served_variant(w) if changed else 'baseline'}"
-    if "recipe" in variant:
+    if has_checkpoint(w):
         return f"<results>/checkpoints/{w.model}/{get_served_variant(w)}"
     return []
 

@@ -184,6 +184,15 @@ def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map:
         )
 
 
+def check_swiftkv(path: str | Path) -> None:
+    """Refuse a SwiftKV checkpoint that could not be loaded, without reading any weight.
+
+    Raises:
+        UserError: as `load_swiftkv`.
+    """
+    _read_config(Path(path), _swiftkv_types())
+
+
 def _swiftkv_types() -> set[str]:
     from swiftkv.models import ARCHITECTURES
 
