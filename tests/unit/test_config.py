@@ -160,7 +160,10 @@ def point(name, **changes):
         (model(checkpoints={"mine": {"hub": "a/b"}}), "llama-3.1-8b.checkpoints: 'mine' is not defined under variants"),
         (model(checkpoints={"swiftkv-50": {"hub": "a/b"}}), "checkpoints: variant 'swiftkv-50' has a recipe"),
         (model(checkpoints={"merge-all-layers": {"hub": "a/b"}}), "checkpoints: variant .* has no prefill_reduction"),
-        ({"variants": {"x": {"prefill_reduction": "50", "acrosskv": 1, "kv_heads": None}}}, "variants.x: it needs a rec"),
+        (
+            {"variants": {"x": {"prefill_reduction": "50", "acrosskv": 1, "kv_heads": None}}},
+            "variants.x: it needs a rec",
+        ),
         (recipe(data="nothing"), "recipes.distillation: 'nothing' is not defined under data"),
         ({"heldout": {"data": "nothing"}}, "heldout: 'nothing' is not defined under data"),
         (point("x", measure="throughput", input_tokens=9), "points.x: a throughput point needs total_tokens"),

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from swiftkv.errors import UserError
+from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -19,10 +20,11 @@ def rewire(
 
     Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
     the mean of k_proj and v_proj over the layers of their AcrossKV group; norm_swiftkv is layer l's input_layernorm.
+    Qwen3's q_norm_swiftkv is the layer's q_norm, its k_norm_swiftkv the mean of the group's k_norm.
     With fewer KV heads than the teacher's (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
 
     Args:
-        teacher: a Llama, Mistral or Qwen2 language model of transformers.
+        teacher: a Llama, Mistral, Qwen2 or Qwen3 language model of transformers.
         spec: the rewiring.
         start: start values by name, in place of `start_values`.
 
@@ -61,6 +63,7 @@ def rewire(
 
     with torch.device("meta"):
         model = model_class(config)
+    use_float8(model, float8_names(teacher))
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
     model.load_state_dict(tensors, assign=True)
@@ -74,16 +77,22 @@ def rewire(
 
 @torch.no_grad()
 def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Parameter]:
-    """New SwiftKV parameters by name, in the teacher's dtype and on its device; see `rewire`."""
+    """New SwiftKV parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device; see `rewire`."""
     layers = teacher.model.layers
     values = {}
     for group in spec.groups:
         for layer in group:
             attention = layers[layer].self_attn
-            for name, tensor in attention.q_proj.named_parameters():
+            for name, tensor in _parameters(attention.q_proj, teacher.dtype).items():
                 values[f"model.layers.{layer}.self_attn.q_proj_swiftkv.{name}"] = tensor.clone()
+            if hasattr(attention, "q_norm"):
+                values[f"model.layers.{layer}.self_attn.q_norm_swiftkv.weight"] = attention.q_norm.weight.clone()
+        if hasattr(attention, "k_norm"):
+            gains = [layers[layer].self_attn.k_norm.weight for layer in group]
+            mean = torch.stack([gain.float().to(gains[0].device) for gain in gains]).mean(0)
+            values[f"model.layers.{group.start}.self_attn.k_norm_swiftkv.weight"] = mean.to(gains[0].dtype)
         for projection in ("k_proj", "v_proj"):
-            merged = [dict(getattr(layers[layer].self_attn, projection).named_parameters()) for layer in group]
+            merged = [_parameters(getattr(layers[layer].self_attn, projection), teacher.dtype) for layer in group]
             for name, like in merged[0].items():
                 # In float32, so that the mean of 16-bit weights is rounded once; a group may lie on several GPUs.
                 mean = torch.stack([tensors[name].float().to(like.device) for tensors in merged]).mean(0)
@@ -92,6 +101,14 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
     if spec.groups:
         values["model.norm_swiftkv.weight"] = layers[spec.num_key_value_layers].input_layernorm.weight.clone()
     return {name: nn.Parameter(value) for name, value in values.items()}
+
+
+def _parameters(linear: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A projection's parameters by name, an FP8 weight as the `dtype` one that it stands for."""
+    if isinstance(linear, Float8Linear):
+        bias = {} if linear.bias is None else {"bias": linear.bias}
+        return {"weight": dense_weight(linear, dtype), **bias}
+    return dict(linear.named_parameters())
 
 
 def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:

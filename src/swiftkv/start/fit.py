@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from swiftkv.errors import UserError
 from swiftkv.models.rewire import start_values
+from swiftkv.quantize.linear import dense_weight
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.moments import Moments
 
@@ -34,10 +35,12 @@ def fitted_values(
         As `start_values`; q_proj_swiftkv differs from the teacher's only in AcrossKV groups, norm_swiftkv never.
 
     Raises:
-        UserError: the moments are of too little text or singular, or `spec` changes the KV heads.
+        UserError: the moments are of too little text or singular, `spec` changes the KV heads, or the model normalises its keys.
     """
     if spec.num_key_value_heads not in (None, teacher.config.num_key_value_heads):
         raise UserError("a fitted start keeps the model's own number of key/value heads; use start: copied")
+    if hasattr(teacher.model.layers[0].self_attn, "k_norm"):
+        raise UserError("the keys of this model are normalised, so no linear fit gives them; use start: copied")
     values = start_values(teacher, spec)
     if not spec.groups:
         return values
@@ -50,7 +53,9 @@ def fitted_values(
         energy = torch.stack([moments.query_energy[layer] for layer in group])
         energy = energy.unflatten(1, (widths[0] // size, -1)).sum(2)
         key, factors = shared_keys(torch.stack(keys), moments.gram, energy)
-        value = shared_values(torch.stack(values_), torch.stack([b.o_proj.weight.double().cpu() for b in blocks]), size)
+        value = shared_values(
+            torch.stack(values_), torch.stack([dense_weight(b.o_proj).double().cpu() for b in blocks]), size
+        )
         for projection, fitted in (("k_proj", key), ("v_proj", value)):
             _put(values, f"model.layers.{group.start}.self_attn.{projection}_swiftkv", fitted)
         if len(group) > 1:
