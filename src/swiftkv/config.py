@@ -10,6 +10,7 @@ import yaml
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
+from swiftkv.records import read_json
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
 
@@ -218,6 +219,26 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
 def recipe(config: dict[str, Any], model: str, name: str) -> dict[str, Any]:
     """The training recipe as the trainer takes it: the recipe's settings and the model's ZeRO stage."""
     return config["recipes"][name] | {"zero_stage": config["models"][model]["zero_stage"]}
+
+
+# Their keys are normalised, and no linear fit gives those (swiftkv.start.fit refuses them too).
+_UNFITTED = ("qwen3",)
+
+
+def check_fitted(model: str, architecture: str | Path | None) -> None:
+    """Refuse a fitted start of a model that cannot have one, as far as the file of its dimensions tells.
+
+    Raises:
+        UserError: its keys are not a linear function of a layer's input.
+    """
+    if architecture is None:
+        return
+    family = read_json(architecture)["config"]["model_type"]
+    if family in _UNFITTED:
+        raise UserError(
+            f"a start cannot be fitted for model {model!r}, as the keys of {family} are normalised; use a recipe with "
+            "start: copied"
+        )
 
 
 def layers_below(config: dict[str, Any], model: str) -> list[int]:

@@ -62,6 +62,15 @@ def test_the_70b_model_trains_on_four_nodes_of_eight():
     assert (resources["gpu"], resources["nodes"]) == ("32", "4")
 
 
+def test_the_405b_model_is_trained_and_scored_in_fp8():
+    jobs = plan("--profile", "profiles/slurm", "results/tables/tableB3.tex")
+    assert Counter(rule for rule, _, _ in jobs) == {
+        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "score": 14, "fidelity": 2, "table": 1,
+    }  # fmt: skip
+    gpus = {rule: (resources["gpu"], resources["nodes"]) for rule, _, resources in jobs if "gpu" in resources}
+    assert gpus == {"distill": ("32", "4"), "score": ("8", "1"), "fidelity": ("8", "1")}
+
+
 SERVING = "results/serving/{}/{}/{}/auto.json"
 
 
@@ -99,6 +108,13 @@ def test_a_published_checkpoint_is_served_without_training():
     assert "models.llama-3.1-70b.checkpoints names none for it" in run.stderr and "Traceback" not in run.stderr
 
 
+def test_a_fitted_start_of_normalised_keys_is_refused():
+    for target in ("results/checkpoints/qwen3-4b/swiftkv-50-fitted", "results/starts/qwen3-4b.json"):
+        run = snakemake("--dry-run", "--cores", "1", target)
+        assert run.returncode != 0
+        assert "a start cannot be fitted for model 'qwen3-4b'" in run.stderr and "Traceback" not in run.stderr
+
+
 def test_a_model_without_weights_needs_no_download(tmp_path):
     file = tmp_path / "dummy.yaml"
     file.write_text("models: {llama-3.1-8b: {serving_weights: dummy}}\n")
@@ -121,8 +137,8 @@ def test_an_unknown_point_is_refused():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 9, "heldout": 1, "corpus": 3, "pack": 7, "distill": 35, "score": 266, "fidelity": 45,
-        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 28, "figure": 16,
+        "resolve_model": 12, "heldout": 1, "corpus": 3, "pack": 10, "distill": 40, "score": 322, "fidelity": 53,
+        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 29, "figure": 16,
         "fetch_checkpoint": 1, "all": 1,
     }  # fmt: skip
 

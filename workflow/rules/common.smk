@@ -161,6 +161,16 @@ def recipes_with(**settings):
     return "|".join(map(re.escape, found)) or "(?!)"
 
 
+def get_fitted_moments(w, recipe):
+    """The moments of a recipe's text, if a start of the model can be fitted to them."""
+    architecture = config["models"][w.model].get("architecture")
+    try:
+        cfg.check_fitted(w.model, architecture and in_project(architecture))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    return f"<results>/moments/{w.model}/{first_alike(recipe, TEACHING)}.safetensors"
+
+
 def get_moments(w):
     """What a variant's start is fitted to, if its recipe fits it."""
     if "recipe" not in config["variants"][w.variant]:
@@ -168,13 +178,12 @@ def get_moments(w):
     name = get_recipe_name(w)
     if config["recipes"][name]["start"] == "copied":
         return []
-    return f"<results>/moments/{w.model}/{first_alike(name, TEACHING)}.safetensors"
+    return get_fitted_moments(w, name)
 
 
 def get_starts_moments(w):
     """The moments that starts are compared with."""
-    recipe = first_alike(config["choose_l"]["recipe"], TEACHING)
-    return f"<results>/moments/{w.model}/{recipe}.safetensors"
+    return get_fitted_moments(w, config["choose_l"]["recipe"])
 
 
 def get_fit(w, input):

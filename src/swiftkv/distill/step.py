@@ -45,7 +45,7 @@ class DistillationStep(nn.Module):
         self.student.requires_grad_(False)
         trained = self.student.swiftkv_parameters()
         if not recipe.train_norm:
-            trained = {name: parameter for name, parameter in trained.items() if "norm_swiftkv" not in name}
+            trained = {name: parameter for name, parameter in trained.items() if name != "model.norm_swiftkv.weight"}
         self.teacher = self.student
         if recipe.train == "upper_layers":
             self.teacher = rewire(base, spec).eval().requires_grad_(False)

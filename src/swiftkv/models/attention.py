@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward, ro
 from swiftkv.models.configuration import layer_types
 from swiftkv.spec import SwiftKVSpec
 
-TEACHER_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+TEACHER_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")  # the norms in Qwen3 only
 
 
 class SwiftKVAttentionMixin:
@@ -30,6 +30,14 @@ class SwiftKVAttentionMixin:
             width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
             self.k_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
             self.v_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
+
+    def normed_query(self, query: torch.Tensor) -> torch.Tensor:
+        """What an architecture does to queries [B, T, heads, head size] before RoPE: here nothing."""
+        return query
+
+    def normed_key(self, key: torch.Tensor) -> torch.Tensor:
+        """What an architecture does to keys [B, T, KV heads, head size] before RoPE: here nothing."""
+        return key
 
     def project_key_value(
         self,
@@ -52,7 +60,7 @@ class SwiftKVAttentionMixin:
         states = states.to(device)
         position_embeddings = tuple(table.to(device) for table in position_embeddings)
         shape = (*states.shape[:-1], -1, self.head_dim)
-        key = _rotate(self.k_proj_swiftkv(states).view(shape).transpose(1, 2), position_embeddings)
+        key = _rotate(self.normed_key(self.k_proj_swiftkv(states).view(shape)).transpose(1, 2), position_embeddings)
         value = self.v_proj_swiftkv(states).view(shape).transpose(1, 2)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -79,7 +87,8 @@ class SwiftKVAttentionMixin:
             )
         key, value = key_value
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = _rotate(self.q_proj_swiftkv(hidden_states).view(shape).transpose(1, 2), position_embeddings)
+        query = self.normed_query(self.q_proj_swiftkv(hidden_states).view(shape)).transpose(1, 2)
+        query = _rotate(query, position_embeddings)
         # The attention functions read this attribute; teacher and student may differ in KV heads.
         self.num_key_value_groups = query.shape[1] // key.shape[1]
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)

@@ -122,7 +122,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
             f"{prefix}layers.{layer.self_attn.layer_idx}.self_attn.{projection}.{name}"
             for layer in self.upper_layers
             for projection in TEACHER_PROJECTIONS
-            if (linear := getattr(layer.self_attn, projection)) is not None
+            if (linear := getattr(layer.self_attn, projection, None)) is not None
             for name, _ in linear.named_parameters()
         }
 
@@ -130,7 +130,8 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         """Free the teacher's q/k/v projections of layers >= l; only the student can run afterwards."""
         for layer in self.upper_layers:
             for projection in TEACHER_PROJECTIONS:
-                setattr(layer.self_attn, projection, None)
+                if hasattr(layer.self_attn, projection):
+                    setattr(layer.self_attn, projection, None)
 
     @merge_with_config_defaults
     @capture_outputs

@@ -15,9 +15,11 @@ ARCHITECTURES = {
     "LlamaSwiftKVForCausalLM": "swiftkv.serve.model:LlamaSwiftKVForCausalLM",
     "MistralSwiftKVForCausalLM": "swiftkv.serve.model:MistralSwiftKVForCausalLM",
     "Qwen2SwiftKVForCausalLM": "swiftkv.serve.model:Qwen2SwiftKVForCausalLM",
+    "Qwen3SwiftKVForCausalLM": "swiftkv.serve.model:Qwen3SwiftKVForCausalLM",
     "LlamaMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:LlamaMergeAllLayersForCausalLM",
     "MistralMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:MistralMergeAllLayersForCausalLM",
     "Qwen2MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen2MergeAllLayersForCausalLM",
+    "Qwen3MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen3MergeAllLayersForCausalLM",
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from swiftkv.errors import UserError
+from swiftkv.models.attention import TEACHER_PROJECTIONS
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
@@ -80,15 +81,17 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
         return name, None
     layer, module, kind = int(match[1]), match[2], match[3]
     prefix = name[: name.index(f".{module}.{kind}")]
-    if layer >= spec.num_key_value_layers and module in ("q_proj", "k_proj", "v_proj"):
+    if layer >= spec.num_key_value_layers and module in TEACHER_PROJECTIONS:
         return None
-    if module in ("k_proj_swiftkv", "v_proj_swiftkv"):
+    if module in ("k_proj_swiftkv", "v_proj_swiftkv", "k_norm_swiftkv"):
         if layer not in spec.owners:
             raise UserError(
                 f"the checkpoint holds the tensor {name}, but with num_key_value_layers {spec.num_key_value_layers} and "
                 f"key_value_group_size {spec.key_value_group_size} of its config.json layer {layer} has no such projection"
             )
         group = spec.owners.index(layer)
+        if module == "k_norm_swiftkv":
+            return f"model.caches.k_norm_swiftkv.{kind}", group
         shard = group if module == "k_proj_swiftkv" else len(spec.owners) + group
         return f"model.caches.kv_proj_swiftkv.{kind}", shard
     stacked, shard = _STACKED.get(module, (module, None))
