@@ -19,6 +19,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from swiftkv.models import rewire
@@ -61,14 +63,15 @@ LATENT = dict(
         "original_max_position_embeddings": 64,
     },
 )
-GROUPED_QUERY = ("llama", "mistral", "qwen2")
+GROUPED_QUERY = ("llama", "mistral", "qwen2", "qwen3")
 ARCHITECTURES = (*GROUPED_QUERY, "deepseek_v2")
 
 
 def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes) -> PreTrainedModel:
     """A random teacher of 6 layers, hidden size 64, 4 KV heads; the same weights for every architecture but DeepSeek-V2.
 
-    Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all compute the same.
+    Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all compute the same but
+    Qwen3, which has norms on top.
     """
     torch.manual_seed(0)
     if architecture == "deepseek_v2":
@@ -83,12 +86,18 @@ def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32
     else:
         if architecture == "mistral":
             model = MistralForCausalLM(MistralConfig(**{"sliding_window": None} | shape))
+        elif architecture == "qwen3":
+            model = Qwen3ForCausalLM(
+                Qwen3Config(**{"head_dim": shape["hidden_size"] // shape["num_attention_heads"]} | shape)
+            )
         else:
             model = Qwen2ForCausalLM(Qwen2Config(**shape))
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
-        assert not unexpected and all(name.endswith("_proj.bias") for name in missing)
+        assert not unexpected and all(name.endswith(("_proj.bias", "_norm.weight")) for name in missing)
+        generator = torch.Generator().manual_seed(1)
         for name in missing:
-            torch.nn.init.zeros_(model.get_parameter(name))
+            gain = torch.randn(model.get_parameter(name).shape, generator=generator)
+            model.get_parameter(name).data = 1 + 0.2 * gain if "norm" in name else torch.zeros_like(gain)
     return as_loaded(model, dtype)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import yaml
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
+from swiftkv.points import check_points
 from swiftkv.serve import NOT_SERVED
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
@@ -75,9 +75,7 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
         _check_recipe(config, name)
     for name in config["variants"]:
         _check_variant(config, name)
-    _check_engine(config)
-    for name in config["serving"]["points"]:
-        _check_point(config, name)
+    check_points(config)
     for name in config["tasks"]:
         _check_backend(config, name)
 
@@ -94,6 +92,8 @@ def _check_model(config: dict[str, Any], name: str) -> None:
     gpus, nodes = model["gpus"]["distill"], model["nodes"]["distill"]
     if max(1, gpus) % nodes:
         raise UserError(f"config, at {place}: {gpus} GPUs for distill cannot be spread evenly over {nodes} nodes")
+    for variant in model.get("checkpoints", {}):
+        _check_checkpoint(config, name, variant)
     shape = model["source"].get("random", {})
     if shape.get("num_hidden_layers", layers) != layers:
         raise UserError(
@@ -104,6 +104,19 @@ def _check_model(config: dict[str, Any], name: str) -> None:
         raise UserError(
             f"config, at {place}.source.random: {heads} attention heads cannot share {shared} key/value heads evenly"
         )
+
+
+def _check_checkpoint(config: dict[str, Any], model: str, variant: str) -> None:
+    place = f"models.{model}.checkpoints"
+    _defined(config, "variants", variant, place)
+    if config["variants"][variant].get("recipe") is not None:
+        raise UserError(f"config, at {place}: variant {variant!r} has a recipe, so it is trained; name one without")
+    if config["variants"][variant]["prefill_reduction"] is None:
+        raise UserError(f"config, at {place}: variant {variant!r} has no prefill_reduction, so it needs no checkpoint")
+    try:
+        spec(config, model, variant)
+    except UserError as error:
+        raise UserError(f"config, at {place}: {error}") from None
 
 
 def _check_recipe(config: dict[str, Any], name: str) -> None:
@@ -133,8 +146,10 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
                 raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no recipe")
             _check_trained(config, name, None)
         return
-    if missing := [key for key in ("acrosskv", "kv_heads", "recipe") if key not in variant]:
+    if missing := [key for key in ("acrosskv", "kv_heads") if key not in variant]:
         raise UserError(f"{place}: a variant with a prefill_reduction needs {missing[0]}")
+    if trained is None and not any(name in entry.get("checkpoints", {}) for entry in config["models"].values()):
+        raise UserError(f"{place}: it needs a recipe, or a model that names a checkpoint for it under its checkpoints")
     if variant.get("merge_all_layers"):
         raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no prefill_reduction")
     having = [model for model, entry in config["models"].items() if reduction in entry["num_key_value_layers"]]
@@ -146,7 +161,8 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
         except UserError as error:
             refusal = error
         else:
-            _check_trained(config, name, model)
+            if trained is not None:
+                _check_trained(config, name, model)
             break
     else:
         raise UserError(f"{place}: it fits no model; {refusal}")
@@ -186,6 +202,8 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
             f"variant {variant!r} asks for {reduction} % prefill reduction, but models.{model}.num_key_value_layers "
             f"only has {known}"
         )
+    if "recipe" not in config["variants"][variant] and variant not in settings.get("checkpoints", {}):
+        raise UserError(f"variant {variant!r} is not trained here, and models.{model}.checkpoints names none for it")
     fields = {
         "num_hidden_layers": settings["num_hidden_layers"],
         "num_key_value_layers": settings["num_key_value_layers"][reduction],
@@ -199,7 +217,8 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
         kind = family(config, model)
         if kind == "deepseek_v2" and fields["num_key_value_heads"] is not None:
             raise UserError("latent attention has no key/value heads that layers could have more or fewer of")
-        if kind and config["recipes"][config["variants"][variant]["recipe"]]["start"] == "fitted":
+        trained = config["variants"][variant].get("recipe")
+        if kind and trained and config["recipes"][trained]["start"] == "fitted":
             check_fit(kind, fields["key_value_group_size"])
     except (ValueError, UserError) as error:
         raise UserError(f"variant {variant!r} cannot be made of model {model!r}: {error}") from None
@@ -210,6 +229,19 @@ def family(config: dict[str, Any], model: str) -> str | None:
     """transformers' model_type of a model where the configuration says it; a few families lack something."""
     entry = config["models"][model]
     return entry.get("model_type", entry["source"].get("random", {}).get("model_type"))
+
+
+def check_fitted(config: dict[str, Any], model: str) -> None:
+    """Refuse a fitted start without AcrossKV groups, as far as the configuration says what the model is.
+
+    Raises:
+        UserError: naming the model.
+    """
+    try:
+        if kind := family(config, model):
+            check_fit(kind, group_size=1)
+    except UserError as error:
+        raise UserError(f"no start can be fitted for model {model!r}: {error}") from None
 
 
 def check_early_exit(config: dict[str, Any], variant: str) -> None:
@@ -249,65 +281,6 @@ def candidate_layers(config: dict[str, Any], model: str) -> list[int]:
     """Every l that a start is fitted for: those the model is rewired at, and every few layers between."""
     total, step = config["models"][model]["num_hidden_layers"], config["choose_l"]["every"]
     return sorted({*layers_below(config, model), *range(step, total, step)} - {total})
-
-
-def point(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """A serving point with what all points share filled in, as the measuring scripts take it."""
-    serving = config["serving"]
-    shared = {key: serving[key] for key in ("output_tokens", "seed", "engine")}
-    return shared | serving["points"][name]
-
-
-# What each kind of serving point must have, and what it may have.
-_ANY_POINT = {"output_tokens", "memory_gib", "enforce_eager"}
-_POINT_KEYS = {
-    "throughput": ({"input_tokens", "total_tokens"}, _ANY_POINT | {"warmups"}),
-    "latency": (
-        {"input_tokens", "request_rates", "seconds"},
-        _ANY_POINT | {"min_requests", "refine_steps", "dataset", "speculative"},
-    ),
-    "forward_time": ({"batch_tokens", "repeats"}, _ANY_POINT - {"output_tokens"}),
-    "kv_capacity": ({"input_tokens"}, _ANY_POINT),
-    "decode": ({"input_tokens", "batch_sizes", "repeats"}, _ANY_POINT),
-}
-
-
-def _check_engine(config: dict[str, Any]) -> None:
-    engine = config["serving"]["engine"]
-    if engine["max_num_batched_tokens"] < engine["max_num_seqs"]:
-        raise UserError(
-            f"config, at serving.engine: a step of max_num_batched_tokens = {engine['max_num_batched_tokens']} cannot "
-            f"hold a token of each of max_num_seqs = {engine['max_num_seqs']} sequences"
-        )
-
-
-def _check_point(config: dict[str, Any], name: str) -> None:
-    entry, engine = config["serving"]["points"][name], config["serving"]["engine"]
-    place, kind, keys = f"config, at serving.points.{name}", entry["measure"], set(entry) - {"measure"}
-    required, optional = _POINT_KEYS[kind]
-    if missing := sorted(required - keys):
-        raise UserError(f"{place}: a {kind} point needs {missing[0]}")
-    if unknown := sorted(keys - required - optional):
-        raise UserError(f"{place}: a {kind} point has no {unknown[0]}")
-    values = point(config, name)
-    if kind == "throughput" and values["total_tokens"] < values["input_tokens"] + values["output_tokens"]:
-        raise UserError(
-            f"{place}: total_tokens = {values['total_tokens']} is less than one request of {values['input_tokens']} "
-            f"input and {values['output_tokens']} output tokens"
-        )
-    if kind == "forward_time" and max(entry["batch_tokens"]) > engine["max_num_batched_tokens"]:
-        raise UserError(
-            f"{place}: {max(entry['batch_tokens'])} tokens do not fit into one step, which has at most "
-            f"serving.engine.max_num_batched_tokens = {engine['max_num_batched_tokens']}"
-        )
-    if kind == "decode" and max(entry["batch_sizes"]) > engine["max_num_seqs"]:
-        raise UserError(
-            f"{place}: {max(entry['batch_sizes'])} sequences do not run at once; at most "
-            f"serving.engine.max_num_seqs = {engine['max_num_seqs']} do"
-        )
-    speculative = entry.get("speculative", {})
-    if speculative.get("prompt_lookup_min", 1) > speculative.get("prompt_lookup_max", math.inf):
-        raise UserError(f"{place}.speculative: prompt_lookup_min is above prompt_lookup_max")
 
 
 def _check_backend(config: dict[str, Any], name: str) -> None:

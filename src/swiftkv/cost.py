@@ -26,13 +26,13 @@ OPERATIONS = ("vocab", "q", "k", "v", "o", "mlp", "attention")
 KV_DTYPE_BYTES = {"bfloat16": 2, "fp8": 1}
 GIGA, GIBI = 10**9, 2**30
 
-_FAMILIES = ("llama", "mistral", "qwen2")
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Dimensions of a dense decoder (Llama, Mistral, Qwen2) that its cost depends on.
+    """Dimensions of a dense decoder (Llama, Mistral, Qwen2, Qwen3) that its cost depends on.
 
     `windows` has one entry a layer: the sliding window in tokens, or None for full causal attention.
     """
@@ -78,7 +78,7 @@ def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
         return tuple(window if kind == "sliding_attention" else None for kind in types)
     if config["model_type"].startswith("mistral"):
         return (window,) * layers
-    if config["model_type"].startswith("qwen2") and config.get("use_sliding_window"):
+    if config["model_type"].startswith(("qwen2", "qwen3")) and config.get("use_sliding_window"):
         first = config.get("max_window_layers", layers)
         return tuple(window if layer >= first else None for layer in range(layers))
     return (None,) * layers
@@ -179,7 +179,7 @@ def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) 
     """Parameters of a model, biases and norms included, tied embeddings once.
 
     Args:
-        config: config.json of a Llama, Mistral or Qwen2 model, SwiftKV or not.
+        config: config.json of a Llama, Mistral, Qwen2 or Qwen3 model, SwiftKV or not.
         spec: the variant, without the teacher's projections that it does not use; None is the unchanged model.
 
     Raises:
@@ -188,7 +188,7 @@ def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) 
     arch = Architecture.from_config(config)
     _check(arch, spec)
     family = str(config["model_type"]).removesuffix("_swiftkv")
-    bias = family == "qwen2" or (family == "llama" and config.get("attention_bias"))
+    bias = family == "qwen2" or (family in ("llama", "qwen3") and config.get("attention_bias"))
     width, layers = arch.hidden_size, arch.num_hidden_layers
     query = arch.num_attention_heads * arch.head_dim
     key_value = sum(_projections(arch, spec)) // width  # rows of K and V: two FLOPs for K are a weight of each
@@ -196,9 +196,12 @@ def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) 
     count += layers * (2 * query * width + 3 * width * arch.intermediate_size + 2 * width)  # q, o, mlp, norms
     count += key_value * width + width  # k and v; the last norm
     if bias:
-        count += layers * query + key_value + (layers * width if family == "llama" else 0)
+        count += layers * query + key_value + (0 if family == "qwen2" else layers * width)
     if spec is not None and spec.groups:
         count += width  # norm_swiftkv
+    if family == "qwen3":  # norms of queries, and of keys where they are made
+        keys = layers if spec is None else spec.num_key_value_layers + len(spec.groups)
+        count += (layers + keys) * arch.head_dim
     return count
 
 

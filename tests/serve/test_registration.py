@@ -16,8 +16,9 @@ vllm.v1.worker.gpu_model_runner vllm.v1.worker.cpu_model_runner vllm.v1.worker.g
 vllm.v1.core.sched.scheduler vllm.v1.core.kv_cache_manager vllm.v1.core.kv_cache_utils vllm.v1.engine.core
 vllm.v1.engine.llm_engine vllm.v1.engine.input_processor vllm.v1.attention.backends.cpu_attn vllm.v1.attention.backends.utils
 vllm.model_executor.layers.attention.attention vllm.model_executor.layers.linear vllm.model_executor.models.llama
-vllm.model_executor.models.mistral vllm.model_executor.models.qwen2 vllm.entrypoints.llm vllm.config.vllm vllm.config.model
-vllm.config.cache vllm.engine.arg_utils vllm.forward_context vllm.model_executor.model_loader.default_loader
+vllm.model_executor.models.mistral vllm.model_executor.models.qwen2 vllm.model_executor.models.qwen3 vllm.entrypoints.llm
+vllm.config.vllm vllm.config.model vllm.config.cache vllm.engine.arg_utils vllm.forward_context
+vllm.model_executor.model_loader.default_loader
 '''.split()
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from swiftkv import config as cfg
+from swiftkv import points
 from swiftkv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -161,6 +162,13 @@ def point(name, **changes):
         (source(file="*.arrow"), "sources.0: 'package' is a dependency of 'file'"),
         # names that are not defined
         (variant(recipe="secret"), "variants.swiftkv-50: recipe 'secret' is not defined"),
+        (model(checkpoints={"mine": {"hub": "a/b"}}), "llama-3.1-8b.checkpoints: 'mine' is not defined under variants"),
+        (model(checkpoints={"swiftkv-50": {"hub": "a/b"}}), "checkpoints: variant 'swiftkv-50' has a recipe"),
+        (model(checkpoints={"merge-all-layers": {"hub": "a/b"}}), "checkpoints: variant .* has no prefill_reduction"),
+        (
+            {"variants": {"x": {"prefill_reduction": "50", "acrosskv": 1, "kv_heads": None}}},
+            "variants.x: it needs a rec",
+        ),
         (recipe(data="nothing"), "recipes.distillation: 'nothing' is not defined under data"),
         ({"heldout": {"data": "nothing"}}, "heldout: 'nothing' is not defined under data"),
         (point("x", measure="throughput", input_tokens=9), "points.x: a throughput point needs total_tokens"),
@@ -365,10 +373,10 @@ def test_a_variant_a_model_cannot_have_is_named(config):
 
 
 def test_a_point_has_what_all_points_share(config):
-    point = cfg.point(config, "memory-40gib")
+    point = points.point(config, "memory-40gib")
     assert (point["output_tokens"], point["memory_gib"], point["engine"]["enforce_eager"]) == (256, 40, True)
     config["serving"]["points"]["memory-40gib"]["output_tokens"] = 8
-    assert cfg.point(config, "memory-40gib")["output_tokens"] == 8
+    assert points.point(config, "memory-40gib")["output_tokens"] == 8
 
 
 def test_every_key_of_the_schema_is_described():

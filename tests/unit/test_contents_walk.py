@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from swiftkv import config as cfg
+from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.make import make
 from swiftkv.records import describe_spec, write_json
@@ -124,7 +125,7 @@ def early_exit(config, model, variant):
 
 
 def serving(config, point, model, variant, kv_cache):
-    asked = cfg.point(config, point)
+    asked = points.point(config, point)
     settings = {
         "point": point, "merge_all_layers": variant == "merge-all-layers", "dtype": "bfloat16", "num_prompts": 10,
         "max_num_batched_tokens": asked["engine"]["max_num_batched_tokens"], "max_num_seqs": 256, "seed": 0,

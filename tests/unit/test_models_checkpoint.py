@@ -257,7 +257,7 @@ DAMAGES = {
     "bad heads": (lambda f: edit_config(f, swiftkv_num_key_value_heads=3), "config.json .*3 SwiftKV key/value heads"),
     "quantized": (
         lambda f: edit_config(f, quantization_config={"quant_method": "compressed-tensors", "format": "float"}),
-        "config.json is of a quantized checkpoint",
+        "config.json is of a checkpoint quantized in another way",
     ),
     "wrong group": (lambda f: edit_config(f, key_value_group_size=3), f"holds the tensor {K4}"),
     "l too small": (

@@ -37,6 +37,9 @@ def reference_logits(model, tokens: torch.Tensor) -> torch.Tensor:
     def heads(x):
         return x.unflatten(-1, (-1, size)).transpose(1, 2)
 
+    def normed(x, name):  # by head, in Qwen3
+        return norm(x, name) if f"{name}.weight" in w else x
+
     def rope(x):
         first, second = x.chunk(2, -1)
         return torch.cat(
@@ -52,9 +55,11 @@ def reference_logits(model, tokens: torch.Tensor) -> torch.Tensor:
         x = norm(h, layer + "input_layernorm")
         suffix = "_swiftkv" if upper else ""
         if not upper or i in spec.owners:
-            k = rope(heads(linear(s if upper else x, f"{layer}self_attn.k_proj{suffix}")))
+            k = heads(linear(s if upper else x, f"{layer}self_attn.k_proj{suffix}"))
+            k = rope(normed(k, f"{layer}self_attn.k_norm{suffix}"))
             v = heads(linear(s if upper else x, f"{layer}self_attn.v_proj{suffix}"))
-        q = rope(heads(linear(x, f"{layer}self_attn.q_proj{suffix}")))
+        q = heads(linear(x, f"{layer}self_attn.q_proj{suffix}"))
+        q = rope(normed(q, f"{layer}self_attn.q_norm{suffix}"))
         copies = q.shape[1] // k.shape[1]
         scores = q @ k.repeat_interleave(copies, 1).mT / size**0.5
         attended = scores.masked_fill(~causal, -torch.inf).softmax(-1) @ v.repeat_interleave(copies, 1)

@@ -21,12 +21,13 @@ def randomise_biases(model) -> None:
                 parameter.normal_(generator=generator)
 
 
-def expected_names(spec: SwiftKVSpec, bias: bool) -> set[str]:
+def expected_names(spec: SwiftKVSpec, bias: bool, norms: bool) -> set[str]:
     kinds = ("weight", "bias") if bias else ("weight",)
     names = {"model.norm_swiftkv.weight"}
     for layer in range(spec.num_key_value_layers, spec.num_hidden_layers):
         projections = ("q", "k", "v") if layer in spec.owners else ("q",)
         names |= {f"model.layers.{layer}.self_attn.{p}_proj_swiftkv.{kind}" for p in projections for kind in kinds}
+        names |= {f"model.layers.{layer}.self_attn.{p}_norm_swiftkv.weight" for p in projections if norms and p != "v"}
     return names
 
 
@@ -36,12 +37,12 @@ def test_start_values(grouped_query, group, tiny_teacher):
     randomise_biases(teacher)
     spec = SwiftKVSpec(L, 2, group)
     added = rewire(teacher, spec).swiftkv_parameters()
-    assert added.keys() == expected_names(spec, bias=grouped_query == "qwen2")
+    assert added.keys() == expected_names(spec, bias=grouped_query == "qwen2", norms=grouped_query == "qwen3")
     original = teacher.state_dict()
     for name, value in added.items():
         if name == "model.norm_swiftkv.weight":
             expected = original["model.layers.2.input_layernorm.weight"]
-        elif ".q_proj_swiftkv." in name:
+        elif ".q_" in name:
             expected = original[name.replace("_swiftkv", "")]
         else:
             first = int(name.split(".")[2])
@@ -142,5 +143,5 @@ def test_heads_that_do_not_merge_evenly(tiny_teacher):
 
 def test_unsupported_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32))
-    with pytest.raises(UserError, match="cannot rewire a 'gpt2' model, only deepseek_v2, llama, mistral, qwen2"):
+    with pytest.raises(UserError, match="cannot rewire a 'gpt2' model, only deepseek_v2, llama, mistral, qwen2, qwen3"):
         rewire(model, SwiftKVSpec(2, 1))

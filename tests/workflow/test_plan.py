@@ -74,6 +74,15 @@ def test_the_70b_model_trains_on_four_nodes_of_eight():
     assert (resources["gpu"], resources["nodes"]) == ("32", "4")
 
 
+def test_the_405b_model_is_trained_and_scored_in_fp8():
+    jobs = plan("--profile", "profiles/slurm", "results/tables/tableB3.tex")
+    assert Counter(rule for rule, _, _ in jobs) == {
+        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "score": 14, "fidelity": 2, "table": 1,
+    }  # fmt: skip
+    gpus = {rule: (resources["gpu"], resources["nodes"]) for rule, _, resources in jobs if "gpu" in resources}
+    assert gpus == {"distill": ("32", "4"), "score": ("8", "1"), "fidelity": ("8", "1")}
+
+
 SERVING = "results/serving/{}/{}/{}/auto.json"
 
 
@@ -101,6 +110,21 @@ def test_served_variants_are_trained_first():
     assert Counter(rule for rule, _, _ in jobs) == {
         "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "measure": 1,
     }  # fmt: skip
+
+
+def test_a_published_checkpoint_is_served_without_training():
+    jobs = plan("--profile", "profiles/slurm", SERVING.format("batch-2k", "llama-3.1-8b", "swiftkv-50-published"))
+    assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "fetch_checkpoint": 1, "measure": 1}
+    run = snakemake("--dry-run", "--cores", "1", "results/checkpoints/llama-3.1-70b/swiftkv-50-published")
+    assert run.returncode != 0
+    assert "models.llama-3.1-70b.checkpoints names none for it" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_a_fitted_start_of_normalised_keys_is_refused():
+    for target in ("results/checkpoints/qwen3-4b/swiftkv-50-fitted", "results/starts/qwen3-4b.json"):
+        run = snakemake("--dry-run", "--cores", "1", target)
+        assert run.returncode != 0
+        assert "the keys of qwen3 are normalised" in run.stderr and "Traceback" not in run.stderr
 
 
 def test_a_model_without_weights_needs_no_download(tmp_path):

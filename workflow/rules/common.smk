@@ -5,6 +5,7 @@ import shlex
 import sys
 
 from swiftkv import config as cfg
+from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
 
@@ -65,6 +66,23 @@ def get_spec(w):
         sys.exit(f"error: {error}")
 
 
+def variants_with(recipe):
+    """A regular expression for the names of the rewired or trained variants that have a recipe, or have none."""
+    found = [
+        name
+        for name, variant in config["variants"].items()
+        if ("recipe" in variant) == recipe
+        and (recipe or variant["prefill_reduction"] is not None)
+    ]
+    return "|".join(map(re.escape, found)) or "(?!)"
+
+
+def has_checkpoint(w):
+    """Whether a variant is measured on a checkpoint of its own."""
+    variant = config["variants"][w.variant]
+    return "recipe" in variant or variant["prefill_reduction"] is not None
+
+
 def get_recipe_name(w):
     return config["variants"][w.variant]["recipe"]
 
@@ -77,7 +95,7 @@ def get_recipe(w):
 
 def get_checkpoint(w):
     """The trained checkpoint a variant is measured on; none for the unchanged model."""
-    if "recipe" not in config["variants"][w.variant]:
+    if not has_checkpoint(w):
         return []
     return f"<results>/checkpoints/{w.model}/{w.variant}"
 
@@ -200,7 +218,11 @@ def get_moments(w):
 
 
 def get_starts_moments(w):
-    """The moments that starts are compared with."""
+    """The moments that starts are compared with, if a start of the model can be fitted to them."""
+    try:
+        cfg.check_fitted(config, w.model)
+    except UserError as error:
+        sys.exit(f"error: {error}")
     recipe = first_alike(config["choose_l"]["recipe"], TEACHING)
     return f"<results>/moments/{w.model}/{recipe}.safetensors"
 
@@ -252,7 +274,7 @@ def get_served(w):
     if serves_dummy(w):
         changed = variant["prefill_reduction"] is not None
         return f"<results>/dummy/{w.model}/{get_served_variant(w) if changed else 'baseline'}"
-    if "recipe" in variant:
+    if has_checkpoint(w):
         return f"<results>/checkpoints/{w.model}/{get_served_variant(w)}"
     return []
 
@@ -285,7 +307,7 @@ def get_subject(w, input):
 
 def get_point(w, input):
     """The arguments that say how it is served."""
-    words = ["--point", w.point, "--settings", json.dumps(cfg.point(config, w.point))]
+    words = ["--point", w.point, "--settings", json.dumps(points.point(config, w.point))]
     words += ["--gpus", str(get_gpus("serve")(w))]
     if input.chats:
         words += ["--heldout", input.chats]

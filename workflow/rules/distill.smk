@@ -130,6 +130,8 @@ rule distill:
         "<logs>/distill/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/distill/{model}/{variant}.tsv"
+    wildcard_constraints:
+        variant=variants_with(recipe=True),
     priority: 10
     threads: 1
     resources:

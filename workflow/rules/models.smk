@@ -1,7 +1,8 @@
 """Sources: models and text.
 
 REQUIRED INPUTS: the sources named in the configuration
-OUTPUTS: <results>/models/{model}/source.json, <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl
+OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant} (of others' training),
+         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl
 """
 
 
@@ -33,6 +34,36 @@ rule resolve_model:
             --num-hidden-layers {params.layers} \
             --folder {params.folder:q} \
             --output {output.source:q}
+        """
+
+
+rule fetch_checkpoint:
+    """Make a SwiftKV checkpoint that others trained available, checked to be of this model and variant."""
+    input:
+        model="<results>/models/{model}/source.json",
+    output:
+        directory("<results>/checkpoints/{model}/{variant}"),
+    log:
+        "<logs>/fetch_checkpoint/{model}/{variant}.log",
+    benchmark:
+        "<benchmarks>/fetch_checkpoint/{model}/{variant}.tsv"
+    wildcard_constraints:
+        variant=variants_with(recipe=False),
+    resources:
+        mem_mb=4000,
+        runtime="4h",
+    params:
+        spec=get_spec,  # first: it refuses a model that names no checkpoint for the variant
+        source=lambda w: json.dumps(config["models"][w.model]["checkpoints"][w.variant]),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python "$SCRIPTS/fetch_checkpoint.py" \
+            --model-source {input.model:q} \
+            --variant {wildcards.variant:q} \
+            --source {params.source:q} \
+            --spec {params.spec:q} \
+            --output {output:q}
         """
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from swiftkv import config as cfg
+from swiftkv import points
 from swiftkv.artifacts.kind import Config, Entry, Kind
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
@@ -94,7 +95,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         if any(reasons):
             entry["unmeasured"].setdefault(model, {})[variant] = next(filter(None, reasons))
     if "points" in raw:
-        entry["points"] = {point: cfg.point(config, point) for point in members(config, "points", raw["points"])}
+        entry["points"] = {point: points.point(config, point) for point in members(config, "points", raw["points"])}
     if "tasks" in raw:
         entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
     if kind.extra is not None:

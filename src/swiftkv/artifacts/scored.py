@@ -171,6 +171,16 @@ def published_average(row: Row, tasks: Sequence[str], averaged: Sequence[str]) -
     return sum(cells) / len(cells), False
 
 
+def published_checkpoints(found: Sequence[Row]) -> dict[str, str]:
+    """Which checkpoint stands for each variant that others trained, as its records name it."""
+    return {
+        row.variant: f"{origin['id']} ({origin['resolved']})"
+        for row in found
+        for record in (*row.scores.values(), row.fidelity)
+        if record and (origin := record.get("checkpoint"))
+    }
+
+
 def decimals(found: Sequence[Row], tasks: Iterable[str]) -> int:
     """Digits of a score after the point: a second one says nothing on a small subset, but stands beside the paper's two."""
     results = [record["result"] for row in found for task in tasks if (record := row.score(task))]

@@ -29,6 +29,7 @@ from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
 from swiftkv.distill.teacher import TeacherStates, check_identity, states_identity
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
+from swiftkv.quantize.linear import is_quantized
 from swiftkv.records import atomic_path, write_json
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
@@ -79,6 +80,8 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
     recipe.check_spec(spec)
+    if recipe.train != "qkv" and is_quantized(files.source["config"]):
+        raise UserError(f"{files.model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
     choose_for(recipe)  # what cannot work here has to show before the model is loaded
     rows = PackedRows(files.data, recipe.logits_tokens == "assistant")
     if rows.max_length != recipe.max_length:

@@ -12,7 +12,7 @@ from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
-from swiftkv.records import describe_spec, measurement
+from swiftkv.records import describe_spec, measurement, weights_of
 from swiftkv.serve import check_served
 
 KINDS: dict[str, Kind] = {
@@ -66,7 +66,7 @@ def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = N
         model=subject.identity,
         variant=subject.variant,
         kv_cache=subject.kv_cache,
-        weights=subject.weights,
+        **(weights_of(subject.folder) if subject.weights == "trained" else {"weights": subject.weights}),
         spec=spec,
         status="ok" if reason is None else "oom",
         reason=reason,

@@ -16,12 +16,14 @@ from swiftkv.models.deepseek_v2 import (
 from swiftkv.models.llama import LlamaSwiftKVConfig, LlamaSwiftKVForCausalLM, LlamaSwiftKVModel
 from swiftkv.models.mistral import MistralSwiftKVConfig, MistralSwiftKVForCausalLM, MistralSwiftKVModel
 from swiftkv.models.qwen2 import Qwen2SwiftKVConfig, Qwen2SwiftKVForCausalLM, Qwen2SwiftKVModel
+from swiftkv.models.qwen3 import Qwen3SwiftKVConfig, Qwen3SwiftKVForCausalLM, Qwen3SwiftKVModel
 
 # model_type of the ordinary checkpoint -> the three SwiftKV classes.
 ARCHITECTURES = {
     "llama": (LlamaSwiftKVConfig, LlamaSwiftKVModel, LlamaSwiftKVForCausalLM),
     "mistral": (MistralSwiftKVConfig, MistralSwiftKVModel, MistralSwiftKVForCausalLM),
     "qwen2": (Qwen2SwiftKVConfig, Qwen2SwiftKVModel, Qwen2SwiftKVForCausalLM),
+    "qwen3": (Qwen3SwiftKVConfig, Qwen3SwiftKVModel, Qwen3SwiftKVForCausalLM),
     "deepseek_v2": (DeepseekV2SwiftKVConfig, DeepseekV2SwiftKVModel, DeepseekV2SwiftKVForCausalLM),
 }
 
@@ -58,6 +60,9 @@ __all__ = [
     "Qwen2SwiftKVConfig",
     "Qwen2SwiftKVForCausalLM",
     "Qwen2SwiftKVModel",
+    "Qwen3SwiftKVConfig",
+    "Qwen3SwiftKVForCausalLM",
+    "Qwen3SwiftKVModel",
     "load_any",
     "load_base",
     "load_sharing",

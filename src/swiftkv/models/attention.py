@@ -48,6 +48,14 @@ class SwiftKVAttentionMixin:
             self.k_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
             self.v_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
 
+    def normed_query(self, query: torch.Tensor) -> torch.Tensor:
+        """What an architecture does to queries [B, T, heads, head size] before RoPE: here nothing."""
+        return query
+
+    def normed_key(self, key: torch.Tensor) -> torch.Tensor:
+        """What an architecture does to keys [B, T, KV heads, head size] before RoPE: here nothing."""
+        return key
+
     def project_key_value(
         self,
         states: torch.Tensor,
@@ -69,7 +77,7 @@ class SwiftKVAttentionMixin:
         states = states.to(device)
         position_embeddings = each_table(position_embeddings, lambda table: table.to(device))
         shape = (*states.shape[:-1], -1, self.head_dim)
-        key = _rotate(self.k_proj_swiftkv(states).view(shape).transpose(1, 2), position_embeddings)
+        key = _rotate(self.normed_key(self.k_proj_swiftkv(states).view(shape)).transpose(1, 2), position_embeddings)
         value = self.v_proj_swiftkv(states).view(shape).transpose(1, 2)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -78,7 +86,8 @@ class SwiftKVAttentionMixin:
     def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
         """The student's queries (with RoPE) [B, heads, T, head size] of normed states [B, T, D]."""
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        return _rotate(self.q_proj_swiftkv(hidden_states).view(shape).transpose(1, 2), position_embeddings)
+        query = self.normed_query(self.q_proj_swiftkv(hidden_states).view(shape)).transpose(1, 2)
+        return _rotate(query, position_embeddings)
 
     def forward(
         self,

@@ -21,6 +21,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from swiftkv.errors import UserError
+from swiftkv.models.quantized import load_quantized
+from swiftkv.quantize.linear import (
+    SCALE,
+    check_scheme,
+    checkpoint_tensors,
+    is_quantized,
+    quantized_names,
+    stored_as_words,
+    use_float8,
+)
 from swiftkv.records import atomic_path, read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -89,6 +99,7 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     path = Path(path)
     config = _read_config(path, _swiftkv_types())
     model = rewire(teacher, SwiftKVSpec.from_config(config))
+    use_float8(model, quantized_names(model) if is_quantized(config) else ())
     parameters = dict(model.named_parameters())
     changed, shapes = {}, _shapes(path)
     # What a checkpoint holds in pieces, the experts, only transformers can put together.
@@ -102,11 +113,12 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     for file in sorted({file for file, _ in shapes.values()}):
         with safe_open(file, framework="pt") as tensors:
             for name in parameters.keys() & set(tensors.keys()):
-                shared, own = parameters[name], tensors.get_tensor(name)
+                shared, own = parameters[name], stored_as_words(name, tensors.get_tensor(name))
                 if own.shape != shared.shape:
                     raise UserError(f"{file}: tensor {name} has another shape than in {teacher.name_or_path}")
                 own = own.to(shared.device, shared.dtype)
-                if not torch.equal(own, shared):
+                # By their bits: two FP8 numbers read as one 16-bit one may be NaN, which equals nothing.
+                if not torch.equal(own.view(torch.uint8), shared.view(torch.uint8)):
                     changed[name] = own
     model.load_state_dict(changed, strict=False, assign=True)
     model.tie_weights()
@@ -156,8 +168,11 @@ def save_base(
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Write an ordinary checkpoint; the folder appears whole or not at all. Arguments as `save_swiftkv`'s."""
+    tensors = model.state_dict() if state_dict is None else state_dict
+    if is_quantized(model.config):
+        tensors = checkpoint_tensors(model, tensors)
     with atomic_path(path) as scratch, quiet():
-        model.save_pretrained(scratch, state_dict=model.state_dict() if state_dict is None else state_dict)
+        model.save_pretrained(scratch, state_dict=tensors)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
 
@@ -191,10 +206,22 @@ def save_swiftkv(
 
 def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map: str | None) -> PreTrainedModel:
     config = _read_config(Path(path), supported)
+    if is_quantized(config):
+        files = {file for file, _ in _shapes(Path(path)).values()}
+        return load_quantized(Path(path), files, config, dtype, device_map)
     with quiet():
         return AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
         )
+
+
+def check_swiftkv(path: str | Path) -> None:
+    """Refuse a SwiftKV checkpoint that could not be loaded, without reading any weight.
+
+    Raises:
+        UserError: as `load_swiftkv`.
+    """
+    _read_config(Path(path), _swiftkv_types())
 
 
 def _swiftkv_types() -> set[str]:
@@ -215,18 +242,19 @@ def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(path)
     except (ValueError, TypeError) as error:
         raise UserError(f"{config_file} does not describe a possible model: {_one_line(error)}") from None
-    if getattr(config, "quantization_config", None) is not None:
-        raise UserError(f"{config_file} is of a quantized checkpoint; use the 16-bit one")
-    check_tensors(path, config)
+    if is_quantized(config):
+        check_scheme(config.quantization_config, str(config_file))
+    check_tensors(path, config, scales=is_quantized(config))
     return config
 
 
-def check_tensors(path: Path, config: Any) -> None:
+def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
     """Compare names and shapes in the safetensors headers with what the model needs, without reading any weight.
 
     Args:
         path: the checkpoint folder.
         config: its configuration; a quantized checkpoint may hold scales besides.
+        scales: whether it must hold those of `swiftkv.quantize.linear`, one an output channel.
 
     Raises:
         UserError: a file is damaged, or a tensor is missing, has no place, or has the wrong shape; names it.
@@ -235,6 +263,9 @@ def check_tensors(path: Path, config: Any) -> None:
         model = AutoModelForCausalLM.from_config(config)
     needed = _saved_shapes(model)
     found = _shapes(path)
+    if scales:
+        channels = {name: needed[f"{name}.weight"][0] for name in quantized_names(model)}
+        needed |= {f"{name}{SCALE}": (rows, 1) for name, rows in channels.items() if f"{name}.weight" in found}
     absent = needed.keys() - found.keys()
     if config.tie_word_embeddings:
         absent.discard("lm_head.weight")

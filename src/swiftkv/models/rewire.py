@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from swiftkv.errors import UserError
+from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -64,6 +65,7 @@ def rewire(
 
     with torch.device("meta"):
         model = model_class(config)
+    use_float8(model, float8_names(teacher))
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
     model.load_state_dict(tensors, assign=True)
@@ -77,7 +79,7 @@ def rewire(
 
 @torch.no_grad()
 def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Parameter]:
-    """New SwiftKV parameters by name, in the teacher's dtype and on its device; see `rewire`."""
+    """New SwiftKV parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device; see `rewire`."""
     from swiftkv.models import ARCHITECTURES
 
     layers, values = teacher.model.layers, {}
@@ -85,14 +87,15 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
     for group in spec.groups:
         for layer in group:
             for projection in attention.query_projections:
-                for name, tensor in _parameters(layers[layer], projection).items():
+                for name, tensor in _parameters(layers[layer], projection, teacher.dtype).items():
                     values[f"model.layers.{layer}.self_attn.{projection}_swiftkv.{name}"] = tensor.clone()
         for projection in attention.key_value_projections:
-            merged = [_parameters(layers[layer], projection) for layer in group]
+            merged = [_parameters(layers[layer], projection, teacher.dtype) for layer in group]
             for name, like in merged[0].items():
                 # In float32, so that the mean of 16-bit weights is rounded once; a group may lie on several GPUs.
                 mean = torch.stack([tensors[name].float().to(like.device) for tensors in merged]).mean(0)
-                mean = change_heads(mean, teacher.config.num_key_value_heads, spec.num_key_value_heads)
+                if projection in ("k_proj", "v_proj"):  # norms are of one head
+                    mean = change_heads(mean, teacher.config.num_key_value_heads, spec.num_key_value_heads)
                 values[f"model.layers.{group.start}.self_attn.{projection}_swiftkv.{name}"] = mean.to(like.dtype)
     if spec.groups:
         values["model.norm_swiftkv.weight"] = layers[spec.num_key_value_layers].input_layernorm.weight.clone()
@@ -101,10 +104,18 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
     return {name: nn.Parameter(value) for name, value in values.items()}
 
 
-def _parameters(layer: nn.Module, projection: str) -> dict[str, nn.Parameter]:
-    """Parameters of a module of the layer's attention; none if the model has no such module."""
+def _parameters(layer: nn.Module, projection: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Parameters of a module of the layer's attention, an FP8 weight as the `dtype` one that it stands for.
+
+    None if the model has no such module.
+    """
     module = getattr(layer.self_attn, projection)
-    return {} if module is None else dict(module.named_parameters())
+    if module is None:
+        return {}
+    if isinstance(module, Float8Linear):
+        bias = {} if module.bias is None else {"bias": module.bias}
+        return {"weight": dense_weight(module, dtype), **bias}
+    return dict(module.named_parameters())
 
 
 def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:

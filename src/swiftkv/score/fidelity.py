@@ -17,7 +17,7 @@ from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
 from swiftkv.quantize import new_cache
-from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, weights_of, write_json
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments
@@ -207,7 +207,7 @@ def measure_fidelity(
         model=source,
         variant=variant,
         kv_cache=kv_cache,
-        weights="original" if checkpoint is None else "trained",
+        **weights_of(checkpoint),
         spec=described,
         settings={"documents": documents, "max_length": max_length, "seed": seed},
         result={

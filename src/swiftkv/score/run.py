@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
-from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, weights_of, write_json
 from swiftkv.score.data import TaskData, Unavailable
 from swiftkv.score.served import score_served
 
@@ -65,7 +65,7 @@ def measure_scores(
         "model": model,
         "variant": variant,
         "kv_cache": kv_cache,
-        "weights": "original" if checkpoint is None else "trained",
+        **weights_of(checkpoint),
         "spec": describe_spec(spec, key_value_heads(model["config"])),
     }
     folder = Path(checkpoint or model["path"])

@@ -17,10 +17,12 @@ ARCHITECTURES = {
     "LlamaSwiftKVForCausalLM": "swiftkv.serve.model:LlamaSwiftKVForCausalLM",
     "MistralSwiftKVForCausalLM": "swiftkv.serve.model:MistralSwiftKVForCausalLM",
     "Qwen2SwiftKVForCausalLM": "swiftkv.serve.model:Qwen2SwiftKVForCausalLM",
+    "Qwen3SwiftKVForCausalLM": "swiftkv.serve.model:Qwen3SwiftKVForCausalLM",
     "DeepseekV2SwiftKVForCausalLM": "swiftkv.serve.latent:DeepseekV2SwiftKVForCausalLM",
     "LlamaMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:LlamaMergeAllLayersForCausalLM",
     "MistralMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:MistralMergeAllLayersForCausalLM",
     "Qwen2MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen2MergeAllLayersForCausalLM",
+    "Qwen3MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen3MergeAllLayersForCausalLM",
 }
 
 # model_type of the ordinary model -> why its rewired form is scored but not served (docs/serving.md, Latent attention).

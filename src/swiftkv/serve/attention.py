@@ -94,6 +94,9 @@ class SwiftKVCaches(nn.Module):
             )
             for layer in spec.owners
         )
+        self.k_norm_swiftkv = (
+            GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if has_norms(config) else None
+        )
         backend = self.owners[0].attn_backend
         if backend.forward_includes_kv_cache_update:
             raise UserError(
@@ -113,6 +116,8 @@ class SwiftKVCaches(nn.Module):
         """
         projected, _ = self.kv_proj_swiftkv(states)
         keys, values = projected.chunk(2, dim=-1)
+        if self.k_norm_swiftkv is not None:
+            keys = self.k_norm_swiftkv(keys)
         keys, _ = self.rotary_emb(positions, keys, None)
         return keys, values
 
@@ -134,6 +139,33 @@ def has_qkv_bias(config: Any) -> bool:
     return config.model_type.startswith("qwen2") or getattr(config, "attention_bias", False)
 
 
+def has_norms(config: Any) -> bool:
+    """Whether queries and keys are normalised by head: in Qwen3."""
+    return config.model_type.startswith("qwen3")
+
+
+class GroupNorms(nn.Module):
+    """RMSNorms by head of the keys of all AcrossKV groups, each group with gains of its own."""
+
+    def __init__(self, groups: int, head_dim: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(groups, 1, head_dim))
+        self.weight.weight_loader = self.load
+        self.epsilon = epsilon
+
+    @staticmethod
+    def load(parameter: nn.Parameter, tensor: torch.Tensor, group: int) -> None:
+        """Place one group's gains [head size]."""
+        parameter.data[group, 0].copy_(tensor)
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        """Of [tokens, groups * key_value * head size], in float32, rounded before the gains as in Hugging Face."""
+        groups, _, head_dim = self.weight.shape
+        heads = keys.unflatten(-1, (groups, -1, head_dim)).float()
+        heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + self.epsilon)
+        return (heads.to(keys.dtype) * self.weight).flatten(1)
+
+
 class SwiftKVAttention(nn.Module):
     """Attention of a layer >= l: its own queries and output projection, its group's keys and values."""
 
@@ -149,6 +181,8 @@ class SwiftKVAttention(nn.Module):
             quant_config=quant_config,
             prefix=f"{prefix}.q_proj_swiftkv",
         )
+        self.q_norm_swiftkv = RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if has_norms(config) else None
+        self.head_dim = heads.head_dim
         self.o_proj = RowParallelLinear(
             heads.total_query * heads.head_dim,
             config.hidden_size,
@@ -172,6 +206,8 @@ class SwiftKVAttention(nn.Module):
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """Attend from [rows, hidden] normed states to the group's cache; [rows, hidden]."""
         query, _ = self.q_proj_swiftkv(hidden_states)
+        if self.q_norm_swiftkv is not None:
+            query = self.q_norm_swiftkv(query.unflatten(-1, (-1, self.head_dim))).flatten(1)
         query, _ = self.rotary_emb(positions, query, None)
         output, _ = self.o_proj(self.attn(query, None, None))
         return output

@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
 
 class MergeAllLayersMixin:
@@ -31,3 +32,7 @@ class MistralMergeAllLayersForCausalLM(MergeAllLayersMixin, MistralForCausalLM):
 
 class Qwen2MergeAllLayersForCausalLM(MergeAllLayersMixin, Qwen2ForCausalLM):
     """Qwen2 with one KV cache for all layers."""
+
+
+class Qwen3MergeAllLayersForCausalLM(MergeAllLayersMixin, Qwen3ForCausalLM):
+    """Qwen3 with one KV cache for all layers."""

@@ -22,6 +22,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.interfaces import SupportsQuant
 from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer
+from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
@@ -163,7 +164,7 @@ class SwiftKVModel(nn.Module):
 
 
 class SwiftKVForCausalLM(nn.Module, SupportsQuant):
-    """What the three architectures share; `lower_layer(vllm_config, prefix)` makes their ordinary layer."""
+    """What the architectures share; `lower_layer(vllm_config, prefix)` makes their ordinary layer."""
 
     packed_modules_mapping = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -248,3 +249,13 @@ class Qwen2SwiftKVForCausalLM(SwiftKVForCausalLM):
         """Qwen2's layer, with biases on q, k and v."""
         config = vllm_config.model_config.hf_config
         return Qwen2DecoderLayer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)
+
+
+class Qwen3SwiftKVForCausalLM(SwiftKVForCausalLM):
+    """Qwen3 with SwiftKV."""
+
+    @staticmethod
+    def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
+        """Qwen3's layer, with norms on the heads of queries and keys."""
+        config = vllm_config.model_config.hf_config
+        return Qwen3DecoderLayer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.(\w+)")
 EARLY_EXIT_HEAD = "early_exit_head_swiftkv.weight"  # vLLM serves at full depth
+_TEACHER = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
 _STACKED = {
     "q_proj": ("qkv_proj", "q"),
     "k_proj": ("qkv_proj", "k"),
@@ -83,15 +84,17 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
         return name, None
     layer, module, kind = int(match[1]), match[2], match[3]
     prefix = name[: name.index(f".{module}.{kind}")]
-    if layer >= spec.num_key_value_layers and module in ("q_proj", "k_proj", "v_proj"):
+    if layer >= spec.num_key_value_layers and module in _TEACHER:
         return None
-    if module in ("k_proj_swiftkv", "v_proj_swiftkv"):
+    if module in ("k_proj_swiftkv", "v_proj_swiftkv", "k_norm_swiftkv"):
         if layer not in spec.owners:
             raise UserError(
                 f"the checkpoint holds the tensor {name}, but with num_key_value_layers {spec.num_key_value_layers} and "
                 f"key_value_group_size {spec.key_value_group_size} of its config.json layer {layer} has no such projection"
             )
         group = spec.owners.index(layer)
+        if module == "k_norm_swiftkv":
+            return f"model.caches.k_norm_swiftkv.{kind}", group
         shard = group if module == "k_proj_swiftkv" else len(spec.owners) + group
         return f"model.caches.kv_proj_swiftkv.{kind}", shard
     stacked, shard = _STACKED.get(module, (module, None))

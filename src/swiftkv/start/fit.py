@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from swiftkv.errors import UserError
 from swiftkv.models.rewire import start_values
+from swiftkv.quantize.linear import dense_weight
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start import LATENT, PROJECTIONS, check_fit
 from swiftkv.start.moments import Moments
@@ -36,8 +37,8 @@ def fitted_values(
         exit head is lm_head after the regression of the final normed hidden states on s.
 
     Raises:
-        UserError: the moments are of too little text or singular, or `spec` changes the KV heads or groups the layers
-            of latent attention.
+        UserError: the moments are of too little text or singular, `spec` changes the KV heads or groups the layers of
+            latent attention, or the model normalises its keys.
     """
     model_type = teacher.config.model_type
     check_fit(model_type, spec.key_value_group_size)
@@ -50,7 +51,25 @@ def fitted_values(
     if PROJECTIONS[model_type] == LATENT:
         for layer in spec.owners:
             _put(values, f"model.layers.{layer}.self_attn.{LATENT[0]}_swiftkv", solved[layer])
-        return values
+    else:
+        _fit_groups(values, teacher, spec, moments, solved)
+    if spec.early_exit:
+        name, head = "early_exit_head_swiftkv.weight", teacher.lm_head.weight
+        width = head.shape[1]  # the head has no bias, so it gets no constant feature
+        factor = factorised(moments.gram[:width, :width], moments.layer, ridge)
+        translation = torch.cholesky_solve(moments.final.double(), factor).T.float().to(head.device)
+        values[name] = nn.Parameter((head.float() @ translation).to(values[name]))
+    return values
+
+
+def _fit_groups(
+    values: dict[str, nn.Parameter],
+    teacher: PreTrainedModel,
+    spec: SwiftKVSpec,
+    moments: Moments,
+    solved: dict[int, torch.Tensor],
+) -> None:
+    """Replace keys and values of every group by the combination of its layers' fits, and turn the queries with them."""
     for group in spec.groups:
         blocks = [teacher.model.layers[layer].self_attn for layer in group]
         widths = [blocks[0].k_proj.out_features, blocks[0].v_proj.out_features]
@@ -59,7 +78,9 @@ def fitted_values(
         energy = torch.stack([moments.query_energy[layer] for layer in group])
         energy = energy.unflatten(1, (widths[0] // size, -1)).sum(2)
         key, factors = shared_keys(torch.stack(keys), moments.gram, energy)
-        value = shared_values(torch.stack(values_), torch.stack([b.o_proj.weight.double().cpu() for b in blocks]), size)
+        value = shared_values(
+            torch.stack(values_), torch.stack([dense_weight(b.o_proj).double().cpu() for b in blocks]), size
+        )
         for projection, fitted in (("k_proj", key), ("v_proj", value)):
             _put(values, f"model.layers.{group.start}.self_attn.{projection}_swiftkv", fitted)
         if len(group) > 1:
@@ -69,13 +90,6 @@ def fitted_values(
                     if name in values:
                         turned = turn_queries(values[name].double().cpu(), factor)
                         values[name] = nn.Parameter(turned.to(values[name]))
-    if spec.early_exit:
-        name, head = "early_exit_head_swiftkv.weight", teacher.lm_head.weight
-        width = head.shape[1]  # the head has no bias, so it gets no constant feature
-        factor = factorised(moments.gram[:width, :width], moments.layer, ridge)
-        translation = torch.cholesky_solve(moments.final.double(), factor).T.float().to(head.device)
-        values[name] = nn.Parameter((head.float() @ translation).to(values[name]))
-    return values
 
 
 def _put(values: dict[str, nn.Parameter], name: str, fitted: torch.Tensor) -> None:

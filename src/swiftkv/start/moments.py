@@ -27,6 +27,7 @@ from torch import nn
 from swiftkv.distill.device import rank, ranks
 from swiftkv.distill.packing import open_tensors
 from swiftkv.errors import UserError
+from swiftkv.quantize.linear import dense_weight
 from swiftkv.records import atomic_path
 from swiftkv.start import KEY_VALUE, PROJECTIONS
 
@@ -100,7 +101,7 @@ class MomentSums:
         """A bound of what a projection of a layer gives (Cauchy and Schwarz), with the same room."""
         block = self.decoder.layers[layer]
         linear = getattr(block.self_attn, projection)
-        norms = (linear.weight.float() * block.input_layernorm.weight.float()).norm(dim=1)
+        norms = (dense_weight(linear).float() * block.input_layernorm.weight.float()).norm(dim=1)
         largest = 2 * norms.max().item() * math.sqrt(self.decoder.config.hidden_size)
         return largest + (0.0 if linear.bias is None else 2 * linear.bias.float().abs().max().item())
 

@@ -19,6 +19,7 @@ from swiftkv.artifacts.scored import (
     one_form,
     percent_published,
     published_average,
+    published_checkpoints,
     rows,
     subsets_note,
 )
@@ -247,6 +248,8 @@ def _notes(found: Sequence[Row], tasks: Tasks, averaged: Sequence[str], quantize
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
         )
+    for variant, origin in published_checkpoints(found).items():
+        notes.append(f"{variant} was not trained here: it is the published checkpoint {origin}.")
     if any(row.published for row in found):
         sources = sorted({row.published["source"] for row in found if row.published})
         notes.append(" ".join([f"published: {enumeration(sources)}.", *_nominal(found)]))

@@ -1,0 +1,87 @@
+"""SwiftKV checkpoints that others trained: fetched, and checked to be of the model and variant they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swiftkv.errors import UserError
+from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
+from swiftkv.records import ORIGIN, atomic_path, read_json, write_json
+from swiftkv.sources import MODEL_FILES, HubRepository, check_checkpoint, local_model
+
+# What a SwiftKV checkpoint has in common with the model it was made of, whatever its training.
+DIMENSIONS = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads",
+)  # fmt: skip
+
+
+def fetch_checkpoint(
+    source: Mapping[str, Any], spec: Mapping[str, Any], variant: str, model: Mapping[str, Any], folder: str | Path
+) -> dict[str, Any]:
+    """Make a published SwiftKV checkpoint a variant's own: a folder of links to its files, beside its identity.
+
+    Its config.json is judged before any weight is downloaded, names and shapes of all tensors afterwards.
+
+    Args:
+        source: {hub, revision} or {local}.
+        spec: fields of the variant's `SwiftKVSpec`.
+        variant: its name.
+        model: content of the source.json of the model it was made of.
+        folder: what is written; an existing one is replaced.
+
+    Returns:
+        Its identity: kind, id, revision, resolved.
+
+    Raises:
+        UserError: it cannot be had, is incomplete, or is of another model or variant.
+    """
+    if "hub" in source:
+        from huggingface_hub import hf_hub_download, snapshot_download
+
+        repository = HubRepository("model", source["hub"], source.get("revision", "main"))
+        check_description(
+            read_json(repository.load(hf_hub_download, "config.json")), spec, variant, model, source["hub"]
+        )
+        path = Path(repository.load(snapshot_download, allow_patterns=MODEL_FILES))
+        check_checkpoint(path)
+        identity = repository.identity | {"resolved": path.name}
+    else:
+        path, identity = local_model(source["local"])
+        check_description(read_json(path / "config.json"), spec, variant, model, source["local"])
+    check_swiftkv(path)
+    load_tokenizer(path)
+    with atomic_path(folder) as scratch:
+        scratch.mkdir()
+        for file in path.iterdir():
+            if file.is_file() and file.name != ORIGIN:
+                (scratch / file.name).symlink_to(file.resolve())
+        write_json(scratch / ORIGIN, identity)
+    return identity
+
+
+def check_description(
+    config: Mapping[str, Any], spec: Mapping[str, Any], variant: str, model: Mapping[str, Any], name: str
+) -> None:
+    """Refuse a config.json that is not that of the variant on the model.
+
+    Raises:
+        UserError: naming the field, and what it is and should be.
+    """
+    base = model["config"]
+    wanted = {
+        "model_type": f"{base['model_type']}_swiftkv",
+        **{key: base.get(key) for key in DIMENSIONS},
+        "num_key_value_heads": base.get("num_key_value_heads") or base["num_attention_heads"],
+        "num_key_value_layers": spec["num_key_value_layers"],
+        "key_value_group_size": spec["key_value_group_size"],
+        "swiftkv_num_key_value_heads": spec["num_key_value_heads"],
+    }
+    found = {"key_value_group_size": 1, "num_key_value_heads": config.get("num_attention_heads")} | dict(config)
+    for key, value in wanted.items():
+        if found.get(key) != value:
+            raise UserError(
+                f"checkpoint {name!r} cannot be variant {variant!r} of model {model['name']!r}: its {key} is "
+                f"{found.get(key)!r}, but {value!r} is needed"
+            )

@@ -1,0 +1,204 @@
+"""Linear layers with FP8 weights and FP8 activations (W8A8), as compressed-tensors checkpoints describe them.
+
+The scheme is that of the published FP8 SwiftKV checkpoints: float8_e4m3fn weights with one static scale an output
+channel, activations rounded to float8_e4m3fn with one dynamic scale a token. In memory the weights stay 8-bit.
+
+Parameters hold the bits, two FP8 numbers in a bfloat16 word: a float8 parameter would be cast to bfloat16 by training
+frameworks (DeepSpeed casts every floating-point parameter), whereas words are copied, divided among ranks and gathered as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from swiftkv.errors import UserError
+from swiftkv.quantize.kv_cache import FP8, FP8_MAX
+
+WORD = torch.bfloat16
+SCALE = ".weight_scale"
+
+_NUMBER = {"num_bits": 8, "type": "float", "symmetric": True}
+_WEIGHTS = _NUMBER | {"strategy": "channel", "dynamic": False}
+_ACTIVATIONS = _NUMBER | {"strategy": "token", "dynamic": True}
+
+
+class Float8Linear(nn.Module):
+    """A frozen linear layer, W8A8.
+
+    Attributes:
+        weight: the bits of float8_e4m3fn [outputs, inputs], as words [outputs, inputs / 2].
+        weight_scale: the bits of float32 [outputs, 1], as words [outputs, 2].
+        bias: [outputs] or None.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Uninitialised parameters; `dtype` is the bias's."""
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = _frozen(torch.empty(out_features, in_features // 2, dtype=WORD, device=device))
+        self.weight_scale = _frozen(torch.empty(out_features, 2, dtype=WORD, device=device))
+        self.bias = _frozen(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., inputs] to [..., outputs], in the same dtype; gradients pass the rounding of `states` unchanged."""
+        return _Product.apply(states, self.weight, self.weight_scale, self.bias)
+
+    def _apply(self, fn, recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        if self.weight.dtype != WORD:
+            raise TypeError("a model with FP8 weights cannot be cast to another dtype")
+        return self
+
+    def extra_repr(self) -> str:
+        """As `nn.Linear`'s."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class _Product(torch.autograd.Function):
+    """Saves the parameters themselves, not views of them: ZeRO-3 frees and gathers their data in place."""
+
+    @staticmethod
+    def forward(ctx, states, words, scale_words, bias):
+        ctx.save_for_backward(words, scale_words)
+        codes, scales = quantize_rows(states.reshape(-1, states.shape[-1]))
+        by_row = nn.functional.ScalingType.RowWise  # of torch 2.10, which serving alone does not need
+        product = nn.functional.scaled_mm(
+            codes,
+            words.view(FP8).t(),
+            scales,
+            by_row,
+            scale_words.view(torch.float32).t(),
+            by_row,
+            bias=bias,
+            output_dtype=states.dtype,
+        )
+        return product.view(*states.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ _dense(*ctx.saved_tensors, gradient.dtype), None, None, None
+
+
+def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [T, D], or output channels of a weight, in FP8 with one scale a row, amax / 448.
+
+    Returns:
+        float8_e4m3fn [T, D], and scales float32 [T, 1].
+    """
+    scales = rows.abs().amax(dim=1, keepdim=True).float() / FP8_MAX
+    scales = scales.clamp(min=torch.finfo(torch.float32).tiny)  # a row of zeros
+    return (rows.float() / scales).to(FP8), scales
+
+
+def dense_weight(linear: nn.Module, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The weight [outputs, inputs] a linear layer stands for, detached; of `dtype` (float32) where it is FP8."""
+    if isinstance(linear, Float8Linear):
+        return _dense(linear.weight.detach(), linear.weight_scale.detach(), dtype or torch.float32)
+    return linear.weight.detach()
+
+
+def is_quantized(config: Any) -> bool:
+    """Whether a model's configuration, or the content of its config.json, is that of a checkpoint with FP8 weights."""
+    found = (
+        config.get("quantization_config") if isinstance(config, Mapping) else getattr(config, "quantization_config", 0)
+    )
+    return bool(found)
+
+
+def quantized_names(model: nn.Module) -> set[str]:
+    """The linear layers that the scheme quantizes: all but the language-model head."""
+    return {name for name, module in _linears(model) if name != "lm_head"}
+
+
+def float8_names(model: nn.Module) -> set[str]:
+    """The linear layers that are FP8."""
+    return {name for name, module in _linears(model) if isinstance(module, Float8Linear)}
+
+
+def use_float8(model: nn.Module, names: Iterable[str]) -> None:
+    """Make exactly these linear layers FP8, with parameters still to be filled where a layer changes."""
+    names = set(names)
+    for name, module in list(_linears(model)):
+        if isinstance(module, Float8Linear) == (name in names):
+            continue
+        kind = Float8Linear if name in names else nn.Linear
+        bias, dtype = module.bias is not None, torch.get_default_dtype() if module.bias is None else module.bias.dtype
+        device = module.weight.device
+        model.set_submodule(name, kind(module.in_features, module.out_features, bias=bias, device=device, dtype=dtype))
+
+
+def stored_as_words(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A checkpoint's tensor as `Float8Linear` keeps it; others as they are."""
+    if tensor.dtype == FP8:
+        return (tensor if tensor.storage_offset() % 2 == 0 else tensor.clone()).view(WORD)
+    return tensor.float().contiguous().view(WORD) if name.endswith(SCALE) else tensor
+
+
+def checkpoint_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state dict as a checkpoint of the scheme holds it: words as what they are, and what is not FP8 yet quantized.
+
+    Args:
+        model: where the tensors are from; all of its linear layers but the head become FP8.
+        tensors: its state dict, possibly on another device, possibly not all of it.
+    """
+    tensors = dict(tensors)
+    eight_bit = float8_names(model)
+    for name in quantized_names(model):
+        weight, scale = f"{name}.weight", f"{name}{SCALE}"
+        if tensors.get(weight) is None:
+            continue
+        if name in eight_bit:
+            tensors[weight], tensors[scale] = tensors[weight].view(FP8), tensors[scale].view(torch.float32)
+        else:
+            tensors[weight], tensors[scale] = quantize_rows(tensors[weight])
+    return tensors
+
+
+def check_scheme(found: Any, place: str) -> None:
+    """Refuse a `quantization_config` of another scheme.
+
+    Raises:
+        UserError: naming `place` and the first difference.
+    """
+    given = found if isinstance(found, Mapping) else found.to_dict()
+    groups = list((given.get("config_groups") or {}).values())
+    group = groups[0] if len(groups) == 1 else {}
+    checks = {
+        "quant_method": (str(given.get("quant_method")), "compressed-tensors"),
+        "format": (given.get("format"), "float-quantized"),
+        "ignore": (given.get("ignore"), ["lm_head"]),
+        "kv_cache_scheme": (given.get("kv_cache_scheme"), None),
+        "targets": (group.get("targets"), ["Linear"]),
+        "weights": (_part(group.get("weights"), _WEIGHTS), _WEIGHTS),
+        "input_activations": (_part(group.get("input_activations"), _ACTIVATIONS), _ACTIVATIONS),
+        "output_activations": (group.get("output_activations"), None),
+    }
+    for what, (value, wanted) in checks.items():
+        if value != wanted:
+            raise UserError(
+                f"{place} is of a checkpoint quantized in another way than FP8 by compressed-tensors with a scale an "
+                f"output channel and a token: its {what} is {value!r}, not {wanted!r}; use such a one or the 16-bit one"
+            )
+
+
+def _part(found: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    return None if found is None else {key: found.get(key) for key in wanted}
+
+
+def _linears(model: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, (nn.Linear, Float8Linear)))
+
+
+def _dense(words: torch.Tensor, scale_words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (words.view(FP8).float() * scale_words.view(torch.float32)).to(dtype)
+
+
+def _frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)

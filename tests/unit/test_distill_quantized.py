@@ -1,0 +1,113 @@
+"""Distillation of a model with FP8 weights: only the new projections move, and they are quantized on saving."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swiftkv.distill.packing import PackedRows
+from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.step import DistillationStep
+from swiftkv.distill.trainer import Loop, Training
+from swiftkv.distill.trainer import train as run_training
+from swiftkv.errors import UserError
+from swiftkv.models import load_base, load_swiftkv
+from swiftkv.quantize.linear import quantize_rows
+from swiftkv.spec import SwiftKVSpec
+from tests.quantized import quantize
+from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, train
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """As `make_inputs`, with the model in FP8."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_inputs(folder)
+    (folder / "model").rename(folder / "plain")
+    quantize(folder / "plain", folder / "model", folder / "rounded")
+    source = json.loads((folder / "source.json").read_text())
+    source["config"] = json.loads((folder / "model/config.json").read_text())
+    (folder / "source.json").write_text(json.dumps(source))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(inputs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    train(inputs, folder, recipe={"max_steps": 6})
+    return folder
+
+
+def test_only_the_new_parameters_move_and_are_saved_in_fp8(inputs, finished):
+    source, saved = (load_file(folder / "model.safetensors") for folder in (inputs / "model", finished / "checkpoint"))
+    for name, tensor in source.items():
+        assert saved[name].dtype == tensor.dtype and torch.equal(saved[name].float(), tensor.float()), name
+    new = {name for name in saved if name not in source}
+    weights = {name for name in new if name.endswith("_proj_swiftkv.weight")}
+    assert len(weights) == 7 and new == weights | {f"{name}_scale" for name in weights} | {"model.norm_swiftkv.weight"}
+    assert {saved[name].dtype for name in weights} == {FP8}
+    config = json.loads((finished / "checkpoint/config.json").read_text())
+    assert config["quantization_config"] == source_config(inputs)["quantization_config"]
+    values = [float(row.split()[1]) for row in losses(finished / "log.csv")]
+    assert len(values) == 6 and sum(values[3:]) < sum(values[:3])
+
+
+def source_config(inputs):
+    return json.loads((inputs / "model/config.json").read_text())
+
+
+def test_the_saved_student_is_the_trained_one_rounded(inputs, finished):
+    """The same steps by torch alone; then its new projections in FP8 are those of the checkpoint."""
+    recipe = Recipe.from_dict(RECIPE | {"max_steps": 6})
+    rows = PackedRows(inputs / "packed.safetensors")
+    step = DistillationStep(load_base(inputs / "model", torch.float32), SwiftKVSpec(**SPEC), recipe)
+    trained = step.student.swiftkv_parameters()
+    optimizer = torch.optim.AdamW(trained.values(), weight_decay=recipe.weight_decay)
+    order = Loop(None, recipe, rows, None, 6, 1, 0, 2)
+    for number in range(6):
+        batch = rows[order.row_numbers(number)]
+        weights = batch.pop("loss_mask")
+        loss, _ = step(weights=weights / weights.sum(), **batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_clipping)
+        optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(number, 6)
+        optimizer.step()
+    saved = load_file(finished / "checkpoint/model.safetensors")
+    for name, parameter in trained.items():
+        if name == "model.norm_swiftkv.weight":
+            torch.testing.assert_close(saved[name], parameter.detach(), rtol=0, atol=1e-4)
+            continue
+        codes, scale = quantize_rows(parameter.detach())
+        torch.testing.assert_close(saved[f"{name}_scale"], scale, rtol=1e-3, atol=0)
+        # A sum in another order turns few roundings the other way.
+        assert (saved[name].float() != codes.float()).float().mean() < 0.02
+
+
+def test_zero_3_divides_the_bits_and_gives_them_back(inputs, finished, tmp_path):
+    changes = {"max_steps": 6, "zero_stage": 3, "dtype": "bfloat16", "gradient_checkpointing": True}
+    train(inputs, tmp_path, recipe=changes, ranks=2)
+    expected, found = (load_file(folder / "checkpoint/model.safetensors") for folder in (finished, tmp_path))
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert "swiftkv" in name or torch.equal(tensor.float(), expected[name].to(tensor.dtype).float()), name
+    one, other = ([float(row.split()[1]) for row in losses(folder / "log.csv")] for folder in (finished, tmp_path))
+    assert other == pytest.approx(one, abs=0.05)  # 16-bit activations against 32-bit ones
+    assert load_swiftkv(tmp_path / "checkpoint").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec"), [({"train": "upper_layers"}, SPEC), ({"train": "all", "loss": "lm"}, None)]
+)
+def test_fp8_weights_are_not_trained(inputs, tmp_path, changes, spec):
+    source = json.loads((inputs / "source.json").read_text())
+    names = ("state", "checkpoint", "log", "record")
+    files = Training(source, "v", inputs / "packed.safetensors", None, None, *(tmp_path / name for name in names))
+    with pytest.raises(UserError, match="has FP8 weights, which cannot be trained"):
+        run_training(None if spec is None else SwiftKVSpec(**spec), Recipe.from_dict(RECIPE | changes), files)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,96 @@
+"""A SwiftKV checkpoint that others trained stands for a variant: checked, named in records, scored like our own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from artifact_helpers import made, resolved, saved
+from artifact_helpers import record as made_up
+from safetensors.torch import load_file, save_file
+from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
+
+from swiftkv.errors import UserError
+from swiftkv.models import save_swiftkv
+from swiftkv.published import fetch_checkpoint
+from swiftkv.records import read_json
+from swiftkv.score.fidelity import measure_fidelity
+
+
+@pytest.fixture
+def source(tmp_path, tiny_teacher):
+    return write_source(tiny_teacher(**SHAPE), tmp_path / "model")
+
+
+@pytest.fixture
+def released(tmp_path, tiny_swiftkv):
+    """A checkpoint as someone else would publish it."""
+    folder = tmp_path / "released"
+    save_swiftkv(
+        tiny_swiftkv(num_key_value_layers=3, key_value_group_size=2, **SHAPE), folder, tokenizer=byte_tokenizer()
+    )
+    return folder
+
+
+def fetch(released, source, folder, **changes):
+    return fetch_checkpoint({"local": str(released)}, SPEC | changes, "published", read_json(source), folder)
+
+
+def test_it_is_measured_as_what_it_is(source, released, tmp_path):
+    identity = fetch(released, source, tmp_path / "checkpoint")
+    assert identity["kind"] == "local" and identity["id"] == str(released) and "sha256" in identity["resolved"]
+    record = measure_fidelity(
+        source, tmp_path / "checkpoint", "published", SPEC, "auto", write_chats(tmp_path / "chats"), 6, 64, 0,
+        tmp_path / "fidelity.json",
+    )  # fmt: skip
+    assert record["weights"] == "published" and record["checkpoint"] == identity
+    own = measure_fidelity(source, released, "own", SPEC, "auto", tmp_path / "chats", 6, 64, 0, tmp_path / "own.json")
+    assert own["weights"] == "trained" and "checkpoint" not in own
+    assert own["result"] == record["result"] and record["result"]["kl"]["value"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_key_value_layers": 4}, "its num_key_value_layers is 3, but 4 is needed"),
+        ({"key_value_group_size": 1}, "its key_value_group_size is 2, but 1 is needed"),
+        ({"num_key_value_heads": 2}, "its swiftkv_num_key_value_heads is None, but 2 is needed"),
+    ],
+)
+def test_another_variant_is_refused(source, released, tmp_path, changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        fetch(released, source, tmp_path / "checkpoint", **changes)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("hidden_size", 128), ("vocab_size", 999), ("model_type", "qwen2_swiftkv")]
+)
+def test_another_model_is_refused(source, released, tmp_path, field, value):
+    config = read_json(released / "config.json")
+    (released / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(UserError, match=f"cannot be variant 'published' of model 'tiny': its {field} is"):
+        fetch(released, source, tmp_path / "checkpoint")
+
+
+def test_an_incomplete_one_is_refused(source, released, tmp_path):
+    tensors = load_file(released / "model.safetensors")
+    del tensors["model.norm_swiftkv.weight"]
+    save_file(tensors, released / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="no tensor model.norm_swiftkv.weight"):
+        fetch(released, source, tmp_path / "checkpoint")
+
+
+def test_tables_say_whose_training_a_row_is(tmp_path):
+    entry = resolved("quality", models=["released"], variants=["swiftkv-50", "swiftkv-50-published"])
+    assert [case for case, _ in entry["cases"]] == ["swiftkv-50", "swiftkv-50-published"]
+    origin = {"kind": "hub", "id": "Snowflake/Llama-3.1-SwiftKV-8B-Instruct", "revision": "main", "resolved": "abc"}
+    close = {name: {"value": 0.5, "stderr": 0.1, "n": 4} for name in ("kl", "top1_agreement", "perplexity")}
+    result = close | {"start": None, "tokens": 9, "documents": 4}
+    records = [
+        made_up("fidelity", "llama-3.1-8b", "swiftkv-50", result),
+        made_up("fidelity", "llama-3.1-8b", "swiftkv-50-published", result, weights="published", checkpoint=origin),
+    ]
+    notes = made(entry, fidelity=saved(tmp_path, records)).notes
+    told = [note for note in notes if "not trained here" in note]
+    assert told == [f"swiftkv-50-published was not trained here: it is the published checkpoint {origin['id']} (abc)."]
