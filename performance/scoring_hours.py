@@ -65,7 +65,8 @@ def gpu_hours(config: dict[str, Any], model: str, variant: str, task: str) -> di
     arch, gpus = Architecture.from_config(source), config["models"][model]["gpus"]["score"]
     fields = cfg.spec(config, model, variant)
     questions, prompt, answer = TASKS[task]
-    read = 2 * parameter_count(source) / BANDWIDTH  # seconds, on one GPU
+    width = 1 if config["models"][model].get("quantization") == "fp8" else 2  # bytes a weight
+    read = width * parameter_count(source) / BANDWIDTH  # seconds, on one GPU
     batch, engine = config["tasks"][task]["batch_size"], config["serving"]["engine"]["max_num_seqs"]
 
     def compute(spec: SwiftKVSpec | None) -> float:

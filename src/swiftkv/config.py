@@ -361,9 +361,11 @@ def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool
     """
     if reason := config["models"][model].get("unavailable", {}).get("serving" if served else "quality"):
         return reason
+    if not served:
+        return None
     rewired = config["variants"][variant]["prefill_reduction"] is not None
-    if served and rewired and (reason := NOT_SERVED.get(family(config, model))):
+    if rewired and (reason := NOT_SERVED.get(family(config, model))):
         return reason
-    if served and config["variants"][variant].get("kv_heads") is not None:
+    if config["variants"][variant].get("kv_heads") is not None:
         return "key/value heads that differ between layers cannot be served"
     return None

@@ -62,5 +62,5 @@ def test_parameters_are_counted(tmp_path):
 
 
 def test_a_fitted_start_is_refused():
-    with pytest.raises(UserError, match="the keys of this model are normalised, so no linear fit gives them"):
+    with pytest.raises(UserError, match="the keys of qwen3 are normalised, so no linear fit gives them"):
         fitted_values(tiny_teacher("qwen3"), SPEC, None, 0.0)
