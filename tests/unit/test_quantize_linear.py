@@ -109,7 +109,7 @@ def test_the_model_equals_plain_arithmetic_on_the_rounded_numbers(folders, token
 @torch.no_grad()
 def test_it_is_close_to_the_16_bit_model(folders, tokens):
     plain, eight = (load_base(folders / name, torch.bfloat16)(tokens).logits.float() for name in ("plain", "fp8"))
-    # Random layers carry rounding errors on; those of a real model shrink (docs/training.md).
+    # Random layers carry rounding errors on, so the bound is wide.
     assert 0.01 < ((eight - plain).norm() / plain.norm()) < 0.25
 
 
