@@ -307,7 +307,12 @@ def get_subject(w, input):
 
 def get_point(w, input):
     """The arguments that say how it is served."""
-    words = ["--point", w.point, "--settings", json.dumps(points.point(config, w.point))]
+    words = [
+        "--point",
+        w.point,
+        "--settings",
+        json.dumps(points.point(config, w.point)),
+    ]
     words += ["--gpus", str(get_gpus("serve")(w))]
     if input.chats:
         words += ["--heldout", input.chats]
