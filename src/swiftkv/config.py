@@ -76,6 +76,7 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
     for name in config["variants"]:
         _check_variant(config, name)
     check_points(config)
+    _check_together(config)
     for name in config["tasks"]:
         _check_backend(config, name)
 
@@ -309,6 +310,26 @@ def _is_generated(lm_eval_task: str) -> bool:
     from swiftkv.score.tasks import output_type  # lm-eval is needed only where vLLM is asked for
 
     return output_type(lm_eval_task) == "generate_until"
+
+
+def scored_together(config: dict[str, Any], task: str) -> list[str]:
+    """The tasks that one job scores with this one, itself among them: a set of `scoring.together`, or it alone."""
+    sets = (config["sets"]["tasks"][name] for name in config["scoring"]["together"])
+    return next((tasks for tasks in sets if task in tasks), [task])
+
+
+def _check_together(config: dict[str, Any]) -> None:
+    """Each task is scored in one way, so the sets must exist and have nothing in common."""
+    owners: dict[str, str] = {}
+    for name in config["scoring"]["together"]:
+        if name not in config["sets"]["tasks"]:
+            known = ", ".join(config["sets"]["tasks"])
+            raise UserError(
+                f"config, at scoring.together: there is no set {name!r} under sets.tasks (there are: {known})"
+            )
+        for task in config["sets"]["tasks"][name]:
+            if owners.setdefault(task, name) != name:
+                raise UserError(f"config, at scoring.together: task {task!r} is in {owners[task]!r} and in {name!r}")
 
 
 def scoring_engine(config: dict[str, Any], model: str, variant: str, kv_cache: str, task: str) -> dict[str, Any] | None:

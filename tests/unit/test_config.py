@@ -194,6 +194,14 @@ def test_a_mistake_is_named(config, override, sentence):
         ),
         (recipe(start="fitted"), "variants.swiftkv-45-across2: .* latent attention has no AcrossKV groups"),
         (recipe(logits_weight=0), "recipes.distillation.*both 0"),
+        ({"scoring": {"together": ["pannel"]}}, "scoring.together: there is no set 'pannel' under sets.tasks"),
+        (
+            {
+                "scoring": {"together": ["benchmarks", "ablation_benchmarks"]},
+                "sets": {"tasks": {"benchmarks": ["gsm8k"]}},
+            },
+            "scoring.together: task 'gsm8k' is in 'benchmarks' and in 'ablation_benchmarks'",
+        ),
         ({"recipes": {"quarter": {"train": "all"}}}, "recipes.quarter.*loss must be lm"),
         ({"recipes": {"fine-tuning": {"train": "qkv"}}}, "variants.fine-tuned: recipe 'fine-tuning' cannot train it"),
         (variant(recipe="fine-tuning"), "variants.swiftkv-50: recipe 'fine-tuning' cannot train it"),

@@ -45,16 +45,17 @@ def names(section):
     return "|".join(re.escape(name) for name in config[section])
 
 
-# Tasks that one job scores together; every other task has a job of its own.
-PANEL = config["sets"]["tasks"]["panel"]
-
-
 wildcard_constraints:
     model=names("models"),
     variant=names("variants"),
     recipe=names("recipes"),
     data=names("data"),
-    task="|".join(re.escape(task) for task in config["tasks"] if task not in PANEL),
+    task="|".join(
+        re.escape(task)
+        for task in config["tasks"]
+        if cfg.scored_together(config, task) == [task]
+    )
+    or "(?!)",
     kv_cache="auto|fp8",
 
 
@@ -127,9 +128,9 @@ def get_launcher(w, resources):
     )
 
 
-def get_scoring_engines(w):
+def get_scoring_engines(w, group):
     """The vLLM engine of each task a job scores; None where transformers computes it."""
-    tasks = [w.task] if hasattr(w, "task") else PANEL
+    tasks = config["sets"]["tasks"][group] if group else [w.task]
     subject = (config, w.model, w.variant, w.kv_cache)
     try:
         return {task: cfg.scoring_engine(*subject, task) for task in tasks}
@@ -137,20 +138,20 @@ def get_scoring_engines(w):
         sys.exit(f"error: {error}")
 
 
-def get_tasks(w):
+def get_tasks(w, group=None):
     """The entries of a job's tasks as JSON, with the engines that generate answers."""
     entries = {
         task: config["tasks"][task] | ({"engine": engine} if engine else {})
-        for task, engine in get_scoring_engines(w).items()
+        for task, engine in get_scoring_engines(w, group).items()
     }
     return json.dumps(entries)
 
 
-def get_scoring_memory(w):
+def get_scoring_memory(w, group=None):
     """Megabytes; on a processor the model, and vLLM with its cache where that runs."""
     if config["models"][w.model]["gpus"]["score"]:
         return 200_000
-    engine = next(filter(None, get_scoring_engines(w).values()), None)
+    engine = next(filter(None, get_scoring_engines(w, group).values()), None)
     return 3000 + int(1100 * engine["cpu_kv_cache_gib"] if engine else 0)
 
 

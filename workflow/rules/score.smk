@@ -6,6 +6,21 @@ OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fi
          <results>/starts/{model}.json, <results>/early_exit/{model}/{variant}.json
 """
 
+SCORE = """
+exec &> >(tee {log.run:q})
+python "$SCRIPTS/score.py" \
+    --model-source {input.model:q} \
+    {params.checkpoint} \
+    --variant {wildcards.variant:q} \
+    --spec {params.spec:q} \
+    --kv-cache {wildcards.kv_cache} \
+    --tasks {params.tasks:q} \
+    --seed {params.seed} \
+    --threads {threads} \
+    --engine-log {log.engine:q} \
+    --outputs {output:q}
+"""
+
 
 rule score:
     """Accuracy of one variant on one benchmark, with lm-eval."""
@@ -33,65 +48,44 @@ rule score:
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
         ),
     shell:
-        """
-        exec &> >(tee {log.run:q})
-        python "$SCRIPTS/score.py" \
-            --model-source {input.model:q} \
-            {params.checkpoint} \
-            --variant {wildcards.variant:q} \
-            --spec {params.spec:q} \
-            --kv-cache {wildcards.kv_cache} \
-            --tasks {params.tasks:q} \
-            --seed {params.seed} \
-            --threads {threads} \
-            --engine-log {log.engine:q} \
-            --outputs {output:q}
-        """
+        SCORE
 
 
-rule panel:
-    """Scores of one variant on the tasks of the panel, all with one start of the model."""
-    input:
-        model="<results>/models/{model}/source.json",
-        checkpoint=get_checkpoint,
-    output:
-        expand(
-            "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
-            task=PANEL,
-        ),
-    log:
-        run="<logs>/panel/{model}/{variant}/{kv_cache}.log",
-        engine="<logs>/panel/{model}/{variant}/{kv_cache}.vllm.log",
-    benchmark:
-        "<benchmarks>/panel/{model}/{variant}/{kv_cache}.tsv"
-    threads: 1
-    resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=get_scoring_memory,
-        runtime="8h",
-    params:
-        spec=get_spec,
-        tasks=get_tasks,
-        seed=config["scoring"]["seed"],
-        checkpoint=lambda w, input: (
-            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-        ),
-    shell:
-        """
-        exec &> >(tee {log.run:q})
-        python "$SCRIPTS/score.py" \
-            --model-source {input.model:q} \
-            {params.checkpoint} \
-            --variant {wildcards.variant:q} \
-            --spec {params.spec:q} \
-            --kv-cache {wildcards.kv_cache} \
-            --tasks {params.tasks:q} \
-            --seed {params.seed} \
-            --threads {threads} \
-            --engine-log {log.engine:q} \
-            --outputs {output:q}
-        """
+# Small tasks take less time than a start of the model, so one job may score several: the sets of scoring.together.
+for group in config["scoring"]["together"]:
+
+    rule:
+        """Scores of one variant on a set of tasks."""
+        name:
+            f"score_{group}"
+        input:
+            model="<results>/models/{model}/source.json",
+            checkpoint=get_checkpoint,
+        output:
+            expand(
+                "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
+                task=config["sets"]["tasks"][group],
+            ),
+        log:
+            run=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.log",
+            engine=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.vllm.log",
+        benchmark:
+            f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.tsv"
+        threads: 1
+        resources:
+            gpu=get_gpus("score"),
+            nodes=1,
+            mem_mb=lambda w, group=group: get_scoring_memory(w, group),
+            runtime="8h",
+        params:
+            spec=get_spec,
+            tasks=lambda w, group=group: get_tasks(w, group),
+            seed=config["scoring"]["seed"],
+            checkpoint=lambda w, input: (
+                f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
+            ),
+        shell:
+            SCORE
 
 
 rule fidelity:

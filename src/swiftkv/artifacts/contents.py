@@ -216,8 +216,7 @@ def check(config: Config) -> None:
         for model in resolved["models"] if "points" in resolved else []:
             cfg.check_served(config, model["name"], f"artifacts.{name}")
         if "tasks" in resolved:
-            panel = config["sets"]["tasks"]["panel"]  # scored together
-            tasks = [*resolved["tasks"], *(panel if set(panel) & set(resolved["tasks"]) else [])]
+            tasks = [other for task in resolved["tasks"] for other in cfg.scored_together(config, task)]
             scored = dict.fromkeys(variant for _, variant in _pairs(resolved))
             check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 
