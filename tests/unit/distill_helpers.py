@@ -25,7 +25,7 @@ RECIPE = {
     "hidden_state_weight": 0.0,
     "hidden_state_layer": -2, "train": "qkv", "train_norm": True, "start": "copied",
     "start_tokens": 1000, "start_ridge": 1e-4, "teacher_states": "online", "learning_rate": 1e-3,
-    "weight_decay": 0.05, "warmup_ratio": 0.05, "schedule": "linear", "epochs": 4, "max_steps": None,
+    "adam_beta2": 0.999, "weight_decay": 0.05, "warmup_ratio": 0.05, "schedule": "linear", "epochs": 4, "max_steps": None,
     "training_share": 1.0, "batch_size": 4, "micro_batch_size": 2, "max_length": 64, "gradient_clipping": 1.0,
     "zero_stage": 2, "dtype": "float32", "attention": "auto", "seed": 7, "checkpoint_every": 3,
 }  # fmt: skip

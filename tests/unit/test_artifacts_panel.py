@@ -148,8 +148,8 @@ def test_orders_follow_the_stand_ins_of_a_scale():
     assert config["stand_ins"]["swiftkv-62.5"] == "swiftkv-50"
     shown = resolved("panel", scale_name="smoke", models=["small"], variants=VARIANTS, tasks=TASKS, orders=[ORDER])
     assert shown["orders"] == []
-    with pytest.raises(UserError, match="orders name 'swiftkv-50-half', which is not among its variants"):
-        entry(orders=[["swiftkv-25", "swiftkv-50-half"]])
+    with pytest.raises(UserError, match="orders name 'swiftkv-50-quarter', which is not among its variants"):
+        entry(orders=[["swiftkv-25", "swiftkv-50-quarter"]])
 
 
 def test_prints_in_latex(table):

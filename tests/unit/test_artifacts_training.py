@@ -53,11 +53,8 @@ def test_published_costs_of_the_papers_model_all_stand_with_source_and_note(tmp_
     assert values.loc["swiftkv-25", "tokens_published"] == "160M"
 
 
-COPIED = {"swiftkv-50-quarter": (250_000, 0.8), "swiftkv-50-half": (500_000, 0.5), "swiftkv-50": (1_000_000, 0.3)}
-FITTED = {
-    "swiftkv-50-fitted-quarter": (250_000, 0.4), "swiftkv-50-fitted-half": (500_000, 0.3),
-    "swiftkv-50-fitted": (1_000_000, 0.2),
-}  # fmt: skip
+COPIED = {"swiftkv-50-quarter": (250_000, 0.8), "swiftkv-50": (1_000_000, 0.3)}
+FITTED = {"swiftkv-50-fitted-quarter": (250_000, 0.4), "swiftkv-50-fitted": (1_000_000, 0.2)}
 SHARES = COPIED | FITTED
 
 
@@ -74,17 +71,17 @@ def by_tokens(tmp_path, model, left_out=()):
 def test_quality_by_tokens_starts_before_training(tmp_path):
     drawing = made(contents.resolve(scale("local"), "quality_tokens"), **by_tokens(tmp_path, SMOL))
     data = drawing.data
-    assert list(data["tokens"]) == [0, 250_000, 500_000, 1_000_000] * 2
+    assert list(data["tokens"]) == [0, 250_000, 1_000_000] * 2
     assert list(data["variant"]) == ["before training", *COPIED, "before training", *FITTED]
-    assert list(data["kl"]) == [2.5, 0.8, 0.5, 0.3, 1.0, 0.4, 0.3, 0.2]
-    assert list(data["top1_agreement"])[:4] == pytest.approx([40, 60, 75, 85])
-    assert list(data["top1_agreement_stderr"]) == pytest.approx([1] * 8)
+    assert list(data["kl"]) == [2.5, 0.8, 0.3, 1.0, 0.4, 0.2]
+    assert list(data["top1_agreement"])[:3] == pytest.approx([40, 60, 85])
+    assert list(data["top1_agreement_stderr"]) == pytest.approx([1] * 6)
     assert [label.split(", ")[-1] for label in dict.fromkeys(data["label"])] == ["copied start", "fitted start"]
     upper, lower = drawing.figure.axes
     assert upper.get_yscale() == "log"
     curves = [container.lines[0] for container in upper.containers]
-    assert [list(curve.get_xdata()) for curve in curves] == [[0, 250_000, 500_000, 1_000_000]] * 2
-    assert list(lower.lines[0].get_ydata()) == pytest.approx([40, 60, 75, 85])
+    assert [list(curve.get_xdata()) for curve in curves] == [[0, 250_000, 1_000_000]] * 2
+    assert list(lower.lines[0].get_ydata()) == pytest.approx([40, 60, 85])
     assert drawing.figure.get_suptitle().startswith("SmolLM2-135M-Instruct: quality by training tokens")
     assert not upper.texts  # no published marks beside another model
 
@@ -96,10 +93,10 @@ def test_published_tokens_are_marks_beside_the_papers_model(tmp_path):
 
 def test_a_missing_training_is_named_below_the_figure(tmp_path):
     entry = contents.resolve(scale("local"), "quality_tokens")
-    drawing = made(entry, **by_tokens(tmp_path, SMOL, left_out=["swiftkv-50-half"]))
+    drawing = made(entry, **by_tokens(tmp_path, SMOL, left_out=["swiftkv-50-quarter"]))
     assert list(drawing.data.set_index("variant")["missing"].dropna()) == ["not measured"]
     (legend,) = drawing.figure.legends
-    assert "swiftkv-50-half: n/a (not measured)" in legend.get_title().get_text()
+    assert "swiftkv-50-quarter: n/a (not measured)" in legend.get_title().get_text()
     with pytest.raises(UserError, match="quality_tokens has no point to draw: not measured"):
         made(entry)
 

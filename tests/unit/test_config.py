@@ -369,7 +369,7 @@ def test_latent_attention_lacks_what_planning_refuses(config):
         cfg.spec(config, model, "swiftkv-50-mqa")
     assert cfg.spec(config, model, "swiftkv-50-fitted")["num_key_value_layers"] == 14
     with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
-        cfg.spec(config, model, "swiftkv-50-across4-fitted")
+        cfg.spec(config, model, "swiftkv-50-across4-tuned")
 
 
 def test_a_variant_a_model_cannot_have_is_named(config):

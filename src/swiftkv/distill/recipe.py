@@ -55,6 +55,7 @@ class Recipe:
         start_ridge: penalty of the regressions, as a share of the mean square of a feature.
         teacher_states: "online", the teacher runs at every step, or "stored", its states were computed once.
         learning_rate: peak of AdamW's learning rate.
+        adam_beta2: AdamW's decay of the second moment.
         weight_decay: AdamW's decoupled weight decay.
         warmup_ratio: share of the steps in which the learning rate rises linearly from 0.
         schedule: after warm-up, "linear" or "cosine" to 0, or "constant".
@@ -87,6 +88,7 @@ class Recipe:
     start_ridge: float
     teacher_states: str
     learning_rate: float
+    adam_beta2: float
     weight_decay: float
     warmup_ratio: float
     schedule: str
@@ -121,6 +123,8 @@ class Recipe:
         for name in NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"recipe: {name} must be a number of at least 0, not {getattr(self, name)}")
+        if not 0 <= self.adam_beta2 < 1:
+            raise UserError(f"recipe: adam_beta2 must be at least 0 and below 1, not {self.adam_beta2}")
         if not 0 <= self.warmup_ratio <= 1:
             raise UserError(f"recipe: warmup_ratio must be between 0 and 1, not {self.warmup_ratio}")
         if not 0 < self.training_share <= 1:

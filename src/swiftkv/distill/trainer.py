@@ -247,7 +247,12 @@ def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumul
         step.to(device)
     trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        trained, lr=recipe.learning_rate, betas=(0.9, 0.999), eps=1e-8, weight_decay=recipe.weight_decay, fused=True
+        trained,
+        lr=recipe.learning_rate,
+        betas=(0.9, recipe.adam_beta2),
+        eps=1e-8,
+        weight_decay=recipe.weight_decay,
+        fused=True,
     )
     with quiet_deepspeed():
         engine, *_ = deepspeed.initialize(model=step, optimizer=optimizer, config=config, dist_init_required=False)
