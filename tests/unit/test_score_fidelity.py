@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
 from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
-from swiftkv.models import load_base, rewire, save_base, save_swiftkv
+from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
 from swiftkv.score import fidelity
 from swiftkv.score.fidelity import compare, measure_fidelity, ratio
 from swiftkv.spec import SwiftKVSpec
@@ -105,6 +106,25 @@ def test_untrained_checkpoint_equals_the_start(place):
     assert record["weights"] == "trained"
     assert record["spec"]["prefill_reduction"] == 0.5
     assert record["spec"]["kv_cache_reduction"] == pytest.approx(1 / 6)
+
+
+def test_layers_below_l_run_once_and_give_the_same_bits(place, monkeypatch):
+    source, chats, checkpoint, output = place
+    weights = load_file(checkpoint / "model.safetensors")
+    trained = {name: tensor * 1.1 if "swiftkv" in name else tensor for name, tensor in weights.items()}
+    save_file(trained, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    once = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 40, 0, output)["result"]
+    monkeypatch.setattr(fidelity, "share_lower_layers", lambda *_: False)
+    assert measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 40, 0, output)["result"] == once
+    assert once["kl"] != once["start"]["kl"]
+
+
+def test_models_of_other_lower_layers_share_nothing(place, tiny_teacher):
+    source, _, checkpoint, _ = place
+    teacher = load_base(source.parent / "checkpoint")
+    start = rewire(teacher, SwiftKVSpec(**SPEC))
+    assert fidelity.share_lower_layers(start, load_sharing(checkpoint, teacher))
+    assert not fidelity.share_lower_layers(start, load_swiftkv(checkpoint))
 
 
 def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_path, tiny_teacher):

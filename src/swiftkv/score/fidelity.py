@@ -34,6 +34,32 @@ def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str) ->
     return model.base_model(row, past_key_values=cache, use_cache=cache is not None).last_hidden_state[0]
 
 
+def share_lower_layers(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+    """Whether two rewired models compute the same below layer l, with the very same weights."""
+    below = [
+        [*model.model.embed_tokens.parameters(), *model.model.layers[: model.spec.num_key_value_layers].parameters()]
+        for model in (one, other)
+    ]
+    return one.spec == other.spec and all(a is b for a, b in zip(*below, strict=True))
+
+
+@torch.inference_mode()
+def states_of_all(
+    teacher: PreTrainedModel, models: dict[str, PreTrainedModel], document: list[int], kv_cache: str
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Final hidden states [tokens, hidden] of one document: the teacher's, and each model's.
+
+    A trained model, its start and the teacher have the layers below l in common, which then run once.
+    """
+    start, trained = models.get("start"), models.get("trained")
+    if start is None or kv_cache != "auto" or not share_lower_layers(start, trained):
+        students = [hidden_states(model, document, kv_cache) for model in models.values()]
+        return hidden_states(teacher, document, "auto"), students
+    state = start.model.forward_lower(torch.tensor([document], device=start.device))
+    reference = start.model.forward_upper(state, student=False)[0][0]
+    return reference, [model.model.forward_upper(state, student=True)[0][0] for model in models.values()]
+
+
 @torch.inference_mode()
 def compare(
     teacher: torch.Tensor,
@@ -133,7 +159,7 @@ def load_models(
         trained = load_sharing(checkpoint, teacher)
         if trained.spec != start.spec:
             raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
-        return teacher, {"trained": trained, "start": start}
+        return teacher, {"trained": trained} | ({"start": start} if kv_cache == "auto" else {})
     if checkpoint is not None:
         return teacher, {"trained": load_teacher(checkpoint)}
     return teacher, {} if kv_cache == "auto" else {"trained": teacher}
@@ -157,7 +183,8 @@ def measure_fidelity(
 
     The teacher is the model itself with its KV cache in its own dtype; each of its forward passes serves both. Every
     document is a row of its own, so no padding is counted. The result has kl, top1_agreement and perplexity, each with
-    value, stderr and n; start, the same before training, for a rewired model; tokens and documents.
+    value, stderr and n; start, the same before training, for a rewired model with an unquantized cache; tokens and
+    documents.
 
     Args:
         model_source: the model's source.json.
@@ -190,10 +217,9 @@ def measure_fidelity(
         document = tokenize_chat(tokenizer, chat["messages"], max_length)
         if len(document) < 2:
             continue
-        reference = hidden_states(teacher, document, "auto")
-        students = [
-            (hidden_states(model, document, kv_cache), model.get_output_embeddings()) for model in models.values()
-        ] or [(reference, head)]
+        reference, states = states_of_all(teacher, models, document, kv_cache)
+        heads = [model.get_output_embeddings() for model in models.values()]
+        students = list(zip(states, heads, strict=True)) or [(reference, head)]
         for sums, row in zip(rows.values(), compare(reference, students, head, document), strict=True):
             sums.append(row)
         counts.append(len(document) - 1)
