@@ -149,7 +149,7 @@ def test_an_unknown_point_is_refused():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 49, "score": 357, "score_panel": 8, "fidelity": 62,
+        "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 45, "score": 357, "score_panel": 9, "fidelity": 58,
         "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 34, "figure": 17,
         "fetch_checkpoint": 1, "early_exit": 1, "all": 1,
     }  # fmt: skip
