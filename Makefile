@@ -4,7 +4,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
-.PHONY: setup reproduce report test smoke bench lint
+.PHONY: setup reproduce report test test-slurm smoke bench lint
 
 reproduce: .venv/.ready  ## every table and figure on a small real model (about 70 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
@@ -15,6 +15,10 @@ report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
 test: .venv/.ready  ## every test that needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
+
+# As root, with Debian's slurmctld, slurmd, slurm-client and munge.
+test-slurm: .venv/.ready  ## the smoke scale and its faults on a throw-away SLURM with pretend GPUs
+	$(ACTIVATE) && pytest -m slurm tests/slurm
 
 smoke: .venv/.ready  ## every rule once, on tiny random weights (a few minutes)
 	$(ACTIVATE) && snakemake --profile profiles/smoke

@@ -110,8 +110,32 @@ def get_early_exit_checkpoint(w):
     return get_checkpoint(w)
 
 
-def get_gpus(stage):
-    return lambda w: config["models"][w.model]["gpus"][stage]
+def on_gpus(stage):
+    """What a job asks for that runs a model: GPUs, nodes, and what `gpu_jobs` adds on this cluster."""
+
+    def gpus(w):
+        return config["models"][w.model]["gpus"][stage]
+
+    def nodes(w):
+        return config["models"][w.model]["nodes"].get(stage, 1)
+
+    def mem_mb(w, attempt):
+        wanted = attempt * site["mem_mb_per_gpu"] * gpus(w) // nodes(w)
+        return min(wanted, site["mem_mb_per_node"]) if gpus(w) else None
+
+    site = config["gpu_jobs"]
+    asked = {"gpu": gpus, "nodes": nodes}
+    if stage == "distill":
+        # One task a node, started by the job's own shell (get_launcher) and not by Snakemake, whose step would keep
+        # everything there is to itself.
+        asked["mpi"] = lambda w: "srun" if nodes(w) > 1 else None
+        asked["tasks"] = lambda w: nodes(w) if nodes(w) > 1 else None
+        asked["tasks_per_gpu"] = 0
+    for name, value in site.get("resources", {}).items():
+        asked[name] = lambda w, value=value: value if gpus(w) else None
+    if "mem_mb_per_gpu" in site:
+        asked["mem_mb"] = mem_mb
+    return asked
 
 
 def get_launcher(w, resources):
@@ -120,11 +144,16 @@ def get_launcher(w, resources):
         return "python"
     if resources.nodes == 1:
         return f"torchrun --standalone --nproc-per-node {resources.gpu}"
+    free_port = "from swiftkv.measure.process import free_port; print(free_port())"
+    # This shell runs on the first node, where the ranks meet on a port of their own; of SLURM's variables Snakemake leaves
+    # it the job's number only, so srun has to be told again what the job may use.
+    nodes, gpus = resources.nodes, resources.gpu // resources.nodes
+    cpus = resources.get("cpus_per_gpu")
     return (
-        f"srun --nodes {resources.nodes} --ntasks-per-node 1 torchrun --nnodes {resources.nodes} "
-        f"--nproc-per-node {resources.gpu // resources.nodes} --rdzv-backend c10d "
-        '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29500" '
-        '--rdzv-id "$SLURM_JOB_ID"'
+        f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} --kill-on-bad-exit "
+        + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
+        + f"torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d "
+        f'--rdzv-endpoint "$(hostname):$(python -c "{free_port}")" --rdzv-id "$SLURM_JOB_ID"'
     )
 
 
@@ -145,14 +174,6 @@ def get_tasks(w, group=None):
         for task, engine in get_scoring_engines(w, group).items()
     }
     return json.dumps(entries)
-
-
-def get_scoring_memory(w, group=None):
-    """Megabytes; on a processor the model, and vLLM with its cache where that runs."""
-    if config["models"][w.model]["gpus"]["score"]:
-        return 200_000
-    engine = next(filter(None, get_scoring_engines(w, group).values()), None)
-    return 3000 + int(1100 * engine["cpu_kv_cache_gib"] if engine else 0)
 
 
 # Training
@@ -239,16 +260,6 @@ def get_fit(w, input):
 # Serving
 
 
-# Hours a measurement may take, by what it measures.
-SERVING_HOURS = {
-    "throughput": 12,
-    "latency": 12,
-    "forward_time": 2,
-    "decode": 2,
-    "kv_capacity": 1,
-}
-
-
 def serves_dummy(w):
     return config["models"][w.model].get("serving_weights", "trained") == "dummy"
 
@@ -314,19 +325,12 @@ def get_point(w, input):
         "--settings",
         json.dumps(points.point(config, w.point)),
     ]
-    words += ["--gpus", str(get_gpus("serve")(w))]
+    words += ["--gpus", str(config["models"][w.model]["gpus"]["serve"])]
     if input.chats:
         words += ["--heldout", input.chats]
     # Not an output: Snakemake would delete the finished rates of a job that was killed.
     folder = f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}"
     return shlex.join([*words, "--work-dir", folder])
-
-
-def get_serving_memory(w):
-    """Megabytes; on a processor the weights, the cache and vLLM itself."""
-    if get_gpus("serve")(w):
-        return 64_000 + 120_000 * get_gpus("serve")(w)
-    return int(3000 + 1100 * config["serving"]["engine"]["cpu_kv_cache_gib"])
 
 
 def get_serving_threads():

@@ -14,9 +14,6 @@ rule resolve_model:
         "<logs>/resolve_model/{model}.log",
     benchmark:
         "<benchmarks>/resolve_model/{model}.tsv"
-    resources:
-        mem_mb=4000,
-        runtime="4h",
     params:
         title=lambda w: config["models"][w.model]["title"],
         source=lambda w: json.dumps(config["models"][w.model]["source"]),
@@ -49,9 +46,6 @@ rule fetch_checkpoint:
         "<benchmarks>/fetch_checkpoint/{model}/{variant}.tsv"
     wildcard_constraints:
         variant=variants_with(recipe=False),
-    resources:
-        mem_mb=4000,
-        runtime="4h",
     params:
         spec=get_spec,  # first: it refuses a model that names no checkpoint for the variant
         source=lambda w: json.dumps(config["models"][w.model]["checkpoints"][w.variant]),
@@ -76,9 +70,6 @@ rule heldout:
         "<logs>/heldout.log",
     benchmark:
         "<benchmarks>/heldout.tsv"
-    resources:
-        mem_mb=16000,
-        runtime="4h",
     params:
         sources=lambda w: json.dumps(
             config["data"][config["heldout"]["data"]]["sources"]
@@ -108,9 +99,6 @@ rule corpus:
         "<logs>/corpus/{data}.log",
     benchmark:
         "<benchmarks>/corpus/{data}.tsv"
-    resources:
-        mem_mb=16000,
-        runtime="4h",
     params:
         sources=lambda w: json.dumps(config["data"][w.data]["sources"]),
         seed=lambda w: config["data"][w.data]["seed"],

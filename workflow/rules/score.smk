@@ -36,10 +36,7 @@ rule score:
         "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=get_scoring_memory,
-        runtime="8h",
+        **on_gpus("score"),
     params:
         spec=get_spec,
         tasks=get_tasks,
@@ -73,10 +70,7 @@ for group in config["scoring"]["together"]:
             f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.tsv"
         threads: 1
         resources:
-            gpu=get_gpus("score"),
-            nodes=1,
-            mem_mb=lambda w, group=group: get_scoring_memory(w, group),
-            runtime="8h",
+            **on_gpus("score"),
         params:
             spec=get_spec,
             tasks=lambda w, group=group: get_tasks(w, group),
@@ -103,12 +97,7 @@ rule fidelity:
         "<benchmarks>/fidelity/{model}/{variant}/{kv_cache}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
-        runtime="4h",
+        **on_gpus("score"),
     params:
         spec=get_spec,
         documents=config["fidelity"]["documents"],
@@ -151,12 +140,7 @@ rule starts:
         "<benchmarks>/starts/{model}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            4000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
-        runtime="4h",
+        **on_gpus("score"),
     params:
         ridge=config["recipes"][config["choose_l"]["recipe"]]["start_ridge"],
         documents=config["choose_l"]["documents"],
@@ -192,12 +176,7 @@ rule early_exit:
         "<benchmarks>/early_exit/{model}/{variant}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
-        runtime="4h",
+        **on_gpus("score"),
     params:
         spec=get_spec,
         settings=json.dumps(config["early_exit"]),

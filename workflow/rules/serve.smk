@@ -16,9 +16,6 @@ rule dummy_checkpoint:
         "<logs>/dummy_checkpoint/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
-    resources:
-        mem_mb=2000,
-        runtime="15m",
     params:
         spec=get_spec,
         tokenizer=lambda w: (
@@ -53,10 +50,7 @@ rule measure:
         point="|".join(map(re.escape, config["serving"]["points"])),
     threads: get_serving_threads()
     resources:
-        gpu=get_gpus("serve"),
-        nodes=1,
-        mem_mb=get_serving_memory,
-        runtime=lambda w: f"{SERVING_HOURS[config['serving']['points'][w.point]['measure']]}h",
+        **on_gpus("serve"),
     params:
         subject=get_subject,
         point=get_point,
