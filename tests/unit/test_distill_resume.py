@@ -75,17 +75,15 @@ def test_state_of_another_recipe_is_neither_used_nor_lost(inputs, finished, tmp_
     assert len(list((tmp_path / "state").glob("*/state.json"))) == 2
 
 
-@pytest.mark.parametrize("harm", ["cut short", "zeroed", "gone"])
+@pytest.mark.parametrize("harm", ["zeroed", "gone"])
 def test_a_torn_state_is_skipped(inputs, finished, tmp_path, harm):
     """The training goes on from the state before and ends in the same bits."""
     shutil.copytree(finished / "state", tmp_path / "state")
     newest, older = sorted(tmp_path.glob("state/*/step-*.safetensors"), key=step_of, reverse=True)
-    content = newest.read_bytes()
-    {
-        "cut short": lambda: newest.write_bytes(content[: len(content) // 2]),
-        "zeroed": lambda: newest.write_bytes(content[:-4096] + bytes(4096)),
-        "gone": newest.unlink,
-    }[harm]()
+    if harm == "zeroed":  # as after a crash of the file system: the length is right
+        newest.write_bytes(newest.read_bytes()[:-4096] + bytes(4096))
+    else:
+        newest.unlink()
     said = train(inputs, tmp_path)
     assert f"{newest} is missing or damaged" in said and f"continuing after step {step_of(older)} of" in said
     assert losses(tmp_path / "log.csv") == losses(finished / "log.csv")
@@ -105,7 +103,7 @@ def test_without_a_whole_state_it_starts_again(inputs, finished, tmp_path):
     assert losses(tmp_path / "log.csv") == losses(finished / "log.csv")
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(2, (2, 1)), (2, (1, 2)), (3, (2, 1)), (3, (1, 2)), (3, (2, 4))])
+@pytest.mark.parametrize(("stage", "ranks"), [(2, (2, 1)), (3, (1, 2)), (3, (2, 4))])
 def test_stopped_and_resumed_on_other_ranks_the_losses_stay(inputs, finished, tmp_path, stage, ranks):
     """A training stopped at step 4 and continued by another number of ranks: losses within 1e-6 of one that was not."""
     changes = {"zero_stage": stage, "micro_batch_size": 1}
@@ -123,8 +121,7 @@ def test_stopped_and_resumed_on_other_ranks_the_losses_stay(inputs, finished, tm
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 2)])
 def test_a_signal_saves_the_state_and_ends_the_training(inputs, finished, tmp_path, number, ranks):
     changes = {"micro_batch_size": 1, "checkpoint_every": 1000}
     process = subprocess.Popen(

@@ -333,11 +333,6 @@ def get_point(w, input):
     return shlex.join([*words, "--work-dir", folder])
 
 
-def get_serving_threads():
-    """All cores of this machine, so that nothing else runs beside a measurement; a cluster's profile sets its own."""
-    return workflow.cores or 8
-
-
 # Tables and figures
 
 

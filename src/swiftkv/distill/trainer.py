@@ -107,7 +107,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     rank, ranks = comm.get_rank(), comm.get_world_size()
     accumulation = recipe.accumulation(ranks)
     state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data))
-    if rank == 0 and state.found is None and state.others:
+    if rank == 0 and not state.checkpoints and state.others:
         say(f"the state kept in {files.state} is of another recipe, spec, model or data set: training from the start")
     step = make_step(base, spec, recipe, start)
     engine = make_engine(step, recipe, accumulation)
