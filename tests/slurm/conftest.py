@@ -35,7 +35,7 @@ class Workflow:
         self.override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
         self.profile = yaml.safe_load((ROOT / "profiles/slurm/profile.yaml").read_text())
         gpus = {
-            "tiny-random": ({"distill": 2, "score": 1, "serve": 0}, {"distill": 1}),
+            "tiny-random": ({"distill": 1, "score": 1, "serve": 0}, {"distill": 1}),
             "tiny-random-moe": ({"distill": 2, "score": 1, "serve": 0}, {"distill": 2}),
         }
         for name, (number, nodes) in gpus.items():

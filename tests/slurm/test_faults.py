@@ -35,6 +35,7 @@ def fitted(folder: Path) -> Workflow:
     """The smoke scale with a longer training."""
     workflow = Workflow(folder)
     workflow.override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 4}
+    workflow.override["models"]["tiny-random"]["gpus"]["distill"] = 2
     workflow.profile["retries"] = 2
     return workflow
 

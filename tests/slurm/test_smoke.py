@@ -29,9 +29,12 @@ def test_every_artifact_of_the_smoke_scale(cluster, workflow):
     assert names == {rule: int(number) for rule, number in counts.items() if rule not in local}
     for job in jobs:
         rule = re.match(r"rule_(\w+?)(_wildcards|$)", job["comment"])[1]
-        gpus = {"distill": 2}.get(rule, 0 if rule in PROCESSOR_RULES else 1)
+        two = rule == "distill" and "tiny-random-moe" in job["comment"]
+        gpus = 0 if rule in PROCESSOR_RULES else 1 + two
         assert job["gpus"] == (f"gres:gpu:h100:{gpus}" if gpus else "N/A"), job
         assert job["partition"] == ("h100" if gpus else "cpu"), job
+        known = cluster.job(job["id"])
+        assert known["NumNodes"] == ("2" if two else "1") and known["Account"] == "swiftkv", job
 
 
 PROCESSOR_RULES = {"resolve_model", "heldout", "corpus", "pack", "dummy_checkpoint", "fetch_checkpoint"}
