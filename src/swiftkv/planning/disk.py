@@ -16,7 +16,7 @@ from swiftkv.planning.text import mix_tokens, packed_rows, recipe_of
 KEPT_STATES = 2  # training states that stay, `swiftkv.distill.state.KEPT`
 STATE_BYTES = 12  # of one trained parameter in one: weight and AdamW's two moments, float32
 PACKED_BYTES = 10  # of one packed token: id, position, two masks
-TEXT_BYTES = 5  # of one token as text, with what JSON adds; assumed
+TEXT_BYTES = 4  # of one token as text, with what JSON adds; 3.7 at local scale
 SMALL = 10**5  # of any other output, and of a tokenizer's share
 TOKENIZER = 10**7
 WHAT = ("downloads", "checkpoints", "training state", "teacher states", "moments", "data", "models", "other")

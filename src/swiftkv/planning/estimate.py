@@ -76,13 +76,12 @@ class Estimator:
             finished: others of the same configuration; those with a benchmark file count.
         """
         ratios: dict[tuple[str, str | None], list[float]] = {}
-        for job in [*jobs, *finished]:
-            seconds, computed = measured_seconds(job), self.estimate(job)
+        both = [(job, self.estimate(job), measured_seconds(job)) for job in [*jobs, *finished]]
+        for job, computed, seconds in both:
             if seconds is not None and computed.seconds:
                 ratios.setdefault(_likes(job), []).append(seconds / computed.seconds)
         found = []
-        for job in jobs:
-            seconds, computed = measured_seconds(job), self.estimate(job)
+        for job, computed, seconds in both[: len(jobs)]:
             if seconds is not None:
                 computed = Estimate(seconds, MEASURED)
             elif (like := ratios.get(_likes(job))) and computed.sure != UNKNOWN:

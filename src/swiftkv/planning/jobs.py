@@ -144,7 +144,8 @@ def plan_jobs(
     command += ["--configfile", *configfiles] if configfiles else []
     run = subprocess.run([*command, "--", *targets], capture_output=True, text=True)
     if run.returncode:
-        lines = [line for line in (run.stderr + run.stdout).splitlines() if line.strip()]
+        lines = [line.strip() for line in (run.stderr + run.stdout).splitlines()]
+        lines = [line for line in lines if line and not line.endswith("...")]
         said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         raise UserError(said[0] if said else "Snakemake cannot plan: " + " ".join(lines[-3:])[:500])
     return parse_dry_run(run.stdout + run.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 from swiftkv.cost import prefill_flops, request_flops
@@ -46,6 +47,11 @@ class Served:
     ) -> None:
         self.size, self.spec, self.weights, self.point, self.machine = size, spec, weights, point, machine
 
+    @cached_property
+    def _request_flops(self) -> int:
+        prompt, output = self.point["input_tokens"], self.point["output_tokens"]
+        return sum(request_flops(self.size.arch, self.spec, prompt, output).values())
+
     def _compute(self, flops: float) -> float:
         return self.machine.compute(flops, "serving", self.machine.together)
 
@@ -54,10 +60,8 @@ class Served:
 
     def _requests(self, count: float) -> float:
         """Seconds of so many requests, as many at once as the engine takes."""
-        prompt, output = self.point["input_tokens"], self.point["output_tokens"]
-        flops = sum(request_flops(self.size.arch, self.spec, prompt, output).values())
         rounds = math.ceil(count / self.point["engine"]["max_num_seqs"])
-        return self._compute(count * flops) + rounds * output * self._step()
+        return self._compute(count * self._request_flops) + rounds * self.point["output_tokens"] * self._step()
 
     def throughput(self) -> float:
         """All requests at once, after one to warm up."""

@@ -182,11 +182,10 @@ class Size:
         return 2 * self._vocabulary + (self.parameters - self._vocabulary) * (1 if self.fp8 else 2)
 
     def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> int:
-        """Of a trained checkpoint: without the teacher's projections that it does not use."""
-        if spec is None or self.latent:
+        """Of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
+        if spec is None:
             return self.bytes
-        change = parameter_count(self.config, spec) - parameter_count(self.config)
-        return self.bytes + change * (1 if self.fp8 else 2) + (self.head if spec.early_exit else 0)
+        return self.bytes + self.projections(spec) * (1 if self.fp8 else 2) + (self.head if spec.early_exit else 0)
 
 
 def spec_of(config: dict[str, Any], model: str, variant: str) -> SwiftKVSpec | None:
