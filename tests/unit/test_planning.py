@@ -1,5 +1,6 @@
 """What a plan says: jobs as Snakemake prints them, sizes and times that can be checked by hand, and words for the rest."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -323,3 +324,13 @@ def test_artifacts_count_what_they_share_once_in_all(config):
 
 def test_nothing_left_to_do_is_said(config):
     assert report(estimate_plan(ROOT, CLUSTER, config, [])) == "Nothing is left to do."
+
+
+def test_a_job_that_slurm_would_end_is_named(config):
+    takes = Estimator(config, ROOT).estimate(distilling()).seconds / 60
+    longer, shorter = (
+        dataclasses.replace(distilling(variant=name), resources={"gpu": "8", "runtime": str(int(takes * factor))})
+        for name, factor in (("swiftkv-50", 0.5), ("swiftkv-50-fitted", 2))
+    )
+    text = report(estimate_plan(ROOT, CLUSTER, config, [longer, shorter]))
+    assert "distill llama-3.1-8b swiftkv-50 " in text and "distill llama-3.1-8b swiftkv-50-fitted" not in text
