@@ -19,11 +19,11 @@ PARTS = {
     "serve": ("measure/",),
     "train": ("distill/", "start/"),
     "score": ("score/", "similarity.py"),
-    "pipeline": ("artifacts/", "data/", "config.py", "points.py", "published.py", "sources.py"),
+    "pipeline": ("artifacts/", "data/", "planning/", "config.py", "points.py", "published.py", "sources.py"),
 }
 BASE = ("models/", "quantize/", "serve/", "__init__.py", "cost.py", "errors.py", "records.py", "spec.py")
-# Used without being imported by the package: the workflow is run by Snakemake, and transformers reads GGUF with gguf.
-RUN = {"snakemake", "snakemake-executor-plugin-slurm", "gguf"}
+# Used without being imported by the package: Snakemake loads it.
+RUN = {"snakemake-executor-plugin-slurm"}
 NAMES = {"yaml": "pyyaml"}
 
 

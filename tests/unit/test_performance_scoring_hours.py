@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from performance.scoring_hours import BANDWIDTH, PEAK, ROOT, UTILIZATION, gpu_hours, scored_by_vllm, table
+from performance.scoring_hours import ROOT, gpu_hours, scored_by_vllm, table
 from swiftkv.cost import Architecture, parameter_count, request_flops
 from swiftkv.records import read_json
 
@@ -32,9 +32,12 @@ def test_only_what_vllm_would_score_is_counted(config):
 def test_hours_are_those_of_the_flops_and_of_reading_the_weights(config):
     source = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
     flops = 1319 * sum(request_flops(Architecture.from_config(source), None, 1250, 150).values())
-    read = 2 * parameter_count(source) / BANDWIDTH
+    gpu = config["planning"]["gpu"]
+    peak, share, bandwidth = 1e12 * gpu["tflops"]["value"], gpu["forward"]["value"], 1e9 * gpu["memory_gb"]["value"]
+    read = 2 * parameter_count(source) / bandwidth
     hours = gpu_hours(config, "llama-3.1-8b", "baseline", "gsm8k")
-    assert hours["transformers"] == pytest.approx((flops / PEAK / UTILIZATION + 83 * 300 * read) / 3600)
-    assert hours["vllm"] == pytest.approx((flops / PEAK / UTILIZATION + 773 * read) / 3600)
+    compute = flops / (peak * share)
+    assert hours["transformers"] == pytest.approx((compute + 83 * 300 * read) / 3600)
+    assert hours["vllm"] == pytest.approx((compute + 773 * read) / 3600)
     student = gpu_hours(config, "llama-3.1-8b", "swiftkv-50", "gsm8k")
     assert student["transformers"] == hours["transformers"] and 0.5 < student["vllm"] / hours["vllm"] < 0.7

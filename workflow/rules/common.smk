@@ -67,6 +67,11 @@ def get_spec(w):
         sys.exit(f"error: {error}")
 
 
+def get_origin(source):
+    """A source as the programs take it: not whether it is gated, which changes nothing that is made."""
+    return json.dumps(source and {key: source[key] for key in source if key != "gated"})
+
+
 def variants_with(recipe):
     """A regular expression for the names of the rewired or trained variants that have a recipe, or have none."""
     found = [

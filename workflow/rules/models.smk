@@ -16,8 +16,8 @@ rule resolve_model:
         "<benchmarks>/resolve_model/{model}.tsv"
     params:
         title=lambda w: config["models"][w.model]["title"],
-        source=lambda w: json.dumps(config["models"][w.model]["source"]),
-        template=lambda w: json.dumps(config["models"][w.model].get("chat_template")),
+        source=lambda w: get_origin(config["models"][w.model]["source"]),
+        template=lambda w: get_origin(config["models"][w.model].get("chat_template")),
         layers=lambda w: config["models"][w.model]["num_hidden_layers"],
         folder=lambda w, output: f"{os.path.dirname(output.source)}/base",
     shell:
@@ -48,7 +48,7 @@ rule fetch_checkpoint:
         variant=variants_with(recipe=False),
     params:
         spec=get_spec,  # first: it refuses a model that names no checkpoint for the variant
-        source=lambda w: json.dumps(config["models"][w.model]["checkpoints"][w.variant]),
+        source=lambda w: get_origin(config["models"][w.model]["checkpoints"][w.variant]),
     shell:
         """
         exec &> >(tee {log:q})
