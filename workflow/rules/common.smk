@@ -40,6 +40,20 @@ def in_project(path):
     )
 
 
+def refuse_what_slurm_would_refuse():
+    """Stop a controller before it submits anything that SLURM would refuse; its jobs run without this hook."""
+    if workflow.executor_plugin.name != "slurm":
+        return
+    from swiftkv.preflight.slurm import problems_at_start
+
+    jobs = [
+        (job.rule.name, job) for job in workflow.dag.needrun_jobs() if not job.is_local
+    ]
+    problems = problems_at_start(jobs, workflow.executor_settings, workflow.workdir_init)
+    if problems:
+        sys.exit("\n".join(f"error: {problem}" for problem in problems))
+
+
 def names(section):
     """A regular expression that matches exactly the names defined in one section of the configuration."""
     return "|".join(re.escape(name) for name in config[section])
@@ -335,7 +349,7 @@ def get_point(w, input):
 
 def get_serving_threads():
     """All cores of this machine, so that nothing else runs beside a measurement; a cluster's profile sets its own."""
-    return workflow.cores or 8
+    return workflow.resource_settings.cores or 8
 
 
 # Tables and figures
