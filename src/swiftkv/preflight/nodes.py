@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
+
+FORMAT = "%m|%c|%l|%D|%G|%f"  # of sinfo, for `read_nodes`
+Cause = tuple[str, str]  # what is wrong, what to do
 
 
 class Nodes(NamedTuple):
@@ -15,7 +19,7 @@ class Nodes(NamedTuple):
     Attributes:
         memory: MB a node.
         cpus: a node.
-        minutes: the partition's time limit; None without one.
+        minutes: the partition's time limit; infinite without one.
         number: how many there are.
         gpus: model -> how many a node; the model is "" where SLURM is not told.
         features: as constraints name them.
@@ -23,14 +27,18 @@ class Nodes(NamedTuple):
 
     memory: int
     cpus: int
-    minutes: float | None
+    minutes: float
     number: int
     gpus: dict[str, int]
-    features: set[str]
+    features: frozenset[str]
+
+    def count(self, model: str | None) -> int:
+        """GPUs a node, of one model if given."""
+        return self.gpus.get(model, 0) if model else sum(self.gpus.values())
 
 
 def read_nodes(text: str) -> list[Nodes]:
-    """The nodes in lines of `sinfo --exact --format "%m|%c|%l|%D|%G|%f"`; other lines are passed over."""
+    """The nodes in lines of `sinfo --exact` in `FORMAT`; other lines are passed over."""
     found = []
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -44,90 +52,113 @@ def read_nodes(text: str) -> list[Nodes]:
                     minutes=_minutes(limit),
                     number=int(number),
                     gpus={model: int(count) for model, count in models},
-                    features=set(features.split(",")) - {"(null)"},
+                    features=frozenset(features.split(",")) - {"(null)"},
                 )
             )
     return found
 
 
-def unmet(resources: Any, listed: str, where: str) -> list[tuple[str, str]]:
-    """(what is wrong, what to do) of everything that is asked for and that no node has.
+def too_long(resources: Any, nodes: Sequence[Nodes]) -> list[Cause]:
+    """Whether a job asks for more time than its partition allows; a quality of service may allow more.
 
     Args:
         resources: of the job, as rules and profile state them.
-        listed: lines of sinfo, see `read_nodes`.
-        where: in which file jobs like this one are fitted to the cluster.
+        nodes: of its partition.
     """
-    nodes = read_nodes(listed)
+    asked = _minutes(str(resources.get("runtime") or 0))
+    limit = max((node.minutes for node in nodes), default=math.inf)
+    if asked <= limit or resources.get("qos"):
+        return []
+    return [
+        (
+            f"{asked / 60:g} hours are asked for, and {_partition(resources)} allows {limit / 60:g}",
+            "lower runtime in the profile's profile.yaml",
+        )
+    ]
+
+
+def unmet(resources: Any, nodes: Sequence[Nodes]) -> list[Cause]:
+    """Everything that a job asks for and that its partition does not have.
+
+    Args:
+        resources: of the job, as rules and profile state them.
+        nodes: of its partition; nothing is said where they are not known.
+    """
     if not nodes:
         return []
-    partition, on_gpus = resources.get("slurm_partition"), bool(resources.get("gpu"))
-    place = f"partition {partition!r}" if partition else "the default partition"
-    found = []
+    where, place_to_mend = _partition(resources), place(resources)
+    found = too_long(resources, nodes)
 
     def lacks(lacking: bool, wrong: str, mend: str) -> None:
         if lacking:
             found.append((wrong, mend))
 
-    asked, limits = _minutes(str(resources.get("runtime") or 0)), [node.minutes for node in nodes]
-    limit = None if None in limits else max(limits)
-    lacks(
-        limit is not None and asked > limit,
-        f"a time limit of {asked / 60:g} hours is asked for, and {place} allows {(limit or 0) / 60:g}",
-        "lower runtime in the profile's profile.yaml",
-    )
     count, model = resources.get("nodes") or 1, resources.get("gpu_model")
-    gpus, most = math.ceil((resources.get("gpu") or 0) / count), max(_gpus(node, model) for node in nodes)
-    known = sorted({f"{name or 'of no model'}" for node in nodes for name in node.gpus})
+    gpus = math.ceil((resources.get("gpu") or 0) / count)
+    memory, cpus = resources.get("mem_mb") or 0, (resources.get("cpus_per_gpu") or 0) * gpus
+    wanted = frozenset(re.findall(r"[A-Za-z][\w.-]*", str(resources.get("constraint") or "")))
+    most = max(node.count(model) for node in nodes)
+    models = ", ".join(sorted({name or "a model it does not name" for node in nodes for name in node.gpus}))
     lacks(
-        gpus > 0 and not most,
-        f"{place} has no GPU" + (f" of model {model!r} (it has: {', '.join(known) or 'none'})" if model else ""),
-        f"correct {'gpu_model' if model and known else 'slurm_partition'} {where}",
+        gpus > 0 and most == 0,
+        f"{where} has no GPU" + (f" of model {model!r}, only {models or 'nodes without'}" if model else ""),
+        f"correct {'gpu_model' if model and models else 'slurm_partition'} {place_to_mend}",
     )
     lacks(
         gpus > most > 0,
-        f"{gpus} GPUs a node are asked for, and no node of {place} has more than {most}",
+        f"{gpus} GPUs a node are asked for, and no node of {where} has more than {most}",
         "spread the model over more nodes (gpus and nodes under models in the configuration)",
     )
-    memory, largest = resources.get("mem_mb") or 0, max(node.memory for node in nodes)
+    largest = max(node.memory for node in nodes)
     lacks(
         memory > largest,
-        f"{memory} MB of memory a node are asked for, and no node of {place} has more than {largest}",
-        f"lower {'mem_mb_per_node' if on_gpus else 'mem_mb'} {where}",
+        f"{memory} MB of memory a node are asked for, and no node of {where} has more than {largest}",
+        f"lower {'mem_mb_per_node' if gpus else 'mem_mb'} {place_to_mend}",
     )
-    cpus, widest = (resources.get("cpus_per_gpu") or 0) * gpus, max(node.cpus for node in nodes)
+    widest = max(node.cpus for node in nodes)
     lacks(
         cpus > widest,
-        f"{cpus} processors a node are asked for, and no node of {place} has more than {widest}",
-        f"lower cpus_per_gpu {where}",
+        f"{cpus} processors a node are asked for, and no node of {where} has more than {widest}",
+        f"lower cpus_per_gpu {place_to_mend}",
     )
-    features = sorted(set().union(*(node.features for node in nodes)))
-    missing = set(re.findall(r"[A-Za-z][\w.-]*", str(resources.get("constraint") or ""))) - set(features)
+    features = frozenset().union(*(node.features for node in nodes))
     lacks(
-        bool(missing),
-        f"no node of {place} has the feature {', '.join(sorted(missing))} (there are: {', '.join(features) or 'none'})",
-        f"correct constraint {where}",
+        not wanted <= features,
+        f"no node of {where} has the feature {', '.join(sorted(wanted - features))}, only "
+        f"{', '.join(sorted(features)) or 'nodes without any'}",
+        f"correct constraint {place_to_mend}",
     )
-    total = sum(node.number for node in nodes)
+    if found or "|" in str(resources.get("constraint")):
+        return found
+    fit = sum(
+        node.number
+        for node in nodes
+        if node.count(model) >= gpus and node.memory >= memory and node.cpus >= cpus and wanted <= node.features
+    )
     lacks(
-        count > total,
-        f"{count} nodes are asked for, and {place} has {total}",
-        "give the model fewer nodes (nodes and gpus under models in the configuration)",
+        count > fit,
+        f"{count} nodes are asked for with {gpus} GPUs, {memory} MB and {max(cpus, 1)} processors each, and {where} has {fit}",
+        f"ask for less {place_to_mend}, or give the model fewer nodes",
     )
     return found
 
 
-def _gpus(node: Nodes, model: str | None) -> int:
-    return node.gpus.get(model, 0) if model else sum(node.gpus.values())
+def place(resources: Any) -> str:
+    """In which file jobs like this one are fitted to the cluster."""
+    return "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile's profile.yaml"
 
 
-def _minutes(limit: str) -> float | None:
-    """Minutes of a time limit as SLURM writes it, or as a profile states it; None for no limit."""
+def _partition(resources: Any) -> str:
+    return f"partition {resources.get('slurm_partition')!r}" if resources.get("slurm_partition") else "the partition"
+
+
+def _minutes(limit: str) -> float:
+    """Minutes of a time limit as SLURM writes it, or as a profile states it."""
     from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
-    from snakemake_interface_common.exceptions import WorkflowError
+    from snakemake.exceptions import WorkflowError
 
     if limit in ("infinite", "UNLIMITED", "n/a"):
-        return None
+        return math.inf
     try:
         return float(parse_time_to_minutes(limit))
     except WorkflowError as error:

@@ -102,7 +102,7 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
     """
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
-    from snakemake_interface_common.exceptions import WorkflowError
+    from snakemake.exceptions import WorkflowError
 
     found: dict[tuple[str, ...], Request] = {}
     for rule, job in jobs:

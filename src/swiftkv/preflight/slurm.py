@@ -12,14 +12,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.preflight.nodes import unmet
+from swiftkv.preflight.nodes import FORMAT, Nodes, place, read_nodes, too_long, unmet
 from swiftkv.preflight.requests import JOB_NAME, Request, slurm_requests
 
 PROGRAMS = ("sbatch", "squeue", "scontrol")
 ANSWER_SECONDS = 60  # a busy controller may take this long
-# What SLURM says of nodes that are not there just now; a submitted job would wait for them.
+# What SLURM says of nodes that are not there just now, besides other things; a submitted job would wait for them.
 PASSING = (
     "Required node not available",
+    "Requested node configuration is not available",
     "Requested nodes are busy",
     "Nodes required for job are DOWN",
     "Requested partition configuration not available now",
@@ -64,7 +65,7 @@ def accounts(requests: Iterable[Request]) -> str:
         UserError: naming the first that is not.
     """
     from snakemake_executor_plugin_slurm.accounts import validate_account
-    from snakemake_interface_common.exceptions import WorkflowError
+    from snakemake.exceptions import WorkflowError
 
     logger = logging.Logger("accounts")  # it warns where SLURM keeps no accounts; sbatch is asked too
     logger.addHandler(logging.NullHandler())
@@ -93,14 +94,25 @@ def verdict(requests: Iterable[Request]) -> Verdict:
     """Have SLURM judge every request (`sbatch --test-only`), and name what it lacks."""
     refused: dict[tuple[str, str], list[str]] = {}
     waiting: dict[tuple[str, str], list[str]] = {}
+    known: dict[str, list[Nodes]] = {}
     for request in requests:
         status, said = _ask("sbatch", "--test-only", *request.words, "--wrap", "true")
+        partition = str(request.resources.get("slurm_partition") or "")
+        if partition not in known:
+            known[partition] = _nodes(partition)
         if status == 0:
-            continue
-        said = _message(said)
-        causes = _causes(request, said)
-        found = waiting if not causes and any(words in said for words in PASSING) else refused
-        for cause in causes or [(f"SLURM says {said!r}", f"ask it yourself with `{_shown(request)}`")]:
+            # Most SLURMs take a job whose time limit its partition does not allow, and never start it.
+            causes = too_long(request.resources, known[partition])
+        else:
+            causes = _named(request, said) or unmet(request.resources, known[partition])
+        found = refused
+        if status and not causes:
+            said = _message(said)
+            causes = [(f"SLURM says {said!r}", f"ask it yourself with `{_shown(request)}`")]
+            if any(words in said for words in PASSING):
+                found = waiting
+                causes = [(f"SLURM says {said!r}, though it has such nodes", "they may be down, drained or reserved")]
+        for cause in causes:
             found.setdefault(cause, []).extend(request.rules)
     return Verdict(_sentences(refused), _sentences(waiting))
 
@@ -139,27 +151,33 @@ def problems_at_start(jobs: Iterable[tuple[str, Any]], settings: Any, folder: st
         settings: of the executor plugin.
         folder: working directory of the run.
     """
+    problems = []
     try:
         controller()
-        earlier_jobs(folder)
         requests = slurm_requests(jobs, settings)
-        accounts(requests)
     except UserError as error:
         return [str(error)]
-    return verdict(requests).refused
+    for check in (lambda: earlier_jobs(folder), lambda: accounts(requests)):
+        try:
+            check()
+        except UserError as error:
+            problems.append(str(error))
+    return problems + verdict(requests).refused
 
 
-def _causes(request: Request, said: str) -> list[tuple[str, str]]:
-    """(what is wrong, what to do) as far as SLURM's words and its list of nodes tell."""
-    resources = request.resources
-    partition = resources.get("slurm_partition")
-    where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile's profile.yaml"
+def _named(request: Request, said: str) -> list[tuple[str, str]]:
+    """(what is wrong, what to do) where SLURM's own words tell."""
+    partition, account = (request.resources.get(name) for name in ("slurm_partition", "slurm_account"))
     if "invalid partition" in said.lower():
         _, listed = _ask("sinfo", "--noheader", "--format", "%R")
         known = ", ".join(dict.fromkeys(listed.split())) or "none"
-        return [(f"SLURM has no partition {partition!r} (it has: {known})", f"correct slurm_partition {where}")]
+        return [
+            (
+                f"SLURM has no partition {partition!r}, only {known}",
+                f"correct slurm_partition {place(request.resources)}",
+            )
+        ]
     if "invalid account" in said.lower():
-        account = resources.get("slurm_account")
         return [
             (
                 f"SLURM does not let you use account {account!r} in partition {partition!r}",
@@ -168,10 +186,13 @@ def _causes(request: Request, said: str) -> list[tuple[str, str]]:
         ]
     if "invalid qos" in said.lower():
         return [("SLURM does not let you use this quality of service", "correct qos or slurm-qos in the profile")]
-    chosen = ["--partition", str(partition)] if partition else []
-    form = "%m|%c|%l|%D|%G|%f"
-    status, listed = _ask("sinfo", "--noheader", "--exact", *chosen, "--format", form)
-    return unmet(resources, listed, where) if status == 0 else []
+    return []
+
+
+def _nodes(partition: str) -> list[Nodes]:
+    chosen = ["--partition", partition] if partition else []
+    status, listed = _ask("sinfo", "--noheader", "--exact", *chosen, "--format", FORMAT)
+    return [] if status else read_nodes(listed)
 
 
 def _ask(*command: str) -> tuple[int, str]:
