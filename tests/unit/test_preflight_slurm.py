@@ -96,6 +96,14 @@ def test_a_fault_of_many_rules_is_one_sentence(cluster):
     assert "(of rule distill, score)" in found
 
 
+def test_a_fault_of_a_later_attempt_says_so(cluster):
+    wrong = GPU_JOB | {"gpu_model": "a100"}
+    (found,) = refused(
+        ("distill", wrong), ("distill at attempt 4", wrong | {"runtime": 60}), ("score at attempt 4", wrong)
+    )
+    assert "(of rule distill, score at attempt 4)" in found
+
+
 def test_nodes_that_are_down_are_waited_for(cluster, monkeypatch):
     monkeypatch.setenv("DRAINED", "1")
     verdict = slurm.verdict(requests(("distill", GPU_JOB)))

@@ -49,7 +49,9 @@ def refuse_what_slurm_would_refuse():
     jobs = [
         (job.rule.name, job) for job in workflow.dag.needrun_jobs() if not job.is_local
     ]
-    problems = problems_at_start(jobs, workflow.executor_settings, workflow.workdir_init)
+    problems = problems_at_start(
+        jobs, workflow.executor_settings, workflow.workdir_init
+    )
     if problems:
         sys.exit("\n".join(f"error: {problem}" for problem in problems))
 

@@ -15,7 +15,7 @@ from swiftkv.preflight import machine, slurm, versions
 from swiftkv.preflight.hub import Hub, in_cache, sources_in_use
 from swiftkv.preflight.profile import Profile, read_profile
 from swiftkv.preflight.report import Report
-from swiftkv.preflight.requests import LOCAL_RULES, PlannedJob, Request, planned_jobs, slurm_requests
+from swiftkv.preflight.requests import LATER, LOCAL_RULES, PlannedJob, Request, planned_jobs, slurm_requests
 from swiftkv.records import read_json
 
 
@@ -87,7 +87,7 @@ def _requests(
     found = slurm_requests([(job.rule, job) for job in jobs if job.rule not in LOCAL_RULES], settings)
     if profile.attempts > 1:
         known = {request.words for request in found}
-        again = [(f"{job.rule} at attempt {profile.attempts}", job) for job in last() if job.rule not in LOCAL_RULES]
+        again = [(f"{job.rule}{LATER}{profile.attempts}", job) for job in last() if job.rule not in LOCAL_RULES]
         found += [request for request in slurm_requests(again, settings) if request.words not in known]
     return found
 
@@ -141,10 +141,14 @@ def check_disks(report: Report, profile: Profile, jobs: list[PlannedJob], downlo
         "hub cache": (Path(constants.HF_HUB_CACHE), downloads),
         "scratch": (Path(tempfile.gettempdir()), scratch),
     }
+    disks: dict[int, list[str]] = {}
     for name, (folder, _) in needs.items():
-        disk = machine.disk(folder)
-        total = sum(needed for other, needed in needs.values() if machine.disk(other) == disk)
-        report.check(f"disk of {name}", lambda folder=folder, total=total: machine.check_space(folder, total))
+        disks.setdefault(machine.disk(folder), []).append(name)
+    for names in disks.values():
+        folder, total = needs[names[0]][0], sum(needs[name][1] for name in names)
+        report.check(
+            f"disk of {', '.join(names)}", lambda folder=folder, total=total: machine.check_space(folder, total)
+        )
 
 
 def checkpoint_bytes(profile: Profile, jobs: list[PlannedJob], project: str | Path) -> int:

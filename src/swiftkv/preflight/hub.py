@@ -67,9 +67,9 @@ def sources_in_use(config: dict[str, Any], jobs: Iterable[PlannedJob]) -> list[S
             add_mix(config["heldout"]["data"])
         elif job.rule == "corpus":
             add_mix(wildcards["data"])
-        elif job.rule == "score":
+        elif "task" in wildcards:
             tasks[wildcards["task"]] = None
-        elif job.rule.startswith("score_"):
+        elif job.rule.startswith("score_"):  # a set of scoring.together
             tasks |= dict.fromkeys(config["sets"]["tasks"][job.rule.removeprefix("score_")])
     for task in tasks:
         entry = config["tasks"][task]

@@ -154,8 +154,8 @@ def _partition(resources: Any) -> str:
 
 def _minutes(limit: str) -> float:
     """Minutes of a time limit as SLURM writes it, or as a profile states it."""
-    from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
     from snakemake.exceptions import WorkflowError
+    from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
 
     if limit in ("infinite", "UNLIMITED", "n/a"):
         return math.inf

@@ -16,6 +16,7 @@ from swiftkv.errors import UserError
 LOCAL_RULES = ("all", "table", "figure")  # `localrules` of the workflow, which a dry run does not tell apart
 UNKNOWN = "<TBD>"
 JOB_NAME = "preflight"
+LATER = " at attempt "  # between a rule and the number of an attempt that asks for more
 
 
 class Resources(dict):
@@ -100,9 +101,9 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
     Raises:
         UserError: the plugin refuses a job's resources.
     """
+    from snakemake.exceptions import WorkflowError
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
-    from snakemake.exceptions import WorkflowError
 
     found: dict[tuple[str, ...], Request] = {}
     for rule, job in jobs:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
 from swiftkv.preflight.nodes import FORMAT, Nodes, place, read_nodes, too_long, unmet
-from swiftkv.preflight.requests import JOB_NAME, Request, slurm_requests
+from swiftkv.preflight.requests import JOB_NAME, LATER, Request, slurm_requests
 
 PROGRAMS = ("sbatch", "squeue", "scontrol")
 ANSWER_SECONDS = 60  # a busy controller may take this long
@@ -64,8 +64,8 @@ def accounts(requests: Iterable[Request]) -> str:
     Raises:
         UserError: naming the first that is not.
     """
-    from snakemake_executor_plugin_slurm.accounts import validate_account
     from snakemake.exceptions import WorkflowError
+    from snakemake_executor_plugin_slurm.accounts import validate_account
 
     logger = logging.Logger("accounts")  # it warns where SLURM keeps no accounts; sbatch is asked too
     logger.addHandler(logging.NullHandler())
@@ -211,7 +211,10 @@ def _message(said: str) -> str:
 
 
 def _listed(rules: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(rules))
+    """The rules, without later attempts of those that are there anyway."""
+    return ", ".join(
+        rule for rule in dict.fromkeys(rules) if rule.partition(LATER)[0] not in rules or LATER not in rule
+    )
 
 
 def _sentences(found: dict[tuple[str, str], list[str]]) -> list[str]:
