@@ -1,8 +1,53 @@
-"""Stand-ins for SLURM's programs that judge and say what SLURM 22.05 does, of a small cluster.
+"""Jobs that ask SLURM for something, and stand-ins for its programs, which say what SLURM 22.05 says.
 
-Partition h100 has two nodes of 8 H100s, 128 processors and 1000000 MB; partition cpu has four nodes without GPUs and
-100000 MB. Both allow 24 hours. The only account is swiftkv.
+They are of a small cluster: partition h100 has two nodes of 8 H100s, 128 processors and 1000000 MB; partition cpu
+has four nodes without GPUs and 100000 MB. Both allow 24 hours. The only account is swiftkv.
 """
+
+from types import SimpleNamespace
+
+from swiftkv.preflight.requests import PlannedJob, Resources, slurm_requests
+
+SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
+GPU_JOB = {
+    "slurm_account": "swiftkv", "slurm_partition": "h100", "gpu": 8, "nodes": 1, "gpu_model": "h100", "cpus_per_gpu": 12,
+    "mem_mb": 880000, "runtime": 1440,
+}  # fmt: skip
+CPU_JOB = {"slurm_account": "swiftkv", "slurm_partition": "cpu", "mem_mb": 16000, "runtime": 240}
+# A job of rule distill that SLURM refuses, or would never start, and the start of the sentence about it.
+FAULTS = [
+    (
+        GPU_JOB | {"slurm_partition": "h200"},
+        "SLURM has no partition 'h200', only h100, cpu (of rule distill): correct slurm_partition under gpu_jobs in the "
+        "profile's site.yaml",
+    ),
+    (
+        CPU_JOB | {"slurm_partition": "standard"},
+        "SLURM has no partition 'standard', only h100, cpu (of rule distill): correct slurm_partition in the profile's "
+        "profile.yaml",
+    ),
+    (
+        GPU_JOB | {"gpu_model": "a100"},
+        "partition 'h100' has no GPU of model 'a100', only h100 (of rule distill): correct gpu_model under gpu_jobs",
+    ),
+    (
+        GPU_JOB | {"runtime": 2880},
+        "48 hours are asked for, and partition 'h100' allows 24 (of rule distill): lower runtime in",
+    ),
+    (
+        GPU_JOB | {"mem_mb": 1100000},
+        "1100000 MB of memory a node are asked for, and no node of partition 'h100' has more than 1000000 (of rule distill): "
+        "lower mem_mb_per_node under gpu_jobs",
+    ),
+    (
+        GPU_JOB | {"constraint": "nvlink"},
+        "no node of partition 'h100' has the feature nvlink, only nodes without any",
+    ),
+]
+WRONG_ACCOUNT = (
+    GPU_JOB | {"slurm_account": "nobody"},
+    "SLURM does not let you use account 'nobody' in partition 'h100' (of rule distill): set slurm_account in",
+)
 
 SAYS = 'fail() { echo "allocation failure: $1" >&2; exit 1; }\n'
 SBATCH = r"""
@@ -42,3 +87,10 @@ def install(folder, **changes):
             (folder / name).write_text(f"#!/bin/bash\n{script}\n")
             (folder / name).chmod(0o755)
     return folder
+
+
+def requests(*jobs):
+    """The distinct requests of (rule, resources)."""
+    return slurm_requests(
+        [(rule, PlannedJob(rule, resources=Resources(resources))) for rule, resources in jobs], SETTINGS
+    )

@@ -112,7 +112,7 @@ def test_versions_that_differ_from_the_lock(tmp_path):
     good = {"torch": "2.13.0+cpu", "numpy": "2.3.1", "absent": "1.0"}
     assert check_versions(lock, installed(**good)) == "3 distributions as in envs/cpu.lock"
     with pytest.raises(
-        UserError, match="numpy is 2.4.0 and not 2.3.1; absent is not installed and not 1.0, as envs/cpu.lock"
+        UserError, match="numpy is 2.4.0 and should be 2.3.1; absent is missing and should be 1.0, says envs/cpu.lock"
     ):
         check_versions(lock, installed(torch="2.13.0+cpu", numpy="2.4.0"))
 

@@ -1,22 +1,14 @@
 """Each thing that SLURM would refuse, or never start, is one sentence that names it, the rules and the remedy."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 
 from swiftkv.errors import UserError
 from swiftkv.preflight import slurm
 from swiftkv.preflight.nodes import read_nodes, unmet
-from swiftkv.preflight.requests import PlannedJob, Resources, read_plan, slurm_requests
-from tests.unit.slurm_stand_ins import install
-
-SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
-GPU_JOB = {
-    "slurm_account": "swiftkv", "slurm_partition": "h100", "gpu": 8, "nodes": 1, "gpu_model": "h100", "cpus_per_gpu": 12,
-    "mem_mb": 880000, "runtime": 1440,
-}  # fmt: skip
-CPU_JOB = {"slurm_account": "swiftkv", "slurm_partition": "cpu", "mem_mb": 16000, "runtime": 240}
+from swiftkv.preflight.requests import PlannedJob, Resources, read_plan
+from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, WRONG_ACCOUNT, install, requests
 
 
 @pytest.fixture
@@ -26,12 +18,6 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("QUEUE", str(tmp_path / "queue"))
     (tmp_path / "queue").touch()
     return tmp_path
-
-
-def requests(*jobs):
-    return slurm_requests(
-        [(rule, PlannedJob(rule, resources=Resources(resources))) for rule, resources in jobs], SETTINGS
-    )
 
 
 def refused(*jobs):
@@ -49,42 +35,7 @@ def test_what_slurm_takes_is_not_refused(cluster):
     assert slurm.verdict(requests(("distill", GPU_JOB), ("pack", CPU_JOB))) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("job", "sentence"),
-    [
-        (
-            GPU_JOB | {"slurm_partition": "h200"},
-            "SLURM has no partition 'h200', only h100, cpu (of rule distill): correct slurm_partition under gpu_jobs in the "
-            "profile's site.yaml",
-        ),
-        (
-            CPU_JOB | {"slurm_partition": "standard"},
-            "SLURM has no partition 'standard', only h100, cpu (of rule distill): correct slurm_partition in the profile's "
-            "profile.yaml",
-        ),
-        (
-            GPU_JOB | {"slurm_account": "nobody"},
-            "SLURM does not let you use account 'nobody' in partition 'h100' (of rule distill): set slurm_account in",
-        ),
-        (
-            GPU_JOB | {"gpu_model": "a100"},
-            "partition 'h100' has no GPU of model 'a100', only h100 (of rule distill): correct gpu_model under gpu_jobs",
-        ),
-        (
-            GPU_JOB | {"runtime": 2880},
-            "48 hours are asked for, and partition 'h100' allows 24 (of rule distill): lower runtime in",
-        ),
-        (
-            GPU_JOB | {"mem_mb": 1100000},
-            "1100000 MB of memory a node are asked for, and no node of partition 'h100' has more than 1000000 (of rule distill): "
-            "lower mem_mb_per_node under gpu_jobs",
-        ),
-        (
-            GPU_JOB | {"constraint": "nvlink"},
-            "no node of partition 'h100' has the feature nvlink, only nodes without any",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("job", "sentence"), [*FAULTS, WRONG_ACCOUNT])
 def test_a_fault_is_named(cluster, job, sentence):
     (found,) = refused(("distill", job))
     assert found.startswith(sentence)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 from swiftkv.errors import UserError
 
 SHOWN = 5
@@ -46,13 +48,14 @@ def check_versions(lock: Path, version: Callable[[str], str] = importlib.metadat
         try:
             installed = version(name)
         except importlib.metadata.PackageNotFoundError:
-            installed = "not installed"
-        if installed != wanted:
-            different.append(f"{name} is {installed} and not {wanted}")
+            different.append(f"{name} is missing and should be {wanted}")
+        else:
+            if not SpecifierSet(f"=={wanted}").contains(installed, prereleases=True):
+                different.append(f"{name} is {installed} and should be {wanted}")
     if different:
         more = f" and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         raise UserError(
-            f"{'; '.join(different[:SHOWN])}{more}, as {lock.parent.name}/{lock.name} has them: make the environment anew "
+            f"{'; '.join(different[:SHOWN])}{more}, says {lock.parent.name}/{lock.name}: make the environment anew "
             "(docs/environment.md)"
         )
     return f"{len(pins)} distributions as in {lock.parent.name}/{lock.name}"
