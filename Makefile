@@ -4,7 +4,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
-.PHONY: setup reproduce plan report test test-slurm smoke bench lint
+.PHONY: setup reproduce plan check report test test-slurm smoke bench lint
 
 reproduce: .venv/.ready  ## every table and figure on a small real model (about 70 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
@@ -14,6 +14,9 @@ plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, dis
 
 report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
 	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)
+
+check: .venv/.ready  ## what a run needs, before hours are lost; PROFILE names the scale, TARGETS what is to be made
+	$(ACTIVATE) && python workflow/scripts/check.py --profile $(PROFILE) $(TARGETS)
 
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
 test: .venv/.ready  ## every test that needs no cluster and no GPU

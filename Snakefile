@@ -21,6 +21,10 @@ include: "workflow/rules/serve.smk"
 include: "workflow/rules/artifacts.smk"
 
 
+onstart:
+    refuse_what_slurm_would_refuse()
+
+
 localrules:
     all,
 

@@ -15,9 +15,10 @@ SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 
 # Takes the job and reports it failed at once, so that the controller ends.
 STAND_INS = {
-    "sbatch": 'printf "%s\\0" "$@" >> "$TAKEN"; printf "\\n" >> "$TAKEN"; echo $((1 + $(wc -l < "$TAKEN")))',
+    "sbatch": '[[ " $* " == *" --test-only "* ]] && exit\n'
+    'printf "%s\\0" "$@" >> "$TAKEN"; printf "\\n" >> "$TAKEN"; echo $((1 + $(wc -l < "$TAKEN")))',
     "squeue": 'for number in $(seq 100); do echo "$number|FAILED"; done',
-    "scontrol": 'echo "MinJobAge = 3600 sec"',
+    "scontrol": 'echo "MinJobAge = 3600 sec"; echo "Slurmctld(primary) is UP"',
     "sacctmgr": "echo swiftkv",
     "sacct": "",
 }

@@ -40,6 +40,22 @@ def in_project(path):
     )
 
 
+def refuse_what_slurm_would_refuse():
+    """Stop a controller before it submits anything that SLURM would refuse; its jobs run without this hook."""
+    if workflow.executor_plugin.name != "slurm":
+        return
+    from swiftkv.preflight.slurm import problems_at_start
+
+    jobs = [
+        (job.rule.name, job) for job in workflow.dag.needrun_jobs() if not job.is_local
+    ]
+    problems = problems_at_start(
+        jobs, workflow.executor_settings, workflow.workdir_init
+    )
+    if problems:
+        sys.exit("\n".join(f"error: {problem}" for problem in problems))
+
+
 def names(section):
     """A regular expression that matches exactly the names defined in one section of the configuration."""
     return "|".join(re.escape(name) for name in config[section])
