@@ -329,7 +329,7 @@ def get_point(w, input):
 
 def get_serving_threads():
     """All cores of this machine, so that nothing else runs beside a measurement; a cluster's profile sets its own."""
-    return workflow.cores or 8
+    return workflow.resource_settings.cores or 8
 
 
 # Tables and figures
