@@ -24,12 +24,6 @@ try:
 except UserError as error:
     sys.exit(f"error: {error}")
 
-# Jobs use the Python that runs Snakemake, also where its environment is not activated, and the scripts beside the rules,
-# also where the workflow runs in another directory.
-shell.prefix(
-    f'export PATH="{os.path.dirname(sys.executable)}:$PATH" SCRIPTS="{PROJECT}/workflow/scripts"; '
-)
-
 
 def in_project(path):
     """A file that the project ships, also where the workflow runs in another directory."""
@@ -173,7 +167,7 @@ def get_launcher(w, resources):
     return (
         f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
-        + f"torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d "
+        + f"$IN_IMAGE torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d "
         f'--rdzv-endpoint "$(hostname):$(python -c "{free_port}")" --rdzv-id "$SLURM_JOB_ID"'
     )
 

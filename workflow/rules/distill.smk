@@ -122,6 +122,8 @@ rule distill:
     wildcard_constraints:
         variant=variants_with(recipe=True),
     priority: 10
+    container:
+        get_image
     threads: 1
     resources:
         **on_gpus("distill"),
