@@ -114,6 +114,8 @@ def test_the_job_is_requeued(cluster, undisturbed, disturbed):
     step = until_it_saves(disturbed, controller)
     (job,) = jobs_of(cluster, disturbed)
     run("scontrol", "requeue", job["id"])
+    cluster.wait(lambda: cluster.job(job["id"])["JobState"] == "PENDING", "the job is not requeued")
+    run("scontrol", "update", f"JobId={job['id']}", "StartTime=now")  # SLURM lets it wait two minutes
     assert controller.wait(300) == 0
     assert same_result(disturbed, undisturbed)
     assert int(re.search(r"continuing after step (\d+)", log_of(disturbed))[1]) >= step
@@ -149,6 +151,8 @@ def test_the_controller_is_killed(cluster, undisturbed, disturbed):
     refused = disturbed.run(RECORD)
     assert refused.returncode != 0 and "--unlock" in refused.stdout + refused.stderr
     assert disturbed.run("--unlock").returncode == 0
+    refused = disturbed.run(RECORD)
+    assert refused.returncode != 0 and f"scancel {job['id']}" in refused.stdout + refused.stderr
     assert len(jobs_of(cluster, disturbed)) == 1
     cluster.wait(lambda: jobs_of(cluster, disturbed)[0]["state"] == "COMPLETED", "the job does not end", 200)
     before = (disturbed.folder / RECORD).stat().st_mtime_ns
