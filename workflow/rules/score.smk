@@ -1,7 +1,8 @@
 """Quality: benchmark accuracy (Table B.1), fidelity to the teacher, and what each l leaves before training.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
-                 <results>/data/heldout.jsonl, <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
+                 <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
+                 <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
          <results>/starts/{model}.json, <results>/early_exit/{model}/{variant}.json
 """
@@ -15,6 +16,7 @@ python "$SCRIPTS/score.py" \
     --spec {params.spec:q} \
     --kv-cache {wildcards.kv_cache} \
     --tasks {params.tasks:q} \
+    {params.fetched} \
     --seed {params.seed} \
     --threads {threads} \
     --engine-log {log.engine:q} \
@@ -27,6 +29,7 @@ rule score:
     input:
         model="<results>/models/{model}/source.json",
         checkpoint=get_checkpoint,
+        questions=get_questions,
     output:
         "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
     log:
@@ -40,6 +43,7 @@ rule score:
     params:
         spec=get_spec,
         tasks=get_tasks,
+        fetched=get_fetched,
         seed=config["scoring"]["seed"],
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
@@ -58,6 +62,7 @@ for group in config["scoring"]["together"]:
         input:
             model="<results>/models/{model}/source.json",
             checkpoint=get_checkpoint,
+            questions=lambda w, group=group: get_questions(w, group),
         output:
             expand(
                 "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
@@ -74,6 +79,7 @@ for group in config["scoring"]["together"]:
         params:
             spec=get_spec,
             tasks=lambda w, group=group: get_tasks(w, group),
+            fetched=get_fetched,
             seed=config["scoring"]["seed"],
             checkpoint=lambda w, input: (
                 f"--checkpoint {input.checkpoint}" if input.checkpoint else ""

@@ -16,6 +16,9 @@ def main() -> None:
     parser.add_argument("--spec", type=json.loads, required=True, help="fields of SwiftKVSpec as JSON, or null")
     parser.add_argument("--kv-cache", choices=("auto", "fp8"), required=True)
     parser.add_argument("--tasks", type=json.loads, required=True, help="config entries by name, as JSON")
+    parser.add_argument(
+        "--fetched", type=Path, nargs="*", default=(), help="folders of questions, named as their tasks"
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
     parser.add_argument("--engine-log", type=Path, help="file for what vLLM prints, where it generates")

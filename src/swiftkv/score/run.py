@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
 from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, weights_of, write_json
-from swiftkv.score.data import TaskData, Unavailable
+from swiftkv.score.data import TaskData
+from swiftkv.score.fetch import Unavailable
 from swiftkv.score.served import score_served
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def measure_scores(
     tasks: dict[str, dict[str, Any]],
     seed: int,
     outputs: Sequence[Path],
+    fetched: Sequence[Path] = (),
     engine_log: Path | None = None,
 ) -> None:
     """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
@@ -52,6 +54,7 @@ def measure_scores(
             generates its answers.
         seed: for subsets and random few-shot examples.
         outputs: JSON files, one a task.
+        fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
         engine_log: file for what vLLM prints; needed with an engine.
 
     Raises:
@@ -75,10 +78,10 @@ def measure_scores(
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
     serve = functools.partial(score_served, folder, tokenizer, spec, kv_cache, seed=seed, log=engine_log)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
-    named = list(zip(tasks.items(), outputs, strict=True))
+    named, folders = list(zip(tasks.items(), outputs, strict=True)), {path.name: path for path in fetched}
     # vLLM's come first, while no model of ours holds the GPU's memory.
     for (name, task), output in sorted(named, key=lambda one: "engine" not in one[0][1]):
-        write_json(output, _measure(load, serve, subject, name, task, seed))
+        write_json(output, _measure(load, serve, subject, name, task, seed, folders.get(name)))
 
 
 def _measure(
@@ -88,6 +91,7 @@ def _measure(
     name: str,
     task: dict[str, Any],
     seed: int,
+    fetched: Path | None,
 ) -> dict[str, Any]:
     """The record of one task."""
     started = time.monotonic()
@@ -104,9 +108,9 @@ def _measure(
     status, reason, result, data, engine = "ok", None, None, task.get("source"), {}
     try:
         if "engine" in task:
-            result, ran, data, engine = serve(task=task)
+            result, ran, data, engine = serve(task=task, fetched=fetched)
         else:
-            benchmark, data = questions(task, seed)
+            benchmark, data = questions(task, seed, fetched)
             lm = load()
             lm.batch_size_per_gpu = task["batch_size"]
             result, ran = run_benchmark(lm, benchmark, task)
@@ -132,11 +136,11 @@ def _measure(
     )
 
 
-def questions(task: dict[str, Any], seed: int) -> tuple[Benchmark, dict[str, Any]]:
+def questions(task: dict[str, Any], seed: int, fetched: Path | None = None) -> tuple[Benchmark, dict[str, Any]]:
     """The lm-eval tasks of a config entry and the identity of their data; raises as `build_benchmark` and `TaskData`."""
     from swiftkv.score.tasks import build_benchmark
 
-    source = TaskData(task["task"], task.get("source"))
+    source = TaskData(task["task"], task.get("source"), fetched)
     return build_benchmark(task, source, seed), source.record()
 
 
