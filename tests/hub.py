@@ -46,13 +46,9 @@ class Hub:
 
     def environment(self, cache: Path) -> dict[str, str]:
         """Environment variables of a program that uses this hub and a cache of its own."""
-        plain = {
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "no_proxy": "127.0.0.1",
-            "NO_PROXY": "127.0.0.1",
-        }
-        return plain | {"HF_ENDPOINT": self.address, "HF_HOME": str(cache)}
+        online = {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        own = {"HF_ENDPOINT": self.address, "HF_HOME": str(cache), "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+        return online | own
 
 
 @contextlib.contextmanager

