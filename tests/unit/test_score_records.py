@@ -20,7 +20,8 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.score.data import TaskData, read_table
-from swiftkv.score.run import bits_per_byte, mean_and_stderr, measure_scores
+from swiftkv.score.result import mean_and_stderr
+from swiftkv.score.run import bits_per_byte, measure_scores
 from swiftkv.score.tasks import build_benchmark, choose, leaf_entries
 from swiftkv.spec import SwiftKVSpec
 

@@ -47,6 +47,7 @@ def score_served(
     seed: int,
     log: Path | None,
     fetched: Path | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Score a task that has an `engine`.
 
@@ -56,6 +57,7 @@ def score_served(
         spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
         log: file for all that vLLM prints.
         fetched: the folder with the questions of a hub source.
+        shard: as in `build_benchmark`.
 
     Returns:
         The result, the settings and the data of its record, and the record's `engine`: what vLLM really ran.
@@ -80,7 +82,7 @@ def score_served(
     # Of a point only the machine matters here: GPUs and threads.
     environment = engine_environment(Point("score", {"engine": engine}, engine["gpus"], torch.get_num_threads()))
     job = {"folder": folder, "tokenizer": tokenizer, "task": task, "fetched": fetched, "seed": seed}
-    job |= {"repetition_penalty": penalty}
+    job |= {"shard": shard, "repetition_penalty": penalty}
     with worker(module("swiftkv.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
         printed = program.job.text()

@@ -93,7 +93,7 @@ def score(job: dict[str, Any]) -> dict[str, Any]:
     """Result, settings and data of a task; or why there are none, as `unavailable` or `refused`."""
     folder, tokenizer, task = job["folder"], job["tokenizer"], job["task"]
     try:
-        benchmark, data = questions(task, job["seed"], job["fetched"])
+        benchmark, data = questions(task, job["seed"], job["fetched"], job["shard"])
         for part in benchmark.tasks.values():
             config = part.config
             check_task(config.task, config.output_type, config.generation_kwargs, positions(folder, tokenizer))
