@@ -22,6 +22,7 @@ STAND_INS = {
     "sacct": "",
 }
 EIGHT, SEVENTY, HUGE = "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"
+PANEL = ("arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "gsm8k-bits", "mbpp-bits", "ifeval")
 # Targets, and what has to lie there for them to be the next job.
 TARGETS = {
     f"results/similarity/{EIGHT}.json": ["data/ultrachat/train.jsonl"],
@@ -33,7 +34,7 @@ TARGETS = {
     f"results/scores/{EIGHT}/baseline/auto/gsm8k.json": [],
     f"results/scores/{SEVENTY}/baseline/auto/gsm8k.json": [],
     f"results/scores/{HUGE}/baseline/auto/gsm8k.json": [],
-    f"results/scores/{EIGHT}/baseline/auto/arc-easy.json": [],
+    f"results/scores/{EIGHT}/baseline/auto/arc-easy.json": [f"questions/{task}" for task in PANEL],
     f"results/fidelity/{EIGHT}/swiftkv-25/auto.json": [f"checkpoints/{EIGHT}/swiftkv-25", "data/heldout.jsonl"],
     f"results/early_exit/{EIGHT}/swiftkv-50-early-exit.json": [f"checkpoints/{EIGHT}/swiftkv-50-early-exit"],
     f"results/serving/batch-2k/{EIGHT}/baseline/auto.json": [],
@@ -51,7 +52,10 @@ def submitted(folder, profile):
         (programs / name).chmod(0o755)
     (folder / "data").mkdir()
     for model in (EIGHT, SEVENTY, HUGE):
-        TARGETS[f"results/scores/{model}/baseline/auto/gsm8k.json"].append(f"models/{model}/source.json")
+        TARGETS[f"results/scores/{model}/baseline/auto/gsm8k.json"] += [
+            f"models/{model}/source.json",
+            "questions/gsm8k",
+        ]
     for inputs in TARGETS.values():
         for name in inputs:
             path = folder / "results" / name
