@@ -19,7 +19,17 @@ PARTS = {
     "serve": ("measure/",),
     "train": ("distill/", "start/"),
     "score": ("score/", "similarity.py"),
-    "pipeline": ("artifacts/", "data/", "planning/", "preflight/", "config.py", "points.py", "published.py", "sources.py"),
+    "pipeline": (
+        "artifacts/",
+        "data/",
+        "planning/",
+        "preflight/",
+        "config.py",
+        "hub.py",
+        "points.py",
+        "published.py",
+        "sources.py",
+    ),
 }
 BASE = ("models/", "quantize/", "serve/", "__init__.py", "cost.py", "errors.py", "records.py", "spec.py")
 # Used without having to be imported: the workflow is run by Snakemake, and transformers reads GGUF with gguf.

@@ -3,11 +3,14 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
+from swiftkv.score import fetch
+from swiftkv.score.shards import shards_of
 
 PROJECT = workflow.basedir
 
@@ -182,10 +185,55 @@ def get_scoring_engines(w, group):
         sys.exit(f"error: {error}")
 
 
+def scored_models(sharded):
+    """A regular expression for a score's model, if the task at the end of its path has shards on it, or has none."""
+    pairs = "|".join(
+        rf"{re.escape(model)}/[^/]+/[^/]+/{re.escape(task)}\.json$"
+        for model in config["models"]
+        for task in config["tasks"]
+        if shards_of(config, model, task) > 1
+    )
+    return f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{names('models')})"
+
+
+def get_shards(w):
+    """The records of the shards of a score."""
+    shards = shards_of(config, w.model, w.task)
+    folder = f"<results>/score-shards/{w.model}/{w.variant}/{w.kv_cache}/{w.task}"
+    return [f"{folder}/{shard}-of-{shards}.json" for shard in range(1, shards + 1)]
+
+
+def get_questions(w, group=None):
+    """The folders with the questions of a job's tasks, of those that come from the hub."""
+    tasks = config["sets"]["tasks"][group] if group else [w.task]
+    return [
+        f"<results>/questions/{task}"
+        for task in tasks
+        if fetch.from_hub(config["tasks"][task].get("source"))
+    ]
+
+
+def get_fetched(w, input):
+    """The argument that says where they are."""
+    return shlex.join(["--fetched", *input.questions]) if input.questions else ""
+
+
+def get_attempt(w):
+    """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
+    folder = Path(config["pathvars"]["results"], "questions", w.task)
+    attempts = folder.with_name(f"{w.task}.attempts")
+    return f"attempt {fetch.attempt(config['tasks'][w.task], folder, attempts)}"
+
+
 def get_tasks(w, group=None):
     """The entries of a job's tasks as JSON, with the engines that generate answers."""
     entries = {
-        task: config["tasks"][task] | ({"engine": engine} if engine else {})
+        task: {
+            key: config["tasks"][task][key]
+            for key in config["tasks"][task]
+            if key != "shards"
+        }
+        | ({"engine": engine} if engine else {})
         for task, engine in get_scoring_engines(w, group).items()
     }
     return json.dumps(entries)

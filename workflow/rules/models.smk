@@ -2,7 +2,9 @@
 
 REQUIRED INPUTS: the sources named in the configuration
 OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant} (of others' training),
-         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl
+         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub)
+
+All that is downloaded is downloaded here, and the tokenizer of a model served without weights in serve.smk.
 """
 
 
@@ -23,7 +25,7 @@ rule resolve_model:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/resolve_model.py" \
+        online python "$SCRIPTS/resolve_model.py" \
             --name {wildcards.model:q} \
             --title {params.title:q} \
             --source {params.source:q} \
@@ -52,7 +54,7 @@ rule fetch_checkpoint:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/fetch_checkpoint.py" \
+        online python "$SCRIPTS/fetch_checkpoint.py" \
             --model-source {input.model:q} \
             --variant {wildcards.variant:q} \
             --source {params.source:q} \
@@ -79,7 +81,7 @@ rule heldout:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/heldout.py" \
+        online python "$SCRIPTS/heldout.py" \
             --sources {params.sources:q} \
             --chats {params.chats} \
             --seed {params.seed} \
@@ -105,10 +107,35 @@ rule corpus:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/corpus.py" \
+        online python "$SCRIPTS/corpus.py" \
             --sources {params.sources:q} \
             --seed {params.seed} \
             --heldout {input.heldout:q} \
             --output {output.chats:q} \
             --record {output.source:q}
+        """
+
+
+rule fetch_questions:
+    """Fetch the questions of a task that come from the hub, for all models; again, where an optional source was silent."""
+    output:
+        directory("<results>/questions/{task}"),
+    log:
+        "<logs>/fetch_questions/{task}.log",
+    benchmark:
+        "<benchmarks>/fetch_questions/{task}.tsv"
+    wildcard_constraints:
+        task=names("tasks"),
+    params:
+        task=lambda w: json.dumps(
+            {key: config["tasks"][w.task].get(key) for key in ("task", "source")}
+        ),
+        attempt=get_attempt,
+    shell:
+        """
+        exec &> >(tee {log:q})
+        online python "$SCRIPTS/fetch_questions.py" \
+            --task {params.task:q} \
+            --attempts {output:q}.attempts \
+            --output {output:q}
         """

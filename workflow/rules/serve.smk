@@ -26,7 +26,7 @@ rule dummy_checkpoint:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/dummy_checkpoint.py" \
+        online python "$SCRIPTS/dummy_checkpoint.py" \
             --source {input.source:q} \
             --spec {params.spec:q} \
             {params.tokenizer} \

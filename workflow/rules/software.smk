@@ -5,6 +5,9 @@ apptainer: the image envs/gpu.sif. conda: the environment .conda. Neither: the P
 
 IMAGE = f"{PROJECT}/envs/gpu.sif"
 CONDA = f"{PROJECT}/.conda"
+# Where the jobs of a cluster keep caches; braces would be wildcards in a shell prefix.
+LOCAL_CACHE = config["gpu_jobs"].get("local_cache", "")
+LOCAL_CACHE = LOCAL_CACHE.replace("{", "{{").replace("}", "}}")
 METHODS = sorted(map(str, workflow.deployment_settings.deployment_method))
 
 if METHODS not in ([], ["apptainer"], ["conda"]):
@@ -29,6 +32,7 @@ def get_prefix(method):
     Jobs find the scripts beside the rules, also where the workflow runs in another directory. In .conda nothing of the
     user's own stands in for a locked package. An image has a PATH of its own and takes the project's code from the checkout.
     On several nodes srun starts the image (IN_IMAGE) as Snakemake does on one; there the job's shell itself is outside.
+    Jobs are offline unless their rule says `online` (workflow/environment.sh).
     """
     scripts = f'export SCRIPTS="{PROJECT}/workflow/scripts" IN_IMAGE=; '
     here = f'export PATH="{os.path.dirname(sys.executable)}:$PATH"; '
@@ -47,7 +51,10 @@ def get_prefix(method):
     return scripts + here
 
 
-shell.prefix(get_prefix("".join(METHODS)))
+shell.prefix(
+    get_prefix("".join(METHODS))
+    + f'LOCAL_CACHE="{LOCAL_CACHE}"; . "{PROJECT}/workflow/environment.sh"; '
+)
 
 
 def get_image(w):

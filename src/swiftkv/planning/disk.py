@@ -12,6 +12,7 @@ from swiftkv.errors import UserError
 from swiftkv.planning.estimate import Estimator
 from swiftkv.planning.jobs import PlannedJob
 from swiftkv.planning.text import mix_tokens, packed_rows, recipe_of
+from swiftkv.score.catalogue import KNOWN
 
 KEPT_STATES = 2  # training states that stay, `swiftkv.distill.state.KEPT`
 STATE_BYTES = 12  # of one trained parameter in one: weight and AdamW's two moments, float32
@@ -119,11 +120,7 @@ def fetched(job: PlannedJob, estimator: Estimator) -> list[Download]:
     if job.rule in ("heldout", "corpus"):
         mix = config["heldout"]["data"] if job.rule == "heldout" else job.wildcards["data"]
         return [item for source in config["data"][mix]["sources"] for item in one("data set", source, None)]
-    if job.rule.startswith("score"):
-        tasks = [
-            (name, config["tasks"].get(name, {})) for name in (path.rsplit("/", 1)[-1][:-5] for path in job.outputs)
-        ]
-        named = [item for _, task in tasks for item in one("questions", task.get("source", {}), None)]
-        unnamed = [Download("questions", task["task"], None) for _, task in tasks if "source" not in task]
-        return named + unnamed
+    if job.rule == "fetch_questions":
+        task = config["tasks"][job.wildcards["task"]]
+        return one("questions", task.get("source") or {"hub": KNOWN[task["task"]].hub}, None)
     return []

@@ -107,7 +107,7 @@ class Estimator:
     def _table(self, job: PlannedJob) -> tuple[float, str]:
         return self._host("artifact"), GUESSED
 
-    _figure = _table
+    _figure = _merge_scores = _table
 
     def _resolve_model(self, job: PlannedJob) -> tuple[float, str]:
         source = self.config["models"][job.wildcards["model"]]["source"]
@@ -151,8 +151,10 @@ class Estimator:
 
     def _score(self, job: PlannedJob) -> tuple[float, str]:
         case = tuple(job.wildcards[name] for name in ("model", "variant", "kv_cache"))
-        tasks = [Path(path).stem for path in job.outputs]
-        seconds = scoring.score(self.config, self.size(case[0]), case, self.spec(job), tasks, self.machine(job))
+        # A shard's file is called by its number.
+        tasks = [job.wildcards["task"]] if "task" in job.wildcards else [Path(path).stem for path in job.outputs]
+        shards = int(job.wildcards.get("shards", 1))
+        seconds = scoring.score(self.config, self.size(case[0]), case, self.spec(job), tasks, shards, self.machine(job))
         return seconds, ESTIMATED if all(task in TASKS for task in tasks) else GUESSED
 
     def _fidelity(self, job: PlannedJob) -> tuple[float, str]:

@@ -17,7 +17,7 @@ import yaml
 
 from swiftkv.errors import UserError
 
-LOCAL_RULES = ("all", "table", "figure")  # those of `localrules`, which a dry run does not tell
+LOCAL_RULES = ("all", "table", "figure", "merge_scores")  # those of `localrules`, which a dry run does not tell
 LISTS = ("input", "output")
 PAIRS = ("wildcards", "resources")
 

@@ -106,16 +106,18 @@ def score(
     case: tuple[str, str, str],
     spec: SwiftKVSpec | None,
     tasks: list[str],
+    shards: int,
     machine: Machine,
 ) -> float:
-    """Seconds of a job that scores some tasks; `case` is model, variant and KV-cache format."""
+    """Seconds of a job that scores some tasks, or a shard of one; `case` is model, variant and KV-cache format."""
     seconds = machine["start"] + machine.load(size.bytes)
     for task in tasks:
         engine = cfg.scoring_engine(config, *case, task)
         if engine is None:
-            seconds += transformers(size, asked(config, task), config["tasks"][task]["batch_size"], machine)
+            seconds += transformers(size, asked(config, task), config["tasks"][task]["batch_size"], machine) / shards
         else:
-            seconds += machine["engine"] + vllm(size, spec, asked(config, task), engine["max_num_seqs"], machine)
+            generation = vllm(size, spec, asked(config, task), engine["max_num_seqs"], machine)
+            seconds += machine["engine"] + generation / shards
     return seconds + machine["task"] * len(tasks)
 
 

@@ -54,7 +54,6 @@ def sources_in_use(config: dict[str, Any], jobs: Iterable[PlannedJob]) -> list[S
         for entry in config["data"][name]["sources"]:
             add("dataset", entry)
 
-    tasks: dict[str, None] = {}
     for job in jobs:
         wildcards = job.wildcards
         if job.rule == "resolve_model":
@@ -67,13 +66,9 @@ def sources_in_use(config: dict[str, Any], jobs: Iterable[PlannedJob]) -> list[S
             add_mix(config["heldout"]["data"])
         elif job.rule == "corpus":
             add_mix(wildcards["data"])
-        elif "task" in wildcards:
-            tasks[wildcards["task"]] = None
-        elif job.rule.startswith("score_"):  # a set of scoring.together
-            tasks |= dict.fromkeys(config["sets"]["tasks"][job.rule.removeprefix("score_")])
-    for task in tasks:
-        entry = config["tasks"][task]
-        add("dataset", entry.get("source") or {"hub": KNOWN[entry["task"]].hub})
+        elif job.rule == "fetch_questions":
+            entry = config["tasks"][wildcards["task"]]
+            add("dataset", entry.get("source") or {"hub": KNOWN[entry["task"]].hub})
     return list(found.values())
 
 

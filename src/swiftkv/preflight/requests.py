@@ -13,7 +13,6 @@ from typing import Any
 
 from swiftkv.errors import UserError
 
-LOCAL_RULES = ("all", "table", "figure")  # `localrules` of the workflow, which a dry run does not tell apart
 UNKNOWN = "<TBD>"
 JOB_NAME = "preflight"
 LATER = " at attempt "  # between a rule and the number of an attempt that asks for more
