@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swiftkv.preflight.requests import LOCAL_RULES
+from swiftkv.planning.jobs import LOCAL_RULES
 from tests.unit.slurm_stand_ins import install
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,12 @@ from typing import Any
 
 from swiftkv.cost import parameter_count
 from swiftkv.errors import UserError
+from swiftkv.planning.jobs import LOCAL_RULES
 from swiftkv.preflight import machine, slurm, versions
 from swiftkv.preflight.hub import Hub, in_cache, sources_in_use
 from swiftkv.preflight.profile import Profile, read_profile
 from swiftkv.preflight.report import Report
-from swiftkv.preflight.requests import LATER, LOCAL_RULES, PlannedJob, Request, planned_jobs, slurm_requests
+from swiftkv.preflight.requests import LATER, PlannedJob, Request, planned_jobs, slurm_requests
 from swiftkv.records import read_json
 
 
