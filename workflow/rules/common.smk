@@ -215,11 +215,10 @@ def get_attempt(w):
 
 def get_tasks(w, group=None):
     """The entries of a job's tasks as JSON, with the engines that generate answers."""
-    entries = {
-        task: {key: config["tasks"][task][key] for key in config["tasks"][task] if key != "shards"}
-        | ({"engine": engine} if engine else {})
-        for task, engine in get_scoring_engines(w, group).items()
-    }
+    entries = {}
+    for task, engine in get_scoring_engines(w, group).items():
+        entries[task] = config["tasks"][task] | ({"engine": engine} if engine else {})
+        entries[task].pop("shards", None)  # the same score for any number
     return json.dumps(entries)
 
 
