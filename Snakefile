@@ -14,6 +14,7 @@ report: "workflow/report/workflow.rst"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/software.smk"
+include: "workflow/rules/cluster.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/similarity.smk"
 include: "workflow/rules/distill.smk"

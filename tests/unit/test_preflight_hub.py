@@ -114,7 +114,7 @@ def test_the_sources_of_planned_jobs():
     jobs = [
         PlannedJob("resolve_model", {"model": "llama-3.1-8b-base"}), PlannedJob("resolve_model", {"model": "llama-3.1-8b"}),
         PlannedJob("fetch_checkpoint", {"model": "llama-3.1-8b", "variant": "swiftkv-50-published"}),
-        PlannedJob("heldout"), PlannedJob("corpus", {"data": "ultrachat"}), PlannedJob("score", {"task": "gsm8k"}),
+        PlannedJob("heldout"), PlannedJob("corpus", {"data": "ultrachat"}), PlannedJob("fetch_questions", {"task": "gsm8k"}),
         PlannedJob("score_panel", {"model": "llama-3.1-8b"}), PlannedJob("all"),
     ]  # fmt: skip
     found = {source.identifier: source for source in sources_in_use(config, jobs)}

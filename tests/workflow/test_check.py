@@ -57,7 +57,7 @@ def test_all_faults_are_seen_at_once(site):
         r"hub model meta-llama/Llama-3.1-8B-Instruct: HF_HUB_OFFLINE is set, and it is not in the local cache",
     ):
         assert sum(bool(re.match(words, line)) for line in failed) == 1, (words, failed)
-    for words in ("profile", "plan: 76 jobs to run", "results", "slurm", "account: swiftkv"):
+    for words in ("profile", "plan: 83 jobs to run", "results", "slurm", "account: swiftkv"):
         assert f"\nok    {words}" in ended.stdout, ended.stdout
     assert re.search(
         r"^(ok|FAIL) +disk of results.* at least 1\d\d\.\d GB", ended.stdout, flags=re.MULTILINE

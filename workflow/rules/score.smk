@@ -4,7 +4,8 @@ REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{mo
                  <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
                  <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
-         <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json, <results>/starts/{model}.json, <results>/early_exit/{model}/{variant}.json
+         <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,
+         <results>/starts/{model}.json, <results>/early_exit/{model}/{variant}.json
 """
 
 

@@ -48,7 +48,7 @@ rule measure:
         "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
         point="|".join(map(re.escape, config["serving"]["points"])),
-    threads: os.cpu_count()  # all that Snakemake has, so that nothing runs beside it; a cluster's profile sets its own
+    threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
         **on_gpus("serve"),
     params:
