@@ -31,7 +31,7 @@ THERE = [
 PANEL = ("arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "gsm8k-bits", "mbpp-bits", "ifeval")
 FOLDERS = [
     f"checkpoints/{EIGHT}/swiftkv-25", f"checkpoints/{EIGHT}/swiftkv-50-early-exit", f"dummy/{HUGE}/baseline",
-    *(f"questions/{task}" for task in (*PANEL, "gsm8k")),
+    *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
 ]  # fmt: skip
 TARGETS = [
     f"similarity/{EIGHT}.json", f"starts/{EIGHT}.json", f"moments/{EIGHT}/fitted-start.safetensors",
@@ -39,7 +39,7 @@ TARGETS = [
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
     f"fidelity/{EIGHT}/swiftkv-25/auto.json", f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",
     f"serving/batch-2k/{EIGHT}/baseline/auto.json", f"serving/interactive-2k/{SEVENTY}/baseline/auto.json",
-    f"serving/kv-capacity/{HUGE}/baseline/auto.json",
+    f"serving/kv-capacity/{HUGE}/baseline/auto.json", f"score-shards/{HUGE}/baseline/auto/mmlu-cot/1-of-6.json",
 ]  # fmt: skip
 
 
@@ -55,6 +55,8 @@ def submitted(folder, profile):
         (folder / "results" / name).touch()
     for name in FOLDERS:
         (folder / "results" / name).mkdir(parents=True)
+    for name in (*THERE, *FOLDERS):  # none is newer than what is made of it
+        os.utime(folder / "results" / name, (1e9, 1e9))
     taken = folder / "taken"
     taken.touch()
     command = [
