@@ -130,7 +130,7 @@ class Cluster:
         return set(run("sinfo", "--noheader", "--Node", "--format=%T", check=False).split())
 
     def jobs(self) -> list[dict[str, str]]:
-        """Every job so far: id, state, partition, comment (rule and wildcards), and the GPUs it asked for."""
+        """Every job so far, the oldest first: id, state, partition, comment (rule and wildcards), and the GPUs it asked for."""
         columns = {
             "id": "JobID",
             "state": "State",
@@ -141,7 +141,7 @@ class Cluster:
         form = ",".join(f"{column}:200" for column in columns.values())
         lines = run("squeue", "--noheader", "--states=all", f"--Format={form}").splitlines()
         rows = [[line[200 * i : 200 * (i + 1)].strip() for i in range(len(columns))] for line in lines]
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        return sorted((dict(zip(columns, row, strict=True)) for row in rows), key=lambda job: int(job["id"]))
 
     def job(self, number: str) -> dict[str, str]:
         """What scontrol knows of a job."""
