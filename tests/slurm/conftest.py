@@ -61,8 +61,8 @@ class Workflow:
         """The controller's command line."""
         self.write()
         configuration = [ROOT / "profiles/slurm/site.yaml", self.folder / "override.yaml"]
-        words = [Path(sys.executable).with_name("snakemake"), "--snakefile", ROOT / "Snakefile"]
-        words += ["--directory", self.folder, "--profile", self.folder, "--configfile", *configuration, *arguments]
+        words = [Path(sys.executable).with_name("snakemake"), "--configfile", *configuration]
+        words += ["--snakefile", ROOT / "Snakefile", "--directory", self.folder, "--profile", self.folder, *arguments]
         return [str(word) for word in words]
 
     def environment(self) -> dict[str, str]:
