@@ -22,7 +22,7 @@ check: .venv/.ready  ## what a run needs, before hours are lost; PROFILE names t
 test: .venv/.ready  ## every test that needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
 
-# As root, with Debian's slurmctld, slurmd, slurm-client and munge.
+# As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
 test-slurm: .venv/.ready  ## the smoke scale and its faults on a throw-away SLURM with pretend GPUs
 	$(ACTIVATE) && pytest -m slurm tests/slurm
 

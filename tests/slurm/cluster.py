@@ -1,7 +1,8 @@
 """A throw-away SLURM on the loopback: real daemons, pretend H100s, everything in one folder.
 
-Debian's packages slurmctld, slurmd, slurm-client and munge, and root, are all it needs; several slurmd on one host are
-its nodes. There is no accounting, so jobs are asked after with squeue. Memory and CPUs are scheduled, not enforced.
+Debian's packages slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server, and root, are all it needs; several
+slurmd on one host are its nodes. Accounting is real too: Snakemake asks it after jobs. Memory and CPUs are scheduled, not
+enforced.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from pathlib import Path
 import psutil
 
 ETC = Path("/etc/slurm")  # the only place a step's srun looks in: Snakemake strips SLURM_CONF from its environment
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
+FILES = ("slurm.conf", "gres.conf", "slurmdbd.conf")
+PROGRAMS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct", "scontrol")
+PACKAGES = "slurmctld slurmd slurmdbd slurm-client munge mariadb-server"
+ACCOUNT = "swiftkv"  # the one of profiles/slurm
 
 CONFIGURATION = """
 ClusterName=pretend
@@ -41,7 +45,13 @@ SlurmdLogFile={folder}/%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={accounting_port}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageTRES=gres/gpu,gres/gpu:h100
+AccountingStorageEnforce=associations
+AccountingStoreFlags=job_comment
 MpiDefault=none
 SwitchType=switch/none
 MailProg=/bin/true
@@ -59,6 +69,29 @@ GresTypes=gpu
 {nodes}
 PartitionName=h100 Nodes=ALL MaxTime=1-00:00:00 State=UP
 PartitionName=cpu Nodes=ALL Default=YES MaxTime=1-00:00:00 State=UP
+"""
+
+ACCOUNTING = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={accounting_port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=accounting
+CommunicationParameters=NoInAddrAny
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+"""
+DATABASE = """
+create database if not exists accounting;
+create user if not exists slurm@'127.0.0.1' identified by 'slurm';
+grant all on accounting.* to slurm@'127.0.0.1';
 """
 
 
@@ -82,13 +115,14 @@ class Cluster:
             RuntimeError: a program is missing, this machine has a SLURM of its own, or a daemon does not come up.
         """
         if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-            raise RuntimeError(f"{', '.join(missing)} not found: apt-get install slurmctld slurmd slurm-client munge")
-        for name in ("slurm.conf", "gres.conf"):
+            raise RuntimeError(f"{', '.join(missing)} not found: apt-get install {PACKAGES}")
+        for name in FILES:
             if (ETC / name).exists() and not (ETC / name).is_symlink():
                 raise RuntimeError(f"{ETC / name} is a file of this machine's own SLURM, which is left alone")
         self._write()
         munge = [f"--{what}={self.folder}/munge.{what.split('-')[0]}" for what in ("key-file", "pid-file", "seed-file")]
         run("munged", "--force", f"--socket={self.folder}/munge.socket", f"--log-file={self.folder}/munge.log", *munge)
+        self._start_accounting()
         self.start_controller("-c")  # without the state of a cluster before
         for node in self.nodes:
             run("slurmd", "-c", "-N", node)
@@ -107,12 +141,12 @@ class Cluster:
         """Cancel all jobs, end all daemons and take the configuration away."""
         with contextlib.suppress(OSError):
             run("scancel", "--state=PENDING", "--state=RUNNING", "--user=root", check=False)
-        for name in [*self.nodes, "slurmctld", "munge"]:
+        for name in [*self.nodes, "slurmctld", "slurmdbd", "database", "munge"]:
             self._end(name, signal.SIGTERM)
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        for name in ("slurm.conf", "gres.conf"):
+        for name in FILES:
             if (ETC / name).is_symlink() and (ETC / name).readlink().parent == self.folder:
                 (ETC / name).unlink()
 
@@ -121,7 +155,10 @@ class Cluster:
         found = []
         for process in psutil.process_iter(["name", "cmdline"]):
             command = " ".join(process.info["cmdline"] or [])
-            if process.info["name"] in ("slurmctld", "slurmd", "slurmstepd", "munged") or str(self.folder) in command:
+            if (
+                process.info["name"] in ("slurmctld", "slurmd", "slurmdbd", "slurmstepd", "munged")
+                or str(self.folder) in command
+            ):
                 found.append(process)
         return [process for process in found if process.pid != os.getpid()]
 
@@ -161,6 +198,30 @@ class Cluster:
                 raise RuntimeError("\n".join([f"{otherwise} after {seconds:.0f} seconds", *logs]))
             time.sleep(0.1)
 
+    def _start_accounting(self) -> None:
+        database, socket = self.folder / "database", f"--socket={self.folder}/database.socket"
+        if not database.exists():
+            run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={database}", "--skip-test-db",
+                "--auth-root-authentication-method=normal")  # fmt: skip
+        with (self.folder / "database.log").open("ab") as log:
+            subprocess.Popen(
+                ["mariadbd", "--no-defaults", "--user=root", f"--datadir={database}", socket, "--bind-address=127.0.0.1",
+                 f"--pid-file={self.folder}/database.pid", f"--port={self.port + 99}", "--skip-log-bin",
+                 "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        client = ["mariadb", "--no-defaults", "--user=root", socket, "--execute"]
+        self.wait(lambda: subprocess.run([*client, "select 1"], capture_output=True).returncode == 0, "no database")
+        run(*client, DATABASE)
+        run("slurmdbd")
+        self.wait(lambda: "pretend" in self._accounts(), "slurmdbd does not answer")
+
+    def _accounts(self) -> str:
+        """Make the account, and the user in it; what there is of clusters."""
+        for words in ("cluster pretend", f"account {ACCOUNT}", f"user root account={ACCOUNT}"):
+            run("sacctmgr", "--immediate", "add", *words.split(), check=False)
+        return run("sacctmgr", "--noheader", "list", "cluster", check=False)
+
     def _write(self) -> None:
         for part in ("state", "spool", "devices"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
@@ -178,12 +239,15 @@ class Cluster:
             for number, node in enumerate(self.nodes)
         ]
         values = {"host": host, "port": self.port, "folder": self.folder, "kill_wait": self.kill_wait}
+        values |= {"accounting_port": self.port + 98, "database_port": self.port + 99}
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(nodes="\n".join(lines), **values))
+        (self.folder / "slurmdbd.conf").write_text(ACCOUNTING.format(**values))
+        (self.folder / "slurmdbd.conf").chmod(0o600)
         device = f"{self.folder}/devices/nvidia[0-{self.gpus - 1}]"
         gpus = [f"NodeName={node} Name=gpu Type=h100 File={device}" for node in self.nodes]
         (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gpus, ""]))
         ETC.mkdir(exist_ok=True)
-        for name in ("slurm.conf", "gres.conf"):
+        for name in FILES:
             (ETC / name).unlink(missing_ok=True)
             (ETC / name).symlink_to(self.folder / name)
 

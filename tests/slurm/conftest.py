@@ -48,8 +48,7 @@ class Workflow:
         self.profile["set-resources"]["measure"] = site["resources"] | served | {"gpu": 1, "mem_mb": 4000}
         self.profile |= {
             "jobs": 4, "retries": 0, "latency-wait": 10, "slurm-logdir": str(folder / "slurm-logs"),
-            # No accounting; and a poll that finds nothing makes the next one wait longer.
-            "slurm-status-command": "squeue", "slurm-init-seconds-before-status-checks": 6,
+            "slurm-init-seconds-before-status-checks": 6,  # a poll that finds nothing makes the next one wait longer
         }  # fmt: skip
 
     def write(self) -> None:
