@@ -263,10 +263,16 @@ class Cluster:
 def running(folder: Path, **settings: int) -> Iterator[Cluster]:
     """A cluster that is gone afterwards, whatever happens."""
     cluster = Cluster(folder, **settings)
+
+    def end(number: int, frame: object) -> None:  # as `timeout` asks for it; the default leaves everything running
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         cluster.start()
         yield cluster
     finally:
+        signal.signal(signal.SIGTERM, before)
         cluster.stop()
 
 

@@ -145,6 +145,8 @@ def test_the_controller_is_killed(cluster, undisturbed, disturbed):
     """The job goes on without it; the next controller begins nothing twice and ends what is left."""
     controller = disturbed.start(RECORD)
     until_it_saves(disturbed, controller)
+    for process in (processes := ranks(disturbed)):  # so that the job is still there when it is asked after
+        process.suspend()
     controller.kill()
     controller.wait()
     (job,) = jobs_of(cluster, disturbed)
@@ -154,6 +156,8 @@ def test_the_controller_is_killed(cluster, undisturbed, disturbed):
     refused = disturbed.run(RECORD)
     assert refused.returncode != 0 and f"scancel {job['id']}" in refused.stdout + refused.stderr
     assert len(jobs_of(cluster, disturbed)) == 1
+    for process in processes:
+        process.resume()
     cluster.wait(lambda: jobs_of(cluster, disturbed)[0]["state"] == "COMPLETED", "the job does not end", 200)
     before = (disturbed.folder / RECORD).stat().st_mtime_ns
     assert disturbed.run(RECORD).returncode == 0
