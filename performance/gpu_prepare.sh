@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make the Python environment of a GPU machine that reaches no package index and has PyTorch, so that the workflow runs
-# there (profiles/one-gpu). Where there is an index, `pip install vllm==0.32.0 .` is all. Run from the project's root.
+# there (profiles/one-gpu). Where there is an index, `make setup-gpu` is all. Run from the project's root.
 #
 # Packages travel in parts (50 MiB at most, about 10 for vLLM 0.26.0):
 #   1. There:  python3 -m pip list --format=freeze > PRESENT, and bring PRESENT here.
@@ -17,7 +17,7 @@ PYTHON_VERSION=${PYTHON_VERSION:-3.12} # of the GPU machine
 REFERENCE=arctic-inference==0.3.0
 BUILD=(nanobind==2.9.2 grpcio-tools wheel) # what compiling it takes, besides torch, CMake and Ninja
 # What planning, measuring and drawing take besides vLLM and what it brings.
-PIPELINE=("snakemake>=9.20,<10" matplotlib pandas jsonschema "setuptools>=77")
+mapfile -t PIPELINE < <(grep -E '^(snakemake|matplotlib|pandas|jsonschema|setuptools)==' envs/gpu.lock)
 SOURCES=(connection-pool) # of snakemake; it comes as source only
 # Large packages for other GPUs, other models or video, which Llama on Hopper never imports.
 SKIP=${SKIP:-tokenspeed-triton nvidia-cutlass-dsl-libs-cu12 nvidia-nvvm nvidia-cuda-nvcc tilelang z3-solver pynvvideocodec torchcodec}

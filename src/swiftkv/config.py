@@ -10,6 +10,7 @@ import yaml
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.points import check_points
+from swiftkv.score.shards import check_shards
 from swiftkv.serve import NOT_SERVED
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
@@ -77,6 +78,7 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
         _check_variant(config, name)
     check_points(config)
     _check_together(config)
+    check_shards(config, _in_use(config))
     for name in config["tasks"]:
         _check_backend(config, name)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
+from swiftkv.hub import HubRepository
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
 from swiftkv.records import ORIGIN, atomic_path, read_json, write_json
-from swiftkv.sources import MODEL_FILES, HubRepository, check_checkpoint, local_model
+from swiftkv.sources import MODEL_FILES, check_checkpoint, local_model
 
 # What a SwiftKV checkpoint has in common with the model it was made of, whatever its training.
 DIMENSIONS = (
@@ -38,13 +39,13 @@ def fetch_checkpoint(
         UserError: it cannot be had, is incomplete, or is of another model or variant.
     """
     if "hub" in source:
-        from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub import hf_hub_download
 
         repository = HubRepository("model", source["hub"], source.get("revision", "main"))
         check_description(
             read_json(repository.load(hf_hub_download, "config.json")), spec, variant, model, source["hub"]
         )
-        path = Path(repository.load(snapshot_download, allow_patterns=MODEL_FILES))
+        path = repository.download(MODEL_FILES)
         check_checkpoint(path)
         identity = repository.identity | {"resolved": path.name}
     else:

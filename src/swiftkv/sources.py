@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
-import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
+from swiftkv.hub import HubRepository
 from swiftkv.records import atomic_path, read_json
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 # Of a packaged model's configuration, what random weights of another architecture keep.
 KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
-HUB_SECONDS = 15  # an unreachable hub is known by then, whatever the resolver or a proxy does
-LOCAL_CACHE = "local cache"
 
 
 def resolve_model(
@@ -124,115 +119,10 @@ def package_identity(package: str, files: list[Path]) -> dict[str, Any]:
     }
 
 
-class HubError(UserError):
-    """The hub refuses a repository, or neither the hub nor the local cache has it."""
-
-
-class HubRepository:
-    """A model or data set of the hub, at the commit its revision stands for now; its cached copy if the hub is silent.
-
-    Once the hub has not answered, this process does not ask it again.
-
-    Attributes:
-        commit: what the revision resolved to; None where the hub did not answer.
-
-    Args:
-        kind: "model" or "data set".
-        identifier: org/name.
-        revision: branch, tag or commit.
-
-    Raises:
-        HubError: the hub has no such repository or revision, or it is gated.
-    """
-
-    def __init__(self, kind: str, identifier: str, revision: str) -> None:
-        self.kind, self.identifier, self.revision = kind, identifier, revision
-        self.commit: str | None = None
-        self._silence: Exception | None = None
-        self._ask()
-
-    def load(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """`function(identifier, *arguments, revision=commit, **options)`, one of the hub's own loading functions.
-
-        Raises:
-            HubError: it fails.
-        """
-        try:
-            return function(self.identifier, *arguments, revision=self.commit or self.revision, **options)
-        except Exception as error:  # gates, typing errors and networks all surface here
-            raise self._error(self._silence or error) from None
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """kind, id, revision and what it resolved to, for records."""
-        resolved = self.commit or LOCAL_CACHE
-        return {"kind": "hub", "id": self.identifier, "revision": self.revision, "resolved": resolved}
-
-    def _ask(self) -> None:
-        from huggingface_hub import HfApi, errors
-
-        answer: dict[str, Any] = {}
-
-        def ask() -> None:
-            api = HfApi()
-            question = api.model_info if self.kind == "model" else api.dataset_info
-            try:
-                answer["commit"] = question(self.identifier, revision=self.revision, timeout=HUB_SECONDS).sha
-            except Exception as error:  # a network fails in many ways; a cached copy is as good
-                answer["error"] = error
-
-        thread = threading.Thread(target=ask, daemon=True)
-        thread.start()
-        thread.join(HUB_SECONDS)
-        if "commit" in answer:
-            self.commit = answer["commit"]
-            return
-        error = answer.get("error", TimeoutError(f"no answer in {HUB_SECONDS} s"))
-        if isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)):
-            raise self._error(error)
-        self._silence = error
-        _go_offline()
-
-    def _error(self, error: Exception) -> HubError:
-        """What the hub or the network said, in one sentence: which source, why, and what to do."""
-        from huggingface_hub import errors
-
-        where = f"{self.kind} {self.identifier!r} (revision {self.revision!r})"
-        if isinstance(error, errors.GatedRepoError):
-            return HubError(
-                f"{where} is gated: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
-            )
-        if isinstance(error, errors.RepositoryNotFoundError):
-            return HubError(
-                f"{where} does not exist on the hub or is private: check the id in the config, or log in with "
-                "`hf auth login`"
-            )
-        if isinstance(error, errors.RevisionNotFoundError):
-            return HubError(f"{where}: the hub has no such revision; check `revision` in the config")
-        if self._silence is not None:
-            return HubError(
-                f"{where} cannot be reached and is not in the local hub cache ({type(error).__name__}): "
-                "connect to the hub, or download it elsewhere and name it as a `local` source"
-            )
-        return HubError(f"{where} cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
-
-
-def _go_offline() -> None:
-    """Keep the libraries from asking the hub again; they read the environment only when they are imported."""
-    import huggingface_hub.constants
-
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-    huggingface_hub.constants.HF_HUB_OFFLINE = True
-    if "datasets" in sys.modules:
-        sys.modules["datasets"].config.HF_HUB_OFFLINE = True
-
-
 def _hub_model(identifier: str, revision: str) -> tuple[Path, dict[str, Any]]:
-    from huggingface_hub import snapshot_download
-
     # Asking for the model's description first settles gates and typing errors before any download.
     repository = HubRepository("model", identifier, revision)
-    path = Path(repository.load(snapshot_download, allow_patterns=MODEL_FILES))
+    path = repository.download(MODEL_FILES)
     check_checkpoint(path)
     return path, repository.identity | {"resolved": path.name}
 
@@ -242,10 +132,8 @@ def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     from transformers import AutoTokenizer
 
     if "hub" in source:
-        from huggingface_hub import snapshot_download
-
         repository = HubRepository("model", source["hub"], source.get("revision", "main"))
-        path = Path(repository.load(snapshot_download, allow_patterns=TOKENIZER_FILES))
+        path = repository.download(TOKENIZER_FILES)
         identity = repository.identity | {"resolved": path.name}
     else:
         path = Path(source["local"]).expanduser()

@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swiftkv.distill.packing import Sample, pack, write_packed
+from swiftkv.models import load_swiftkv
 from tests.conftest import tiny_teacher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +29,7 @@ RECIPE = {
     "start_tokens": 1000, "start_ridge": 1e-4, "teacher_states": "online", "learning_rate": 1e-3,
     "adam_beta2": 0.999, "weight_decay": 0.05, "warmup_ratio": 0.05, "schedule": "linear", "epochs": 4, "max_steps": None,
     "training_share": 1.0, "batch_size": 4, "micro_batch_size": 2, "max_length": 64, "gradient_clipping": 1.0,
-    "zero_stage": 2, "dtype": "float32", "attention": "auto", "seed": 7, "checkpoint_every": 3,
+    "zero_stage": 2, "dtype": "float32", "attention": "auto", "seed": 7, "checkpoint_every": 3, "checkpoint_minutes": 20,
 }  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
@@ -113,3 +115,14 @@ def losses(log: Path) -> list[str]:
     """Step and loss of every row, as written, with all digits."""
     with log.open(newline="") as file:
         return [f"{row['step']} {row['loss']}" for row in csv.DictReader(file)]
+
+
+def log(folder: Path) -> list[dict[str, float]]:
+    """The loss log of a finished training."""
+    with (folder / "log.csv").open(newline="") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a finished training's checkpoint, in float32."""
+    return load_swiftkv(folder / "checkpoint", torch.float32).state_dict()

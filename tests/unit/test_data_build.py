@@ -187,6 +187,7 @@ def test_a_record_that_is_no_chat_is_named(tmp_path, record, form):
 
 
 def test_an_unreachable_hub_says_which_data_set_and_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("swiftkv.hub.WAITS", ())
     import datasets
     import huggingface_hub
 

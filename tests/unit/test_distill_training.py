@@ -1,13 +1,9 @@
-"""Whole trainings as users start them: resume, ranks, ZeRO-3, stored teacher states, bad input."""
+"""Whole trainings as users start them: ranks, ZeRO-3, stored teacher states, bad input."""
 
 from __future__ import annotations
 
-import csv
 import json
-import signal
-import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -16,7 +12,7 @@ from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, next_tokens
 from swiftkv.distill.trainer import Loop
-from swiftkv.models import load_any, load_swiftkv, load_tokenizer
+from swiftkv.models import load_any, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
 from tests.unit.distill_helpers import (
@@ -26,10 +22,11 @@ from tests.unit.distill_helpers import (
     SPEC,
     TEMPLATE,
     command,
-    environment,
+    log,
     losses,
     make_inputs,
     run,
+    tensors,
     train,
 )
 
@@ -47,15 +44,6 @@ def finished(inputs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     train(inputs, folder)
     return folder
-
-
-def log(folder) -> list[dict[str, float]]:
-    with (folder / "log.csv").open(newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-
-
-def tensors(folder) -> dict[str, torch.Tensor]:
-    return load_swiftkv(folder / "checkpoint", torch.float32).state_dict()
 
 
 def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
@@ -118,49 +106,6 @@ def test_record(inputs, finished):
     if not torch.cuda.is_available():
         assert result["gpus"] == 0 and result["accelerator"] is None and result["tokens_per_second_per_gpu"] is None
     assert str(inputs) not in json.dumps(record)
-
-
-def test_killed_twice_and_resumed_the_losses_are_the_same_bits(inputs, finished, tmp_path):
-    total = len(log(finished))
-    for rows_before_the_kill in (5, 8):
-        process = subprocess.Popen(command(inputs, tmp_path), env=environment(), stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
-            logs = list(tmp_path.glob("state/*/log.csv"))
-            if logs and len(logs[0].read_text().splitlines()) > rows_before_the_kill:
-                break
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "record.json").exists()
-    said = train(inputs, tmp_path)
-    assert "continuing after step" in said
-    assert len(losses(tmp_path / "log.csv")) == total
-    assert losses(tmp_path / "log.csv") == losses(finished / "log.csv")
-    one, other = tensors(finished), tensors(tmp_path)
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_lost_outputs_of_a_finished_training_are_only_saved_again(inputs, finished, tmp_path):
-    import shutil
-
-    shutil.copytree(finished / "state", tmp_path / "state")
-    said = train(inputs, tmp_path)
-    total = len(log(finished))
-    assert f"continuing after step {total} of {total}" in said and "training" not in said
-    assert (tmp_path / "log.csv").read_bytes() == (finished / "log.csv").read_bytes()
-    results = [json.loads((folder / "record.json").read_text())["result"] for folder in (tmp_path, finished)]
-    assert results[0] == results[1]
-    assert all(torch.equal(a, b) for a, b in zip(tensors(tmp_path).values(), tensors(finished).values(), strict=True))
-
-
-def test_state_of_another_recipe_is_neither_used_nor_lost(inputs, finished, tmp_path):
-    import shutil
-
-    shutil.copytree(finished / "state", tmp_path / "state")
-    said = train(inputs, tmp_path, recipe={"learning_rate": 2e-3, "max_steps": 2})
-    assert "training from the start" in said and len(log(tmp_path)) == 2
-    assert len(list((tmp_path / "state").glob("*/state.json"))) == 2
 
 
 def test_two_ranks_equal_one(inputs, finished, tmp_path):
@@ -269,16 +214,6 @@ def test_bad_input_is_one_sentence(inputs, tmp_path, changes, said):
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: ") and said in done.stderr
     assert not [path.name for path in tmp_path.iterdir() if path.name != "state"]
-
-
-def test_damaged_training_state_is_named(inputs, finished, tmp_path):
-    import shutil
-
-    shutil.copytree(finished / "state", tmp_path / "state")
-    (states,) = tmp_path.glob("state/*/step-*/*optim_states.pt")
-    states.write_bytes(states.read_bytes()[:1000])
-    done = run(command(inputs, tmp_path))
-    assert done.returncode != 0 and "Traceback" not in done.stderr and "cannot be read" in done.stderr
 
 
 def test_no_compiler_is_needed(inputs, tmp_path):

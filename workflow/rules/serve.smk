@@ -16,9 +16,6 @@ rule dummy_checkpoint:
         "<logs>/dummy_checkpoint/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
-    resources:
-        mem_mb=2000,
-        runtime="15m",
     params:
         spec=get_spec,
         tokenizer=lambda w: (
@@ -29,7 +26,7 @@ rule dummy_checkpoint:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/dummy_checkpoint.py" \
+        online python "$SCRIPTS/dummy_checkpoint.py" \
             --source {input.source:q} \
             --spec {params.spec:q} \
             {params.tokenizer} \
@@ -51,12 +48,9 @@ rule measure:
         "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
         point="|".join(map(re.escape, config["serving"]["points"])),
-    threads: get_serving_threads()
+    threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
-        gpu=get_gpus("serve"),
-        nodes=1,
-        mem_mb=get_serving_memory,
-        runtime=lambda w: f"{SERVING_HOURS[config['serving']['points'][w.point]['measure']]}h",
+        **on_gpus("serve"),
     params:
         subject=get_subject,
         point=get_point,

@@ -18,12 +18,7 @@ rule similarity:
         "<benchmarks>/similarity/{model}.tsv"
     threads: 1
     resources:
-        gpu=get_gpus("score"),
-        nodes=1,
-        mem_mb=lambda w: (
-            3000 if config["models"][w.model]["gpus"]["score"] == 0 else 100_000
-        ),
-        runtime="2h",
+        **on_gpus("score"),
     params:
         documents=config["similarity"]["documents"],
         max_length=config["similarity"]["max_length"],

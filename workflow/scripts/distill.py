@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 from swiftkv.errors import command_line
@@ -10,6 +11,7 @@ from swiftkv.errors import command_line
 
 @command_line
 def main() -> None:
+    started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-source", type=Path, required=True, help="source.json of the model")
     parser.add_argument("--variant", required=True, help="name of the variant")
@@ -24,10 +26,12 @@ def main() -> None:
     parser.add_argument("--log", "--loss-log", type=Path, required=True, help="CSV of the losses")
     parser.add_argument("--record", type=Path, required=True, help="JSON of what the training cost")
     parser.add_argument("--threads", type=int, default=1, help="processor threads a rank may use")
+    parser.add_argument("--minutes", type=float, help="time the job has; the state is saved before they are over")
     options = parser.parse_args()
 
     import torch
 
+    from swiftkv.distill.clock import early_enough
     from swiftkv.distill.recipe import Recipe, spec_from_json
     from swiftkv.distill.trainer import Training, train
     from swiftkv.records import read_json
@@ -45,6 +49,7 @@ def main() -> None:
         checkpoint=options.checkpoint,
         log=options.log,
         record=options.record,
+        end=None if options.minutes is None else early_enough(started, options.minutes),
     )
     train(spec, recipe, files)
 

@@ -16,9 +16,13 @@ def main() -> None:
     parser.add_argument("--spec", type=json.loads, required=True, help="fields of SwiftKVSpec as JSON, or null")
     parser.add_argument("--kv-cache", choices=("auto", "fp8"), required=True)
     parser.add_argument("--tasks", type=json.loads, required=True, help="config entries by name, as JSON")
+    parser.add_argument(
+        "--fetched", type=Path, nargs="*", default=(), help="folders of questions, named as their tasks"
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
     parser.add_argument("--engine-log", type=Path, help="file for what vLLM prints, where it generates")
+    parser.add_argument("--shard", type=int, nargs=2, default=(1, 1), help="part of the questions, of so many parts")
     parser.add_argument("--outputs", type=Path, nargs="+", required=True, help="a file for each task, in order")
     arguments = vars(parser.parse_args())
 
@@ -28,7 +32,7 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(threads)
-    measure_scores(**arguments)
+    measure_scores(**arguments | {"shard": tuple(arguments["shard"])})
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ import jinja2
 
 from swiftkv.data.read import read_chats
 from swiftkv.errors import UserError
+from swiftkv.hub import HubRepository
 from swiftkv.records import atomic_path, write_json
-from swiftkv.sources import HubRepository, package_files, package_identity, source_name
+from swiftkv.sources import package_files, package_identity, source_name
 
 SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
@@ -131,10 +132,8 @@ def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, A
 
 
 def _open_hub(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
-    import datasets
-
     repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
-    records = repository.load(datasets.load_dataset, source.get("subset"), split=source["split"])
+    (records,) = repository.tables({"name": source.get("subset"), "split": source["split"]})
     return iter(records), repository.identity
 
 

@@ -26,7 +26,8 @@ CHOICES = {
     "zero_stage": (2, 3),
 }
 POSITIVE = (
-    "temperature", "epochs", "max_steps", "batch_size", "micro_batch_size", "checkpoint_every", "start_tokens",
+    "temperature", "epochs", "max_steps", "batch_size", "micro_batch_size", "checkpoint_every", "checkpoint_minutes",
+    "start_tokens",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "logits_weight", "hidden_state_weight", "learning_rate", "weight_decay", "gradient_clipping", "start_ridge",
@@ -69,7 +70,8 @@ class Recipe:
         zero_stage: DeepSpeed ZeRO stage.
         dtype: of weights and activations; the optimizer's master weights are float32.
         seed: of sample order and packing.
-        checkpoint_every: optimizer steps between two resumable states.
+        checkpoint_every: optimizer steps between two resumable states, at most.
+        checkpoint_minutes: minutes between two, at most.
         gradient_checkpointing: recompute the student's layers in the backward pass; None does it with ZeRO-3.
         attention: kernel for packed rows on a GPU; "auto" takes the best there is (see `attention.choose`).
     """
@@ -104,6 +106,7 @@ class Recipe:
     attention: str
     seed: int
     checkpoint_every: int
+    checkpoint_minutes: float
     gradient_checkpointing: bool | None = None
 
     def __post_init__(self) -> None:

@@ -1,27 +1,35 @@
-"""Training state on disk, so that a killed training goes on exactly where its last state left it.
+"""Training state on disk, so that a training that was stopped goes on where its newest whole state left it.
 
-`<state folder>/<fingerprint>/` holds `state.json` (written last, atomically: it names the finished DeepSpeed checkpoint
-that counts), that checkpoint, and `log.csv`. The fingerprint is of everything that decides the result, so a changed
-recipe, spec, model or data set starts in a folder of its own and an earlier state is neither mistaken for it nor lost.
+`<state folder>/<fingerprint>/` holds `state.json` (written last, atomically: it names the checkpoints that count, the
+newest first, with their checksums), the newest two of these, and `log.csv`. The fingerprint is of everything that decides
+the result, so a changed recipe, spec, model or data set starts in a folder of its own and an earlier state is neither
+mistaken for it nor lost. A checkpoint is one safetensors file of whole tensors, so any number of ranks can go on from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-import shutil
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
 from swiftkv.distill.recipe import Recipe
-from swiftkv.errors import UserError
 from swiftkv.records import read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
 SAMPLE = 2**20
 # Where the teacher's states come from and when states are saved does not change the result.
-NEUTRAL = ("checkpoint_every", "teacher_states", "gradient_checkpointing")
+NEUTRAL = ("checkpoint_every", "checkpoint_minutes", "teacher_states", "gradient_checkpointing")
+KEPT = 2
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 
 def digest(path: Path) -> str:
@@ -32,6 +40,15 @@ def digest(path: Path) -> str:
             file.seek(max(0, (size - SAMPLE) * part // 63) if size > 64 * SAMPLE else part * SAMPLE)
             total.update(file.read(SAMPLE))
     return total.hexdigest()
+
+
+def checksum(path: Path) -> str | None:
+    """SHA-256 of a whole file; None if it is not there."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
 
 
 def fingerprint(recipe: Recipe, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
@@ -49,61 +66,115 @@ def fingerprint(recipe: Recipe, spec: SwiftKVSpec | None, model: Path, data: Pat
 class TrainingState:
     """The folder of one training."""
 
-    def __init__(self, folder: str | Path, identity: dict[str, Any], ranks: int) -> None:
-        """Find the state of this very training, if there is one.
+    def __init__(self, folder: str | Path, identity: dict[str, Any]) -> None:
+        """Find the states of this very training, if there are any.
 
         Raises:
-            UserError: it was written by another number of ranks, or is damaged.
+            UserError: the list of them is damaged.
         """
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         self.others = [path.name for path in Path(folder).glob("*/state.json") if path.parent.name != key]
         self.folder = Path(folder) / key
         self.log = self.folder / "log.csv"
-        self.identity, self.ranks = identity, ranks
+        self.identity = identity
         self._file = self.folder / "state.json"
-        self.found = read_json(self._file) if self._file.exists() else None
-        if self.found is not None and self.found["ranks"] != ranks:
-            raise UserError(
-                f"the training state in {self.folder} was written by {self.found['ranks']} ranks, but this run has "
-                f"{ranks}; continue with {self.found['ranks']}, or delete the folder to start again"
-            )
+        self.checkpoints = read_json(self._file)["checkpoints"] if self._file.exists() else []
 
     def save(self, engine: Any, step: int, progress: dict[str, Any]) -> None:
-        """Save the state after optimizer step `step`; all ranks call this. Older states go once it counts."""
+        """Save the state after optimizer step `step`; all ranks call this. The oldest goes once the new one counts."""
         from deepspeed import comm
 
-        name = f"step-{step}"
-        if comm.get_rank() == 0:  # what an interrupted save left
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        comm.barrier()
-        engine.save_checkpoint(str(self.folder), tag=name, save_latest=False, exclude_frozen_parameters=True)
-        comm.barrier()
+        tensors = gather(engine)
         if comm.get_rank() == 0:
-            write_json(
-                self._file,
-                {"checkpoint": name, "step": step, "ranks": self.ranks, **progress, "identity": self.identity},
-            )
+            path = self.folder / f"step-{step}.safetensors"
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write(tensors, path)
+            entry = {"file": path.name, "sha256": checksum(path), "step": step, **progress}
+            kept = [entry, *(old for old in self.checkpoints if old["step"] < step)][:KEPT]
+            write_json(self._file, {"checkpoints": kept, "identity": self.identity})
+            self.checkpoints = kept
             for old in self.folder.glob("step-*"):
-                if old.name != name:
-                    shutil.rmtree(old, ignore_errors=True)
+                if old.name not in [entry["file"] for entry in kept]:
+                    old.unlink(missing_ok=True)
         comm.barrier()
 
     def load(self, engine: Any) -> dict[str, Any] | None:
-        """Put the saved weights and optimizer states into `engine`; what `save` was told, or None without a state.
+        """Put the newest whole checkpoint into `engine`; what `save` was told, or None without one. All ranks call this."""
+        from deepspeed import comm
 
-        Raises:
-            UserError: the state is damaged.
-        """
-        if self.found is None:
-            return None
-        name = self.found["checkpoint"]
-        try:
-            loaded, _ = engine.load_checkpoint(str(self.folder), tag=name, load_module_strict=False)
-        except Exception as error:  # unpickling a damaged file can raise anything
-            raise UserError(
-                f"the training state {self.folder / name} cannot be read ({' '.join(str(error).split())[:200]}); "
-                f"delete {self.folder} to start again"
-            ) from None
-        if loaded is None:
-            raise UserError(f"the training state {self.folder / name} is missing; delete {self.folder} to start again")
-        return self.found
+        found = [None]
+        if comm.get_rank() == 0:
+            found = [next(filter(self._whole, self.checkpoints), None)]
+        if comm.get_world_size() > 1:
+            torch.distributed.broadcast_object_list(found)
+        (entry,) = found
+        if entry is not None:
+            scatter(engine, self.folder / entry["file"], entry["step"])
+        return entry
+
+    def _whole(self, entry: dict[str, Any]) -> bool:
+        if checksum(self.folder / entry["file"]) == entry["sha256"]:
+            return True
+        print(
+            f"the training state {self.folder / entry['file']} is missing or damaged: going on from an earlier one",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        return False
+
+
+def write(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a safetensors file through to the disk, whole or not at all."""
+    scratch = path.with_suffix(".part")
+    try:
+        save_file(tensors, scratch)
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+def trained(engine: Any) -> dict[str, torch.nn.Parameter]:
+    """The trained parameters by name."""
+    return {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
+
+
+def gather(engine: Any) -> dict[str, torch.Tensor]:
+    """Float32 master weights and AdamW's two moments of every trained parameter, whole, on rank 0; else nothing."""
+    from deepspeed import comm
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    tensors = {}
+    for name, parameter in trained(engine).items():
+        parts = {"master": safe_get_full_fp32_param(parameter)}
+        parts |= {moment: safe_get_full_optimizer_state(parameter, moment) for moment in MOMENTS}
+        if comm.get_rank() == 0:
+            tensors |= {f"{name}.{part}": tensor.detach().cpu().contiguous() for part, tensor in parts.items()}
+    return tensors
+
+
+def scatter(engine: Any, path: Path, step: int) -> None:
+    """Put a gathered file into a fresh engine on any number of ranks, as if it had taken `step` steps."""
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    sharded, adamw = engine.optimizer, engine.optimizer.optimizer
+    # AdamW makes its states in its first step; here they have to be there before.
+    stage3 = hasattr(sharded, "fp32_partitioned_groups_flat")
+    flat = sharded.fp32_partitioned_groups_flat if stage3 else sharded.single_partition_of_fp32_groups
+    for tensor in flat:
+        moments = {moment: torch.zeros_like(tensor) for moment in MOMENTS}
+        adamw.state[tensor] = {"step": torch.tensor(float(step), device=tensor.device), **moments}
+    if not stage3:
+        sharded._lazy_init_hp_params_optimizer_state()  # lets the setters below find them
+    with safe_open(path, framework="pt") as file:
+        for name, parameter in trained(engine).items():
+            master = file.get_tensor(f"{name}.master").to(parameter.device)
+            safe_set_full_fp32_param(parameter, master)
+            for moment in MOMENTS:
+                safe_set_full_optimizer_state(
+                    parameter, file.get_tensor(f"{name}.{moment}").to(parameter.device), moment
+                )
+            with GatheredParameters([parameter], modifier_rank=0, enabled=stage3):
+                parameter.data.copy_(master)

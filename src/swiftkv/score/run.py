@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import math
 import os
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
 from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, weights_of, write_json
-from swiftkv.score.data import TaskData, Unavailable
+from swiftkv.score.data import TaskData
+from swiftkv.score.fetch import Unavailable
+from swiftkv.score.result import identity, summary
 from swiftkv.score.served import score_served
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def measure_scores(
     seed: int,
     outputs: Sequence[Path],
     engine_log: Path | None = None,
+    fetched: Sequence[Path] = (),
+    shard: tuple[int, int] = (1, 1),
 ) -> None:
     """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
 
@@ -53,6 +56,8 @@ def measure_scores(
         seed: for subsets and random few-shot examples.
         outputs: JSON files, one a task.
         engine_log: file for what vLLM prints; needed with an engine.
+        fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
+        shard: which part of the questions to ask, and how many parts there are; see `swiftkv.score.shards`.
 
     Raises:
         UserError: a file is missing or damaged, the spec cannot be, or a task, metric or filter is unknown.
@@ -73,12 +78,13 @@ def measure_scores(
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
     tokenizer = Path(model["path"])
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
-    serve = functools.partial(score_served, folder, tokenizer, spec, kv_cache, seed=seed, log=engine_log)
-    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
-    named = list(zip(tasks.items(), outputs, strict=True))
+    serve = functools.partial(score_served, folder, tokenizer, spec, kv_cache, seed=seed, log=engine_log, shard=shard)
+    part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
+    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
+    named, folders = list(zip(tasks.items(), outputs, strict=True)), {path.name: path for path in fetched}
     # vLLM's come first, while no model of ours holds the GPU's memory.
     for (name, task), output in sorted(named, key=lambda one: "engine" not in one[0][1]):
-        write_json(output, _measure(load, serve, subject, name, task, seed))
+        write_json(output, _measure(load, serve, subject, name, task, seed, folders.get(name), shard))
 
 
 def _measure(
@@ -88,6 +94,8 @@ def _measure(
     name: str,
     task: dict[str, Any],
     seed: int,
+    fetched: Path | None,
+    shard: tuple[int, int],
 ) -> dict[str, Any]:
     """The record of one task."""
     started = time.monotonic()
@@ -104,9 +112,9 @@ def _measure(
     status, reason, result, data, engine = "ok", None, None, task.get("source"), {}
     try:
         if "engine" in task:
-            result, ran, data, engine = serve(task=task)
+            result, ran, data, engine = serve(task=task, fetched=fetched)
         else:
-            benchmark, data = questions(task, seed)
+            benchmark, data = questions(task, seed, fetched, shard)
             lm = load()
             lm.batch_size_per_gpu = task["batch_size"]
             result, ran = run_benchmark(lm, benchmark, task)
@@ -132,12 +140,14 @@ def _measure(
     )
 
 
-def questions(task: dict[str, Any], seed: int) -> tuple[Benchmark, dict[str, Any]]:
+def questions(
+    task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
+) -> tuple[Benchmark, dict[str, Any]]:
     """The lm-eval tasks of a config entry and the identity of their data; raises as `build_benchmark` and `TaskData`."""
     from swiftkv.score.tasks import build_benchmark
 
-    source = TaskData(task["task"], task.get("source"))
-    return build_benchmark(task, source, seed), source.record()
+    source = TaskData(task["task"], task.get("source"), fetched)
+    return build_benchmark(task, source, seed, shard), source.record()
 
 
 def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
@@ -155,7 +165,10 @@ def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
 
 
 def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run a task of the config; the result of its score, and the settings it really ran with."""
+    """Run a task of the config; the result of its score, and the settings it really ran with.
+
+    Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
+    """
     from lm_eval import evaluate
 
     from swiftkv.score.tasks import BITS_PER_BYTE
@@ -174,12 +187,13 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
     samples = [sample for part in results["samples"].values() for sample in part if sample["filter"] == wanted]
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
-    value, stderr = mean_and_stderr(values)
-    questions = {"sha256": _identity(samples), "values": values}
-    config = benchmark.config
+    identities, config = [identity(sample) for sample in samples], benchmark.config
+    result = summary(values, identities, benchmark.n, benchmark.n_total)
+    if benchmark.numbers is not None:
+        result["shard"] = {"numbers": benchmark.numbers, "identities": identities}
     settings = {
         "version": (config.get("metadata") or {}).get("version"),
-        "tasks": len(benchmark.tasks),
+        "tasks": benchmark.n_tasks,
         "output_type": config["output_type"],
         "chat_template": chat,
         "fewshot_as_multiturn": multiturn,
@@ -192,8 +206,7 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
         "target_example": str(samples[0]["target"]),
         "response_example": samples[0]["resps"][0][0],
     }
-    counts = {"n": benchmark.n, "n_total": benchmark.n_total}
-    return {"value": value, "stderr": stderr, **counts, "questions": questions}, settings
+    return result, settings
 
 
 def bits_per_byte(sample: Mapping[str, Any]) -> float:
@@ -205,27 +218,3 @@ def bits_per_byte(sample: Mapping[str, Any]) -> float:
     ((context, answer),), ((loglikelihood, _greedy),) = sample["arguments"], sample["resps"][0]
     scored = context[len(context.rstrip()) :] + answer  # lm-eval counts white space between the two as the answer's
     return -loglikelihood / math.log(2) / len(scored.removeprefix(" ").encode())
-
-
-def _identity(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Equal where the same questions were asked in the same order with the same prompts and expected answers."""
-    digest = hashlib.sha256()
-    for sample in samples:
-        digest.update("".join(sample[name] for name in ("doc_hash", "prompt_hash", "target_hash")).encode())
-    return digest.hexdigest()
-
-
-def mean_and_stderr(values: list[float]) -> tuple[float, float | None]:
-    """Mean, and the standard error of the mean from the sample's standard deviation; None for one value.
-
-    Where all questions come out wrong, or all right, that would be 0. The error then is that of a sample with two wrong
-    and two right answers more (Agresti and Coull), which is of the size of the interval's real width.
-    """
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    if mean in (0.0, 1.0) and set(values) == {mean}:
-        share = (math.fsum(values) + 2) / (len(values) + 4)
-        return mean, math.sqrt(share * (1 - share) / (len(values) + 4))
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))

@@ -7,7 +7,6 @@ the two back ends would do differently is either made the same there (`ServedLM`
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from swiftkv.measure.engine import observed
 from swiftkv.measure.point import Point, engine_environment
 from swiftkv.measure.worker import module, worker
 from swiftkv.records import read_json
-from swiftkv.score.data import Unavailable
+from swiftkv.score.fetch import Unavailable
 
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as in HFLM
 # Keys of generation_config.json that say nothing about greedy generation, or the same to both back ends.
@@ -47,6 +46,8 @@ def score_served(
     task: dict[str, Any],
     seed: int,
     log: Path | None,
+    fetched: Path | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Score a task that has an `engine`.
 
@@ -55,6 +56,8 @@ def score_served(
         tokenizer: the folder of its tokenizer.
         spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
         log: file for all that vLLM prints.
+        fetched: the folder with the questions of a hub source.
+        shard: as in `build_benchmark`.
 
     Returns:
         The result, the settings and the data of its record, and the record's `engine`: what vLLM really ran.
@@ -78,9 +81,8 @@ def score_served(
     engine = task["engine"]
     # Of a point only the machine matters here: GPUs and threads.
     environment = engine_environment(Point("score", {"engine": engine}, engine["gpus"], torch.get_num_threads()))
-    if "HF_HUB_OFFLINE" not in os.environ:
-        del environment["HF_HUB_OFFLINE"]  # the questions may be on the hub
-    job = {"folder": folder, "tokenizer": tokenizer, "task": task, "seed": seed, "repetition_penalty": penalty}
+    job = {"folder": folder, "tokenizer": tokenizer, "task": task, "fetched": fetched, "seed": seed}
+    job |= {"shard": shard, "repetition_penalty": penalty}
     with worker(module("swiftkv.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
         printed = program.job.text()

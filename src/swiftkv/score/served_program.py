@@ -17,7 +17,7 @@ import swiftkv.models  # noqa: F401  (registers the configurations with transfor
 from swiftkv.errors import UserError
 from swiftkv.measure.memory import GIB
 from swiftkv.measure.worker import answer
-from swiftkv.score.data import Unavailable
+from swiftkv.score.fetch import Unavailable
 from swiftkv.score.run import questions, run_benchmark
 from swiftkv.score.served import MAX_GEN_TOKS, check_task
 
@@ -93,7 +93,7 @@ def score(job: dict[str, Any]) -> dict[str, Any]:
     """Result, settings and data of a task; or why there are none, as `unavailable` or `refused`."""
     folder, tokenizer, task = job["folder"], job["tokenizer"], job["task"]
     try:
-        benchmark, data = questions(task, job["seed"])
+        benchmark, data = questions(task, job["seed"], job["fetched"], job["shard"])
         for part in benchmark.tasks.values():
             config = part.config
             check_task(config.task, config.output_type, config.generation_kwargs, positions(folder, tokenizer))

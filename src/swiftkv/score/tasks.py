@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,21 +42,51 @@ class Benchmark:
     """The tasks to evaluate for one score.
 
     Attributes:
-        tasks: lm-eval tasks by name; one, or one a chosen subject of a group such as MMLU.
-        n: chosen questions, over all tasks.
+        tasks: lm-eval tasks by name; one, or one a chosen subject of a group such as MMLU. Of a shard, those it asks.
+        n_tasks: how many tasks there are over all shards.
+        n: chosen questions, over all tasks and shards.
         n_total: questions there are to choose from.
         fewshot: where the examples come from, in words.
         config: the first task's lm-eval config as it is run.
+        numbers: of the questions that a shard asks, in its order, counted over all chosen ones; None asks all.
     """
 
     tasks: dict[str, ConfigurableTask]
+    n_tasks: int
     n: int
     n_total: int
     fewshot: str
     config: dict[str, Any]
+    numbers: list[int] | None
 
 
-def build_benchmark(task: dict[str, Any], data: TaskData, seed: int) -> Benchmark:
+class PartialTask(ConfigurableTask):
+    """A task that asks some of its questions.
+
+    Prompts are made for all of them: random examples are drawn for one question after the other.
+
+    Args:
+        config: of the task.
+        asked: places of the questions among all.
+    """
+
+    def __init__(self, config: dict[str, Any], asked: Collection[int]) -> None:
+        self.asked = frozenset(asked)
+        self._instances = None  # lm-eval's, until prompts are made
+        super().__init__(config=config)
+
+    def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> Any:
+        """As any task, for questions that are asked."""
+        _task, place, _repeats = kwargs["metadata"]
+        return super().construct_requests(doc, ctx, **kwargs) if place in self.asked else []
+
+    def doc_iterator(self, **kwargs: Any) -> Iterator[tuple[int, Any]]:
+        """All questions while prompts are made, then those that are asked."""
+        every = super().doc_iterator(**kwargs)
+        return every if self._instances is None else ((place, doc) for place, doc in every if place in self.asked)
+
+
+def build_benchmark(task: dict[str, Any], data: TaskData, seed: int, shard: tuple[int, int] = (1, 1)) -> Benchmark:
     """Build the lm-eval tasks of one config entry, cut to its `limit`.
 
     The subset is drawn with `seed`: at random, and over the subjects of a group in proportion to their sizes.
@@ -64,6 +95,7 @@ def build_benchmark(task: dict[str, Any], data: TaskData, seed: int) -> Benchmar
         task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...).
         data: access to its questions.
         seed: for the subset and for few-shot examples drawn at random.
+        shard: which part of the chosen questions to ask, and how many parts there are: every so many-th question.
 
     Raises:
         UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
@@ -82,18 +114,27 @@ def build_benchmark(task: dict[str, Any], data: TaskData, seed: int) -> Benchmar
     if not n_total:
         raise UserError(f"task {task['task']!r} has no questions in its source")
     chosen = choose([len(questions) for *_, questions in leaves], task.get("limit"), seed)
-    tasks, described, fewshot = {}, {}, ""
+    n, (part, parts) = sum(map(len, chosen)), shard
+    if parts > n:
+        raise UserError(f"task {task['task']!r} has {n} questions, too few for {parts} shards")
+    tasks, described, fewshot, numbers, first = {}, {}, "", [], 0
     for (config, splits, split, questions), indices in zip(leaves, chosen, strict=True):
         if not indices:
             continue
         fewshot = _fewshot(task, config, splits, questions, indices, seed)
         splits[split] = questions.select(indices)
         _override(task, config, splits)
-        built = ConfigurableTask(config=config)
+        described = described or config
+        asked = [place for place in range(len(indices)) if (first + place) % parts == part - 1]
+        numbers += [first + place for place in asked]
+        first += len(indices)
+        if not asked:
+            continue
+        built = ConfigurableTask(config=config) if parts == 1 else PartialTask(config, asked)
         built.set_fewshot_seed(seed)
         tasks[config["task"]] = built
-        described = described or config
-    return Benchmark(tasks, sum(map(len, chosen)), n_total, fewshot, described)
+    n_tasks = sum(map(bool, chosen))
+    return Benchmark(tasks, n_tasks, n, n_total, fewshot, described, None if parts == 1 else numbers)
 
 
 def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:

@@ -1,0 +1,138 @@
+"""The plan of a run as numbers: in all, by rule, and for each artifact what it alone would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swiftkv.planning import disk, schedule
+from swiftkv.planning.disk import Download
+from swiftkv.planning.estimate import SURE, Estimate, Estimator
+from swiftkv.planning.jobs import PlannedJob, Profile, ancestors, parents, plan_jobs, read_config, read_profile
+
+HOUR = 3600
+
+
+@dataclass
+class Cost:
+    """What some jobs take together.
+
+    Attributes:
+        cluster_jobs, local_jobs: how many; on one machine all are local.
+        seconds: of all jobs one after another.
+        gpu_seconds: times their GPUs, by how sure that is.
+        wall_seconds: at the profile's parallelism, nothing waiting in a queue.
+        gpus: the most in use at once.
+        written: bytes that stay, by kind.
+        downloads: from the hub.
+    """
+
+    cluster_jobs: int = 0
+    local_jobs: int = 0
+    seconds: float = 0.0
+    gpu_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SURE, 0.0))
+    wall_seconds: float = 0.0
+    gpus: int = 0
+    written: dict[str, int] = field(default_factory=dict)
+    downloads: list[Download] = field(default_factory=list)
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours, however sure."""
+        return sum(self.gpu_seconds.values()) / HOUR
+
+    @property
+    def downloaded(self) -> int:
+        """Bytes of all downloads whose size is known."""
+        return sum(item.bytes or 0 for item in self.downloads)
+
+    @property
+    def disk(self) -> int:
+        """Bytes that stay, downloads included."""
+        return sum(self.written.values()) + self.downloaded
+
+
+@dataclass
+class Plan:
+    """A planned run.
+
+    Attributes:
+        profile: where it runs.
+        config: its configuration.
+        jobs, estimates: what there is to do, and what each takes.
+        total: all of it.
+        artifacts: artifact -> what it alone would take; those with nothing left to do are missing.
+    """
+
+    profile: Profile
+    config: dict[str, Any]
+    jobs: list[PlannedJob]
+    estimates: list[Estimate]
+    total: Cost
+    artifacts: dict[str, Cost]
+
+
+def make_plan(
+    root: Path, profile: Path, targets: Sequence[str] = (), configfiles: Sequence[str] = (), *, everything: bool = False
+) -> Plan:
+    """Plan a run and estimate it.
+
+    Args:
+        root: folder of the project.
+        profile: folder of the profile.
+        targets: files; none stands for all artifacts.
+        configfiles: given in place of the profile's own.
+        everything: also what is finished.
+
+    Raises:
+        UserError: the profile, the configuration or a target is not what it has to be.
+    """
+    found = read_profile(profile, configfiles)
+    config = read_config(root, found)
+    options = {"configfiles": configfiles, "snakefile": root / "Snakefile"}
+    jobs = plan_jobs(profile, targets, everything=everything, **options)
+    # What is finished tells how long its like takes; a dry run that names it is only worth its seconds if there is any.
+    finished: list[PlannedJob] = []
+    if not everything and any(Path(config["pathvars"]["benchmarks"]).rglob("*.tsv")):
+        left = {job.outputs for job in jobs}
+        finished = [job for job in plan_jobs(profile, everything=True, **options) if job.outputs not in left]
+    return estimate_plan(root, found, config, jobs, finished)
+
+
+def estimate_plan(
+    root: Path, profile: Profile, config: dict[str, Any], jobs: list[PlannedJob], finished: Iterable[PlannedJob] = ()
+) -> Plan:
+    """What planned jobs take, in all and for each artifact among them."""
+    estimator, graph = Estimator(config, root), parents(jobs)
+    estimates = estimator.estimates(jobs, finished)
+    seconds = [estimate.seconds for estimate in estimates]
+    written = [disk.written(job, estimator) for job in jobs]
+    fetched = [disk.fetched(job, estimator) for job in jobs]
+
+    def cost(numbers: set[int]) -> Cost:
+        chosen = sorted(numbers)
+        found = Cost(
+            cluster_jobs=sum(profile.cores is None and not jobs[number].local for number in chosen),
+            downloads=disk.once(item for number in chosen for item in fetched[number]),
+        )
+        found.local_jobs = sum(jobs[number].rule != "all" for number in chosen) - found.cluster_jobs
+        for number in chosen:
+            job, estimate = jobs[number], estimates[number]
+            found.seconds += estimate.seconds
+            found.gpu_seconds[estimate.sure] += estimate.seconds * job.gpus
+            for what, size in written[number].items():
+                found.written[what] = found.written.get(what, 0) + size
+        part = {number: graph[number] for number in chosen}
+        course = schedule.run(jobs, seconds, part, profile)
+        found.wall_seconds, found.gpus = course.seconds, course.gpus
+        return found
+
+    artifacts = {
+        job.wildcards["artifact"]: cost(ancestors(number, graph))
+        for number, job in enumerate(jobs)
+        if "artifact" in job.wildcards
+    }
+    order = [name for name in config["artifacts"] if name in artifacts]
+    return Plan(profile, config, jobs, estimates, cost(set(graph)), {name: artifacts[name] for name in order})

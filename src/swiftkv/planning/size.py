@@ -1,0 +1,194 @@
+"""How big a model is: FLOPs of a layer, parameters, bytes. Dense decoders as in `swiftkv.cost`, and DeepSeek-V2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from swiftkv import config as cfg
+from swiftkv.cost import Architecture, parameter_count, prefill_flops
+from swiftkv.errors import UserError
+from swiftkv.records import read_json
+from swiftkv.sources import package_file
+from swiftkv.spec import SwiftKVSpec
+
+# What config.json calls a GGUF file's fields, with their ending there.
+GGUF = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
+
+
+def dimensions(config: Mapping[str, Any], model: str, root: Path) -> dict[str, Any] | None:
+    """A model's config.json, as far as sizes go, without downloading anything; None where nothing says it.
+
+    Args:
+        config: the configuration.
+        model: its name there.
+        root: folder of the project, in which `architecture` files lie.
+    """
+    entry = config["models"][model]
+    resolved = Path(config["pathvars"]["results"]) / "models" / model / "source.json"
+    if resolved.exists():
+        return read_json(resolved)["config"]
+    source = entry["source"]
+    if "architecture" in entry:
+        return read_json(root / entry["architecture"])["config"]
+    if "gguf" in source:
+        return _gguf(source) | source.get("random", {})
+    file = Path(source.get("local", "")).expanduser() / "config.json"
+    return read_json(file) if "local" in source and file.exists() else None
+
+
+def _gguf(source: Mapping[str, Any]) -> dict[str, Any]:
+    from gguf import GGUFReader
+
+    fields = GGUFReader(package_file(source["package"], source["gguf"])).fields
+    kind = fields["general.architecture"].contents()
+    found = {name: fields[f"{kind}.{field}"].contents() for name, field in GGUF.items() if f"{kind}.{field}" in fields}
+    # The head is the embedding where the file has none, which its tensors tell; packaged models so far tie them.
+    return {"model_type": kind, "tie_word_embeddings": True, **found}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's size.
+
+    Attributes:
+        config: its config.json, as far as sizes go.
+        fp8: whether its weights are stored in 8 bits.
+    """
+
+    config: Mapping[str, Any]
+    fp8: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], model: str, root: Path) -> Size:
+        """The size of a model of the configuration.
+
+        Raises:
+            UserError: nothing says its dimensions yet, or there is no cost model for its family.
+        """
+        found = dimensions(config, model, root)
+        if found is None:
+            raise UserError(f"nothing says how big model {model!r} is before it is downloaded; name its `architecture`")
+        named = "fp8" in config["models"][model]["source"].get("hub", "").lower()
+        size = cls(found, fp8="quantization_config" in found or named)
+        _ = size.parameters
+        return size
+
+    @property
+    def latent(self) -> bool:
+        """Whether it is a DeepSeek-V2: latent attention, experts."""
+        return str(self.config["model_type"]).startswith("deepseek_v2")
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return self.config["num_hidden_layers"]
+
+    @property
+    def width(self) -> int:
+        """Of the residual stream."""
+        return self.config["hidden_size"]
+
+    @cached_property
+    def arch(self) -> Architecture:
+        """The dimensions of a dense decoder."""
+        return Architecture.from_config(self.config)
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters of the unchanged model."""
+        return sum(self._latent(active=False)) + self._vocabulary if self.latent else parameter_count(self.config)
+
+    @property
+    def _vocabulary(self) -> int:
+        return self.config["vocab_size"] * self.width * (1 if self.config.get("tie_word_embeddings") else 2)
+
+    @property
+    def head(self) -> int:
+        """FLOPs of one token's logits."""
+        return 2 * self.config["vocab_size"] * self.width
+
+    def layer(self, context: float) -> float:
+        """Mean FLOPs of a token in one ordinary layer, in causal sequences of `context` tokens."""
+        context = max(1, round(context))
+        if not self.latent:
+            return sum(prefill_flops(self.arch, None, context).values()) / (context * self.layers)
+        c = self.config
+        heads = c["num_attention_heads"] * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"] + c["v_head_dim"])
+        return 2 * sum(self._latent(active=True)) / self.layers + heads * context
+
+    def _latent(self, active: bool) -> tuple[int, int]:
+        """Parameters of all layers' attention, and of their feed-forward parts that a token goes through, or of all."""
+        c, width = self.config, self.width
+        dense = c["first_k_dense_replace"]
+        experts = (c["num_experts_per_tok"] if active else c["n_routed_experts"]) + c["n_shared_experts"]
+        sparse = 3 * width * c["moe_intermediate_size"] * experts + width * c["n_routed_experts"]
+        attention = sum(self._latent_attention().values()) + c["num_attention_heads"] * c["v_head_dim"] * width
+        return self.layers * attention, dense * 3 * width * c["intermediate_size"] + (self.layers - dense) * sparse
+
+    def _latent_attention(self) -> dict[str, int]:
+        """Parameters of one layer's query and key/value projections."""
+        c, width, heads = self.config, self.width, self.config["num_attention_heads"]
+        query, latent = heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"]), c["kv_lora_rank"]
+        rank = c.get("q_lora_rank")
+        made = latent * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
+        return {
+            "q": width * rank + rank * query if rank else width * query,
+            "kv": width * (latent + c["qk_rope_head_dim"]) + made,
+        }
+
+    @property
+    def keys_and_values(self) -> int:
+        """Rows of what a fitted start regresses to in one layer: keys and values, or the latent and the rotary key."""
+        if self.latent:
+            return self.config["kv_lora_rank"] + self.config["qk_rope_head_dim"]
+        return 2 * self.arch.num_key_value_heads * self.arch.head_dim
+
+    def projections(self, spec: SwiftKVSpec) -> int:
+        """Parameters that SwiftKV adds: queries of every layer from l on, keys and values of every group."""
+        upper, groups = spec.num_hidden_layers - spec.num_key_value_layers, len(spec.groups)
+        if self.latent:
+            parts = self._latent_attention()
+            return upper * parts["q"] + groups * parts["kv"]
+        query = self.width * self.arch.num_attention_heads * self.arch.head_dim
+        heads = spec.num_key_value_heads or self.arch.num_key_value_heads
+        return upper * query + groups * 2 * self.width * heads * self.arch.head_dim
+
+    def trained(self, spec: SwiftKVSpec | None, train: str) -> int:
+        """Parameters that a recipe's `train` trains."""
+        if spec is None or train == "all":
+            return self.parameters
+        count = self.projections(spec) + (self.head // 2 if spec.early_exit else 0)
+        if train == "upper_layers":
+            # Everything else in these layers; the projections above take the place of the teacher's.
+            upper = self.layers - spec.num_key_value_layers
+            own = self.projections(SwiftKVSpec(self.layers, self.layers - 1))
+            count += upper * ((self.parameters - self._vocabulary) // self.layers - own)
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """Of its weights; with FP8 all but the vocabulary's are one byte."""
+        return 2 * self._vocabulary + (self.parameters - self._vocabulary) * (1 if self.fp8 else 2)
+
+    def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> int:
+        """Of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
+        if spec is None:
+            return self.bytes
+        return self.bytes + self.projections(spec) * (1 if self.fp8 else 2) + (self.head if spec.early_exit else 0)
+
+
+def spec_of(config: dict[str, Any], model: str, variant: str) -> SwiftKVSpec | None:
+    """The rewiring of a variant on a model."""
+    fields = cfg.spec(config, model, variant)
+    return None if fields is None else SwiftKVSpec(**fields)

@@ -1,0 +1,210 @@
+"""Disk, memory, processors and GPUs of this machine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from swiftkv.errors import UserError
+from swiftkv.preflight.requests import PlannedJob
+
+GB = 10**9
+# The first driver that runs programs of a CUDA release (NVIDIA's "minor version compatibility").
+FIRST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
+FP8_CAPABILITY = (8, 9)
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class Gpu(NamedTuple):
+    """What nvidia-smi says of a GPU."""
+
+    name: str
+    driver: str
+    capability: tuple[int, ...]
+
+
+def check_space(folder: Path, needed: int, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> str:
+    """Whether the disk of a folder, which need not exist yet, has room.
+
+    Args:
+        needed: bytes.
+        usage: total, used and free bytes of the disk that holds a folder.
+
+    Raises:
+        UserError: it has not.
+    """
+    free = usage(_existing(folder))[2]
+    if free < needed:
+        raise UserError(
+            f"{folder} has {free / GB:.1f} GB free and at least {needed / GB:.1f} GB will be written there: free some space, "
+            "or put it on another disk"
+        )
+    return f"{free / GB:.0f} GB free in {folder}, at least {needed / GB:.1f} GB to be written"
+
+
+def disk(folder: Path) -> int:
+    """Number of the disk that holds a folder, which need not exist yet."""
+    return _existing(folder).stat().st_dev
+
+
+def check_writable(folder: Path) -> str:
+    """Whether files can be made in a folder, which need not exist yet.
+
+    Raises:
+        UserError: they cannot.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=_existing(folder)):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written to ({error.strerror}): correct its rights or choose another"
+        ) from None
+    return f"{folder} can be written to"
+
+
+def check_memory(jobs: Iterable[PlannedJob], cores: int, limit: int | None, available: int) -> str:
+    """Whether the jobs that may run at once fit into memory.
+
+    Args:
+        jobs: all that are planned.
+        cores: that Snakemake may use.
+        limit: MB that all jobs share by the profile; None without.
+        available: MB of this machine.
+
+    Raises:
+        UserError: they do not.
+    """
+    jobs = sorted(jobs, key=lambda job: job.resources.get("mem_mb", 0) / job.threads, reverse=True)
+    largest = max(jobs, key=lambda job: job.resources.get("mem_mb", 0), default=PlannedJob("none"))
+    alone = largest.resources.get("mem_mb", 0)
+    if alone > available:
+        raise UserError(f"a job of rule {largest.rule} takes {alone} MB of memory and this machine has {available}")
+    together, free, rules = 0, cores, []
+    for job in jobs:
+        threads = min(job.threads, cores)
+        if threads <= free:
+            together, free = together + job.resources.get("mem_mb", 0), free - threads
+            rules.append(job.rule)
+    together = min(together, max(limit, alone)) if limit is not None else together
+    if together > available:
+        raise UserError(
+            f"on {cores} cores up to {len(rules)} jobs ({', '.join(dict.fromkeys(rules))}) may run at once and take "
+            f"{together} MB of memory, and this machine has {available}: add `mem_mb: {available}` to the profile's resources"
+        )
+    return f"{available} MB; at most {together} MB are taken at once"
+
+
+def check_cores(wanted: int | str, available: int) -> str:
+    """Whether the machine has the processors that a profile counts on.
+
+    Args:
+        wanted: `cores` of the profile, "all" or a number.
+
+    Raises:
+        UserError: it has fewer.
+    """
+    if str(wanted) != "all" and int(wanted) > available:
+        raise UserError(
+            f"the profile uses {wanted} cores and this machine has {available}: correct cores in the profile"
+        )
+    return f"{available} here, {wanted} used"
+
+
+def memory_mb() -> int:
+    """MB of memory that are available here, no more than the control group of this process may use."""
+    fields = dict(re.findall(r"^(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE))
+    found = [int(fields["MemAvailable"]) * 1024]
+    for file in MEMORY_LIMITS:
+        text = Path(file).read_text().strip() if Path(file).is_file() else ""
+        found += [int(text)] if text.isdigit() else []
+    return min(found) // 10**6
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that nvidia-smi lists.
+
+    Raises:
+        UserError: there is no nvidia-smi, or no driver that it can talk to.
+    """
+    fields = "name,driver_version,compute_cap"
+    try:
+        run = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        raise UserError(
+            "nvidia-smi is not here or does not answer: install NVIDIA's driver, or use another profile"
+        ) from None
+    if run.returncode:
+        said = " ".join((run.stdout + run.stderr).split())[:200]
+        raise UserError(f"nvidia-smi finds no GPU ({said}): mend the driver, or use another profile")
+    rows = [[field.strip() for field in line.split(",")] for line in run.stdout.splitlines() if line.count(",") == 2]
+    return [Gpu(name, driver, _numbers(capability)) for name, driver, capability in rows]
+
+
+def check_gpus(found: Sequence[Gpu], wanted: int) -> str:
+    """Whether there are as many GPUs as the profile shares out.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if len(found) < wanted:
+        raise UserError(
+            f"the profile shares out {wanted} GPUs and this machine has {len(found)}: correct gpu under resources in the profile"
+        )
+    return f"{len(found)} x {found[0].name}" if found else "none"
+
+
+def check_driver(found: Sequence[Gpu], cuda: str | None) -> str:
+    """Whether the driver is new enough for torch.
+
+    Args:
+        cuda: the CUDA release torch was built for, `torch.version.cuda`; None is a build for the processor.
+
+    Raises:
+        UserError: it is not, or torch uses no GPU.
+    """
+    if cuda is None:
+        raise UserError(
+            "torch is a build for the processor: make the environment of a GPU machine (docs/environment.md)"
+        )
+    driver, first = found[0].driver, FIRST_DRIVER.get(int(cuda.split(".")[0]))
+    if first is None:
+        return f"driver {driver}; which one CUDA {cuda} needs is not known here"
+    if _numbers(driver) < first:
+        raise UserError(
+            f"NVIDIA's driver is {driver} and torch's CUDA {cuda} needs {'.'.join(map(str, first))} or newer: update the driver"
+        )
+    return f"{driver}, new enough for torch's CUDA {cuda}"
+
+
+def check_fp8(found: Sequence[Gpu]) -> str:
+    """Whether the GPUs compute in FP8.
+
+    Raises:
+        UserError: one does not.
+    """
+    for gpu in found:
+        if gpu.capability < FP8_CAPABILITY:
+            has, needs = (".".join(map(str, numbers)) for numbers in (gpu.capability, FP8_CAPABILITY))
+            raise UserError(
+                f"{gpu.name} has compute capability {has} and FP8 needs {needs}: leave out what is served in FP8 (models with "
+                "quantization: fp8, variants with /fp8), or use another GPU"
+            )
+    return "compute capability " + ", ".join(sorted({".".join(map(str, gpu.capability)) for gpu in found}))
+
+
+def _existing(folder: Path) -> Path:
+    """The folder or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -1,0 +1,208 @@
+"""Questions of the hub, fetched once for all models by a job that may ask it: what scoring then reads needs no network.
+
+A folder of fetched questions holds a `source.json` beside what `datasets` saves of every subset that the lm-eval task reads:
+
+    {"status": "ok", "data": IDENTITY, "subsets": {ARGUMENTS: FOLDER}, "files": {FILE: {"sha256", "bytes"}}}
+    {"status": "unavailable", "reason": SENTENCE}     an `optional` source that cannot be had
+
+and, where the metric wants some, data of NLTK in `nltk_data`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swiftkv.errors import UserError
+from swiftkv.hub import HubError, HubRepository, ask, patiently
+from swiftkv.records import atomic_path, read_json, write_json
+from swiftkv.score.catalogue import KNOWN
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+RECORD = "source.json"
+NLTK = "nltk_data"
+PLANNING_SECONDS = 5  # how long planning waits for a hub that could not be reached before
+
+
+class Unavailable(Exception):
+    """An optional source could not be had; the message is the reason, for the record."""
+
+
+def from_hub(source: dict[str, Any] | None) -> bool:
+    """Whether the questions of a task with this `source` have to be fetched."""
+    return not source or "hub" in source
+
+
+def fetch_questions(task: dict[str, Any], output: Path, attempts: Path) -> None:
+    """Write the folder of fetched questions of one task.
+
+    Args:
+        task: its entry in the config: task (lm-eval's name) and source.
+        output: the folder.
+        attempts: text file that gets a line for every attempt in which an optional source could not be had.
+
+    Raises:
+        UserError: the source cannot be had and is not optional, or lm-eval does not know the task.
+    """
+    with atomic_path(output) as scratch:
+        scratch.mkdir()
+        try:
+            record = _fetch(task, scratch)
+        except HubError as error:
+            if not (task.get("source") or {}).get("optional"):
+                raise
+            shutil.rmtree(scratch)
+            scratch.mkdir()
+            record = {"status": "unavailable", "reason": str(error)}
+            with attempts.open("a", encoding="utf-8") as lines:
+                lines.write(f"{error}\n")
+        write_json(scratch / RECORD, record)
+    outcome = record["data"]["resolved"] if record["status"] == "ok" else record["reason"]
+    print(f"{task['task']}, {record['status']}: {outcome}", flush=True)
+
+
+def _fetch(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the questions below `folder`; the content of its source.json."""
+    import datasets
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from swiftkv.score.tasks import leaf_entries
+
+    configs = [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(task["task"])]
+    source = task.get("source") or {"hub": configs[0]["dataset_path"]}
+    repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
+    wanted = {_subset(config): _arguments(config) for config in configs}
+    for number, splits in enumerate(repository.tables(*wanted.values())):
+        datasets.DatasetDict(splits).save_to_disk(folder / f"{number:03d}")
+    if task["task"] in KNOWN and KNOWN[task["task"]].nltk:
+        _fetch_nltk(KNOWN[task["task"]].nltk, folder / NLTK)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        "status": "ok",
+        "data": repository.identity,
+        "subsets": {subset: f"{number:03d}" for number, subset in enumerate(wanted)},
+        "files": {path.relative_to(folder).as_posix(): _checksum(path) for path in files},
+    }
+
+
+def _arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """What `datasets.load_dataset` takes, besides the data set, for an lm-eval task."""
+    arguments = dict(config.get("dataset_kwargs") or {})
+    arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
+    return {"name": config.get("dataset_name"), **arguments}
+
+
+def _subset(config: dict[str, Any]) -> str:
+    return json.dumps(_arguments(config), sort_keys=True)
+
+
+def _fetch_nltk(package: str, folder: Path) -> None:
+    """Download a package of NLTK, which holds it to its checksum; one that is installed here will do as well."""
+    import nltk
+
+    folder.mkdir()
+
+    def download() -> None:
+        try:
+            nltk.download(package, download_dir=str(folder), quiet=True, raise_on_error=True)
+        except ValueError as error:  # whatever it was
+            raise ConnectionError(str(error)) from None
+
+    try:
+        patiently(download)
+    except OSError as error:
+        try:
+            nltk.data.find(f"tokenizers/{package}")
+        except LookupError:
+            raise HubError(
+                f"NLTK's {package} cannot be downloaded ({error}): connect to the network, or `nltk.download` it elsewhere "
+                "into a folder that NLTK_DATA names"
+            ) from None
+
+
+def _checksum(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
+
+
+class Fetched:
+    """A folder of fetched questions, held to its checksums; its data of NLTK becomes known to NLTK.
+
+    Attributes:
+        identity: of the data set, for records.
+
+    Args:
+        folder: what `fetch_questions` wrote.
+
+    Raises:
+        Unavailable: the source could not be had.
+        UserError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, record = folder, read_json(folder / RECORD)
+        if record["status"] == "unavailable":
+            raise Unavailable(record["reason"])
+        for name, checksum in record["files"].items():
+            path = folder / name
+            if not path.is_file() or _checksum(path) != checksum:
+                raise UserError(
+                    f"{path} is missing or damaged; delete {folder} and run again, then it is fetched again"
+                )
+        self.identity, self._subsets = record["data"], record["subsets"]
+        if (folder / NLTK).is_dir():
+            import nltk
+
+            nltk.data.path.insert(0, str((folder / NLTK).resolve()))
+
+    def load(self, config: dict[str, Any]) -> dict[str, Dataset]:
+        """The raw splits that one lm-eval task config reads (its dataset_name and dataset_kwargs).
+
+        Raises:
+            UserError: they were not fetched.
+        """
+        import datasets
+
+        if (subset := _subset(config)) not in self._subsets:
+            raise UserError(f"{self.folder} lacks the questions of {config['task']}; delete it and run again")
+        return dict(datasets.load_from_disk(self.folder / self._subsets[subset], keep_in_memory=True))
+
+
+def attempt(task: dict[str, Any], folder: Path, attempts: Path) -> int:
+    """The number of the attempt to fetch a task's questions that is made next, or was made last if that suffices.
+
+    A parameter of the job that fetches: Snakemake runs it again when the number changes, which is when the last attempt
+    found nothing and the source answers now. The network is asked in that case only.
+
+    Args:
+        task: its entry in the config.
+        folder, attempts: output and attempts of `fetch_questions`.
+    """
+    failed = len(attempts.read_text().splitlines()) if attempts.exists() else 0
+    record = folder / RECORD
+    unavailable = record.exists() and read_json(record)["status"] == "unavailable"
+    return failed - 1 if failed and unavailable and not _answers(task["task"], **task["source"]) else failed
+
+
+@functools.cache
+def _answers(task: str, hub: str, revision: str = "main", **_: Any) -> bool:
+    """Whether all that was missing could be had now, as far as a few seconds tell."""
+    from huggingface_hub import HfApi
+
+    try:
+        ask("data set", hub, revision, PLANNING_SECONDS)
+        HfApi().auth_check(hub, repo_type="dataset")  # a gate
+        if task in KNOWN and KNOWN[task].nltk:
+            from nltk.downloader import Downloader
+
+            urllib.request.urlopen(Downloader.DEFAULT_URL, timeout=PLANNING_SECONDS).close()
+    except Exception:  # any of many: it does not answer
+        return False
+    return True

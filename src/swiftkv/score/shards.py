@@ -1,0 +1,108 @@
+"""One score from the answers of several jobs, which asked every so many-th question each.
+
+What every job chose, its few-shot examples included, is what one job would have chosen (`build_benchmark`), so the record is
+the one that a single job would have written. Batches are others: where a log-likelihood is a near tie, or is the value itself,
+its last digits may differ, as with another batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swiftkv.errors import UserError
+from swiftkv.records import read_json, write_json
+from swiftkv.score.result import summary
+
+EXAMPLES = ("prompt_example", "target_example", "response_example")  # of the first question asked
+
+
+def shards_of(config: Mapping[str, Any], model: str, task: str) -> int:
+    """How many jobs score a task of the configuration on a model; 1 where `shards` says nothing of it."""
+    shards = config["tasks"][task].get("shards", 1)
+    return shards.get(model, 1) if isinstance(shards, Mapping) else shards
+
+
+def check_shards(config: Mapping[str, Any], in_use: Sequence[str]) -> None:
+    """Refuse shards for models that there are not, and of tasks that share a job with others.
+
+    Args:
+        config: the merged configuration.
+        in_use: the models of this scale.
+
+    Raises:
+        UserError: naming the task.
+    """
+    for name, task in config["tasks"].items():
+        if "shards" not in task:
+            continue
+        place = f"config, at tasks.{name}.shards"
+        models = task["shards"] if isinstance(task["shards"], Mapping) else {}
+        if unknown := [model for model in models if model not in config["models"]]:
+            raise UserError(f"{place}: {unknown[0]!r} is not defined under models")
+        divided = any(shards_of(config, model, name) > 1 for model in in_use)
+        for group in config["scoring"]["together"]:
+            if divided and name in config["sets"]["tasks"][group]:
+                raise UserError(
+                    f"{place}: one job scores all tasks of {group!r} (scoring.together), so it has no shards"
+                )
+
+
+def merge_scores(shards: Sequence[Path], output: Path) -> None:
+    """Write the record of a score whose questions were asked by several jobs.
+
+    The provenance is the first's, with the wall time of all and the time when the last ended; `shards` in it has each one's.
+
+    Args:
+        shards: the record of each job, in their order.
+        output: JSON file.
+
+    Raises:
+        UserError: a record is missing or damaged, they were not scored alike, or questions are missing.
+    """
+    records = [read_json(path) for path in shards]
+    for path, record in zip(shards, records, strict=True):
+        if differing := _difference(_common(record), _common(records[0])):
+            raise UserError(
+                f"{path} was not scored like {shards[0]}, {differing} differs; delete the older of them and run again"
+            )
+    merged = dict(records[0])
+    if merged["status"] == "ok":
+        merged["result"] = _merged([record["result"] for record in records], shards)
+    origins = [record["provenance"] for record in records]
+    merged["provenance"] = origins[0] | {
+        "finished": max(origin["finished"] for origin in origins),
+        "wall_seconds": round(sum(origin["wall_seconds"] for origin in origins), 3),
+        "shards": origins,
+    }
+    write_json(output, merged)
+
+
+def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dict[str, Any]:
+    answers = sorted(
+        answer
+        for result in results
+        for answer in zip(
+            result["shard"]["numbers"], result["questions"]["values"], result["shard"]["identities"], strict=True
+        )
+    )
+    n, n_total = results[0]["n"], results[0]["n_total"]
+    if [number for number, *_ in answers] != list(range(n)):
+        names = ", ".join(path.name for path in shards)
+        raise UserError(f"{names} in {shards[0].parent} are not all the shards of one score: they do not have each of its "
+                        f"{n} questions once")  # fmt: skip
+    _, values, identities = zip(*answers, strict=True)
+    return summary(values, identities, n, n_total)
+
+
+def _common(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What all shards of a score have in common, by a name that says where it stands."""
+    flat = {key: record[key] for key in record if key not in ("settings", "result", "provenance", "engine")}
+    flat |= {f"settings.{key}": value for key, value in record["settings"].items() if key not in EXAMPLES}
+    result = record["result"] or {}
+    return flat | {key: result.get(key) for key in ("n", "n_total")}
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    return next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)

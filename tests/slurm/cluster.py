@@ -1,0 +1,284 @@
+"""A throw-away SLURM on the loopback: real daemons, pretend H100s, everything in one folder.
+
+Debian's packages slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server, and root, are all it needs; several
+slurmd on one host are its nodes. Accounting is real too: Snakemake asks it after jobs. Memory and CPUs are scheduled, not
+enforced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+ETC = Path("/etc/slurm")  # the only place a step's srun looks in: Snakemake strips SLURM_CONF from its environment
+FILES = ("slurm.conf", "gres.conf", "slurmdbd.conf")
+PROGRAMS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct", "scontrol")
+PACKAGES = "slurmctld slurmd slurmdbd slurm-client munge mariadb-server"
+ACCOUNT = "swiftkv"  # the one of profiles/slurm
+
+CONFIGURATION = """
+ClusterName=pretend
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={accounting_port}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageTRES=gres/gpu,gres/gpu:h100
+AccountingStorageEnforce=associations
+AccountingStoreFlags=job_comment
+MpiDefault=none
+SwitchType=switch/none
+MailProg=/bin/true
+ReturnToService=2
+KillWait={kill_wait}
+MinJobAge=7200
+OverTimeLimit=0
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+SlurmdParameters=config_overrides
+JobRequeue=1
+GresTypes=gpu
+{nodes}
+PartitionName=h100 Nodes=ALL MaxTime=1-00:00:00 State=UP
+PartitionName=cpu Nodes=ALL Default=YES MaxTime=1-00:00:00 State=UP
+"""
+
+ACCOUNTING = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={accounting_port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=accounting
+CommunicationParameters=NoInAddrAny
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+"""
+DATABASE = """
+create database if not exists accounting;
+create user if not exists slurm@'127.0.0.1' identified by 'slurm';
+grant all on accounting.* to slurm@'127.0.0.1';
+"""
+
+
+class Cluster:
+    """The cluster in `folder`; `start` and `stop` may be called again and again.
+
+    Attributes:
+        folder: everything the daemons write, their process ids and logs.
+        nodes: names of the nodes.
+        gpus: pretend H100s of a node.
+    """
+
+    def __init__(self, folder: Path, nodes: int = 2, gpus: int = 8, port: int = 16817, kill_wait: int = 5) -> None:
+        self.folder, self.gpus, self.port, self.kill_wait = folder, gpus, port, kill_wait
+        self.nodes = [f"pretend{number}" for number in range(nodes)]
+
+    def start(self) -> None:
+        """Write the configuration and start all daemons.
+
+        Raises:
+            RuntimeError: a program is missing, this machine has a SLURM of its own, or a daemon does not come up.
+        """
+        if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+            raise RuntimeError(f"{', '.join(missing)} not found: apt-get install {PACKAGES}")
+        for name in FILES:
+            if (ETC / name).exists() and not (ETC / name).is_symlink():
+                raise RuntimeError(f"{ETC / name} is a file of this machine's own SLURM, which is left alone")
+        self._write()
+        munge = [f"--{what}={self.folder}/munge.{what.split('-')[0]}" for what in ("key-file", "pid-file", "seed-file")]
+        run("munged", "--force", f"--socket={self.folder}/munge.socket", f"--log-file={self.folder}/munge.log", *munge)
+        self._start_accounting()
+        self.start_controller("-c")  # without the state of a cluster before
+        for node in self.nodes:
+            run("slurmd", "-c", "-N", node)
+        self.wait(lambda: self.states() == {"idle"}, "the nodes are not idle")
+
+    def start_controller(self, *arguments: str) -> None:
+        """Start slurmctld; it goes on with what its state folder has."""
+        run("slurmctld", *arguments)
+        self.wait(lambda: " is UP" in run("scontrol", "ping", check=False), "slurmctld does not answer")
+
+    def kill_controller(self) -> None:
+        """End slurmctld without a farewell."""
+        self._end("slurmctld", signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Cancel all jobs, end all daemons and take the configuration away."""
+        with contextlib.suppress(OSError):
+            run("scancel", "--state=PENDING", "--state=RUNNING", "--user=root", check=False)
+        for name in [*self.nodes, "slurmctld", "slurmdbd", "database", "munge"]:
+            self._end(name, signal.SIGTERM)
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for name in FILES:
+            if (ETC / name).is_symlink() and (ETC / name).readlink().parent == self.folder:
+                (ETC / name).unlink()
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs for this cluster: its daemons, their steps, and jobs."""
+        found = []
+        for process in psutil.process_iter(["name", "cmdline"]):
+            command = " ".join(process.info["cmdline"] or [])
+            if (
+                process.info["name"] in ("slurmctld", "slurmd", "slurmdbd", "slurmstepd", "munged")
+                or str(self.folder) in command
+            ):
+                found.append(process)
+        return [process for process in found if process.pid != os.getpid()]
+
+    def states(self) -> set[str]:
+        """States of the nodes."""
+        return set(run("sinfo", "--noheader", "--Node", "--format=%T", check=False).split())
+
+    def jobs(self) -> list[dict[str, str]]:
+        """Every job so far, the oldest first: id, state, partition, comment (rule and wildcards), and the GPUs it asked for."""
+        columns = {
+            "id": "JobID",
+            "state": "State",
+            "partition": "Partition",
+            "gpus": "tres-per-job",
+            "comment": "Comment",
+        }
+        form = ",".join(f"{column}:200" for column in columns.values())
+        lines = run("squeue", "--noheader", "--states=all", f"--Format={form}").splitlines()
+        rows = [[line[200 * i : 200 * (i + 1)].strip() for i in range(len(columns))] for line in lines]
+        return sorted((dict(zip(columns, row, strict=True)) for row in rows), key=lambda job: int(job["id"]))
+
+    def job(self, number: str) -> dict[str, str]:
+        """What scontrol knows of a job."""
+        words = run("scontrol", "--oneliner", "--detail", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait(self, until: Callable[[], object], otherwise: str, seconds: float = 60) -> None:
+        """Wait until something holds.
+
+        Raises:
+            RuntimeError: it does not within `seconds`; the message has the ends of the logs.
+        """
+        deadline = time.monotonic() + seconds
+        while not until():
+            if time.monotonic() > deadline:
+                logs = [f"{log.name}: {log.read_text()[-1500:]}" for log in self.folder.glob("*.log")]
+                raise RuntimeError("\n".join([f"{otherwise} after {seconds:.0f} seconds", *logs]))
+            time.sleep(0.1)
+
+    def _start_accounting(self) -> None:
+        database, socket = self.folder / "database", f"--socket={self.folder}/database.socket"
+        if not database.exists():
+            run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={database}", "--skip-test-db",
+                "--auth-root-authentication-method=normal")  # fmt: skip
+        with (self.folder / "database.log").open("ab") as log:
+            subprocess.Popen(
+                ["mariadbd", "--no-defaults", "--user=root", f"--datadir={database}", socket, "--bind-address=127.0.0.1",
+                 f"--pid-file={self.folder}/database.pid", f"--port={self.port + 99}", "--skip-log-bin",
+                 "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        client = ["mariadb", "--no-defaults", "--user=root", socket, "--execute"]
+        self.wait(lambda: subprocess.run([*client, "select 1"], capture_output=True).returncode == 0, "no database")
+        run(*client, DATABASE)
+        run("slurmdbd")
+        self.wait(lambda: "pretend" in self._accounts(), "slurmdbd does not answer")
+
+    def _accounts(self) -> str:
+        """Make the account, and the user in it; what there is of clusters."""
+        for words in ("cluster pretend", f"account {ACCOUNT}", f"user root account={ACCOUNT}"):
+            run("sacctmgr", "--immediate", "add", *words.split(), check=False)
+        return run("sacctmgr", "--noheader", "list", "cluster", check=False)
+
+    def _write(self) -> None:
+        for part in ("state", "spool", "devices"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o755)
+        key = self.folder / "munge.key"
+        if not key.exists():
+            key.write_bytes(secrets.token_bytes(128))
+            key.chmod(0o400)
+        for number in range(self.gpus):  # slurmd wants a device for each GPU; a plain file will do
+            (self.folder / "devices" / f"nvidia{number}").touch()
+        host = socket.gethostname().split(".")[0]
+        lines = [
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={self.port + 1 + number} CPUs=128 "
+            f"RealMemory=1000000 Gres=gpu:h100:{self.gpus} State=UNKNOWN"
+            for number, node in enumerate(self.nodes)
+        ]
+        values = {"host": host, "port": self.port, "folder": self.folder, "kill_wait": self.kill_wait}
+        values |= {"accounting_port": self.port + 98, "database_port": self.port + 99}
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(nodes="\n".join(lines), **values))
+        (self.folder / "slurmdbd.conf").write_text(ACCOUNTING.format(**values))
+        (self.folder / "slurmdbd.conf").chmod(0o600)
+        device = f"{self.folder}/devices/nvidia[0-{self.gpus - 1}]"
+        gpus = [f"NodeName={node} Name=gpu Type=h100 File={device}" for node in self.nodes]
+        (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gpus, ""]))
+        ETC.mkdir(exist_ok=True)
+        for name in FILES:
+            (ETC / name).unlink(missing_ok=True)
+            (ETC / name).symlink_to(self.folder / name)
+
+    def _end(self, name: str, number: int) -> None:
+        file = self.folder / f"{name}.pid"
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            process = psutil.Process(int(file.read_text()))
+            process.send_signal(number)
+            process.wait(20)
+
+
+@contextlib.contextmanager
+def running(folder: Path, **settings: int) -> Iterator[Cluster]:
+    """A cluster that is gone afterwards, whatever happens."""
+    cluster = Cluster(folder, **settings)
+
+    def end(number: int, frame: object) -> None:  # as `timeout` asks for it; the default leaves everything running
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        cluster.stop()
+
+
+def run(*command: str, check: bool = True) -> str:
+    """What a program prints."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr or done.stdout}")
+    return done.stdout

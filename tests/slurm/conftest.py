@@ -1,0 +1,85 @@
+"""A pretend cluster for each file of tests, and the project's own SLURM profile fitted to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.slurm.cluster import running
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Two nodes of eight pretend H100s each."""
+    with running(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+class Workflow:
+    """The smoke scale under profiles/slurm, in a folder of its own.
+
+    Attributes:
+        folder: working directory; results are under it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
+        self.profile = yaml.safe_load((ROOT / "profiles/slurm/profile.yaml").read_text())
+        gpus = {
+            "tiny-random": ({"distill": 1, "score": 1, "serve": 0}, {"distill": 1}),
+            "tiny-random-moe": ({"distill": 2, "score": 1, "serve": 0}, {"distill": 2}),
+        }
+        for name, (number, nodes) in gpus.items():
+            self.override["models"][name] |= {"gpus": number, "nodes": nodes}
+        for recipe in self.override["recipes"].values():
+            recipe["micro_batch_size"] = 1  # two ranks share a batch of two
+        # vLLM looks for real GPUs where a model is served on some; here its jobs ask for one and compute on the processor.
+        site = yaml.safe_load((ROOT / "profiles/slurm/site.yaml").read_text())["gpu_jobs"]
+        served = self.profile["set-resources"]["measure"]
+        self.profile["set-resources"]["measure"] = site["resources"] | served | {"gpu": 1, "mem_mb": 4000}
+        self.profile |= {
+            "jobs": 4, "retries": 0, "latency-wait": 10, "slurm-logdir": str(folder / "slurm-logs"),
+            "slurm-init-seconds-before-status-checks": 6,  # a poll that finds nothing makes the next one wait longer
+        }  # fmt: skip
+
+    def write(self) -> None:
+        """Write what `arguments` names."""
+        for name in ("profile", "override"):
+            (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(getattr(self, name), sort_keys=False))
+
+    def command(self, *arguments: Any) -> list[str]:
+        """The controller's command line."""
+        self.write()
+        configuration = [ROOT / "profiles/slurm/site.yaml", self.folder / "override.yaml"]
+        words = [Path(sys.executable).with_name("snakemake"), "--configfile", *configuration]
+        words += ["--snakefile", ROOT / "Snakefile", "--directory", self.folder, "--profile", self.folder, *arguments]
+        return [str(word) for word in words]
+
+    def environment(self) -> dict[str, str]:
+        """What it runs in; a thread a process, for a machine with fewer cores than the cluster pretends to have."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def run(self, *arguments: Any) -> subprocess.CompletedProcess:
+        """Run it to its end."""
+        return subprocess.run(self.command(*arguments), env=self.environment(), capture_output=True, text=True)
+
+    def start(self, *arguments: Any) -> subprocess.Popen:
+        """Start it, for something to happen meanwhile."""
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(self.command(*arguments), env=self.environment(), **quiet)
+
+
+@pytest.fixture
+def workflow(tmp_path):
+    """A `Workflow` in a fresh folder."""
+    return Workflow(tmp_path)

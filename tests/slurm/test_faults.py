@@ -1,0 +1,196 @@
+"""What goes wrong on a cluster, done to a real one: every training ends in the very bits of an undisturbed one."""
+
+import contextlib
+import csv
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.slurm.cluster import run
+from tests.slurm.conftest import Workflow
+
+pytestmark = pytest.mark.slurm
+STEPS = 40
+RECORD = "results/smoke/training/tiny-random/swiftkv-50.json"
+STATE = "results/smoke/training-state/tiny-random/swiftkv-50"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    """A finished training of two ranks."""
+    workflow = fitted(tmp_path_factory.mktemp("undisturbed"))
+    done = workflow.run(RECORD)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    return workflow
+
+
+def fitted(folder: Path) -> Workflow:
+    """The smoke scale with a longer training."""
+    workflow = Workflow(folder)
+    workflow.override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 4}
+    workflow.override["models"]["tiny-random"]["gpus"]["distill"] = 2
+    workflow.profile["retries"] = 2
+    return workflow
+
+
+@pytest.fixture
+def disturbed(undisturbed, tmp_path):
+    """The same training, not begun; what it needs is there."""
+    results = tmp_path / "results"
+    shutil.copytree(undisturbed.folder / "results", results, symlinks=True)
+    for name in ("checkpoints", "training", "training-state"):
+        shutil.rmtree(results / "smoke" / name)
+    return fitted(tmp_path)
+
+
+def steps_saved(workflow: Workflow) -> int:
+    """The step of its newest state."""
+    files = list((workflow.folder / STATE).glob("*/state.json"))
+    return json.loads(files[0].read_text())["checkpoints"][0]["step"] if files else 0
+
+
+def until_it_saves(workflow: Workflow, controller: subprocess.Popen) -> int:
+    """Wait for its first state; the step of it."""
+    deadline = time.monotonic() + 120
+    while not (step := steps_saved(workflow)):
+        assert controller.poll() is None and time.monotonic() < deadline, "the training does not begin"
+        time.sleep(0.05)
+    return step
+
+
+def ranks(workflow: Workflow) -> list[psutil.Process]:
+    """The processes that train."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(word.endswith("distill.py") for word in words) and not any("torchrun" in word for word in words):
+            with contextlib.suppress(psutil.Error):
+                found += [process] if Path(process.cwd()) == workflow.folder else []
+    return found
+
+
+def jobs_of(cluster, workflow: Workflow) -> list[dict[str, str]]:
+    """The cluster's jobs that were submitted for this folder."""
+    return [job for job in cluster.jobs() if cluster.job(job["id"]).get("WorkDir") == str(workflow.folder)]
+
+
+def same_result(workflow: Workflow, undisturbed: Workflow) -> bool:
+    """The same losses, every step once, and the same weights, bit for bit."""
+    found = []
+    for folder in (workflow.folder / "results/smoke", undisturbed.folder / "results/smoke"):
+        with (folder / "training/tiny-random/swiftkv-50.csv").open(newline="") as file:
+            losses = [(row["step"], row["loss"], row["tokens"]) for row in csv.DictReader(file)]
+        found.append((losses, (folder / "checkpoints/tiny-random/swiftkv-50/model.safetensors").read_bytes()))
+    return found[0] == found[1] and len(found[0][0]) == STEPS
+
+
+def log_of(workflow: Workflow) -> str:
+    return (workflow.folder / "results/smoke/logs/distill/tiny-random/swiftkv-50.log").read_text()
+
+
+def test_a_rank_is_killed_as_for_memory(cluster, undisturbed, disturbed):
+    controller = disturbed.start(RECORD)
+    step = until_it_saves(disturbed, controller)
+    ranks(disturbed)[-1].kill()
+    assert controller.wait(300) == 0
+    assert same_result(disturbed, undisturbed)
+    assert int(re.search(r"continuing after step (\d+)", log_of(disturbed))[1]) >= step
+    first, second = jobs_of(cluster, disturbed)
+    assert (first["state"], second["state"]) == ("FAILED", "COMPLETED")
+    # The next attempt may use more memory.
+    memory = [int(re.match(r"\d+", cluster.job(job["id"])["MinMemoryNode"])[0]) for job in (first, second)]
+    assert memory[1] > memory[0]
+
+
+def test_the_job_is_requeued(cluster, undisturbed, disturbed):
+    controller = disturbed.start(RECORD)
+    step = until_it_saves(disturbed, controller)
+    (job,) = jobs_of(cluster, disturbed)
+    run("scontrol", "requeue", job["id"])
+    cluster.wait(lambda: cluster.job(job["id"])["JobState"] == "PENDING", "the job is not requeued")
+    run("scontrol", "update", f"JobId={job['id']}", "StartTime=now")  # SLURM lets it wait two minutes
+    assert controller.wait(300) == 0
+    assert same_result(disturbed, undisturbed)
+    assert int(re.search(r"continuing after step (\d+)", log_of(disturbed))[1]) >= step
+    assert [job["state"] for job in jobs_of(cluster, disturbed)] == ["COMPLETED"]  # the same job, begun again
+
+
+def test_the_time_limit_comes(cluster, undisturbed, disturbed):
+    """A job may take a minute; it saves its state before that is over, and the next one goes on."""
+    disturbed.profile["set-resources"]["distill"]["runtime"] = 1
+    controller = disturbed.start(RECORD)
+    until_it_saves(disturbed, controller)
+    processes = ranks(disturbed)
+    for process in processes:
+        process.suspend()
+    time.sleep(max(0, processes[0].create_time() + 50 - time.time()))
+    for process in processes:
+        process.resume()
+    assert controller.wait(300) == 0
+    assert same_result(disturbed, undisturbed)
+    assert [job["state"] for job in jobs_of(cluster, disturbed)] == ["FAILED", "COMPLETED"]
+    said = "".join(log.read_text() for log in (disturbed.folder / "slurm-logs").rglob("*.log"))
+    stopped = re.search(r"stopped before the time of its job ends, its state saved after step (\d+)", said)
+    assert f"continuing after step {stopped[1]} of {STEPS}" in log_of(disturbed)
+
+
+def test_the_controller_is_killed(cluster, undisturbed, disturbed):
+    """The job goes on without it; the next controller begins nothing twice and ends what is left."""
+    controller = disturbed.start(RECORD)
+    until_it_saves(disturbed, controller)
+    for process in (processes := ranks(disturbed)):  # so that the job is still there when it is asked after
+        process.suspend()
+    controller.kill()
+    controller.wait()
+    (job,) = jobs_of(cluster, disturbed)
+    refused = disturbed.run(RECORD)
+    assert refused.returncode != 0 and "--unlock" in refused.stdout + refused.stderr
+    assert disturbed.run("--unlock").returncode == 0
+    refused = disturbed.run(RECORD)
+    assert refused.returncode != 0 and f"scancel {job['id']}" in refused.stdout + refused.stderr
+    assert len(jobs_of(cluster, disturbed)) == 1
+    for process in processes:
+        process.resume()
+    cluster.wait(lambda: jobs_of(cluster, disturbed)[0]["state"] == "COMPLETED", "the job does not end", 200)
+    before = (disturbed.folder / RECORD).stat().st_mtime_ns
+    assert disturbed.run(RECORD).returncode == 0
+    assert (disturbed.folder / RECORD).stat().st_mtime_ns == before and len(jobs_of(cluster, disturbed)) == 1
+    assert same_result(disturbed, undisturbed)
+
+
+def test_two_controllers_at_once(cluster, undisturbed, disturbed):
+    controller = disturbed.start(RECORD)
+    until_it_saves(disturbed, controller)
+    second = disturbed.run(RECORD)
+    assert second.returncode != 0 and "lock" in (second.stdout + second.stderr).lower()
+    assert controller.wait(300) == 0
+    assert len(jobs_of(cluster, disturbed)) == 1 and same_result(disturbed, undisturbed)
+
+
+def test_slurmctld_is_gone_for_a_minute(cluster, undisturbed, disturbed):
+    controller = disturbed.start(RECORD)
+    until_it_saves(disturbed, controller)
+    cluster.kill_controller()
+    time.sleep(60)
+    cluster.start_controller()
+    assert controller.wait(400) == 0
+    assert len(jobs_of(cluster, disturbed)) == 1 and same_result(disturbed, undisturbed)
+
+
+def test_ranks_on_two_nodes_meet_though_a_port_is_taken(cluster, undisturbed, disturbed):
+    disturbed.override["models"]["tiny-random"]["nodes"]["distill"] = 2
+    with socket.socket() as taken:
+        taken.bind(("", 29500))  # torchrun's own choice
+        taken.listen()
+        done = disturbed.run(RECORD)
+    assert done.returncode == 0, done.stderr[-3000:] + log_of(disturbed)
+    (job,) = jobs_of(cluster, disturbed)
+    assert cluster.job(job["id"])["NumNodes"] == "2" and job["gpus"] == "gres:gpu:h100:2"
+    assert same_result(disturbed, undisturbed)

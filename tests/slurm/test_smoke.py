@@ -1,0 +1,49 @@
+"""Every artifact of the smoke scale, each job through a real SLURM; and nothing is left of it afterwards."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import ETC, run, running
+
+pytestmark = pytest.mark.slurm
+
+
+def test_every_artifact_of_the_smoke_scale(cluster, workflow):
+    done = workflow.run()
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    made = {path.stem for path in (workflow.folder / "results/smoke").glob("[tf][ai][bg]*es/*.*")}
+    planned = workflow.run("--dry-run", "--forceall", "--quiet", "rules")
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", planned.stdout + planned.stderr, flags=re.MULTILINE))
+    assert len(made) == int(counts["table"]) + int(counts["figure"])
+    assert "Nothing to be done" in workflow.run("--dry-run").stdout
+
+    # Every other job went through SLURM, once, with the GPUs that its rule and model state.
+    jobs = cluster.jobs()
+    assert {job["state"] for job in jobs} == {"COMPLETED"}
+    rules = Counter(re.match(r"rule_(\w+?)_wildcards|rule_(\w+)", job["comment"])[0] for job in jobs)
+    names = Counter({rule.removeprefix("rule_").removesuffix("_wildcards"): n for rule, n in rules.items()})
+    local = {"table", "figure", "all", "total"}
+    assert names == {rule: int(number) for rule, number in counts.items() if rule not in local}
+    for job in jobs:
+        rule = re.match(r"rule_(\w+?)(_wildcards|$)", job["comment"])[1]
+        two = rule == "distill" and "tiny-random-moe" in job["comment"]
+        gpus = 0 if rule in PROCESSOR_RULES else 1 + two
+        assert job["gpus"] == (f"gres:gpu:h100:{gpus}" if gpus else "N/A"), job
+        assert job["partition"] == ("h100" if gpus else "cpu"), job
+        known = cluster.job(job["id"])
+        assert known["NumNodes"] == ("2" if two else "1") and known["Account"] == "swiftkv", job
+
+
+PROCESSOR_RULES = {"resolve_model", "heldout", "corpus", "pack", "dummy_checkpoint", "fetch_checkpoint"}
+
+
+def test_nothing_is_left_of_a_cluster(tmp_path):
+    with running(tmp_path, nodes=1, port=17817) as cluster:
+        run("sbatch", "--parsable", "--output", str(tmp_path / "out"), "--gpus=h100:3", "--wrap", "sleep 600")
+        cluster.wait(lambda: [job["state"] for job in cluster.jobs()] == ["RUNNING"], "the job does not start")
+        assert cluster.processes()
+    assert cluster.processes() == []
+    assert not [file for file in ETC.iterdir() if tmp_path in Path(file).resolve().parents]

@@ -1,0 +1,96 @@
+"""Jobs that ask SLURM for something, and stand-ins for its programs, which say what SLURM 22.05 says.
+
+They are of a small cluster: partition h100 has two nodes of 8 H100s, 128 processors and 1000000 MB; partition cpu
+has four nodes without GPUs and 100000 MB. Both allow 24 hours. The only account is swiftkv.
+"""
+
+from types import SimpleNamespace
+
+from swiftkv.preflight.requests import PlannedJob, Resources, slurm_requests
+
+SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
+GPU_JOB = {
+    "slurm_account": "swiftkv", "slurm_partition": "h100", "gpu": 8, "nodes": 1, "gpu_model": "h100", "cpus_per_gpu": 12,
+    "mem_mb": 880000, "runtime": 1440,
+}  # fmt: skip
+CPU_JOB = {"slurm_account": "swiftkv", "slurm_partition": "cpu", "mem_mb": 16000, "runtime": 240}
+# A job of rule distill that SLURM refuses, or would never start, and the start of the sentence about it.
+FAULTS = [
+    (
+        GPU_JOB | {"slurm_partition": "h200"},
+        "SLURM has no partition 'h200', only h100, cpu (of rule distill): correct slurm_partition under gpu_jobs in the "
+        "profile's site.yaml",
+    ),
+    (
+        CPU_JOB | {"slurm_partition": "standard"},
+        "SLURM has no partition 'standard', only h100, cpu (of rule distill): correct slurm_partition in the profile's "
+        "profile.yaml",
+    ),
+    (
+        GPU_JOB | {"gpu_model": "a100"},
+        "partition 'h100' has no GPU of model 'a100', only h100 (of rule distill): correct gpu_model under gpu_jobs",
+    ),
+    (
+        GPU_JOB | {"runtime": 2880},
+        "48 hours are asked for, and partition 'h100' allows 24 (of rule distill): lower runtime in",
+    ),
+    (
+        GPU_JOB | {"mem_mb": 1100000},
+        "1100000 MB of memory a node are asked for, and no node of partition 'h100' has more than 1000000 (of rule distill): "
+        "lower mem_mb_per_node under gpu_jobs",
+    ),
+    (
+        GPU_JOB | {"constraint": "nvlink"},
+        "no node of partition 'h100' has the feature nvlink, only nodes without any",
+    ),
+]
+WRONG_ACCOUNT = (
+    GPU_JOB | {"slurm_account": "nobody"},
+    "SLURM does not let you use account 'nobody' in partition 'h100' (of rule distill): set slurm_account in",
+)
+
+SAYS = 'fail() { echo "allocation failure: $1" >&2; exit 1; }\n'
+SBATCH = r"""
+line=" $* "
+[[ $line == *" --test-only "* ]] || { echo "$line" >> "$SUBMITTED"; echo 1; exit; }
+[[ $line == *" -A "* && $line != *" -A swiftkv "* ]] && fail "Invalid account or account/partition combination specified"
+[[ $line =~ " -p "(h100|cpu)" " ]] || fail "Invalid partition name specified"
+unavailable="Requested node configuration is not available"
+[[ $line =~ --gpus=([a-z0-9]+): && ${BASH_REMATCH[1]} != h100 ]] && fail "$unavailable"
+[[ $line =~ --mem\ ([0-9]+) && ${BASH_REMATCH[1]} -gt 1000000 ]] && fail "$unavailable"
+[[ $line == *" -C "* ]] && fail "Invalid feature specification"
+[[ -n ${DRAINED:-} ]] && fail "$unavailable"
+echo "sbatch: Job 1 to start at 2026-01-01T00:00:00 using 1 processors on nodes n0 in partition h100" >&2
+"""
+SINFO = r"""
+case "$*" in
+    *%R*) printf "h100\ncpu\n" ;;
+    *"partition h100"*) echo "1000000|128|1-00:00:00|2|gpu:h100:8(S:0-1)|(null)" ;;
+    *"partition cpu"*) echo "100000|64|1-00:00:00|4|(null)|(null)" ;;
+esac
+"""
+STAND_INS = {
+    "sbatch": SAYS + SBATCH,
+    "sinfo": SINFO,
+    "squeue": 'cat "$QUEUE"',
+    "scontrol": '[[ $1 == ping ]] && echo "Slurmctld(primary) at pretend is ${CONTROLLER:-UP}" || echo "MinJobAge = 3600 sec"',
+    "sacctmgr": "echo swiftkv",
+    "scancel": "",
+}
+
+
+def install(folder, **changes):
+    """Write the stand-ins into a folder for PATH, some changed, or left out with None."""
+    folder.mkdir(exist_ok=True)
+    for name, script in (STAND_INS | changes).items():
+        if script is not None:
+            (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+            (folder / name).chmod(0o755)
+    return folder
+
+
+def requests(*jobs):
+    """The distinct requests of (rule, resources)."""
+    return slurm_requests(
+        [(rule, PlannedJob(rule, resources=Resources(resources))) for rule, resources in jobs], SETTINGS
+    )

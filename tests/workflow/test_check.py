@@ -1,0 +1,90 @@
+"""`make check` and the start of a run on SLURM: what is wrong is said before anything is submitted."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swiftkv.planning.jobs import LOCAL_RULES
+from tests.unit.slurm_stand_ins import install
+
+ROOT = Path(__file__).parents[2]
+TABLE = "results/tables/table2.tex"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A copy of profiles/slurm in a folder of its own, for a cluster of stand-ins."""
+    profile = yaml.safe_load((ROOT / "profiles/slurm/profile.yaml").read_text())
+    own = yaml.safe_load((ROOT / "profiles/slurm/site.yaml").read_text())
+    own["gpu_jobs"]["resources"]["slurm_partition"] = "h100"
+    profile["default-resources"]["slurm_partition"] = "cpu"
+    install(tmp_path / "bin")
+    (tmp_path / "queue").touch()
+
+    def run(*command):
+        (tmp_path / "profile.yaml").write_text(yaml.safe_dump(profile))
+        (tmp_path / "site.yaml").write_text(yaml.safe_dump(own))
+        path = [tmp_path / "bin", Path(sys.executable).parent, os.environ["PATH"]]
+        environment = os.environ | {
+            "PATH": os.pathsep.join(map(str, path)), "QUEUE": str(tmp_path / "queue"),
+            "SUBMITTED": str(tmp_path / "submitted"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"),
+        }  # fmt: skip
+        words = [str(word) for word in command]
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    run.profile, run.site, run.folder = profile, own["gpu_jobs"], tmp_path
+    return run
+
+
+def test_all_faults_are_seen_at_once(site):
+    site.profile["default-resources"]["slurm_partition"] = "standard"
+    site.profile["set-resources"]["score"]["runtime"] = 3000
+    site.site["mem_mb_per_node"] = 2000000  # only reached when jobs are tried again
+    (site.folder / "queue").write_text(f"7|{site.folder}|rule_distill_wildcards_x\n")
+    ended = site(sys.executable, ROOT / "workflow/scripts/check.py", "--profile", site.folder, TABLE)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    failed = [line.removeprefix("FAIL  ") for line in ended.stdout.splitlines() if line.startswith("FAIL  ")]
+    for words in (
+        r"queue: jobs of an earlier run in this directory .*: 7 \(distill\);",
+        r"request: SLURM has no partition 'standard', only h100, cpu \(of rule .*heldout",
+        r"request: 50 hours are asked for, and partition 'h100' allows 24 \(of rule score\)",
+        r"request: 2000000 MB of memory a node are asked for, .* 1000000 \(of rule distill at attempt 4\)",
+        r"hub model meta-llama/Llama-3.1-8B-Instruct: HF_HUB_OFFLINE is set, and it is not in the local cache",
+    ):
+        assert sum(bool(re.match(words, line)) for line in failed) == 1, (words, failed)
+    for words in ("profile", "plan: 83 jobs to run", "results", "slurm", "account: swiftkv"):
+        assert f"\nok    {words}" in ended.stdout, ended.stdout
+    assert re.search(
+        r"^(ok|FAIL) +disk of results.* at least 1\d\d\.\d GB", ended.stdout, flags=re.MULTILINE
+    )  # 7 x 16 GB
+    assert f"error: {len(failed)} of the checks failed" in ended.stderr
+
+
+def test_a_run_with_a_wrong_partition_submits_nothing(site):
+    site.site["resources"]["slurm_partition"] = "h200"
+    command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--profile", site.folder, TABLE]
+    ended = site(*command)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    (sentence,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    assert sentence.startswith("error: SLURM has no partition 'h200', only h100, cpu (of rule ")
+    assert "distill" in sentence and "table" not in sentence
+    assert not (site.folder / "submitted").exists()
+
+
+def test_a_profile_that_does_not_exist_is_named(site):
+    ended = site(sys.executable, ROOT / "workflow/scripts/check.py", "--profile", "nosuch")
+    assert ended.returncode == 1
+    assert "FAIL  profile: there is no profile 'nosuch'; PROFILE is one of gpu, local," in ended.stdout
+
+
+def test_local_rules_are_known():
+    named = set()
+    for file in [ROOT / "Snakefile", *ROOT.glob("workflow/rules/*.smk")]:
+        for block in re.findall(r"^localrules:\n((?:    \w+,?\n)+)", file.read_text(), flags=re.MULTILINE):
+            named |= set(re.findall(r"\w+", block))
+    assert named == set(LOCAL_RULES)

@@ -1,0 +1,82 @@
+"""`make plan`: what Snakemake plans, priced; on a machine without SLURM, GPU and network."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swiftkv.planning.jobs import plan_jobs, read_config, read_profile
+from swiftkv.planning.plan import estimate_plan
+
+ROOT = Path(__file__).parents[2]
+LOCAL_MINUTES = 68  # measured on two cores without set-up, docs/measurements/2026-11-21-local-quality.md
+GIBIBYTE = 2**20  # in KiB
+
+# Prints what a program prints, then the largest memory of it and of what it started, in KiB.
+WATCHED = """
+import resource, subprocess, sys
+status = subprocess.run(sys.argv[1:]).returncode
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(status)
+"""
+
+
+def plan(*arguments):
+    command = [sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/plan.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+
+
+def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    profile = dataclasses.replace(read_profile("profiles/local"), cores=2)
+    config = read_config(ROOT, profile)
+    # As if nothing had run yet, whatever this folder holds.
+    jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs("profiles/local", everything=True)]
+    cold = estimate_plan(ROOT, profile, config, jobs)
+    assert 1 / 1.5 < cold.total.wall_seconds / 60 / LOCAL_MINUTES < 1.5
+    assert cold.total.gpu_hours == 0 and not cold.total.downloaded
+    assert {estimate.sure for estimate in cold.estimates} == {"estimated", "guessed"}
+
+
+def test_the_paper_scale_is_planned_with_little_memory():
+    run = plan("--profile", "slurm", "--all")
+    assert run.returncode == 0, run.stderr
+    text, _, memory = run.stdout.rstrip().rpartition("\n")
+    assert int(memory) < GIBIBYTE
+    assert "GPU-hours" in text and "32 jobs in the queue at once" in text
+    for artifact in ("table2", "figure3", "all of it"):
+        assert f"\n{artifact} " in text
+    assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
+    assert "data.ultrachat-openhermes.tokens" in text and "cpu.tflops" not in text
+
+
+def test_a_target_is_planned_alone_and_published_weights_train_nothing():
+    run = plan("--profile", "slurm", "--all", "results/tables/table1.tex")
+    assert run.returncode == 0 and "Profile slurm: 0 cluster jobs and 1 small ones" in run.stdout
+    assert "Nothing is downloaded." in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--profile", "slrum"], "error: there is no profile .*slrum.*there are: .*slurm"),
+        (["--profile", "slurm", "results/tables/table99.tex"], "error: .*table99"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments, sentence):
+    run = plan(*arguments)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    (line,) = run.stderr.splitlines()
+    assert re.search(sentence, line)
+
+
+def test_a_mistake_in_the_configuration_is_one_sentence(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("models:\n  qwen2.5-7b: {source: {local: /x, gated: true}}\n")
+    run = plan("--profile", "gpu", "--configfile", str(file))
+    assert run.returncode == 1 and run.stderr.startswith("error: config, at models.qwen2.5-7b.source")
+    assert len(run.stderr.splitlines()) == 1

@@ -1,0 +1,97 @@
+"""Only jobs that say so ask the hub; what could not be had is fetched once the hub answers, and not before."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swiftkv.records import read_json
+from tests.hub import running
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+DOWNLOADS = {"resolve_model", "fetch_checkpoint", "heldout", "corpus", "fetch_questions", "dummy_checkpoint"}
+
+
+def job(command, **variables):
+    """What a job prints whose rule's shell is `command`."""
+    clean = {name: os.environ[name] for name in ("PATH", "HOME")} | {"HF_HUB_OFFLINE": "0"}
+    script = f'. "{ROOT}/workflow/environment.sh"; {command}'
+    run = subprocess.run(["bash", "-c", script], env=clean | variables, capture_output=True, text=True)
+    return run.stdout, run.stderr
+
+
+def test_a_job_is_offline_unless_it_says_otherwise():
+    show = "bash -c 'echo \"$HF_HUB_OFFLINE $HF_HOME\"'"
+    assert job(show)[0] == "1 \n"
+    assert job(f"online {show}", XDG_CACHE_HOME="/c a")[0] == "0 /c a/huggingface\n"
+    assert job(f"online {show}", HF_HUB_OFFLINE="1", HF_HOME="/h")[0] == "1 /h\n"
+
+
+def test_only_rules_that_download_ask_the_hub():
+    found = {}
+    for file in ROOT.glob("workflow/rules/*.smk"):
+        for block in re.split(r"\n(?=rule )", file.read_text())[1:]:
+            found[re.match(r"rule (\w+)", block)[1]] = block
+    assert {name for name, block in found.items() if re.search(r"^\s+online python ", block, re.MULTILINE)} == DOWNLOADS
+    assert not [name for name in DOWNLOADS if "on_gpus(" in found[name]]
+
+
+def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):
+    show = 'echo "$XDG_CACHE_HOME $HF_HOME $VLLM_CACHE_ROOT $TRITON_CACHE_DIR $TORCHINDUCTOR_CACHE_DIR"; ls -d "$XDG_CACHE_HOME"'
+    places = {"LOCAL_CACHE": str(tmp_path), "HF_HOME": "/shared"}
+    printed, said = job(f"{show}; online bash -c 'echo $HF_HOME'", CUDA_VISIBLE_DEVICES="0", **places)
+    caches, folder, shared = printed.splitlines()
+    assert all(cache.startswith(f"{tmp_path}/swiftkv-") for cache in caches.split()) and len(set(caches.split())) == 5
+    assert folder == caches.split()[0] and shared == "/shared" and not said
+    assert not list(tmp_path.iterdir())
+    another, _ = job(show, CUDA_VISIBLE_DEVICES="0", **places)
+    assert another.split()[0] != folder
+    assert job('echo "$HF_HOME"', **places)[0] == "/shared\n"  # no GPU
+    printed, said = job('echo "$HF_HOME"', CUDA_VISIBLE_DEVICES="0", LOCAL_CACHE="/no/such", HF_HOME="/shared")
+    assert printed == "/shared\n" and "warning: gpu_jobs.local_cache" in said
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Snakemake in a folder of its own, for the questions of a task whose optional source is `org/questions`."""
+    override = tmp_path / "override.yaml"
+    override.write_text(
+        "pathvars: {results: results, logs: results/logs, benchmarks: results/benchmarks}\n"
+        "gpu_jobs: {local_cache: '${TMPDIR}'}\n"
+        "tasks: {winogrande: {source: {hub: org/questions, revision: main, optional: true}}}\n"
+    )
+
+    def snakemake(environment, *arguments):
+        words = ["--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--configfile", override, "--cores", "1"]
+        words += ["--rerun-triggers", "params", "input", "mtime", *arguments, "--", "results/questions/winogrande"]
+        ended = subprocess.run([SNAKEMAKE, *words], env=os.environ | environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout + ended.stderr
+
+    return snakemake
+
+
+def test_an_unavailable_source_is_fetched_once_it_answers(run, tmp_path):
+    import datasets
+
+    record = tmp_path / "results/questions/winogrande/source.json"
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
+    run(offline)
+    assert read_json(record)["status"] == "unavailable" and "org/questions" in read_json(record)["reason"]
+    assert "Nothing to be done" in run(offline)
+    split = tmp_path / "hub/org/questions/validation.parquet"
+    split.parent.mkdir(parents=True)
+    datasets.Dataset.from_dict({"sentence": ["a _ b"]}).to_parquet(split)
+    card = "---\nconfigs: [{config_name: winogrande_xl, data_files: [{split: validation, path: validation.parquet}]}]\n---\n"
+    (split.parent / "README.md").write_text(card)
+    with running(tmp_path / "hub") as hub:
+        online = hub.environment(tmp_path / "cache")
+        assert "Params have changed" in run(online, "--dry-run")
+        run(online)
+        assert read_json(record)["status"] == "ok" and read_json(record)["data"]["id"] == "org/questions"
+        assert "Nothing to be done" in run(online)
+    assert "Nothing to be done" in run(offline)

@@ -1,0 +1,92 @@
+"""What every rule with GPUs asks SLURM for at paper scale: the sbatch lines of a real controller, taken by a stand-in."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+
+# Takes the job and reports it failed at once, so that the controller ends.
+STAND_INS = {
+    "sbatch": '[[ " $* " == *" --test-only "* ]] && exit\n'
+    'printf "%s\\0" "$@" >> "$TAKEN"; printf "\\n" >> "$TAKEN"; echo $((1 + $(wc -l < "$TAKEN")))',
+    "squeue": 'for number in $(seq 100); do echo "$number|FAILED"; done',
+    "scontrol": 'echo "MinJobAge = 3600 sec"; echo "Slurmctld(primary) is UP"',
+    "sacctmgr": "echo swiftkv",
+    "sacct": "",
+}
+EIGHT, SEVENTY, HUGE = "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"
+MODELS = (EIGHT, SEVENTY, HUGE)
+THERE = [
+    "data/ultrachat/train.jsonl", "data/heldout.jsonl", f"moments/{EIGHT}/distillation.safetensors",
+    *(f"models/{model}/source.json" for model in MODELS), *(f"packed/{model}/distillation.safetensors" for model in MODELS),
+]  # fmt: skip
+PANEL = ("arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "gsm8k-bits", "mbpp-bits", "ifeval")
+FOLDERS = [
+    f"checkpoints/{EIGHT}/swiftkv-25", f"checkpoints/{EIGHT}/swiftkv-50-early-exit", f"dummy/{HUGE}/baseline",
+    *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
+]  # fmt: skip
+TARGETS = [
+    f"similarity/{EIGHT}.json", f"starts/{EIGHT}.json", f"moments/{EIGHT}/fitted-start.safetensors",
+    *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
+    *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
+    f"fidelity/{EIGHT}/swiftkv-25/auto.json", f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",
+    f"serving/batch-2k/{EIGHT}/baseline/auto.json", f"serving/interactive-2k/{SEVENTY}/baseline/auto.json",
+    f"serving/kv-capacity/{HUGE}/baseline/auto.json", f"score-shards/{HUGE}/baseline/auto/mmlu-cot/1-of-6.json",
+]  # fmt: skip
+
+
+def submitted(folder, profile):
+    """The sbatch lines of every target, sorted, without what differs from run to run."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, script in STAND_INS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{script}\n")
+        (programs / name).chmod(0o755)
+    for name in THERE:
+        (folder / "results" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "results" / name).touch()
+    for name in FOLDERS:
+        (folder / "results" / name).mkdir(parents=True)
+    for name in THERE:  # none is newer than what is made of it
+        os.utime(folder / "results" / name, (1e9, 1e9))
+    taken = folder / "taken"
+    taken.touch()
+    command = [
+        SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--directory", folder, "--profile", profile, "--retries", "0",
+        "--slurm-init-seconds-before-status-checks", "1", "--slurm-status-command", "squeue",
+        "--slurm-logdir", folder / "logs", "--rerun-triggers", "params", "--",
+        *(f"results/{target}" for target in TARGETS),
+    ]  # fmt: skip
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "TAKEN": str(taken)}
+    run = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
+    assert run.returncode == 1, run.stdout + run.stderr
+    lines = []
+    for line in taken.read_text().splitlines():
+        words = [word for word in line.rstrip("\0").split("\0") if not word.startswith("--wrap=")]
+        lines.append(re.sub(r"--parsable |--export=ALL |--job-name \S+ |--output \S+ | -D \S+", "", shlex.join(words)))
+    return sorted(lines)
+
+
+def test_every_rule_with_gpus_is_among_them():
+    rules = {
+        rule.split(":")[0].strip()
+        for file in ROOT.glob("workflow/rules/*.smk")
+        for rule in re.split(r"\n *rule\b", file.read_text())[1:]
+        if "**on_gpus(" in rule
+    }
+    named = {re.match(r"--comment rule_(\w+?)_wildcards", line)[1] for line in (GOLDEN / "sbatch-slurm.txt").open()}
+    assert rules - {"", "teacher_states"} <= named  # states are not stored at paper scale
+
+
+@pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
+def test_paper_scale_asks_for_what_it_needs(tmp_path, site):
+    lines = submitted(tmp_path, ROOT / "profiles" / site)
+    assert lines == (GOLDEN / f"sbatch-{site}.txt").read_text().splitlines(), "\n".join(lines)

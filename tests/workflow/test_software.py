@@ -1,0 +1,109 @@
+"""Where jobs find their Python: one line of a profile chooses. Stand-ins for apptainer, conda and srun note what they get."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+HELDOUT = "results/smoke/data/heldout.jsonl"
+SEVENTY = "results/checkpoints/llama-3.1-70b/swiftkv-50"
+# Notes which Python was asked for what, and fails: the job is over then.
+PYTHON = '#!/bin/bash\necho "{name}; {variables}; $@" >> "$NOTES"; exit 1\n'
+STAND_INS = {
+    # Starts a program as if in an image: with the image's PATH, and the mark that Apptainer leaves.
+    "apptainer": """
+        [ "$1" = --version ] && { echo apptainer version 1.3.4; exit; }
+        echo "apptainer ${@:1:$#-1}" >> "$NOTES"
+        while [ "$1" != bash ]; do shift; done
+        APPTAINER_CONTAINER=gpu.sif PATH="$IMAGE_PATH" exec "$@" """,
+    "conda": """echo '{"conda_prefix": "/nowhere", "platform": "linux-64"}' """,
+    "srun": """echo "srun $*" >> "$NOTES"; exit 1 """,
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The project with an environment of each kind, whose Pythons only note that they were started."""
+    for name in ("src", "workflow", "resources"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    for name in ("Snakefile", "config.yaml", "artifacts.yaml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs/gpu.sif").touch()
+    for folder, variables in (("image", "$PYTHONPATH"), (".conda", "${PYTHONPATH:-none} $PYTHONNOUSERSITE")):
+        program = tmp_path / folder / "bin/python"
+        program.parent.mkdir(parents=True)
+        program.write_text(PYTHON.format(name=folder, variables=variables))
+        program.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    for name, script in STAND_INS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "notes").touch()
+    return tmp_path
+
+
+def run(project, profile, line, *arguments):
+    """Run with one more line in a profile; what the stand-ins noted, and what Snakemake said."""
+    file = project / "profiles" / profile / "profile.yaml"
+    file.write_text(f"{file.read_text()}\n{line}\n")
+    environment = os.environ | {
+        "PATH": f"{project}/bin{os.pathsep}{os.environ['PATH']}",
+        "NOTES": str(project / "notes"),
+        "IMAGE_PATH": f"{project}/image/bin{os.pathsep}/usr/bin{os.pathsep}/bin",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    command = [SNAKEMAKE, "--profile", f"profiles/{profile}", *arguments]
+    result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    return (project / "notes").read_text().splitlines(), result.stdout + result.stderr
+
+
+def test_jobs_use_the_image_and_the_code_of_the_checkout(project):
+    notes, said = run(project, "smoke", "software-deployment-method: apptainer\napptainer-args: --nv", "--", HELDOUT)
+    assert len(notes) == 2, said
+    assert notes[0].startswith(f"apptainer exec --home {project} --nv ")
+    assert notes[0].endswith(f" {project}/envs/gpu.sif bash -c")
+    assert notes[1].startswith(f"image; {project}/src; {project}/workflow/scripts/heldout.py --sources ")
+
+
+def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
+    notes, said = run(project, "smoke", "software-deployment-method: conda", "--", HELDOUT)
+    assert len(notes) == 1, said
+    assert notes[0].startswith(f".conda; none 1; {project}/workflow/scripts/heldout.py --sources ")
+
+
+@pytest.mark.parametrize(
+    "line, before",
+    [("", ""), ("software-deployment-method: apptainer", "apptainer exec --home {} --nv {}/envs/gpu.sif ")],
+)
+def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
+    for name in ("models/llama-3.1-70b/source.json", "packed/llama-3.1-70b/distillation.safetensors"):
+        (project / "results" / name).parent.mkdir(parents=True)
+        (project / "results" / name).touch()
+    local = ["--executor", "local", "--cores", "1", "--retries", "0", "--rerun-triggers", "mtime"]
+    notes, said = run(project, "slurm", line, *local, "--", SEVENTY)
+    assert len(notes) == 1, said
+    program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(project, project)}torchrun --nnodes 4 "
+    assert notes[0].startswith("srun --nodes 4 ") and program in notes[0], notes[0]
+
+
+@pytest.mark.parametrize(
+    "method, missing, sentence",
+    [
+        ("apptainer", "envs/gpu.sif", "make it with `make image`"),
+        ("conda", ".conda/bin/python", "make it with `make setup-conda`"),
+        ("[apptainer, conda]", None, "it may be apptainer or conda, or left out"),
+    ],
+)
+def test_an_environment_that_is_not_there_is_one_sentence_before_any_job(project, method, missing, sentence):
+    if missing:
+        (project / missing).unlink()
+    notes, said = run(project, "smoke", f"software-deployment-method: {method}", "--", HELDOUT)
+    assert sentence in said and "Traceback" not in said
+    assert notes == []

@@ -1,0 +1,21 @@
+# The shell of every job reads this first.
+
+# No job asks the hub or downloads anything, but for rules that say so: `online python ...`.
+asked_offline=${HF_HUB_OFFLINE:-0}
+hub_cache=${HF_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/huggingface}
+export HF_HUB_OFFLINE=1
+online() { HF_HUB_OFFLINE=$asked_offline HF_HOME=$hub_cache "$@"; }
+
+# In a job with GPUs, gpu_jobs.local_cache names the folder on its node below which it gets one of its own for what compilers
+# and libraries keep; it goes when the job ends.
+if [[ -n ${LOCAL_CACHE-} && -n ${CUDA_VISIBLE_DEVICES-} ]]; then
+    if job_cache=$(mktemp -d "$LOCAL_CACHE/swiftkv-XXXXXXXX"); then
+        trap 'rm -rf "$job_cache"' EXIT
+        export XDG_CACHE_HOME=$job_cache HF_HOME=$job_cache/huggingface
+        export TRITON_CACHE_DIR=$job_cache/triton TORCHINDUCTOR_CACHE_DIR=$job_cache/inductor
+        export VLLM_CACHE_ROOT=$job_cache/vllm FLASHINFER_WORKSPACE_BASE=$job_cache
+        export TORCH_EXTENSIONS_DIR=$job_cache/torch_extensions CUDA_CACHE_PATH=$job_cache/cuda
+    else
+        echo "warning: gpu_jobs.local_cache is no folder of this node; caches stay where they are" >&2
+    fi
+fi
