@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swiftkv.planning.jobs import LOCAL_RULES
 from tests.slurm.cluster import ETC, run, running
 
 pytestmark = pytest.mark.slurm
@@ -25,7 +26,7 @@ def test_every_artifact_of_the_smoke_scale(cluster, workflow):
     assert {job["state"] for job in jobs} == {"COMPLETED"}
     rules = Counter(re.match(r"rule_(\w+?)_wildcards|rule_(\w+)", job["comment"])[0] for job in jobs)
     names = Counter({rule.removeprefix("rule_").removesuffix("_wildcards"): n for rule, n in rules.items()})
-    local = {"table", "figure", "all", "total"}
+    local = {*LOCAL_RULES, "total"}
     assert names == {rule: int(number) for rule, number in counts.items() if rule not in local}
     for job in jobs:
         rule = re.match(r"rule_(\w+?)(_wildcards|$)", job["comment"])[1]
@@ -37,7 +38,15 @@ def test_every_artifact_of_the_smoke_scale(cluster, workflow):
         assert known["NumNodes"] == ("2" if two else "1") and known["Account"] == "swiftkv", job
 
 
-PROCESSOR_RULES = {"resolve_model", "heldout", "corpus", "pack", "dummy_checkpoint", "fetch_checkpoint"}
+PROCESSOR_RULES = {
+    "resolve_model",
+    "heldout",
+    "corpus",
+    "pack",
+    "dummy_checkpoint",
+    "fetch_checkpoint",
+    "fetch_questions",
+}
 
 
 def test_nothing_is_left_of_a_cluster(tmp_path):

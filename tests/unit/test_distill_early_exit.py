@@ -14,7 +14,7 @@ from swiftkv.distill.step import DistillationStep, next_tokens
 from swiftkv.models import load_swiftkv
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE, SPEC, make_inputs, train
+from tests.unit.distill_helpers import RECIPE, SPEC, train
 
 EXIT = SPEC | {"early_exit": True}
 HEAD = "early_exit_head_swiftkv.weight"
@@ -100,13 +100,6 @@ def test_stored_teacher_states_give_the_same_bits():
     state, final, _ = made.teacher_states(ids, positions)
     stored = made(ids, positions, weights, lower_hidden=state.hidden, teacher_hidden=final)
     assert torch.equal(stored[1], made(ids, positions, weights)[1])
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -13,22 +13,7 @@ import psutil
 import pytest
 import torch
 
-from tests.unit.distill_helpers import command, environment, log, losses, make_inputs, run, tensors, train
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def finished(inputs, tmp_path_factory):
-    """The training that nothing happened to."""
-    folder = tmp_path_factory.mktemp("finished")
-    train(inputs, folder)
-    return folder
+from tests.unit.distill_helpers import command, environment, log, losses, run, tensors, train
 
 
 def wait_for_steps(process, folder, steps):

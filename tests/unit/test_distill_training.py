@@ -24,26 +24,10 @@ from tests.unit.distill_helpers import (
     command,
     log,
     losses,
-    make_inputs,
     run,
     tensors,
     train,
 )
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def finished(inputs, tmp_path_factory):
-    """The training every other one is compared with."""
-    folder = tmp_path_factory.mktemp("finished")
-    train(inputs, folder)
-    return folder
 
 
 def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):

@@ -196,7 +196,12 @@ def test_a_hub_that_fails_for_a_while_is_asked_again(monkeypatch):
     monkeypatch.setattr("swiftkv.hub.WAITS", (0, 0))
     asked = answer(monkeypatch, sha="abc")
     answering, left = HfApi.dataset_info, [ConnectionError("reset"), TimeoutError("slow")]
-    failing = lambda *a, **k: (_ for _ in ()).throw(left.pop()) if left else answering(*a, **k)  # noqa: E731
+
+    def failing(*arguments, **keywords):
+        if left:
+            raise left.pop()
+        return answering(*arguments, **keywords)
+
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", failing)
     assert HubRepository("data set", "org/chats", "main").commit == "abc" and len(asked) == 1 and not left
 
