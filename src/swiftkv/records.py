@@ -28,14 +28,16 @@ LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling of `path`; rename it onto `path` only if the block succeeds.
 
-    The block may create a file or a folder there. An existing folder at `path` is replaced.
+    The block may create a file, a folder or a link there. An existing folder or link at `path` is replaced.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield scratch / path.name
-        if path.is_dir():
+        if path.is_symlink():
+            path.unlink()
+        elif path.is_dir():
             shutil.rmtree(path)
         os.replace(scratch / path.name, path)
     finally:

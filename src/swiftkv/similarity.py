@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.models import load_base, load_tokenizer
-from swiftkv.records import measurement, read_json, write_json
+from swiftkv.records import measurement, write_json
+from swiftkv.sources import read_source
 
 CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
 
@@ -73,7 +74,7 @@ def measure_similarity(
         UserError: a file is missing or damaged.
     """
     started = time.monotonic()
-    source = read_json(model_source)
+    source = read_source(model_source)
     chats = choose_chats(data, documents, seed)
     tokenizer = load_tokenizer(source["path"])
     model = load_base(source["path"], device_map="auto" if torch.cuda.is_available() else None)

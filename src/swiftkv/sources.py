@@ -33,14 +33,14 @@ def resolve_model(
     folder: str | Path,
     chat_template: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make a plain Hugging Face checkpoint available and say where it is and what it is.
+    """Make a plain Hugging Face checkpoint available in a folder and say what it is.
 
     Args:
         name: key of the model in the config.
         title: the model's published name, used in tables and figures.
         source: the `source` entry described above.
-        folder: where a checkpoint made from a package, or given another chat template, is written. All others stay
-            where they are.
+        folder: where it is to be found: a checkpoint made from a package, or given another chat template, is written there;
+            any other stays where it is, and this is a link to it.
         chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
 
     Returns:
@@ -50,25 +50,42 @@ def resolve_model(
     Raises:
         UserError: the source is missing, gated, unreachable or incomplete; the message says which and what to do.
     """
-    if "hub" in source:
-        path, identity = _hub_model(source["hub"], source.get("revision", "main"))
-    elif "package" in source:
-        path, identity = _packaged_model(source, Path(folder))
+    folder = Path(folder)
+    if "package" in source:
+        identity = _packaged_model(source, folder)
     else:
-        path, identity = local_model(source["local"])
-    if chat_template is not None:
-        template, owner = _chat_template(chat_template)
-        path = _with_chat_template(path, template, Path(folder))
-        identity |= {"chat_template": owner}
-    config = read_json(path / "config.json")
+        hub = "hub" in source
+        path, identity = (
+            _hub_model(source["hub"], source.get("revision", "main")) if hub else local_model(source["local"])
+        )
+        if chat_template is not None:
+            template, owner = _chat_template(chat_template)
+            identity |= {"chat_template": owner}
+            _with_chat_template(path, template, folder)
+        else:
+            with atomic_path(folder) as scratch:
+                scratch.symlink_to(path)
+    config = read_json(folder / "config.json")
     return {
         "name": name,
         "title": title,
-        "path": str(path),
+        "path": str(folder),
         **identity,
         "num_hidden_layers": config["num_hidden_layers"],
         "config": config,
     }
+
+
+def read_source(file: str | Path) -> dict[str, Any]:
+    """The content of a model's source.json.
+
+    What it says of the checkpoint's path is seen from its own folder, so that results can be moved; here it is absolute. A file
+    of a model's dimensions only has none.
+    """
+    content = read_json(file)
+    if isinstance(content, dict) and "path" in content:
+        content["path"] = str((Path(file).parent / content["path"]).absolute())
+    return content
 
 
 def source_name(source: dict[str, Any]) -> str:
@@ -150,7 +167,7 @@ def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return template, identity
 
 
-def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> Path:
+def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> None:
     """A folder of links to the files of a checkpoint, beside a chat template that takes the place of its own."""
     with atomic_path(folder) as scratch:
         scratch.mkdir()
@@ -158,7 +175,6 @@ def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> Path:
             if file.name != "chat_template.jinja" and file.is_file():
                 (scratch / file.name).symlink_to(file.resolve())
         (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return folder.resolve()
 
 
 def local_model(folder: str) -> tuple[Path, dict[str, Any]]:
@@ -202,8 +218,8 @@ def check_safetensors(file: Path) -> None:
         raise UserError(f"{file} is damaged or truncated ({error}); download or make it again") from None
 
 
-def _packaged_model(source: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Read a packaged GGUF file and save it as a plain checkpoint with tokenizer in bfloat16."""
+def _packaged_model(source: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Read a packaged GGUF file and save it as a plain checkpoint with tokenizer in bfloat16; its identity."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -233,4 +249,4 @@ def _packaged_model(source: dict[str, Any], folder: Path) -> tuple[Path, dict[st
     with atomic_path(folder) as scratch:
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-    return folder.resolve(), identity
+    return identity

@@ -153,7 +153,9 @@ class Cluster:
     def processes(self) -> list[psutil.Process]:
         """Everything that runs for this cluster: its daemons, their steps, and jobs."""
         found = []
-        for process in psutil.process_iter(["name", "cmdline"]):
+        for process in psutil.process_iter(["name", "cmdline", "status"]):
+            if process.info["status"] == psutil.STATUS_ZOMBIE:  # has ended; in a container nobody may ask how
+                continue
             command = " ".join(process.info["cmdline"] or [])
             if (
                 process.info["name"] in ("slurmctld", "slurmd", "slurmdbd", "slurmstepd", "munged")

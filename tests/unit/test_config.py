@@ -262,31 +262,6 @@ def test_planning_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "key"),
-    [("a: 1\nb: 2\na: 3\n", 3, "a"), ("a:\n  b:\n    c: 1\n    c: 2\n", 4, "c"), ("a: [{b: 1, b: 2}]\n", 1, "b")],
-)
-def test_duplicate_keys_are_refused_at_every_level(tmp_path, text, line, key):
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-    with pytest.raises(UserError, match=f"line {line}: key '{key}' stands twice"):
-        cfg.refuse_duplicate_keys([str(file)])
-
-
-def test_a_merge_key_may_be_overridden(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\n")
-    cfg.refuse_duplicate_keys([str(file)])
-
-
-def test_yaml_that_does_not_parse_is_one_sentence(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("a: [1\nb: 2\n")
-    with pytest.raises(UserError, match="not valid YAML") as error:
-        cfg.refuse_duplicate_keys([str(file)])
-    assert "\n" not in str(error.value)
-
-
 def test_spec_of_a_variant(config):
     assert cfg.spec(config, "llama-3.1-8b", "baseline") is None
     assert cfg.spec(config, "llama-3.1-8b", "swiftkv-62.5") == {

@@ -9,9 +9,10 @@ import yaml
 
 from swiftkv.planning import disk, jobs, schedule
 from swiftkv.planning.estimate import ESTIMATED, GUESSED, MEASURED, SCALED, UNKNOWN, Estimator
-from swiftkv.planning.jobs import PlannedJob, Profile, parse_dry_run, read_profile
+from swiftkv.planning.jobs import PlannedJob, Resources, parse_dry_run
 from swiftkv.planning.machine import Machine
 from swiftkv.planning.plan import estimate_plan
+from swiftkv.planning.profile import Profile, read_profile
 from swiftkv.planning.report import report
 from swiftkv.planning.size import Size, spec_of
 from swiftkv.planning.text import recipe_of
@@ -20,7 +21,7 @@ from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[2]
-CLUSTER = Profile("slurm", (), jobs=2, cores=None)
+CLUSTER = Profile(Path("slurm"), jobs=2)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def size_of(name):
 
 
 def job(rule, gpus=0, inputs=(), outputs=(), benchmark=None, priority=0, threads=1, **wildcards):
-    resources = {"gpu": str(gpus)} if gpus else {}
+    resources = Resources(gpu=gpus) if gpus else Resources()
     return PlannedJob(rule, wildcards, tuple(inputs), tuple(outputs), benchmark, threads, priority, resources)
 
 
@@ -64,7 +65,7 @@ rule distill:
     wildcards: model=m, variant=v
     priority: 10
     threads: 2
-    resources: tmpdir=/tmp, mem=900 GB, gpu=16, nodes=2
+    resources: tmpdir=/tmp, mem_mb=900000, mem=900 GB, gpu=16, gpu_model=h100, nodes=2
 [Sun Nov 22 02:55:48 2026]
 localrule all:
     input: results/checkpoints/m/v
@@ -82,28 +83,20 @@ def test_a_dry_run_is_read_job_by_job():
     assert (training.gpus, training.threads, training.priority) == (16, 2, 10)
     assert training.benchmark == "results/benchmarks/distill/m/v.tsv" and not training.local
     assert (everything.rule, everything.gpus, everything.benchmark, everything.local) == ("all", 0, None, True)
+    assert (training.resources["mem_mb"], training.resources.gpu_model) == (900000, "h100")
+    assert "tmpdir" not in everything.resources  # not known yet
     assert jobs.parents([training, everything]) == {0: [], 1: [0]}
 
 
-def test_local_rules_are_those_of_the_workflow():
-    text = "".join(file.read_text() for file in [ROOT / "Snakefile", *(ROOT / "workflow/rules").glob("*.smk")])
-    found = {
-        name
-        for block in re.findall(r"^localrules:\n((?:    \w+,?\n)+)", text, re.M)
-        for name in re.findall(r"\w+", block)
-    }
-    assert found == set(jobs.LOCAL_RULES)
-
-
-def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    slurm, local = (read_profile(f"profiles/{name}") for name in ("slurm", "local"))
-    assert (slurm.jobs, slurm.cores) == (32, None) and slurm.configfiles
+def test_profiles_are_read_as_snakemake_reads_them():
+    slurm, local = (read_profile(name, ROOT) for name in ("slurm", "local"))
+    assert (slurm.jobs, slurm.cores, slurm.attempts) == (32, None, 4) and slurm.configfiles
+    assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm
     assert local.jobs is None and local.cores >= 1
     assert [file.name for file in local.configfiles] == ["override.yaml"]
-    assert read_profile("profiles/gpu").resources == {"gpu": 1}
-    with pytest.raises(jobs.UserError, match="there is no profile 'profiles/slrum'.*local"):
-        read_profile("profiles/slrum")
+    assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"gpu": 1}
+    with pytest.raises(jobs.UserError, match="there is no profile 'slrum'; it is one of gpu, local,"):
+        read_profile("slrum", ROOT)
 
 
 # How big a model is
@@ -251,13 +244,13 @@ def test_jobs_wait_for_their_inputs_and_for_a_place():
         job("score", 1),
     ]
     assert course(planned, [5, 10, 4, 3], CLUSTER) == (15, 4)  # two at once: 1 GPU joins after the 4
-    assert course(planned, [5, 10, 4, 3], Profile("slurm", (), jobs=9, cores=None)) == (15, 5)
-    assert course(planned, [5, 10, 4, 3], Profile("gpu", (), None, 8, {"gpu": 1})) == (17, 4)
+    assert course(planned, [5, 10, 4, 3], Profile(Path("slurm"), jobs=9)) == (15, 5)
+    assert course(planned, [5, 10, 4, 3], Profile(Path("gpu"), cores=8, resources={"gpu": 1})) == (17, 4)
 
 
 def test_a_serving_job_takes_all_cores_and_local_rules_no_place_in_the_queue():
     serving = [job("score"), job("score"), job("measure", threads=2)]
-    assert course(serving, [2, 3, 4], Profile("local", (), None, cores=2))[0] == 7
+    assert course(serving, [2, 3, 4], Profile(Path("local"), cores=2))[0] == 7
     small = [job("table"), job("figure"), job("score", 1), job("score", 1)]
     assert course(small, [1, 1, 5, 5], CLUSTER)[0] == 5
 
@@ -265,7 +258,7 @@ def test_a_serving_job_takes_all_cores_and_local_rules_no_place_in_the_queue():
 @pytest.mark.parametrize(("cores", "seconds"), [(1, 18), (2, 9)])
 def test_what_is_urgent_goes_first(cores, seconds):
     planned = [job("score"), job("distill", outputs=["x"], priority=10), job("fidelity", inputs=["x"])]
-    assert course(planned, [9, 4, 5], Profile("local", (), None, cores))[0] == seconds
+    assert course(planned, [9, 4, 5], Profile(Path("local"), cores=cores))[0] == seconds
 
 
 # What it leaves and fetches
@@ -329,7 +322,7 @@ def test_nothing_left_to_do_is_said(config):
 def test_a_job_that_slurm_would_end_is_named(config):
     takes = Estimator(config, ROOT).estimate(distilling()).seconds / 60
     longer, shorter = (
-        dataclasses.replace(distilling(variant=name), resources={"gpu": "8", "runtime": str(int(takes * factor))})
+        dataclasses.replace(distilling(variant=name), resources=Resources(gpu=8, runtime=int(takes * factor)))
         for name, factor in (("swiftkv-50", 0.5), ("swiftkv-50-fitted", 2))
     )
     text = report(estimate_plan(ROOT, CLUSTER, config, [longer, shorter]))

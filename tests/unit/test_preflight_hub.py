@@ -10,8 +10,8 @@ from huggingface_hub import errors
 from snakemake.utils import update_config
 
 from swiftkv.errors import UserError
+from swiftkv.planning.jobs import PlannedJob
 from swiftkv.preflight.hub import Hub, Source, in_cache, sources_in_use
-from swiftkv.preflight.requests import PlannedJob
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES
 from tests.unit.artifact_helpers import ROOT
 

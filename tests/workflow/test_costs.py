@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from swiftkv.planning.jobs import plan_jobs, read_config, read_profile
+from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.plan import estimate_plan
+from swiftkv.planning.profile import read_config, read_profile
 
 ROOT = Path(__file__).parents[2]
 LOCAL_MINUTES = 68  # measured on two cores without set-up, docs/measurements/2026-11-21-local-quality.md
@@ -32,10 +33,10 @@ def plan(*arguments):
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     monkeypatch.chdir(ROOT)
-    profile = dataclasses.replace(read_profile("profiles/local"), cores=2)
+    profile = dataclasses.replace(read_profile("local", ROOT), cores=2)
     config = read_config(ROOT, profile)
     # As if nothing had run yet, whatever this folder holds.
-    jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs("profiles/local", everything=True)]
+    jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, ROOT, everything=True)]
     cold = estimate_plan(ROOT, profile, config, jobs)
     assert 1 / 1.5 < cold.total.wall_seconds / 60 / LOCAL_MINUTES < 1.5
     assert cold.total.gpu_hours == 0 and not cold.total.downloaded
@@ -63,7 +64,7 @@ def test_a_target_is_planned_alone_and_published_weights_train_nothing():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--profile", "slrum"], "error: there is no profile .*slrum.*there are: .*slurm"),
+        (["--profile", "slrum"], "error: there is no profile .*slrum.*it is one of .*slurm"),
         (["--profile", "slurm", "results/tables/table99.tex"], "error: .*table99"),
     ],
 )

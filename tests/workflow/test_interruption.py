@@ -1,4 +1,4 @@
-"""A killed rule leaves nothing that looks finished and loses no finished work; a touched source starts nothing again."""
+"""A killed rule leaves nothing that looks finished and loses no finished work; touched sources and more GPUs start nothing."""
 
 import csv
 import os
@@ -23,6 +23,8 @@ def scale(tmp_path_factory):
     override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
     override["pathvars"] = {name: str(folder / name) for name in ("results", "logs", "benchmarks")}
     override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 2}
+    for recipe in override["recipes"].values():
+        recipe["micro_batch_size"] = 1
     (folder / "override.yaml").write_text(yaml.safe_dump(override))
     return folder
 
@@ -80,6 +82,15 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     for file in [*ROOT.glob("workflow/**/*.py"), *ROOT.glob("src/**/*.py"), *ROOT.glob("workflow/rules/*.smk")]:
         file.touch()
     assert "Nothing to be done" in run(scale, "--dry-run").stdout
+
+    # Nor does it matter how many GPUs another training would get.
+    more = yaml.safe_load((scale / "override.yaml").read_text())
+    more["models"]["tiny-random"]["gpus"]["distill"] = 2
+    (scale / "more.yaml").write_text(yaml.safe_dump(more))
+    assert "Nothing to be done" in run(scale, "--dry-run", "--configfile", scale / "more.yaml").stdout
+    assert (
+        "torchrun" in run(scale, "--dry-run", "--printshellcmds", "--force", "--configfile", scale / "more.yaml").stdout
+    )
 
     # A lost output of a finished training is only saved again.
     weights = checkpoint(scale) / "model.safetensors"

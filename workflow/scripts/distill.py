@@ -34,13 +34,13 @@ def main() -> None:
     from swiftkv.distill.clock import early_enough
     from swiftkv.distill.recipe import Recipe, spec_from_json
     from swiftkv.distill.trainer import Training, train
-    from swiftkv.records import read_json
+    from swiftkv.sources import read_source
 
     torch.set_num_threads(options.threads)
     recipe = Recipe.from_json(options.recipe)
     spec = spec_from_json(options.spec)
     files = Training(
-        source=read_json(options.model_source),
+        source=read_source(options.model_source),
         variant=options.variant,
         data=options.data,
         teacher_states=options.teacher_states,

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from swiftkv.errors import UserError, command_line
-from swiftkv.records import read_json
+from swiftkv.sources import read_source
 
 
 @command_line
@@ -19,7 +19,7 @@ def main() -> None:
 
     from swiftkv.measure.dummy import write_dummy
 
-    content = read_json(arguments.source)
+    content = read_source(arguments.source)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise UserError(f"{arguments.source} holds no model configuration: it has no `config`")
     tokenizer = arguments.tokenizer or content.get("path")

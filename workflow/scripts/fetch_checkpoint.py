@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swiftkv.errors import command_line
 from swiftkv.published import fetch_checkpoint
-from swiftkv.records import read_json
+from swiftkv.sources import read_source
 
 
 @command_line
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--spec", type=json.loads, required=True, help="fields of the variant's SwiftKVSpec as JSON")
     parser.add_argument("--output", type=Path, required=True, help="folder of links to its files")
     arguments = parser.parse_args()
-    model = read_json(arguments.model_source)
+    model = read_source(arguments.model_source)
     identity = fetch_checkpoint(arguments.source, arguments.spec, arguments.variant, model, arguments.output)
     print(f"{arguments.variant} of {model['title']}: {identity['kind']} {identity['id']}, {identity['resolved']}")
 

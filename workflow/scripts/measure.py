@@ -7,7 +7,8 @@ from pathlib import Path
 
 from swiftkv.errors import UserError, command_line
 from swiftkv.measure.point import Point, Subject
-from swiftkv.records import read_json, write_json
+from swiftkv.records import write_json
+from swiftkv.sources import read_source
 
 
 def parse() -> argparse.Namespace:
@@ -36,7 +37,7 @@ def parse() -> argparse.Namespace:
 
 def read_subject(arguments: argparse.Namespace) -> Subject:
     """What is served."""
-    source = read_json(arguments.source)
+    source = read_source(arguments.source)
     if "kind" not in source:  # the dimensions of a model, whose weights nobody has
         source = {"kind": "architecture", "id": arguments.source.name}
     folder = arguments.checkpoint or source.get("path")

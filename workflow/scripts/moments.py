@@ -24,10 +24,10 @@ def main() -> None:
     from swiftkv.distill.device import launched_ranks
     from swiftkv.distill.recipe import Recipe
     from swiftkv.distill.teacher import write_moments
-    from swiftkv.records import read_json
+    from swiftkv.sources import read_source
 
     torch.set_num_threads(options.threads)
-    model = Path(read_json(options.model_source)["path"])
+    model = Path(read_source(options.model_source)["path"])
     with launched_ranks():
         write_moments(model, options.data, Recipe.from_json(options.recipe), options.layers, options.output)
 

@@ -11,7 +11,7 @@ from swiftkv.distill.packing import pack, tokenize, write_packed
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import command_line
 from swiftkv.models import load_tokenizer
-from swiftkv.records import read_json
+from swiftkv.sources import read_source
 
 
 @command_line
@@ -24,7 +24,7 @@ def main() -> None:
     options = parser.parse_args()
 
     recipe = Recipe.from_json(options.recipe)
-    model = read_json(options.model_source)
+    model = read_source(options.model_source)
     tokenizer = load_tokenizer(model["path"])
     samples = tokenize(tokenizer, read_chats(options.data))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

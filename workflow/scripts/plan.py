@@ -1,6 +1,7 @@
 """Print what a run would cost before it starts: jobs, GPU-hours, wall time, disk, downloads, licenses, how sure each is."""
 
 import argparse
+import signal
 from pathlib import Path
 
 from swiftkv.errors import command_line
@@ -10,10 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @command_line
 def main() -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--profile", type=Path, required=True, help="folder of the profile, or its name under profiles/"
-    )
+    parser.add_argument("--profile", required=True, help="folder of the profile, or its name under profiles/")
     parser.add_argument("--configfile", action="append", default=[], help="in place of the profile's; may be repeated")
     parser.add_argument("--all", action="store_true", help="plan what is finished, too")
     parser.add_argument("targets", nargs="*", help="files to make; all artifacts, if none is named")
@@ -22,8 +22,8 @@ def main() -> None:
     from swiftkv.planning.plan import make_plan
     from swiftkv.planning.report import report
 
-    folder = arguments.profile if arguments.profile.is_dir() else ROOT / "profiles" / arguments.profile
-    print(report(make_plan(ROOT, folder, arguments.targets, arguments.configfile, everything=arguments.all)))
+    plan = make_plan(ROOT, arguments.profile, arguments.targets, arguments.configfile, everything=arguments.all)
+    print(report(plan))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 
 from swiftkv.errors import UserError, command_line
 from swiftkv.records import write_json
@@ -18,7 +19,7 @@ def main() -> None:
         "--chat-template", required=True, type=json.loads, help="its `chat_template` entry, as JSON; null: its own"
     )
     parser.add_argument("--num-hidden-layers", required=True, type=int, help="L the config expects")
-    parser.add_argument("--folder", required=True, help="where a checkpoint that is made here is written")
+    parser.add_argument("--folder", required=True, help="where the checkpoint is to be found")
     parser.add_argument("--output", required=True, help="source.json")
     arguments = parser.parse_args()
     record = resolve_model(arguments.name, arguments.title, arguments.source, arguments.folder, arguments.chat_template)
@@ -27,7 +28,8 @@ def main() -> None:
             f"model {arguments.name!r} has {record['num_hidden_layers']} layers, but its num_hidden_layers in the config "
             f"is {arguments.num_hidden_layers}"
         )
-    write_json(arguments.output, record)
+    path = os.path.relpath(record["path"], os.path.dirname(arguments.output))  # read_source reads it so
+    write_json(arguments.output, record | {"path": path})
     print(f"{record['title']}: {record['kind']} {record['id']}, {record['resolved']}")
 
 

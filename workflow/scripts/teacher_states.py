@@ -27,10 +27,10 @@ def main() -> None:
 
     from swiftkv.distill.recipe import Recipe
     from swiftkv.distill.teacher import write_teacher_states
-    from swiftkv.records import read_json
+    from swiftkv.sources import read_source
 
     torch.set_num_threads(options.threads)
-    model = Path(read_json(options.model_source)["path"])
+    model = Path(read_source(options.model_source)["path"])
     write_teacher_states(
         model,
         options.data,

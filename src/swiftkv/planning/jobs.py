@@ -1,10 +1,7 @@
-"""The work still to do, as Snakemake plans it with a profile, and what the profile gives it to run on."""
+"""The work still to do, as Snakemake plans it with a profile."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
 import subprocess
 import sys
@@ -13,32 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from swiftkv.errors import UserError
+from swiftkv.planning.profile import Profile
 
 LOCAL_RULES = ("all", "table", "figure", "merge_scores")  # those of `localrules`, which a dry run does not tell
 LISTS = ("input", "output")
 PAIRS = ("wildcards", "resources")
+UNKNOWN = "<TBD>"  # a resource that only the running job will know
 
 
-@dataclass(frozen=True)
-class Profile:
-    """What a profile says about where jobs run.
+class Resources(dict):
+    """Resources of a job, as items and, as Snakemake's SLURM plugin reads them, as attributes; whole numbers are numbers."""
 
-    Attributes:
-        name: of its folder.
-        configfiles: what overrides config.yaml and artifacts.yaml, in order.
-        jobs: jobs in a cluster's queue at once; None where there is no cluster.
-        cores: cores of this machine that jobs share; None on a cluster.
-        resources: limits over all jobs, such as gpu.
-    """
-
-    name: str
-    configfiles: tuple[Path, ...]
-    jobs: int | None
-    cores: int | None
-    resources: Mapping[str, int] = field(default_factory=dict)
+    __getattr__ = dict.__getitem__
 
 
 @dataclass(frozen=True)
@@ -46,18 +30,18 @@ class PlannedJob:
     """One job of a dry run."""
 
     rule: str
-    wildcards: Mapping[str, str]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    benchmark: str | None
-    threads: int
-    priority: int
-    resources: Mapping[str, str]
+    wildcards: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    benchmark: str | None = None
+    threads: int = 1
+    priority: int = 0
+    resources: Resources = field(default_factory=Resources)
 
     @property
     def gpus(self) -> int:
         """GPUs over all its nodes."""
-        return int(self.resources.get("gpu", 0))
+        return self.resources.get("gpu", 0)
 
     @property
     def local(self) -> bool:
@@ -65,84 +49,26 @@ class PlannedJob:
         return self.rule in LOCAL_RULES
 
 
-def read_profile(folder: str | Path, configfiles: Sequence[str] = ()) -> Profile:
-    """A profile as Snakemake itself reads it.
-
-    Args:
-        folder: with a profile.yaml or config.yaml.
-        configfiles: given in place of the profile's own.
-
-    Raises:
-        UserError: there is no such profile, or it is not valid.
-    """
-    from snakemake.cli import parse_args
-
-    if not Path(folder).is_dir():
-        known = ", ".join(sorted(path.name for path in Path(folder).parent.glob("*") if path.is_dir()))
-        raise UserError(f"there is no profile {str(folder)!r}" + (f" (there are: {known})" if known else ""))
-    words = ["--profile", str(folder), "--dry-run"]
-    words += ["--configfile", *configfiles] if configfiles else []
-    with contextlib.redirect_stderr(io.StringIO()):
-        try:
-            _, args = parse_args(words)
-        except SystemExit:
-            raise UserError(f"Snakemake cannot read the profile {str(folder)!r}; `snakemake -n` says why") from None
-    cluster = args.executor not in (None, "local")
-    return Profile(
-        name=Path(folder).name,
-        configfiles=tuple(map(Path, args.configfile or ())),
-        jobs=(args.jobs if isinstance(args.jobs, int) else None) or sys.maxsize if cluster else None,
-        cores=None if cluster else args.cores or os.cpu_count(),
-        resources={name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)},
-    )
-
-
-def read_config(root: Path, profile: Profile) -> dict[str, Any]:
-    """The configuration of a profile, merged by Snakemake's own rules and checked as a run would check it.
-
-    Raises:
-        UserError: it is not valid.
-    """
-    from snakemake.utils import update_config
-
-    from swiftkv import config as cfg
-    from swiftkv.artifacts import contents
-
-    files = [root / "config.yaml", root / "artifacts.yaml", *profile.configfiles]
-    cfg.refuse_duplicate_keys([str(file) for file in files])
-    config: dict[str, Any] = {}
-    for file in files:
-        update_config(config, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    cfg.check(config, root / "workflow/schemas/config.schema.yaml")
-    contents.check(config)
-    return config
-
-
 def plan_jobs(
-    profile: str | Path,
-    targets: Sequence[str] = (),
-    configfiles: Sequence[str] = (),
-    *,
-    everything: bool = False,
-    snakefile: Path | None = None,
+    profile: Profile, root: Path, targets: Sequence[str] = (), *, everything: bool = False, attempt: int = 1
 ) -> list[PlannedJob]:
     """The jobs that Snakemake would run; none where nothing is left to do.
 
     Args:
-        profile: folder of the profile.
+        profile: where they would run.
+        root: folder of the project.
         targets: files or rules; none stands for all artifacts.
-        configfiles: given in place of the profile's own.
         everything: also what is finished.
-        snakefile: of the workflow; the one in this folder if not given.
+        attempt: what jobs ask for may grow with it.
 
     Raises:
         UserError: Snakemake cannot plan; its own sentence.
     """
-    command = [sys.executable, "-m", "snakemake", "--profile", str(profile), "--dry-run", "--quiet", "host"]
-    command += ["--snakefile", str(snakefile)] if snakefile else []
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", "--attempt", attempt]
+    command += ["--snakefile", root / "Snakefile", "--profile", profile.folder]
     command += ["--forceall"] if everything else []
-    command += ["--configfile", *configfiles] if configfiles else []
-    run = subprocess.run([*command, "--", *targets], capture_output=True, text=True)
+    command += ["--configfile", *profile.configfiles] if profile.configfiles else []
+    run = subprocess.run([*map(str, command), "--", *targets], capture_output=True, text=True)
     if run.returncode:
         lines = [line.strip() for line in (run.stderr + run.stdout).splitlines()]
         lines = [line for line in lines if line and not line.endswith("...")]
@@ -165,6 +91,11 @@ def parse_dry_run(text: str) -> list[PlannedJob]:
         pairs = {
             name: dict(pair.split("=", 1) for pair in found.get(name, "").split(", ") if "=" in pair) for name in PAIRS
         }
+        resources = {
+            name: int(value) if re.fullmatch(r"-?\d+", value) else value
+            for name, value in pairs["resources"].items()
+            if value != UNKNOWN
+        }
         jobs.append(
             PlannedJob(
                 rule=re.match(r"(?:local)?rule (\w+):", block)[1],
@@ -174,7 +105,7 @@ def parse_dry_run(text: str) -> list[PlannedJob]:
                 benchmark=found.get("benchmark"),
                 threads=int(found.get("threads", 1)),
                 priority=int(found.get("priority", 0)),
-                resources=pairs["resources"],
+                resources=Resources(resources),
             )
         )
     return jobs

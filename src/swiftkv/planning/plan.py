@@ -10,7 +10,8 @@ from typing import Any
 from swiftkv.planning import disk, schedule
 from swiftkv.planning.disk import Download
 from swiftkv.planning.estimate import SURE, Estimate, Estimator
-from swiftkv.planning.jobs import PlannedJob, Profile, ancestors, parents, plan_jobs, read_config, read_profile
+from swiftkv.planning.jobs import PlannedJob, ancestors, parents, plan_jobs
+from swiftkv.planning.profile import Profile, read_config, read_profile
 
 HOUR = 3600
 
@@ -75,13 +76,18 @@ class Plan:
 
 
 def make_plan(
-    root: Path, profile: Path, targets: Sequence[str] = (), configfiles: Sequence[str] = (), *, everything: bool = False
+    root: Path,
+    profile: str | Path,
+    targets: Sequence[str] = (),
+    configfiles: Sequence[str] = (),
+    *,
+    everything: bool = False,
 ) -> Plan:
     """Plan a run and estimate it.
 
     Args:
         root: folder of the project.
-        profile: folder of the profile.
+        profile: its folder, or its name under profiles/.
         targets: files; none stands for all artifacts.
         configfiles: given in place of the profile's own.
         everything: also what is finished.
@@ -89,15 +95,14 @@ def make_plan(
     Raises:
         UserError: the profile, the configuration or a target is not what it has to be.
     """
-    found = read_profile(profile, configfiles)
+    found = read_profile(profile, root, configfiles)
     config = read_config(root, found)
-    options = {"configfiles": configfiles, "snakefile": root / "Snakefile"}
-    jobs = plan_jobs(profile, targets, everything=everything, **options)
+    jobs = plan_jobs(found, root, targets, everything=everything)
     # What is finished tells how long its like takes; a dry run that names it is only worth its seconds if there is any.
     finished: list[PlannedJob] = []
     if not everything and any(Path(config["pathvars"]["benchmarks"]).rglob("*.tsv")):
         left = {job.outputs for job in jobs}
-        finished = [job for job in plan_jobs(profile, everything=True, **options) if job.outputs not in left]
+        finished = [job for job in plan_jobs(found, root, everything=True) if job.outputs not in left]
     return estimate_plan(root, found, config, jobs, finished)
 
 

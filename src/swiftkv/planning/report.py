@@ -36,7 +36,7 @@ def _summary(plan: Plan) -> str:
         where = f"{profile.cores} cores"
     limits = ", ".join(f"{amount} {name}" for name, amount in profile.resources.items())
     lines = [
-        f"Profile {profile.name}: {jobs}",
+        f"Profile {profile.folder.name}: {jobs}",
         f"  GPU-hours   {_hours(total.gpu_hours)}" + (f", at most {total.gpus} GPUs at once" if total.gpus else ""),
         f"  wall time   {_duration(total.wall_seconds)}, with {where}" + (f", {limits}" if limits else ""),
         f"  disk        {_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
@@ -60,9 +60,9 @@ def _too_long(plan: Plan) -> str:
     """Jobs that an attempt's time limit cuts; a training goes on in the next attempt, all others start again."""
     rows = [
         {"longer than its time limit": " ".join([job.rule, *job.wildcards.values()]), "takes": _duration(estimate.seconds),
-         "first attempt's limit": _duration(60 * int(job.resources["runtime"]))}
+         "first attempt's limit": _duration(60 * job.resources["runtime"])}
         for job, estimate in zip(plan.jobs, plan.estimates, strict=True)
-        if plan.profile.cores is None and estimate.seconds > 60 * int(job.resources.get("runtime", sys.maxsize))
+        if plan.profile.cores is None and estimate.seconds > 60 * job.resources.get("runtime", sys.maxsize)
     ]  # fmt: skip
     return _printed(pd.DataFrame(rows)) if rows else "No job is longer than the time limit of its first attempt."
 

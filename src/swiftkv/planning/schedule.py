@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swiftkv.planning.jobs import PlannedJob, Profile
+from swiftkv.planning.jobs import PlannedJob
+from swiftkv.planning.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def run(
             slots = min(job.threads, profile.cores)
         found = {"slots": slots}
         for name in profile.resources:
-            asked = job.gpus if name == "gpu" else int(job.resources.get(name, 0))
+            asked = job.gpus if name == "gpu" else job.resources.get(name, 0)
             found[name] = min(asked, limits[name])
         return found
 

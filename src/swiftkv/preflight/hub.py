@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.preflight.requests import PlannedJob
+from swiftkv.planning.jobs import PlannedJob
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES, check_checkpoint
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.preflight.requests import PlannedJob
+from swiftkv.planning.jobs import PlannedJob
 
 GB = 10**9
 # The first driver that runs programs of a CUDA release (NVIDIA's "minor version compatibility").
@@ -100,16 +100,13 @@ def check_memory(jobs: Iterable[PlannedJob], cores: int, limit: int | None, avai
     return f"{available} MB; at most {together} MB are taken at once"
 
 
-def check_cores(wanted: int | str, available: int) -> str:
+def check_cores(wanted: int, available: int) -> str:
     """Whether the machine has the processors that a profile counts on.
-
-    Args:
-        wanted: `cores` of the profile, "all" or a number.
 
     Raises:
         UserError: it has fewer.
     """
-    if str(wanted) != "all" and int(wanted) > available:
+    if wanted > available:
         raise UserError(
             f"the profile uses {wanted} cores and this machine has {available}: correct cores in the profile"
         )

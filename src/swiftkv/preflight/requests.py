@@ -1,37 +1,17 @@
-"""The planned jobs, and what they ask SLURM for: one request for all jobs that ask for the same."""
+"""What planned jobs ask SLURM for: one request for all jobs that ask for the same."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from swiftkv.errors import UserError
 
-UNKNOWN = "<TBD>"
 JOB_NAME = "preflight"
 LATER = " at attempt "  # between a rule and the number of an attempt that asks for more
-
-
-class Resources(dict):
-    """Resources of a job, as items and, as the executor plugin reads them, as attributes."""
-
-    __getattr__ = dict.__getitem__
-
-
-@dataclass(frozen=True)
-class PlannedJob:
-    """One job of a dry run."""
-
-    rule: str
-    wildcards: dict[str, str] = field(default_factory=dict)
-    threads: int = 1
-    resources: Resources = field(default_factory=Resources)
 
 
 @dataclass
@@ -47,47 +27,6 @@ class Request:
     words: tuple[str, ...]
     resources: Any
     rules: list[str]
-
-
-def planned_jobs(arguments: list[str], attempt: int = 1) -> list[PlannedJob]:
-    """The jobs that a run would start now, from a dry run.
-
-    Args:
-        arguments: of snakemake.
-        attempt: what jobs ask for may grow with it.
-
-    Raises:
-        UserError: the plan cannot be made; the message is the first error.
-    """
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", "--attempt", str(attempt), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        lines = [line.strip() for line in (run.stdout + run.stderr).splitlines() if line.strip()]
-        said = next((line for line in lines if line.startswith("error: ")), " ".join(lines[-3:]) or "it says nothing")
-        raise UserError(f"snakemake cannot plan the run: {said.removeprefix('error: ')}")
-    return read_plan(run.stdout + run.stderr)
-
-
-def read_plan(text: str) -> list[PlannedJob]:
-    """The jobs in what a dry run prints."""
-    jobs = []
-    for block in re.split(r"\n(?=(?:local)?rule \w+:\n)", text)[1:]:
-        found = dict(re.findall(r"^    (wildcards|threads|resources): (.*)$", block, flags=re.MULTILINE))
-        jobs.append(
-            PlannedJob(
-                rule=re.match(r"(?:local)?rule (\w+):", block)[1],
-                wildcards=_pairs(found.get("wildcards", "")),
-                threads=int(found.get("threads", 1)),
-                resources=Resources(
-                    {
-                        name: int(value) if re.fullmatch(r"-?\d+", value) else value
-                        for name, value in _pairs(found.get("resources", "")).items()
-                        if value != UNKNOWN
-                    }
-                ),
-            )
-        )
-    return jobs
 
 
 def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Request]:
@@ -121,7 +60,3 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
         if rule not in request.rules:
             request.rules.append(rule)
     return list(found.values())
-
-
-def _pairs(text: str) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in text.split(", ") if "=" in pair)

@@ -15,8 +15,9 @@ from swiftkv.errors import UserError
 from swiftkv.measure.prompts import chat_prompts, opening
 from swiftkv.models import load_swiftkv, load_tokenizer
 from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
-from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, write_json
 from swiftkv.score.fidelity import POSITIONS, ratio
+from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -186,7 +187,7 @@ def measure_early_exit(
         UserError: the checkpoint has no early exit head or is of another spec, or a file is missing or damaged.
     """
     started = time.monotonic()
-    source = read_json(model_source)
+    source = read_source(model_source)
     described = describe_spec(spec, key_value_heads(source["config"]))
     chats = choose_chats(heldout, settings["documents"], settings["seed"])
     tokenizer = load_tokenizer(source["path"])

@@ -17,7 +17,8 @@ from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
 from swiftkv.quantize import new_cache
-from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, weights_of, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
+from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments
@@ -204,7 +205,7 @@ def measure_fidelity(
         UserError: a file is missing or damaged, or the spec cannot be.
     """
     started = time.monotonic()
-    source = read_json(model_source)
+    source = read_source(model_source)
     described = describe_spec(spec, key_value_heads(source["config"]))
     if spec is not None and checkpoint is None:
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")

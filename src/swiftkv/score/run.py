@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
-from swiftkv.records import describe_spec, key_value_heads, measurement, read_json, weights_of, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
 from swiftkv.score.data import TaskData
 from swiftkv.score.fetch import Unavailable
 from swiftkv.score.result import identity, summary
 from swiftkv.score.served import score_served
+from swiftkv.sources import read_source
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -65,7 +66,7 @@ def measure_scores(
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about choices made here on purpose
-    model = read_json(model_source)
+    model = read_source(model_source)
     subject = {
         "model": model,
         "variant": variant,

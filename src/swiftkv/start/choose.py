@@ -13,8 +13,9 @@ from typing import Any
 from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer, rewire, spread
-from swiftkv.records import measurement, read_json, write_json
+from swiftkv.records import measurement, write_json
 from swiftkv.score.fidelity import compare, hidden_states, load_teacher, summarize
+from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments, known_layers
@@ -46,7 +47,7 @@ def measure_starts(
         UserError: a file is missing or damaged, or the moments allow no fit.
     """
     started = time.monotonic()
-    source = read_json(model_source)
+    source = read_source(model_source)
     chats = choose_chats(heldout, documents, seed)
     tokenizer = load_tokenizer(source["path"])
     layers = known_layers(moments)

@@ -1,0 +1,101 @@
+"""What a profile says about where jobs run, and the configuration they run with."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from swiftkv.errors import UserError
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One folder of profiles/, or a copy of one.
+
+    Attributes:
+        folder: where it lies.
+        configfiles: what overrides config.yaml and artifacts.yaml, in order.
+        jobs: jobs in a cluster's queue at once; None where there is no cluster.
+        cores: cores of this machine that jobs share; None on a cluster.
+        resources: limits over all jobs, such as gpu.
+        attempts: how often a job is tried; what it asks for may grow each time.
+        directory: where the run works.
+        slurm: settings of Snakemake's SLURM plugin; None where jobs do not go to SLURM.
+    """
+
+    folder: Path
+    configfiles: tuple[Path, ...] = ()
+    jobs: int | None = None
+    cores: int | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
+    attempts: int = 1
+    directory: Path = Path()
+    slurm: Any = None
+
+
+def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) -> Profile:
+    """A profile as Snakemake itself reads it.
+
+    Args:
+        name: a folder under profiles/ of the project, or a path.
+        root: folder of the project.
+        configfiles: given in place of the profile's own.
+
+    Raises:
+        UserError: there is no such profile, or it is not valid.
+    """
+    from snakemake.cli import ExecutorPluginRegistry, parse_args
+
+    folder = root / "profiles" / name
+    folder = folder if folder.is_dir() else Path(name)
+    if not folder.is_dir():
+        known = ", ".join(sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml")))
+        raise UserError(f"there is no profile {str(name)!r}; it is one of {known}, or a folder with a profile.yaml")
+    words = ["--profile", str(folder), "--dry-run"]
+    words += ["--configfile", *configfiles] if configfiles else []
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            _, args = parse_args(words)
+        except SystemExit:
+            raise UserError(f"Snakemake cannot read the profile {str(folder)!r}; `snakemake -n` says why") from None
+    cluster = args.executor not in (None, "local")
+    slurm = ExecutorPluginRegistry().get_plugin("slurm").get_settings(args) if args.executor == "slurm" else None
+    return Profile(
+        folder=folder,
+        configfiles=tuple(map(Path, args.configfile or ())),
+        jobs=(args.jobs if isinstance(args.jobs, int) else None) or sys.maxsize if cluster else None,
+        cores=None if cluster else args.cores or os.cpu_count(),
+        resources={name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)},
+        attempts=1 + args.retries,
+        directory=Path(args.directory or ""),
+        slurm=slurm,
+    )
+
+
+def read_config(root: Path, profile: Profile) -> dict[str, Any]:
+    """The configuration of a profile, merged by Snakemake's own rules and checked as a run would check it.
+
+    Raises:
+        UserError: it is not valid.
+    """
+    from snakemake.utils import update_config
+
+    from swiftkv import config as cfg
+    from swiftkv.artifacts import contents
+
+    files = [root / "config.yaml", root / "artifacts.yaml", *profile.configfiles]
+    cfg.refuse_duplicate_keys([str(file) for file in files])
+    config: dict[str, Any] = {}
+    for file in files:
+        update_config(config, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    cfg.check(config, root / "workflow/schemas/config.schema.yaml")
+    contents.check(config)
+    return config
