@@ -14,7 +14,7 @@ from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
 
 ROOT = Path(__file__).parents[2]
-LOCAL_MINUTES = 68  # measured on two cores without set-up, docs/measurements/2026-11-21-local-quality.md
+LOCAL_MINUTES = 67  # measured on two cores without set-up, docs/measurements/2026-11-22-local-quality.md
 GIBIBYTE = 2**20  # in KiB
 
 # Prints what a program prints, then the largest memory of it and of what it started, in KiB.
