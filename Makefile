@@ -4,7 +4,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
-.PHONY: setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm smoke bench lint
+.PHONY: setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
 
 reproduce: .venv/.ready  ## every table and figure on a small real model (about 70 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
@@ -23,8 +23,11 @@ test: .venv/.ready  ## every test that needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
-test-slurm: .venv/.ready  ## the smoke scale and its faults on a throw-away SLURM with pretend GPUs
-	$(ACTIVATE) && pytest -m slurm tests/slurm
+test-slurm: .venv/.ready  ## the smoke scale on a throw-away SLURM with pretend GPUs
+	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_preflight.py
+
+test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM; the figures go to results/faults.xml
+	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py --junitxml results/faults.xml -o junit_family=xunit1
 
 smoke: .venv/.ready  ## every rule once, on tiny random weights (a few minutes)
 	$(ACTIVATE) && snakemake --profile profiles/smoke

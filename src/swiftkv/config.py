@@ -16,8 +16,10 @@ from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start import check_fit
 
+YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+
+class _UniqueKeyLoader(YAML):
     """YAML lets a later duplicate key win silently; here it is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
@@ -53,7 +55,7 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
     import jsonschema
 
     with open(schema, encoding="utf-8") as stream:
-        validator = jsonschema.Draft202012Validator(yaml.safe_load(stream))
+        validator = jsonschema.Draft202012Validator(yaml.load(stream, Loader=YAML))
     error = jsonschema.exceptions.best_match(validator.iter_errors(config))
     if error is not None:
         raise UserError(f"config, at {_dotted(error.absolute_path)}: {error.message}")

@@ -216,5 +216,5 @@ def test_a_server_dies_in_the_middle(cluster, undisturbed, tmp_path):
             process.kill()
     assert controller.wait(300) == 0
     rates = {rate["request_rate"]: rate for rate in json.loads(record.read_text())["result"]["rates"]}
-    assert rates[1] == first and rates[2]["completed"] == 9
+    assert first.items() <= rates[1].items() and rates[2]["completed"] == 9
     assert [job["state"] for job in jobs_of(cluster, workflow)] == ["FAILED", "COMPLETED"]
