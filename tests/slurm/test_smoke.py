@@ -1,6 +1,7 @@
 """Every artifact of the smoke scale, each job through a real SLURM; and nothing is left of it afterwards."""
 
 import re
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from swiftkv.planning.jobs import LOCAL_RULES
 from tests.slurm.cluster import ETC, run, running
+from tests.slurm.conftest import ROOT
 
 pytestmark = pytest.mark.slurm
 
@@ -37,7 +39,17 @@ def test_every_artifact_of_the_smoke_scale(cluster, workflow):
         known = cluster.job(job["id"])
         assert known["NumNodes"] == ("2" if two else "1") and known["Account"] == "swiftkv", job
 
+    # What is kept names neither this machine nor a folder of its user.
+    place = re.compile(rf"{ROOT}|{Path.home()}/|\b{socket.gethostname()}\b")
+    kept = [
+        file
+        for file in (workflow.folder / "results").rglob("*")
+        if file.suffix in TEXT and file.name != "tokenizer.json"
+    ]
+    assert len(kept) > 300 and not [file for file in kept if place.search(file.read_text())]
 
+
+TEXT = (".json", ".jsonl", ".csv", ".md", ".tex", ".html", ".log", ".tsv")
 PROCESSOR_RULES = {
     "resolve_model",
     "heldout",

@@ -90,7 +90,7 @@ def test_without_a_whole_state_it_starts_again(inputs, finished, tmp_path):
 
 @pytest.mark.parametrize(("stage", "ranks"), [(2, (2, 1)), (3, (1, 2)), (3, (2, 4))])
 def test_stopped_and_resumed_on_other_ranks_the_losses_stay(inputs, finished, tmp_path, stage, ranks):
-    """A training stopped at step 4 and continued by another number of ranks: losses within 1e-6 of one that was not."""
+    """A training stopped at step 4 and continued by another number of ranks: losses within 1e-5 of one that was not."""
     changes = {"zero_stage": stage, "micro_batch_size": 1}
     stopped = run(command(inputs, tmp_path, ranks=ranks[0], recipe=changes) + ["--minutes", "0.0001"])
     assert (
