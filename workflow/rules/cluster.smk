@@ -42,7 +42,7 @@ def get_launcher(w, resources):
     cpus = resources.get("cpus_per_gpu")
     # At the end torchrun warns, with host names and folders, where another node's was gone first; errors are still said.
     return (
-        "TORCH_CPP_LOG_LEVEL=ERROR LOGLEVEL=ERROR "
+        "TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic "
         f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
         + f"$IN_IMAGE torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d "
