@@ -10,18 +10,21 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swiftkv.measure.prompts import random_prompts
 from swiftkv.measure.worker import answer
 
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams, TokensPrompt
 
-def ready(llm: Any, job: dict[str, Any]) -> dict[str, float]:
+
+def ready(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
     """Nothing: the engine is up."""
     return {}
 
 
-def forward(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
+def forward(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
     """Time one prompt of `input` tokens, one token out, `repeats` times; the loop of `vllm bench latency`."""
     (prompt,) = _prompts(llm, 1, job)
     parameters, seconds = _forced(1), []
@@ -33,7 +36,7 @@ def forward(llm: Any, job: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
-def throughput(llm: Any, job: dict[str, Any]) -> dict[str, float]:
+def throughput(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
     """Send `prompts` requests of `input` tokens all at once, `output` tokens each."""
     prompts, parameters = _prompts(llm, job["prompts"], job), _forced(job["output"])
     start = time.perf_counter()
@@ -43,7 +46,7 @@ def throughput(llm: Any, job: dict[str, Any]) -> dict[str, float]:
     return {"seconds": seconds, "tokens": job["prompts"] * (job["input"] + job["output"])}
 
 
-def decode(llm: Any, job: dict[str, Any]) -> dict[str, float]:
+def decode(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
     """Time the steps that only decode, with the whole batch of `batch` requests.
 
     They lie between the moment when all requests have their first token and the one when the first has its last.
@@ -74,12 +77,12 @@ def decode(llm: Any, job: dict[str, Any]) -> dict[str, float]:
 JOBS = {function.__name__: function for function in (ready, forward, throughput, decode)}
 
 
-def _prompts(llm: Any, count: int, job: dict[str, Any]) -> list[dict[str, list[int]]]:
+def _prompts(llm: LLM, count: int, job: dict[str, Any]) -> list[TokensPrompt]:
     vocabulary = llm.llm_engine.model_config.get_vocab_size()
     return [{"prompt_token_ids": ids} for ids in random_prompts(count, job["input"], vocabulary, job["seed"])]
 
 
-def _forced(tokens: int) -> Any:
+def _forced(tokens: int) -> SamplingParams:
     """Greedy sampling of exactly so many tokens."""
     from vllm import SamplingParams
 
@@ -97,10 +100,7 @@ def main(arguments: Sequence[str]) -> None:
     *words, address = arguments
     from vllm import LLM, EngineArgs
 
-    try:
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
-    except ImportError:
-        from vllm.utils import FlexibleArgumentParser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     options = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(words)
     begin = time.perf_counter()

@@ -1,6 +1,6 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`hook.py` chooses the mode and refuses what cannot work, `model.py` holds the two halves of the model,
+`features.py` says what of vLLM is needed, `hook.py` chooses the mode and refuses what cannot work, `model.py` holds the two halves of the model,
 `attention.py` the layers >= l and the shared caches, `weights.py` places and checks the tensors of a checkpoint,
 `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `latent.py` names an architecture that is refused,
 `merge_all_layers.py` is the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from swiftkv.errors import UserError
 
-# What the plugin was written against: KV cache writes apart from attention, and fast prefill for shared caches.
-SUPPORTED = ((0, 26), (0, 32))
+# Releases whose CPU builds pass the exactness tests (docs/serving.md has the table). Any other is judged by its features.
+TESTED = ((0, 26), (0, 32))
 
 ARCHITECTURES = {
     "LlamaSwiftKVForCausalLM": "swiftkv.serve.model:LlamaSwiftKVForCausalLM",
@@ -49,7 +49,7 @@ def register() -> None:
     """Make vLLM know the SwiftKV architectures; vLLM calls this in each of its processes, possibly more than once.
 
     Raises:
-        RuntimeError: the installed vLLM is outside the supported range.
+        RuntimeError: the installed vLLM lacks something that the plugin needs.
     """
     check_version(vllm_version())
 
@@ -82,16 +82,26 @@ def vllm_version() -> str:
 
 
 def check_version(installed: str) -> None:
-    """Refuse a vLLM outside the supported range.
+    """Warn of a vLLM that is not among the tested ones; refuse it only if it lacks something.
 
     Raises:
-        RuntimeError: naming both, and how to serve other models all the same.
+        RuntimeError: naming what is absent, and how to serve other models all the same.
     """
     from packaging.version import Version
 
-    lowest, highest = (".".join(map(str, bound)) for bound in SUPPORTED)
-    if not SUPPORTED[0] <= Version(installed).release[:2] <= SUPPORTED[1]:
+    if TESTED[0] <= Version(installed).release[:2] <= TESTED[1]:
+        return
+
+    from vllm.logger import init_logger
+
+    from swiftkv.serve.features import absent_feature
+
+    lowest, highest = (".".join(map(str, bound)) for bound in TESTED)
+    if absent := absent_feature():
         raise RuntimeError(
-            f"the SwiftKV plugin supports vLLM {lowest} to {highest}, but {installed} is installed; install one of those, "
-            "or set VLLM_PLUGINS= (empty) to serve other models without the plugin"
+            f"the SwiftKV plugin needs {absent} ({absent.purpose}), which vLLM {installed} does not have; install one of "
+            f"{lowest} to {highest}, or set VLLM_PLUGINS= (empty) to serve other models without the plugin"
         )
+    init_logger("vllm.plugins.swiftkv").warning_once(
+        "The SwiftKV plugin was tested with vLLM %s to %s, not with %s, which has all that it needs", lowest, highest, installed
+    )

@@ -14,6 +14,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.llama import LlamaMLP
+from vllm.model_executor.utils import set_weight_attrs
 
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
@@ -81,7 +82,7 @@ class SwiftKVCaches(nn.Module):
             prefix=f"{prefix}.layers.{spec.num_key_value_layers}.self_attn.kv_proj_swiftkv",
         )
         self.rotary_emb = make_rope(config, heads)
-        self.owners = nn.ModuleList(
+        owners = [
             Attention(
                 heads.query,
                 heads.head_dim,
@@ -93,11 +94,13 @@ class SwiftKVCaches(nn.Module):
                 prefix=owner_name(prefix, layer),
             )
             for layer in spec.owners
-        )
+        ]
+        self.owners = nn.ModuleList(owners)
+        self.names = [owner.layer_name for owner in owners]
         self.k_norm_swiftkv = (
             GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if has_norms(config) else None
         )
-        backend = self.owners[0].attn_backend
+        backend = owners[0].attn_backend
         if backend.forward_includes_kv_cache_update:
             raise UserError(
                 f"the attention backend {backend.get_name()} cannot fill a cache without attending to it, which SwiftKV "
@@ -125,8 +128,8 @@ class SwiftKVCaches(nn.Module):
         """Write what `forward` returned into the caches, at the slots of this step; runs between the compiled halves."""
         shape = (-1, self.groups, self.heads.key_value, self.heads.head_dim)
         keys, values = keys.view(shape), values.view(shape)
-        for group, owner in enumerate(self.owners):
-            unified_kv_cache_update(keys[:, group], values[:, group], owner.layer_name)
+        for group, name in enumerate(self.names):
+            unified_kv_cache_update(keys[:, group], values[:, group], name)
 
 
 def owner_name(prefix: str, layer: int) -> str:
@@ -150,7 +153,7 @@ class GroupNorms(nn.Module):
     def __init__(self, groups: int, head_dim: int, epsilon: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(groups, 1, head_dim))
-        self.weight.weight_loader = self.load
+        set_weight_attrs(self.weight, {"weight_loader": self.load})
         self.epsilon = epsilon
 
     @staticmethod

@@ -9,6 +9,7 @@ rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at fu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,7 +60,8 @@ class LowerHalf(nn.Module):
         residual = None
         for layer in self.layers:
             hidden_states, residual = layer(positions, hidden_states, residual)
-        if self.caches is None:
+        assert residual is not None  # l >= 1
+        if self.caches is None or self.norm_swiftkv is None:
             return hidden_states + residual, None, None
         states, residual = self.norm_swiftkv(hidden_states, residual)
         return residual, *self.caches(positions, states)
@@ -107,6 +109,7 @@ class SwiftKVModel(nn.Module):
             for i in range(spec.num_key_value_layers, spec.num_hidden_layers)
         ]
         self.layers = nn.ModuleList(layers)
+        self.last_attention = f"{prefix}.layers.{spec.num_hidden_layers - 1}.self_attn.attn"
         self.norm_swiftkv = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if spec.groups else None
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -132,7 +135,7 @@ class SwiftKVModel(nn.Module):
     ) -> torch.Tensor:
         """Final states of T tokens, [T, hidden]; with fast prefill only rows that need logits hold them."""
         stream, keys, values = self.lower(input_ids, positions, inputs_embeds)
-        if keys is not None:
+        if self.caches is not None:
             self.caches.write(keys, values)
         rows, count = self._rows_with_logits(positions.size(0))
         if rows is None:
@@ -149,10 +152,11 @@ class SwiftKVModel(nn.Module):
         metadata = get_forward_context().attn_metadata
         if not self.fast_prefill or not isinstance(metadata, dict):  # no metadata in memory profiling and warm-up
             return None, tokens
-        metadata = metadata[self.layers[-1].self_attn.attn.layer_name]
-        if not isinstance(metadata, KVSharingFastPrefillMetadata) or metadata.num_logits_indices in (None, tokens):
+        metadata = metadata[self.last_attention]
+        if not isinstance(metadata, KVSharingFastPrefillMetadata):
             return None, tokens
-        return metadata.logits_indices_padded, metadata.num_logits_indices
+        count = metadata.num_logits_indices
+        return (None, tokens) if count is None or count == tokens else (metadata.logits_indices_padded, count)
 
     def _inputs(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.static_inputs:
@@ -247,7 +251,7 @@ class Qwen2SwiftKVForCausalLM(SwiftKVForCausalLM):
     @staticmethod
     def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
         """Qwen2's layer, with biases on q, k and v."""
-        config = vllm_config.model_config.hf_config
+        config: Any = vllm_config.model_config.hf_config
         return Qwen2DecoderLayer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)
 
 
@@ -257,5 +261,5 @@ class Qwen3SwiftKVForCausalLM(SwiftKVForCausalLM):
     @staticmethod
     def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
         """Qwen3's layer, with norms on the heads of queries and keys."""
-        config = vllm_config.model_config.hf_config
+        config: Any = vllm_config.model_config.hf_config
         return Qwen3DecoderLayer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.config import VllmConfig
 
-interfaces = [LogitsProcessor]
+interfaces: list[type] = [LogitsProcessor]
 with contextlib.suppress(ImportError):  # the second model runner has an interface of its own, not in vLLM 0.26
+    # pyrefly: ignore [missing-import]
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 
     interfaces.append(LogitsProcessorV2)
@@ -33,7 +34,7 @@ def refuse_prompt_logprobs(vllm_config: VllmConfig) -> None:
     _fast.append(weakref.ref(vllm_config))
 
 
-class PromptLogprobsGuard(*interfaces):
+class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
     """Looks at requests as they arrive, and at nothing else."""
 
     @classmethod

@@ -59,7 +59,7 @@ def load_weights(model: SwiftKVForCausalLM, weights: Iterable[tuple[str, torch.T
         if tensor.dtype == torch.float8_e4m3fn and name.endswith(".weight"):
             scale = f"{name}_scale"
             missing |= {} if scale in filled else {scale: None}
-        if "kv_proj_swiftkv" in target and tensor.ndim and caches.heads.copies > 1:
+        if caches is not None and "kv_proj_swiftkv" in target and tensor.ndim and caches.heads.copies > 1:
             tensor = _copy_heads(tensor, caches.heads)
         parameter = parameters[target]
         loader = getattr(parameter, "weight_loader", default_weight_loader)

@@ -1,0 +1,72 @@
+"""What the plugin needs of vLLM, so that a version it was not tested with is judged by what it has, not by its number."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something of vLLM without which nothing works.
+
+    Attributes:
+        purpose: what for.
+        module: where it is imported from.
+        name: what is imported; with a dot, an attribute of it.
+        parameter: one that it must take, if it is called.
+    """
+
+    purpose: str
+    module: str
+    name: str
+    parameter: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}" + (f"({self.parameter}=...)" if self.parameter else "")
+
+    def present(self) -> bool:
+        """Whether the installed vLLM has it."""
+        try:
+            found: Any = importlib.import_module(self.module)
+            for part in self.name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            return False
+        return self.parameter is None or self.parameter in inspect.signature(found).parameters
+
+
+_ATTENTION = "vllm.model_executor.layers.attention"
+FEATURES = (
+    Feature("settings by architecture", "vllm.model_executor.models.config", "MODELS_CONFIG_MAP"),
+    Feature(
+        "settings by architecture",
+        "vllm.model_executor.models.config",
+        "VerifyAndUpdateConfig.verify_and_update_config",
+        "vllm_config",
+    ),
+    Feature("skipping prompt tokens", "vllm.config", "CacheConfig", "kv_sharing_fast_prefill"),
+    Feature("skipping prompt tokens", "vllm.v1.attention.backends.utils", "KVSharingFastPrefillMetadata"),
+    Feature("caches shared by layers", _ATTENTION, "Attention.__init__", "kv_sharing_target_layer_name"),
+    Feature("writing a cache without attention", f"{_ATTENTION}.attention", "unified_kv_cache_update", "layer_name"),
+    Feature(
+        "writing a cache without attention",
+        "vllm.v1.attention.backend",
+        "AttentionBackend.forward_includes_kv_cache_update",
+    ),
+    Feature("two halves compiled apart", "vllm.compilation.decorators", "support_torch_compile", "dynamic_arg_dims"),
+    Feature("two halves compiled apart", "vllm.compilation.backends", "set_model_tag"),
+    Feature(
+        "refusing a request on arrival",
+        "vllm.v1.sample.logits_processor",
+        "LogitsProcessor.validate_params",
+        "sampling_params",
+    ),
+)
+
+
+def absent_feature() -> Feature | None:
+    """The first feature that the installed vLLM does not have, if any; imports what it looks at, which takes seconds."""
+    return next((feature for feature in FEATURES if not feature.present()), None)

@@ -1,0 +1,119 @@
+"""Does the code that uses vLLM fit a release that is not installed? Read from that release's sources; nothing of it runs.
+
+    python tests/contract/check.py [--sources FOLDER] [RELEASE ...]
+
+A type checker looks at every module of this project that imports vLLM, once against the installed vLLM, which the tests
+run with, and once against the sources of each release: what it finds only there, a name, parameter or attribute that is
+absent or another one, breaks the contract. `facts.py` lists what names and signatures do not say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import re
+import site
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.contract.facts import FACTS
+from tests.contract.sources import fetch, releases
+
+ROOT = Path(__file__).parents[2]
+LOWEST = "0.26.0"
+_IMPORTS = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the type checker says of one place of this project."""
+
+    path: str
+    line: int
+    column: int
+    kind: str
+    text: str
+
+    @property
+    def place(self) -> tuple[str, int, int, str]:
+        """What is the same for every release; the words name types, which may be written differently."""
+        return self.path, self.line, self.column, self.kind
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def users() -> list[str]:
+    """The modules that import vLLM."""
+    files = sorted((ROOT / "src/swiftkv").rglob("*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if _IMPORTS.search(file.read_text())]
+
+
+def findings(sources: Path) -> list[Finding]:
+    """All that the type checker says where vLLM's sources are those below `sources`."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Every other package as installed: a module that a release does not have must not be found in the installed one.
+        for installed in map(Path, site.getsitepackages()):
+            for entry in installed.iterdir():
+                if not entry.name.startswith(("vllm", "__editable__")) and entry.suffix != ".pth":
+                    Path(folder, entry.name).symlink_to(entry)
+        command = [sys.executable, "-m", "pyrefly", "check", "--preset=default", "--output-format=json"]
+        command += [f"--search-path={sources}", f"--search-path={ROOT / 'src'}", f"--site-package-path={folder}"]
+        command += ["--skip-interpreter-query", f"--python-version={sys.version_info[0]}.{sys.version_info[1]}"]
+        ended = subprocess.run([*command, *users()], cwd=ROOT, capture_output=True, text=True)
+    if not ended.stdout.startswith("{"):
+        raise RuntimeError(f"the type checker failed: {ended.stderr[-2000:]}")
+    return [
+        Finding(error["path"], error["line"], error["column"], error["name"], error["concise_description"])
+        for error in json.loads(ended.stdout)["errors"]
+    ]
+
+
+def breaches(sources: Path, version: str, tested: list[Finding]) -> list[str]:
+    """What a release breaks, a sentence each.
+
+    Args:
+        sources: the folder that holds its `vllm/`.
+        tested: `findings` of the installed vLLM.
+    """
+    known = {finding.place for finding in tested}
+    found = [str(finding) for finding in findings(sources) if finding.place not in known]
+    return found + [
+        f"{fact.runner}, {fact.file}: {fact.function} no longer says `{fact.text}` ({fact.why})"
+        for fact in FACTS
+        if fact.applies(version) and not fact.holds(sources)
+    ]
+
+
+def installed() -> tuple[Path, str]:
+    """The folder of the installed vLLM, and its version."""
+    for folder in map(Path, site.getsitepackages()):
+        if (folder / "vllm").is_dir():
+            return folder, importlib.metadata.version("vllm").partition("+")[0]
+    raise SystemExit("error: vLLM is not installed, and releases are compared with the one that is")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"such as 0.33.0; all from {LOWEST} on without")
+    parser.add_argument(
+        "--sources", type=Path, default=ROOT / "results/vllm-sources", help="where sources are kept: 60 MB a release"
+    )
+    options = parser.parse_args()
+    folder, version = installed()
+    tested = findings(folder)
+    print(f"compared with the installed vLLM {version}, {len(users())} modules, {len(FACTS)} facts\n")
+    broken = False
+    for release in options.releases or releases(LOWEST):
+        found = breaches(fetch(release, options.sources), release, tested)
+        broken |= bool(found)
+        print(f"{release}: {'fits' if not found else f'{len(found)} breaches'}", *found, sep="\n    ", flush=True)
+    sys.exit(broken)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A change of vLLM that the project relies on is found in its sources."""
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+from tests.contract.check import breaches, findings, installed, users
+from tests.contract.facts import FACTS, V1, V2, Fact
+
+collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+
+# File below vllm/: what is written otherwise there, and what the sentence must name beside it: the module of this project
+# where it is noticed, or vLLM's function.
+PLANTED = {
+    "model_executor/layers/attention/attention.py": (
+        "        kv_sharing_target_layer_name: str | None",
+        "        kv_sharing_target: str | None",
+        "Attention.__init__",
+    ),
+    "v1/attention/backends/utils.py": (
+        "    num_logits_indices: int | None = None\n\n\ndef",
+        "    logits_count: int | None = None\n\n\ndef",
+        "serve/model.py",
+    ),
+    "config/cache.py": ("    kv_sharing_fast_prefill: bool", "    kv_fast_prefill: bool", "serve/hook.py"),
+    "compilation/backends.py": ("def set_model_tag(", "def set_tag(", "serve/model.py"),
+    "model_executor/models/qwen3.py": ("class Qwen3DecoderLayer(", "class Qwen3Layer(", "serve/model.py"),
+    "benchmarks/serve.py": ("    burstiness: float,", "    shape: float,", "measure/client.py"),
+}
+
+
+def changed(sources, to, changes):
+    """vLLM's sources, file by file linked but for those that are written otherwise."""
+    shutil.copytree(
+        sources / "vllm", to / "vllm", copy_function=os.symlink, ignore=lambda _, names: {n for n in names if "." in n and not n.endswith(".py")}
+    )  # fmt: skip
+    for name, (old, new) in changes.items():
+        file = to / "vllm" / name
+        text = file.read_text()
+        assert text.count(old) == 1, name
+        file.unlink()
+        file.write_text(text.replace(old, new))
+    return to
+
+
+@pytest.fixture(scope="module")
+def tested():
+    return findings(installed()[0])
+
+
+def test_every_module_that_uses_vllm_is_looked_at_and_the_plugin_is_clean(tested):
+    assert {"src/swiftkv/serve/model.py", "src/swiftkv/measure/client.py"} < set(users())
+    assert [str(finding) for finding in tested if "/serve/" in finding.path] == []
+
+
+def test_the_installed_release_keeps_every_fact():
+    sources, version = installed()
+    assert [fact for fact in FACTS if fact.applies(version) and not fact.holds(sources)] == []
+
+
+def test_every_planted_change_is_found(tested, tmp_path):
+    sources, version = installed()
+    planted = changed(sources, tmp_path, {name: change[:2] for name, change in PLANTED.items()})
+    found = breaches(planted, version, tested)
+    for name, (old, new, module) in PLANTED.items():
+        word = old.split("(")[0].split(":")[0].split()[-1]
+        assert any(module in sentence and word in sentence for sentence in found), (name, found)
+    assert all(any(module in sentence for *_, module in PLANTED.values()) for sentence in found), found
+
+
+@pytest.mark.parametrize(
+    ("runner", "file", "old", "new"),
+    [
+        (V1, "v1/worker/gpu_model_runner.py", "in reversed(attn_layers):", "in list(attn_layers):"),
+        (V2, "v1/worker/gpu/attn_utils.py", "logits_indices_padded=buf[:num_logits_padded],", "logits_indices_padded=buf,"),
+    ],
+)
+def test_a_changed_runner_is_found(tmp_path, runner, file, old, new):
+    sources, version = installed()
+    text = (sources / "vllm" / file).read_text()
+    assert old in text
+    (tmp_path / "vllm" / file).parent.mkdir(parents=True)
+    (tmp_path / "vllm" / file).write_text(text.replace(old, new))
+    facts = [fact for fact in FACTS if fact.applies(version) and fact.file == file]
+    assert {fact.runner for fact in facts if not fact.holds(tmp_path)} == {runner}
+    assert sum(not fact.holds(tmp_path) for fact in facts) == 1
+
+
+def test_a_fact_is_asked_of_its_releases_alone():
+    fact = Fact(V2, "x.py", "f", "pass", "", first="0.30", last="0.31")
+    assert [fact.applies(version) for version in ("0.29.0", "0.30.0rc1", "0.31.2", "0.32.0")] == [False, True, True, False]
