@@ -4,7 +4,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
-.PHONY: setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
+.PHONY: vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
 
 reproduce: .venv/.ready  ## every table and figure on a small real model (about 70 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
@@ -31,6 +31,9 @@ test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM
 
 smoke: .venv/.ready  ## every rule once, on tiny random weights (a few minutes)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
+
+vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of every vLLM from 0.26 on (300 MB to download each)
+	$(ACTIVATE) && python -m tests.contract.check
 
 bench: .venv/.ready  ## paired performance measurements; nothing else should run meanwhile
 	$(ACTIVATE) && python performance/train_throughput.py --output results/bench/train_throughput.json

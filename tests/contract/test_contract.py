@@ -74,7 +74,12 @@ def test_every_planted_change_is_found(tested, tmp_path):
     ("runner", "file", "old", "new"),
     [
         (V1, "v1/worker/gpu_model_runner.py", "in reversed(attn_layers):", "in list(attn_layers):"),
-        (V2, "v1/worker/gpu/attn_utils.py", "logits_indices_padded=buf[:num_logits_padded],", "logits_indices_padded=buf,"),
+        (
+            V2,
+            "v1/worker/gpu/attn_utils.py",
+            "logits_indices_padded=buf[:num_logits_padded],",
+            "logits_indices_padded=buf,",
+        ),
     ],
 )
 def test_a_changed_runner_is_found(tmp_path, runner, file, old, new):
@@ -90,4 +95,9 @@ def test_a_changed_runner_is_found(tmp_path, runner, file, old, new):
 
 def test_a_fact_is_asked_of_its_releases_alone():
     fact = Fact(V2, "x.py", "f", "pass", "", first="0.30", last="0.31")
-    assert [fact.applies(version) for version in ("0.29.0", "0.30.0rc1", "0.31.2", "0.32.0")] == [False, True, True, False]
+    assert [fact.applies(version) for version in ("0.29.0", "0.30.0rc1", "0.31.2", "0.32.0")] == [
+        False,
+        True,
+        True,
+        False,
+    ]

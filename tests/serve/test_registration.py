@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from swiftkv.serve import check_version
+from swiftkv.serve.features import Feature
 
 UNTOUCHED = """
 import importlib, inspect
@@ -72,8 +74,12 @@ for implementation in (CPUMLAImpl, TritonMLAImpl):
 """
 
 
+def start(program: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+
+
 def run(program: str) -> str:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    ended = start(program)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
@@ -84,17 +90,59 @@ def test_vllm_is_untouched_and_registering_twice_is_harmless():
     )
 
 
+WARNED = """
+import sys
+from swiftkv.serve import check_version
+
+check_version("0.32.0+cpu")
+assert "vllm.v1" not in sys.modules  # nothing is imported to judge a tested release
+check_version("0.33.0")
+"""
+
+ABSENT = """
+import vllm.v1.attention.backends.utils as utils
+from swiftkv.serve import check_version
+from swiftkv.serve.features import absent_feature
+
+assert absent_feature() is None
+del utils.KVSharingFastPrefillMetadata
+check_version("0.26.1")  # among the tested ones
+check_version("0.40.0")
+"""
+
+
 @pytest.mark.parametrize("version", ["0.26.0", "0.26.1", "0.30.2rc1", "0.32.0+cpu", "0.32.5.post1"])
-def test_supported_versions(version):
+def test_tested_versions(version):
     check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.25.9", "0.33.0", "1.0.0", "0.33.0rc1+cu130"])
-def test_other_versions_are_refused_in_one_sentence(version):
-    with pytest.raises(RuntimeError) as error:
-        check_version(version)
-    sentence = str(error.value)
-    assert version in sentence and "0.26 to 0.32" in sentence and "VLLM_PLUGINS=" in sentence and "\n" not in sentence
+def test_another_version_is_warned_of_in_one_sentence():
+    ended = start(WARNED)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    (line,) = [line for line in (ended.stdout + ended.stderr).splitlines() if "0.33.0" in line]
+    assert "tested with vLLM 0.26 to 0.32" in line
+
+
+def test_a_version_that_lacks_something_is_refused_in_one_sentence_that_names_it():
+    ended = start(ABSENT)
+    assert ended.returncode == 1
+    sentence = ended.stderr.splitlines()[-1]
+    assert sentence.startswith("RuntimeError: the SwiftKV plugin needs vllm.v1.attention.backends.utils.KVSharingFast")
+    assert all(part in sentence for part in ("0.40.0", "skipping prompt tokens", "0.26 to 0.32", "VLLM_PLUGINS="))
+
+
+@pytest.mark.parametrize(
+    ("change", "present"),
+    [
+        ({}, True),
+        ({"module": "vllm.absent"}, False),
+        ({"name": "CacheConfig.absent"}, False),
+        ({"parameter": "absent"}, False),
+    ],
+)
+def test_what_is_there_and_what_is_not(change, present):
+    feature = Feature("", "vllm.config", "CacheConfig", "kv_sharing_fast_prefill")
+    assert replace(feature, **change).present() is present
 
 
 def test_the_reason_why_latent_attention_is_not_served_holds():

@@ -103,5 +103,8 @@ def check_version(installed: str) -> None:
             f"{lowest} to {highest}, or set VLLM_PLUGINS= (empty) to serve other models without the plugin"
         )
     init_logger("vllm.plugins.swiftkv").warning_once(
-        "The SwiftKV plugin was tested with vLLM %s to %s, not with %s, which has all that it needs", lowest, highest, installed
+        "The SwiftKV plugin was tested with vLLM %s to %s, not with %s, which has all that it needs",
+        lowest,
+        highest,
+        installed,
     )

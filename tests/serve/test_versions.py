@@ -1,0 +1,52 @@
+"""The exactness tests on other CPU builds of vLLM, each in an environment of its own; `pytest -m versions` runs them.
+
+The first run makes the environments below results/: 0.5 GB each, 5 GB where vLLM needs another torch that the package index
+has with CUDA only.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = ("0.26.0", "0.29.0")  # and 0.32.0, the installed one
+FILES = (
+    "test_registration.py",
+    "test_equal_to_huggingface.py",
+    "test_cache.py",
+    "test_architectures.py",
+    "test_refusals.py",
+    "test_loading.py",
+)
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def python(request):
+    """The interpreter of an environment with another vLLM."""
+    folder = ROOT / "results/vllm" / request.param
+    if not (folder / "ready").exists():
+        made = subprocess.run(
+            ["bash", ROOT / "envs/other-vllm.sh", request.param, folder],
+            env=os.environ | {"BASE": sys.prefix},
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr[-2000:]
+        (folder / "ready").write_text(made.stdout)
+    return folder / "bin/python"
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("file", FILES)
+def test_exactness(python, file):
+    ended = subprocess.run(
+        [python, "-m", "pytest", "-p", "no:cacheprovider", f"tests/serve/{file}"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout[-6000:]
