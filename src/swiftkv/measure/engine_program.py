@@ -99,7 +99,6 @@ def main(arguments: Sequence[str]) -> None:
     """Start the engine with vLLM's own arguments, then answer; each answer also says how long vLLM's start took."""
     *words, address = arguments
     from vllm import LLM, EngineArgs
-
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     options = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(words)
