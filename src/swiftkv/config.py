@@ -378,6 +378,11 @@ def _dotted(path) -> str:
     return ".".join(str(part) for part in path) or "the top level"
 
 
+def without_quality(config: dict[str, Any], model: str) -> str | None:
+    """Why the quality of a model cannot be measured, or None."""
+    return config["models"][model].get("unavailable", {}).get("quality")
+
+
 def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool) -> str | None:
     """Why a variant of a model cannot be measured, or None: what an artifact then shows in its place.
 

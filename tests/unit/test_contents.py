@@ -56,6 +56,17 @@ def test_the_contents_page_is_right_at_every_scale(scale):
         assert contents.needs(scale, name) is not None
 
 
+def test_what_shows_quality_alone_is_not_made_of_made_up_weights():
+    config = artifact_helpers.scale("one-gpu")
+    reason = config["models"]["llama-3.1-8b"]["unavailable"]["quality"]
+    assert contents.left_out(config, "choose_l") == reason and contents.left_out(config, "figure3") is None
+    needed = {
+        path for name in contents.names(config) for paths in contents.needs(config, name).values() for path in paths
+    }
+    measured = {path for path in needed if path.startswith("results/") and not path.endswith(".csv")}
+    assert measured and all("/serving/" in path for path in measured)
+
+
 def test_the_page_lists_every_entry_and_has_nothing_made(scale):
     assert contents.needs(scale, "contents") == {}
     table = KINDS["contents"].make(contents.resolve(scale, "contents"), {})

@@ -49,6 +49,9 @@ def left_out(config: Config, name: str) -> str | None:
     if scopes and not any(_models(config, scope["models"]) for scope in scopes):
         roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
         return f"no model of this scale plays the role {roles}"
+    if kind_of(config, name).scored:
+        reasons = [cfg.without_quality(config, model) for model, _ in _models(config, entry["models"])]
+        return reasons[0] if all(reasons) else None
     return None
 
 

@@ -59,6 +59,7 @@ class Kind:
         make: draws it: `make(entry, files)` gives a `table.Table` or a `drawing.Drawing`. A pure function of the entry
             and the files. None where nothing can be made; the entry then gives the `reason`.
         exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
+        scored: it shows nothing but the quality of its models, so it is not made where that cannot be measured of any.
         extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`.
     """
 
@@ -69,6 +70,7 @@ class Kind:
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     exactly: Mapping[str, int] = field(default_factory=dict)
+    scored: bool = False
     extra: Callable[[Config, Entry], Mapping[str, Any]] | None = None
 
     @property

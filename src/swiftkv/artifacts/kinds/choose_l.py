@@ -12,14 +12,16 @@ from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, STYLE, Dr
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.text import heading
+from swiftkv.config import without_quality
 from swiftkv.errors import UserError
 
 STARTS = {"copied": "copied from the teacher", "fitted": "fitted to its keys and values"}
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The starts of every model."""
-    return {"starts": paths.starts(config, [model["name"] for model in entry["models"]])}
+    """The starts of every model that has a quality."""
+    names = [model["name"] for model in entry["models"]]
+    return {"starts": paths.starts(config, [name for name in names if not without_quality(config, name)])}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -101,4 +103,4 @@ def starts(record: Record, budget: float) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"kl_stderr": float})
 
 
-KIND = Kind("figure", ("models",), needs, make, own={"budget": {"type": "number", "exclusiveMinimum": 0}})
+KIND = Kind("figure", ("models",), needs, make, own={"budget": {"type": "number", "exclusiveMinimum": 0}}, scored=True)
