@@ -145,7 +145,7 @@ def head_size(folder, to):
 
 @case("latent attention", "'deepseek_v2' cannot be served", "shares no KV cache between layers")
 def latent(folder, to):
-    return {"model": changed(folder.with_name("latent"), to)}
+    return {"model": changed(folder.with_name("latent"), to), "engine": {"max_model_len": 64}}
 
 
 @pytest.fixture(scope="module")
