@@ -111,7 +111,7 @@ def main() -> None:
     for release in options.releases or releases(LOWEST):
         found = breaches(fetch(release, options.sources), release, tested)
         broken |= bool(found)
-        print(f"{release}: {'fits' if not found else f'{len(found)} breaches'}", *found, sep="\n    ", flush=True)
+        print(f"{release}: {'fits' if not found else f'does not fit ({len(found)})'}", *found, sep="\n    ", flush=True)
     sys.exit(broken)
 
 
