@@ -56,21 +56,27 @@ print("untouched")
 
 
 LATENT = """
-import inspect
+import contextlib, inspect
 from vllm.model_executor.layers.attention import Attention, MLAAttention
-from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
+
+implementations = [TritonMLAImpl]
+with contextlib.suppress(ImportError):  # not in 0.26
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+    implementations.append(CPUMLAImpl)
 
 assert not issubclass(MLAAttention, Attention)
 assert "kv_sharing_target_layer_name" not in inspect.signature(MLAAttention.__init__).parameters
 shape = dict(num_heads=16, head_size=576, scale=1.0, num_kv_heads=1, alibi_slopes=None, sliding_window=None,
              kv_cache_dtype="auto", logits_soft_cap=None, attn_type="decoder", q_lora_rank=None, kv_lora_rank=512,
              qk_nope_head_dim=128, qk_rope_head_dim=64, qk_head_dim=192, v_head_dim=128, kv_b_proj=None)
-for implementation in (CPUMLAImpl, TritonMLAImpl):
+for implementation in implementations:
     try:
         implementation(**shape, kv_sharing_target_layer_name="model.layers.1.self_attn.attn")
     except NotImplementedError as error:
         print(error)
+    else:
+        print("it shares")
 """
 
 
@@ -147,4 +153,5 @@ def test_what_is_there_and_what_is_not(change, present):
 
 def test_the_reason_why_latent_attention_is_not_served_holds():
     """Where it fails, vLLM has learnt to share these caches, and DeepSeek-V2 may be served (docs/serving.md)."""
-    assert run(LATENT).split("\n")[-3:] == ["KV sharing is not supported for MLA"] * 2 + [""]
+    said = [line for line in run(LATENT).splitlines() if "shar" in line]
+    assert said and set(said) == {"KV sharing is not supported for MLA"}
