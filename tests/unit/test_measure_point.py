@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,6 +127,28 @@ def test_only_the_plugin_asked_for_is_loaded(monkeypatch):
     ours, theirs = (engine_environment(point("throughput", gpus=1), plugin) for plugin in (None, "arctic-inference"))
     assert (ours["VLLM_PLUGINS"], ours["ARCTIC_INFERENCE_ENABLED"]) == ("swiftkv", "0")
     assert (theirs["VLLM_PLUGINS"], theirs["ARCTIC_INFERENCE_ENABLED"]) == ("arctic_inference", "1")
+
+
+GLOO = """
+import sys, psutil, torch.distributed
+torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+print({c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN})
+"""
+
+
+def test_gloo_listens_on_the_loopback_whatever_address_the_host_s_name_has(tmp_path):
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.0.2 elsewhere\n")
+    shell = 'hostname elsewhere && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+    namespace = ["unshare", "--map-root-user", "--uts", "--mount", "sh", "-c", shell, "sh", str(tmp_path / "hosts")]
+    if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    done = subprocess.run(
+        [*namespace, sys.executable, "-c", GLOO, str(tmp_path / "store")],
+        env=engine_environment(point("throughput", threads=1)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "{'127.0.0.1'}\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,8 @@ def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, number, wh
         time.sleep(0.1)
     running = vllm_processes(tmp_path)
     assert len(running) >= 3  # this program's, vLLM's server and its engine
+    listening = [c.laddr.ip for p in running for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert set(listening) <= {"127.0.0.1"} and (listening or when == "starting")
     os.killpg(program.pid, number)
     program.wait(60)
     _, left = psutil.wait_procs(running, timeout=30)

@@ -172,7 +172,8 @@ def engine_environment(point: Point, plugin: str | None = None) -> dict[str, str
     Args:
         plugin: as in `Subject`.
     """
-    environment = offline_environment()
+    # Else torch's gloo listens on whatever address the host's name has.
+    environment = offline_environment() | {"GLOO_SOCKET_IFNAME": "lo"}
     if plugin == REFERENCE:
         environment |= {"VLLM_PLUGINS": "arctic_inference", "ARCTIC_INFERENCE_ENABLED": "1"}
     else:
