@@ -1,14 +1,8 @@
 """A real `vllm serve` process under OpenAI client traffic, good and bad, cancelled and too long."""
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from pathlib import Path
+from typing import NamedTuple
 
 import openai
 import psutil
@@ -16,11 +10,34 @@ import pytest
 import torch
 
 from swiftkv.models import load_any
-from tests.serve.conftest import engine_environment, reference
+from tests.serve.abuse import BROKEN, GOOD, HUGE, MALFORMED, ODD, abuse, status, token_ids
+from tests.serve.conftest import MARGIN, reference
+from tests.serve.server import CACHED_AND_SPECULATING, LENGTH, NAME, ask, client, serving
 
-START_SECONDS, STOP_SECONDS = 600, 60
-LENGTH = 512
-NAME = "tiny"
+
+class Setting(NamedTuple):
+    """How the server is started and asked.
+
+    Attributes:
+        changes: of the checkpoint.
+        options: of the server.
+        longest: answer, in tokens.
+        temperature: of the requests that are cancelled; all others are greedy.
+    """
+
+    changes: dict
+    options: tuple[str, ...]
+    longest: int
+    temperature: float
+
+
+SETTINGS = {
+    "as it comes": Setting({}, (), 12, 1),
+    # Few possible answers recur, so drafts are made, accepted and rejected. vLLM 0.32 on a processor gives greedy requests
+    # wrong tokens while another of the batch samples and drafts are checked, whatever the model: its `expand_kernel`
+    # writes the temperatures into a copy (vllm-project/vllm, pull request 42638, was closed).
+    "cached and speculating": Setting({"answers": 24}, CACHED_AND_SPECULATING, 40, 0),
+}
 # Number of the request among the 200: its bad arguments. vLLM's own fast prefill ends the server on the last two.
 REFUSED = {
     77: {"temperature": -1},
@@ -30,123 +47,73 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint):
-    return checkpoint("llama", 4, 4)
+@pytest.fixture(scope="module", params=SETTINGS)
+def setting(request):
+    return SETTINGS[request.param]
 
 
 @pytest.fixture(scope="module")
-def server(folder, tmp_path_factory):
-    """The server's address, process and log, started as a user would: with the checkpoint's path."""
-    place = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [Path(sys.executable).with_name("vllm"), "serve", folder, "--served-model-name", NAME]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    command += ["--max-model-len", str(LENGTH), "--max-num-seqs", "32", "--max-num-batched-tokens", "256"]
-    command += ["--kv-cache-memory-bytes", str(2**25), "--block-size", "32"]
-    with (place / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=engine_environment(place), start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not healthy(url):
-            assert process.poll() is None and time.monotonic() < deadline, (place / "log").read_text()[-4000:]
-            time.sleep(0.5)
-        yield url, process, place / "log"
-    finally:
-        for left in family(process.pid):
-            left.kill()
-        process.wait()
+def folder(checkpoint, setting):
+    return checkpoint("llama", 4, 4, **setting.changes)
 
 
-def healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
+@pytest.fixture(scope="module")
+def server(folder, setting, tmp_path_factory):
+    with serving(folder, tmp_path_factory.mktemp("server"), *setting.options) as server:
+        yield server
 
 
-def family(session: int) -> list[psutil.Process]:
-    """All running processes of a session, whoever their parent is by now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
-
-
-async def ask(client, prompt, max_tokens=12, **changes):
-    """Token ids of one greedy answer, or the client's error."""
-    body = {"return_token_ids": True, "ignore_eos": True} | changes.pop("extra", {})
-    try:
-        answer = await client.completions.create(
-            model=NAME, prompt=prompt, max_tokens=max_tokens, extra_body=body, **{"temperature": 0} | changes
-        )
-    except openai.APIError as error:
-        return error
-    return answer.choices[0].token_ids
-
-
-async def cancel(client, prompt, seconds):
+async def cancel(client, prompt, seconds, temperature):
     """Start an answer of many tokens and go away."""
-    stream = await client.completions.create(
-        model=NAME, prompt=prompt, max_tokens=LENGTH - len(prompt) - 1, stream=True, extra_body={"ignore_eos": True}
-    )
+    arguments = {"max_tokens": LENGTH - len(prompt) - 1, "temperature": temperature, "extra_body": {"ignore_eos": True}}
+    stream = await client.completions.create(model=NAME, prompt=prompt, stream=True, **arguments)
     await asyncio.sleep(seconds)
     await stream.close()
     return "cancelled"
 
 
-async def traffic(url, prompts):
+async def traffic(server, prompts, setting):
     """Answers of the 20 prompts one at a time, then of 200 requests at once, then of the 20 again."""
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600) as client:
-        before = [await ask(client, prompt) for prompt in prompts]
+    async with client(server) as asker:
+        before = [await ask(asker, prompt, setting.longest) for prompt in prompts]
         too_long = prompts[0] + [7] * LENGTH
         together = []
         for number in range(200):
             prompt = prompts[number % 20]
             if number % 20 == 3:
-                together.append(cancel(client, prompt, 0.02 * number))
+                together.append(cancel(asker, prompt, 0.02 * number, setting.temperature))
             elif number % 25 == 4:
-                together.append(ask(client, too_long))
+                together.append(ask(asker, too_long))
             elif number in REFUSED:
-                together.append(ask(client, prompt, **REFUSED[number]))
+                together.append(ask(asker, prompt, **REFUSED[number]))
             else:
-                together.append(ask(client, prompt, max_tokens=1 + number % 12))
+                together.append(ask(asker, prompt, max_tokens=1 + number % setting.longest))
         together = await asyncio.gather(*together)
-        return before, together, [await ask(client, prompt) for prompt in prompts]
+        return before, together, [await ask(asker, prompt, setting.longest) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
-def answers(server, prompts):
-    url, process, log = server
-    given = asyncio.run(traffic(url, prompts))
-    assert process.poll() is None, log.read_text()[-4000:]
+def answers(server, setting, prompts):
+    given = asyncio.run(traffic(server, prompts, setting))
+    assert server.process.poll() is None, server.log.read_text()[-4000:]
     return given
 
 
 def test_answers_before_and_after_are_huggingfaces(answers, folder, prompts):
     before, _, after = answers
     model = load_any(folder, torch.float32)
-    assert (
-        before == after == [reference(model, prompt, tokens)[0] for prompt, tokens in zip(prompts, before, strict=True)]
-    )
+    assert before == after
+    for prompt, tokens in zip(prompts, before, strict=True):
+        expected, margin, _ = reference(model, prompt, tokens)
+        assert tokens == expected and margin > MARGIN
 
 
-def test_every_good_answer_among_200_is_the_one_given_alone(answers):
+def test_every_good_answer_among_200_is_the_one_given_alone(answers, setting):
     before, together, _ = answers
     good = {number: answer for number, answer in enumerate(together) if isinstance(answer, list)}
     assert len(good) == 200 - 10 - 8 - len(REFUSED)
     for number, tokens in good.items():
-        assert tokens == before[number % 20][: 1 + number % 12]
+        assert tokens == before[number % 20][: 1 + number % setting.longest]
 
 
 def test_each_bad_request_gets_its_own_error(answers):
@@ -161,12 +128,63 @@ def test_each_bad_request_gets_its_own_error(answers):
     assert together.count("cancelled") == 10
 
 
+def test_caching_and_speculation_took_part(answers, server, setting):
+    assert server.metric("vllm:prefix_cache_hits_total") > 0
+    if setting.options:
+        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        assert 100 < accepted < server.metric("vllm:spec_decode_num_draft_tokens_total") - 100
+
+
+def test_nothing_of_the_requests_is_left(answers, server):
+    server.assert_idle()
+
+
+@pytest.fixture(scope="module")
+def abused(answers, server, setting, prompts):
+    """What came back, the good answers given meanwhile, and processes and their open files before and after."""
+    before = {process.pid: process.num_fds() for process in server.family()}
+    given = asyncio.run(abuse(server, prompts, setting.longest))
+    time.sleep(2)  # closed connections are taken notice of
+    after = {process.pid: process.num_fds() for process in server.family()}
+    return *given, before, after
+
+
+@pytest.mark.parametrize("requests", [MALFORMED, BROKEN, HUGE], ids=["malformed", "broken", "huge"])
+def test_each_bad_request_is_answered_with_a_client_error(abused, requests):
+    statuses = {name: status(abused[0][name]) for name in requests}
+    assert not {name: number for name, number in statuses.items() if number is None or not 400 <= number < 500}
+
+
+def test_odd_requests_that_are_taken_get_the_right_answer(abused, folder):
+    given, *_ = abused
+    right, margin, _ = reference(load_any(folder, torch.float32), GOOD["prompt"], token_ids(given["nothing"]))
+    assert margin > MARGIN and len(right) == GOOD["max_tokens"]
+    assert all(token_ids(given[name]) == right for name in ODD)
+    # vLLM's web server takes a client that has closed its sending side for one that has gone.
+    assert given["half-closed"] == b"" or token_ids(given["half-closed"]) == right
+    assert given["half-closed, half sent"] == b"" or status(given["half-closed, half sent"]) == 400
+
+
+def test_good_answers_go_on_meanwhile(abused, answers):
+    _, good, *_ = abused
+    assert len(good) >= 20 and good == [answers[0][number % 20] for number in range(len(good))]
+
+
+def test_abuse_leaves_the_same_processes_and_nothing_open(abused, server):
+    *_, before, after = abused
+    assert before.keys() == after.keys()
+    assert sum(after.values()) < sum(before.values()) + 20
+    server.assert_idle()
+
+
+def test_it_listens_on_the_loopback_only(abused, server):
+    listening = [
+        c.laddr.ip for p in server.family() for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN
+    ]
+    assert set(listening) == {"127.0.0.1"}
+
+
 def test_it_stops_and_leaves_no_process(answers, server):
-    url, process, log = server
-    assert healthy(url) and len(family(process.pid)) > 1
-    process.send_signal(signal.SIGTERM)
-    process.wait(STOP_SECONDS)
-    deadline = time.monotonic() + STOP_SECONDS
-    while family(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not family(process.pid) and not healthy(url)
+    assert server.healthy() and len(server.family()) > 1
+    server.stop()
+    assert not server.family() and not server.healthy()
