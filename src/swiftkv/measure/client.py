@@ -65,6 +65,10 @@ def measure_rate(
     else:
         chats = itertools.cycle(chat_prompts(folder, heldout, input_tokens, seed))
         prompts = list(itertools.islice(chats, requests))
+
+    def request(ids: Any) -> SampleRequest:  # vLLM 0.26 and 0.27 take token ids too, and do not say so
+        return SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens)
+
     random.seed(seed)
     np.random.seed(seed)  # arrivals are drawn from it
     report = asyncio.run(
@@ -76,9 +80,7 @@ def measure_rate(
             model_id=folder,
             model_name=name,
             tokenizer=AutoTokenizer.from_pretrained(folder),  # vLLM 0.26 reports no latencies without one
-            input_requests=[
-                SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens) for ids in prompts
-            ],
+            input_requests=[request(ids) for ids in prompts],
             logprobs=None,
             request_rate=rate,
             burstiness=1.0,  # Poisson
