@@ -389,10 +389,10 @@ def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool
     Args:
         served: whether it would be served, rather than scored.
     """
-    if reason := config["models"][model].get("unavailable", {}).get("serving" if served else "quality"):
-        return reason
     if not served:
-        return None
+        return without_quality(config, model)
+    if reason := config["models"][model].get("unavailable", {}).get("serving"):
+        return reason
     rewired = config["variants"][variant]["prefill_reduction"] is not None
     if rewired and (reason := NOT_SERVED.get(family(config, model))):
         return reason

@@ -1,6 +1,6 @@
 """Does the code that uses vLLM fit a release that is not installed? Read from that release's sources; nothing of it runs.
 
-    python tests/contract/check.py [--sources FOLDER] [RELEASE ...]
+    python -m tests.contract.check [--sources FOLDER] [RELEASE ...]
 
 A type checker looks at every module of this project that imports vLLM, once against the installed vLLM, which the tests
 run with, and once against the sources of each release: what it finds only there, a name, parameter or attribute that is
