@@ -72,11 +72,18 @@ def prompts(tokenizer, tmp_path_factory) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
+def eight(prompts) -> list[list[int]]:
+    """Eight of them. None ends one token after a block of 32: vLLM's ExampleConnector misses those."""
+    return [prompt for prompt in prompts if len(prompt) % 32 != 1][:8]
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory, tokenizer):
     """Function that writes a tiny checkpoint and returns its folder; the same arguments give the same folder.
 
     `checkpoint(architecture, l, group_size, keep_teacher_qkv=..., **config changes)`; l = None is the ordinary model.
-    Besides: `random_bias` for biases that are not zero, `answers` for so many tokens to answer with.
+    Besides: `random_bias` for biases that are not zero, `answers` for so many tokens to answer with, `kv_heads` for so
+    many key/value heads of layers >= l.
     """
     made = {}
 
@@ -84,7 +91,7 @@ def checkpoint(tmp_path_factory, tokenizer):
         key = json.dumps([architecture, layers, group, keep_teacher_qkv, changes], sort_keys=True)
         if key not in made:
             shape = SHAPE | {"tie_word_embeddings": False} | (QWEN2 if architecture == "qwen2" else {}) | changes
-            bias, answers = shape.pop("random_bias", False), shape.pop("answers", None)
+            bias, answers, heads = (shape.pop(name, None) for name in ("random_bias", "answers", "kv_heads"))
             model = tiny_teacher(architecture, **shape)
             generator = torch.Generator().manual_seed(5)
             if bias:
@@ -99,7 +106,7 @@ def checkpoint(tmp_path_factory, tokenizer):
                 model.save_pretrained(made[key])
                 tokenizer.save_pretrained(made[key])
                 return made[key]
-            model = rewire(model, SwiftKVSpec(model.config.num_hidden_layers, layers, group))
+            model = rewire(model, SwiftKVSpec(model.config.num_hidden_layers, layers, group, heads))
             for parameter in model.swiftkv_parameters().values():  # away from the teacher's, as after training
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.data += 0.3 * parameter.data.std().nan_to_num(1.0) * noise

@@ -3,7 +3,8 @@
     python tests/serve/generate.py cases.json answers.json
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
-arguments of `run`}, ...], "skip_check": bool}. Its answer is {"error": sentence} if the
+arguments of `run`, or of `sample` if they name "settings"}, ...], "skip_check": bool, "connector": name to allow,
+"sleeping_platform": pretend to be on one that has vLLM's sleep mode}. Its answer is {"error": sentence} if the
 engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
@@ -20,8 +21,12 @@ from pathlib import Path
 # The engine in this process: its model can be looked into, and its errors arrive as they are.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
+import torch
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.inputs import EmbedsPrompt
+from vllm.platforms import current_platform
+from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 
 DEFAULTS = dict(
     dtype="float32",
@@ -38,6 +43,12 @@ def answer(case: dict) -> dict:
     """One case from start to stop of its engine."""
     start = time.monotonic()
     check = None
+    if case.get("connector"):
+        from swiftkv.serve import refusals
+
+        refusals.CONNECTORS.add(case["connector"])
+    if case.get("sleeping_platform"):
+        type(current_platform).is_sleep_mode_available = lambda self: True
     if case.get("skip_check"):
         from swiftkv.serve import hook
 
@@ -52,7 +63,9 @@ def answer(case: dict) -> dict:
             hook.check_tensors = check
     try:
         result = report(llm)
-        result["runs"] = [run(llm, **arguments) for arguments in case.get("runs", [])]
+        result["runs"] = [
+            (sample if "settings" in arguments else run)(llm, **arguments) for arguments in case.get("runs", [])
+        ]
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
@@ -86,8 +99,14 @@ def run(
     max_tokens: int = 12,
     prompt_logprobs: int | None = None,
     only: list[int] | None = None,
+    forget: bool = False,
 ) -> dict:
-    """Greedy answers, of the tokens in `only` if given: ids, log-probabilities, cache hits, drafts; or the error."""
+    """Greedy answers, of the tokens in `only` if given: ids, log-probabilities, cache hits, drafts; or the error.
+
+    `forget` empties the engine's own prefix cache before.
+    """
+    if forget:
+        assert llm.reset_prefix_cache()
     sampling = SamplingParams(
         temperature=0,
         max_tokens=max_tokens,
@@ -115,6 +134,40 @@ def run(
         if prompt_logprobs is not None
         else None,
         "accepted_drafts": sum(accepted),
+        "preemptions": sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"),
+    }
+
+
+def sample(llm: LLM, prompts: list[list[int]], settings: dict, embedded: bool = False) -> dict:
+    """All answers to each prompt: token ids and texts; and the log-probabilities of a step's likeliest tokens.
+
+    Args:
+        llm: the engine.
+        prompts: token ids.
+        settings: of vLLM's sampling, "structured" by a grammar, or {"beam_width": ..., "max_tokens": ...}.
+        embedded: give the prompts as embeddings.
+    """
+    given = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
+    if embedded:
+        model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+        given = [EmbedsPrompt(prompt_embeds=model.embed_input_ids(torch.tensor(ids))) for ids in prompts]
+    if "beam_width" in settings:
+        outputs = llm.beam_search(given, BeamSearchParams(**settings))
+        return {
+            "tokens": [
+                [beam.tokens[len(ids) :] for beam in o.sequences] for ids, o in zip(prompts, outputs, strict=True)
+            ]
+        }
+    if structured := settings.pop("structured", None):
+        settings["structured_outputs"] = StructuredOutputsParams(**structured)
+    outputs = llm.generate(given, SamplingParams.from_optional(**settings), use_tqdm=False)
+    return {
+        "tokens": [[list(answer.token_ids) for answer in o.outputs] for o in outputs],
+        "texts": [[answer.text for answer in o.outputs] for o in outputs],
+        "likeliest": [
+            [[(token, value.logprob) for token, value in step.items()] for step in o.outputs[0].logprobs or []]
+            for o in outputs
+        ],
     }
 
 

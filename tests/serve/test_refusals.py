@@ -117,15 +117,96 @@ def pipeline(folder, to):
     return {"model": folder, "engine": {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}}
 
 
-@case("eagle", "EAGLE", "n-gram")
-def eagle(folder, to):
-    draft = to / "eagle"
-    draft.mkdir(parents=True)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
-    (draft / "config.json").write_text(json.dumps(config))
-    speculation = {"method": "eagle", "model": str(draft), "num_speculative_tokens": 2}
-    return {"model": folder, "engine": {"speculative_config": speculation}}
+def speculating(method, **settings):
+    """A case with speculation by `method`, from a small ordinary model where it takes one."""
+
+    def make(folder, to):
+        draft = to / "draft"
+        draft.mkdir(parents=True)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
+        (draft / "config.json").write_text(json.dumps(config | settings.pop("config", {})))
+        speculation = {"method": method, "model": str(draft), "num_speculative_tokens": 2}
+        return {"model": folder, "engine": {"speculative_config": speculation} | settings}
+
+    return make
+
+
+STATES = {"eagle_aux_hidden_state_layer_ids": [1, 2]}
+for method, words in {
+    "eagle": "eagle speculation",
+    "eagle3": "eagle3 speculation",
+    "medusa": "medusa speculation",
+    "custom_class": "custom_class speculation",
+}.items():
+    case(f"speculation by {method}", words, "hidden states", "n-gram")(speculating(method))
+case("draft model", "all prompt tokens through all layers", "swiftkv_full_depth", "n-gram")(speculating("draft_model"))
+case("draft model of other heads", "2 key/value heads of 32", "the model 4 of 32")(
+    speculating("draft_model", config={"num_key_value_heads": 2}, additional_config={"swiftkv_full_depth": True})
+)
+
+
+@case("extraction of hidden states", "extract_hidden_states", "prompt tokens do not have")
+def extraction(folder, to):
+    speculation = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+    return {
+        "model": folder,
+        "engine": {"speculative_config": speculation | {"draft_model_config": {"hf_config": STATES}}},
+    }
+
+
+MULTI = {
+    "kv_connector_extra_config": {
+        "connectors": [{"kv_connector": "NixlConnector"}, {"kv_connector": "MoRIIOConnector"}]
+    }
+}
+OWN = {"kv_connector_module_path": "connectors"}
+for engine, *words in (
+    ({"prefill_context_parallel_size": 2, "distributed_executor_backend": "mp"}, "context parallelism"),
+    (
+        {"decode_context_parallel_size": 2, "tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+        "context parallelism",
+    ),
+    ({"enable_dbo": True}, "--enable-dbo"),
+    ({"ubatch_size": 2}, "--ubatch-size"),
+    ({"runner": "pooling"}, "--runner pooling", "skip layers"),
+    ({"convert": "embed"}, "--convert", "skip layers"),
+    ({"enable_lora": True}, "LlamaSwiftKVForCausalLM does not support LoRA"),  # by vLLM itself
+    ({"enable_expert_parallel": True}, "Number of experts in the model must be greater than 0"),  # so is this
+    ({"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["12"]}, "--kv-cache-dtype-skip-layers 12"),
+    ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "LMCacheMPConnector", "not known to work"),
+    ({"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, "LMCacheConnectorV1", "not known to work"),
+    ({"kv_transfer_config": {"kv_connector": "MultiConnector"} | MULTI}, "MoRIIOConnector", "not known to work"),
+    ({"kv_transfer_config": {"kv_connector": "NixlConnector"} | OWN}, "connectors.NixlConnector", "not known to work"),
+    (
+        {"kv_transfer_config": {"kv_connector": "ExampleHiddenStatesConnector"}},
+        "ExampleHiddenStatesConnector",
+        "not known to work",
+    ),
+):
+
+    @case(" ".join([*engine, *words]), *words)
+    def settings_case(folder, to, engine=engine):
+        if "kv_transfer_config" in engine:
+            engine = {"kv_transfer_config": engine["kv_transfer_config"] | {"kv_role": "kv_both"}}
+        return {"model": folder, "engine": engine}
+
+
+@case("sleep mode", "not been tried with --enable-sleep-mode")
+def sleep(folder, to):
+    return {"model": folder, "engine": {"enable_sleep_mode": True}, "sleeping_platform": True}
+
+
+@case("connector and fewer heads", "swiftkv_num_key_value_heads", "do not support KV connectors (NixlConnector)")
+def fewer_heads(folder, to):
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    return {"model": changed(folder, to, swiftkv_num_key_value_heads=1), "engine": {"kv_transfer_config": transfer}}
+
+
+@case("two ranks and fewer heads", "swiftkv_num_key_value_heads", "--tensor-parallel-size")
+def fewer_heads_on_two_ranks(folder, to):
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    return {"model": changed(folder, to, swiftkv_num_key_value_heads=1), "engine": ranks}
 
 
 @case("windows in some layers", "sliding window in some layers")
@@ -133,9 +214,9 @@ def some_windows(folder, to):
     return {"model": changed(folder.with_name("windows"), to)}
 
 
-@case("other head count", "swiftkv_num_key_value_heads", "cannot be served")
-def other_heads(folder, to):
-    return {"model": changed(folder, to, swiftkv_num_key_value_heads=1)}
+@case("more heads", "swiftkv_num_key_value_heads 8", "has to divide num_key_value_heads 4")
+def more_heads(folder, to):
+    return {"model": changed(folder, to, swiftkv_num_key_value_heads=8)}
 
 
 @case("qwen2 with a head size of its own", "head_dim 16", "32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention.attention import unified_kv_cache_update
+from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
@@ -60,6 +63,20 @@ def make_rope(config: Any, heads: Heads) -> nn.Module:
     )
 
 
+class CacheOwner(Attention):
+    """An attention module that is never called: vLLM allocates a cache for it, which other layers read.
+
+    vLLM shares caches only where all blocks have one size in bytes; a cache with fewer heads takes longer blocks.
+    """
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        """As any attention's, but with blocks of as many bytes as the layers < l have."""
+        spec = super().get_kv_cache_spec(vllm_config)
+        assert spec is not None  # as of any layer that decodes
+        ordinary = vllm_config.model_config.get_num_kv_heads(vllm_config.parallel_config)
+        return replace(spec, block_size=spec.block_size * ordinary // self.num_kv_heads)
+
+
 class SwiftKVCaches(nn.Module):
     """Keys and values of all layers >= l: one GEMM (Sec. 3.5), and one cache for each AcrossKV group (Sec. 3.3).
 
@@ -83,7 +100,7 @@ class SwiftKVCaches(nn.Module):
         )
         self.rotary_emb = make_rope(config, heads)
         owners = [
-            Attention(
+            CacheOwner(
                 heads.query,
                 heads.head_dim,
                 heads.head_dim**-0.5,
@@ -129,7 +146,17 @@ class SwiftKVCaches(nn.Module):
         shape = (-1, self.groups, self.heads.key_value, self.heads.head_dim)
         keys, values = keys.view(shape), values.view(shape)
         for group, name in enumerate(self.names):
-            unified_kv_cache_update(keys[:, group], values[:, group], name)
+            write_cache(keys[:, group], values[:, group], name)
+
+
+@maybe_transfer_kv_layer
+def write_cache(keys: torch.Tensor, values: torch.Tensor, layer_name: str) -> None:
+    """Write [tokens, key_value, head_dim] keys and values into the cache of the owner `layer_name`.
+
+    vLLM announces a layer to a layer-wise KV connector where it attends; owners never do, so they are announced here:
+    waited for before the write, saved after it.
+    """
+    unified_kv_cache_update(keys, values, layer_name)
 
 
 def owner_name(prefix: str, layer: int) -> str:

@@ -56,6 +56,7 @@ FEATURES = (
         "vllm.v1.attention.backend",
         "AttentionBackend.forward_includes_kv_cache_update",
     ),
+    Feature("announcing caches to KV connectors", f"{_ATTENTION}.kv_transfer_utils", "maybe_transfer_kv_layer"),
     Feature("two halves compiled apart", "vllm.compilation.decorators", "support_torch_compile", "dynamic_arg_dims"),
     Feature("two halves compiled apart", "vllm.compilation.backends", "set_model_tag"),
     Feature(

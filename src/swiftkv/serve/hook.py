@@ -1,4 +1,4 @@
-"""How a SwiftKV model is served: fast prefill unless full depth is asked for, and what neither can do."""
+"""How a SwiftKV model is served: fast prefill unless full depth is asked for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from vllm.model_executor.models.config import VerifyAndUpdateConfig
 
 from swiftkv.errors import UserError
 from swiftkv.models.checkpoint import check_tensors
-from swiftkv.models.configuration import layer_types
-from swiftkv.serve import check_served
 from swiftkv.serve.prompt_logprobs import refuse_prompt_logprobs
+from swiftkv.serve.refusals import refuse_unsupported
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
@@ -38,11 +37,11 @@ class SwiftKVSettings(VerifyAndUpdateConfig):
         """
         model = vllm_config.model_config
         spec = SwiftKVSpec.from_config(model.hf_config)
-        _refuse_unsupported(vllm_config)
+        full_depth = _asks_for_full_depth(vllm_config)
+        refuse_unsupported(vllm_config, full_depth)
         if vllm_config.load_config.load_format != "dummy" and Path(model.model).is_dir():
             check_tensors(Path(model.model), model.hf_config)
 
-        full_depth = _asks_for_full_depth(vllm_config)
         if full_depth and vllm_config.cache_config.kv_sharing_fast_prefill:
             raise UserError(f"--kv-sharing-fast-prefill and {FULL_DEPTH} exclude each other")
         # l = L: no layer skips prompt tokens.
@@ -72,31 +71,3 @@ def _asks_for_full_depth(vllm_config: VllmConfig) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"{FULL_DEPTH} in --additional-config is {value!r}, but must be true or false")
     return value
-
-
-def _refuse_unsupported(vllm_config: VllmConfig) -> None:
-    config, parallel = vllm_config.model_config.hf_config, vllm_config.parallel_config
-    check_served(config.model_type)
-    if not config.swiftkv:
-        raise UserError(
-            f"the config.json of {vllm_config.model_config.model} has swiftkv false, which means the teacher; "
-            "serve the original model instead, or set it to true"
-        )
-    if len(set(layer_types(config))) > 1:
-        # vLLM's Qwen2, whose layers run below l, would give every layer the window.
-        raise UserError("SwiftKV models with a sliding window in some layers and not in others cannot be served")
-    # vLLM cannot share caches where layers differ in head count (KeyError in its model runner, 0.26 to 0.32).
-    if (heads := getattr(config, "swiftkv_num_key_value_heads", None)) not in (None, config.num_key_value_heads):
-        raise UserError(
-            f"a SwiftKV model with swiftkv_num_key_value_heads {heads}, other than num_key_value_heads "
-            f"{config.num_key_value_heads}, can be scored but cannot be served by vLLM"
-        )
-    size = config.hidden_size // config.num_attention_heads
-    if config.model_type.startswith("qwen2") and (getattr(config, "head_dim", None) or size) != size:
-        raise UserError(f"vLLM takes {size}, hidden_size / num_attention_heads, for Qwen2's head_dim {config.head_dim}")
-    if parallel.pipeline_parallel_size > 1:
-        raise UserError("SwiftKV models do not support pipeline parallelism; use --tensor-parallel-size")
-    if getattr(parallel, "enable_dbo", False):
-        raise UserError("SwiftKV models do not support dual batch overlap (--enable-dbo)")
-    if vllm_config.speculative_config is not None and vllm_config.speculative_config.use_eagle():
-        raise UserError("SwiftKV models do not support EAGLE speculation; n-gram speculation works")

@@ -1,0 +1,152 @@
+"""Settings that would give a SwiftKV model wrong answers, or that nobody has tried: each refused with one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from vllm import envs
+
+from swiftkv.errors import UserError
+from swiftkv.models.configuration import layer_types
+from swiftkv.serve import check_served
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+    from vllm.config import VllmConfig
+
+# KV connectors that restore the owners' caches. The first two are tested; the others, by their sources, copy the blocks of
+# the layers that vLLM allocated a cache for, which the owners are, and skip those that share one.
+CONNECTORS = {
+    "ExampleConnector",
+    "OffloadingConnector",
+    "NixlConnector",
+    "NixlPullConnector",
+    "NixlPushConnector",
+    "MooncakeConnector",
+    "MooncakeStoreConnector",
+}
+# Speculation that needs token ids only. The others read hidden states, which prompt tokens that skip layers have not.
+TOKEN_DRAFTERS = {"ngram", "ngram_gpu", "suffix"}
+
+
+def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> None:
+    """Refuse what neither mode, or not the chosen one, can serve.
+
+    Raises:
+        UserError: with the first reason.
+    """
+    check_served(vllm_config.model_config.hf_config.model_type)
+    for is_so, sentence in chain(_of_the_checkpoint(vllm_config), _of_the_settings(vllm_config, full_depth)):
+        if is_so:
+            raise UserError(sentence)
+
+
+def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
+    config = vllm_config.model_config.hf_config
+    yield (
+        not config.swiftkv,
+        f"the config.json of {vllm_config.model_config.model} has swiftkv false, which means the teacher; "
+        "serve the original model instead, or set it to true",
+    )
+    yield (
+        # vLLM's Qwen2, whose layers run below l, would give every layer the window.
+        len(set(layer_types(config))) > 1,
+        "SwiftKV models with a sliding window in some layers and not in others cannot be served",
+    )
+    heads, ordinary = _key_value_heads(config), config.num_key_value_heads
+    yield (
+        ordinary % heads != 0,
+        f"a SwiftKV model with swiftkv_num_key_value_heads {heads} can be scored but not served: all caches in vLLM have "
+        f"blocks of one size, so it has to divide num_key_value_heads {ordinary}",
+    )
+    size = config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or size
+    yield (
+        config.model_type.startswith("qwen2") and head_dim != size,
+        f"vLLM takes {size}, hidden_size / num_attention_heads, for Qwen2's head_dim {head_dim}",
+    )
+
+
+def _key_value_heads(config: PretrainedConfig) -> int:
+    """Of layers >= l."""
+    return getattr(config, "swiftkv_num_key_value_heads", None) or config.num_key_value_heads
+
+
+def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    fewer_heads = _key_value_heads(model.hf_config) != model.hf_config.num_key_value_heads
+    yield (
+        parallel.pipeline_parallel_size > 1,
+        "SwiftKV models do not support pipeline parallelism; use --tensor-parallel-size",
+    )
+    yield (
+        parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1,
+        "SwiftKV models do not support context parallelism (--prefill-context-parallel-size, "
+        "--decode-context-parallel-size); use --tensor-parallel-size",
+    )
+    yield (
+        fewer_heads and parallel.tensor_parallel_size > 1,
+        "SwiftKV models with swiftkv_num_key_value_heads have not been tried with --tensor-parallel-size, so it is refused",
+    )
+    yield (
+        parallel.use_ubatching,
+        "SwiftKV models do not support micro-batches or dual batch overlap (--ubatch-size, --enable-dbo)",
+    )
+    yield (
+        model.runner_type != "generate",
+        "SwiftKV models generate text and nothing else: --runner pooling and --convert would read final states of prompt "
+        "tokens, which skip layers",
+    )
+    yield model.enable_sleep_mode, "SwiftKV models have not been tried with --enable-sleep-mode, so it is refused"
+    yield (
+        bool(cache.kv_cache_dtype_skip_layers),
+        "SwiftKV models share caches between layers, so --kv-cache-dtype-skip-layers "
+        f"{' '.join(cache.kv_cache_dtype_skip_layers)} could give a layer another number format than its cache has",
+    )
+    for connector in _connectors(vllm_config):
+        yield (
+            connector not in CONNECTORS,
+            f"SwiftKV models are not known to work with the KV connector {connector}; let through are "
+            f"{', '.join(sorted(CONNECTORS))}, and MultiConnector of these",
+        )
+        yield fewer_heads, f"SwiftKV models with swiftkv_num_key_value_heads do not support KV connectors ({connector})"
+    yield from _of_the_speculation(vllm_config, full_depth)
+
+
+def _connectors(vllm_config: VllmConfig) -> list[str]:
+    """Names of all KV connectors that are asked for; with their module where they are not vLLM's own."""
+    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
+    asked = [] if transfer is None else [(transfer.kv_connector, transfer.kv_connector_module_path)]
+    if transfer is not None and transfer.kv_connector == "MultiConnector":
+        children = transfer.kv_connector_extra_config.get("connectors", [])
+        asked = [(child.get("kv_connector"), child.get("kv_connector_module_path")) for child in children]
+    names = [f"{module}.{name}" if module else name for name, module in asked if name]
+    if cache.kv_offloading_size is not None:  # vLLM makes a connector of it, but after it has asked the plugin
+        native = "SimpleCPUOffloadConnector" if envs.VLLM_USE_SIMPLE_KV_OFFLOAD else "OffloadingConnector"
+        names.append(native if cache.kv_offloading_backend == "native" else "LMCacheMPConnector")
+    return names
+
+
+def _of_the_speculation(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
+    speculation = vllm_config.speculative_config
+    if speculation is None or speculation.method in TOKEN_DRAFTERS:
+        return
+    yield (
+        speculation.method != "draft_model",
+        f"SwiftKV models do not support {speculation.method} speculation, which may read hidden states that prompt "
+        "tokens do not have; n-gram speculation works",
+    )
+    yield (
+        not full_depth,
+        "with a draft model vLLM runs all prompt tokens through all layers; to have that, add --additional-config "
+        "'{\"swiftkv_full_depth\": true}'; n-gram speculation keeps the fast prefill",
+    )
+    draft, model, parallel = speculation.draft_model_config, vllm_config.model_config, vllm_config.parallel_config
+    sizes = [(config.get_num_kv_heads(parallel), config.get_head_size()) for config in (draft, model)]
+    yield (
+        sizes[0] != sizes[1],
+        "vLLM cannot share caches between layers where the draft model has {} key/value heads of {} and the model {} of "
+        "{}; n-gram speculation works".format(*sizes[0], *sizes[1]),
+    )

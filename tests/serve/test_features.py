@@ -1,0 +1,138 @@
+"""Features of vLLM that look at the rows with logits: the same with fast prefill as at full depth, and as they should."""
+
+import re
+
+import pytest
+
+ENGINE = {"max_num_batched_tokens": 2048, "enable_prefix_caching": True, "block_size": 32}
+ALSO = {"enable_prompt_embeds": True}
+FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
+PARTS = {"max_num_batched_tokens": 64, "block_size": 32}
+OBJECT = {
+    "type": "object",
+    "properties": {"name": {"enum": ["a", "b"]}, "number": {"enum": [1, 2]}},
+    "required": ["name", "number"],
+    "additionalProperties": False,
+}
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+SETTINGS = {
+    "greedy": GREEDY | {"logprobs": 5},
+    "several answers": {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 8},
+    "narrowed": {
+        "temperature": 0.8,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "min_tokens": 4,
+        "max_tokens": 8,
+        "seed": 3,
+    },
+    "penalties": GREEDY | {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": GREEDY | {"logit_bias": {"100": 50.0}},
+    "stop": GREEDY | {"stop": ["e"]},
+    "regex": {"temperature": 0, "max_tokens": 24, "structured": {"regex": "[0-9]{3}-[a-f]{4}"}},
+    "choice": {"temperature": 0, "max_tokens": 24, "structured": {"choice": ["yes", "no", "perhaps"]}},
+    "object": {"temperature": 0, "max_tokens": 60, "structured": {"json": OBJECT}},
+    "beams": {"beam_width": 3, "max_tokens": 4},
+    "embedded": GREEDY,
+}
+# The grammar of objects lets the model write spaces for as long as it likes.
+FORMS = {"regex": "[0-9]{3}-[a-f]{4}", "choice": "yes|no|perhaps", "object": r"\{\s*(\"name\".*)?"}
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint):
+    return checkpoint("llama", 4, 4)
+
+
+@pytest.fixture(scope="module")
+def few(checkpoint):
+    """A model with few possible answers, which another model may guess."""
+    return checkpoint("llama", 4, 4, answers=24)
+
+
+@pytest.fixture(scope="module")
+def answers(engines, folder, few, checkpoint, eight):
+    # A drafter that starts with the model's own embedding: its guesses are sometimes right.
+    drafter = str(checkpoint("llama", None, num_hidden_layers=1, answers=24))
+    draft = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 3}
+    runs = [
+        {"prompts": eight[4:], "settings": settings, "embedded": name == "embedded"}
+        for name, settings in SETTINGS.items()
+    ]
+    cases = {
+        "fast": {"model": folder, "engine": ENGINE | ALSO, "runs": runs},
+        "full depth": {"model": folder, "engine": ENGINE | ALSO | FULL_DEPTH, "runs": runs},
+        # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
+        "preempted": {
+            "model": folder,
+            "engine": PARTS | {"num_gpu_blocks_override": 20},
+            "runs": [{"prompts": eight, "max_tokens": 24}],
+        },
+        "draft model": {
+            "model": few,
+            "engine": PARTS | FULL_DEPTH | {"speculative_config": draft},
+            "runs": [{"prompts": eight, "max_tokens": 30}],
+        },
+    }
+    return dict(zip(cases, engines(list(cases.values())), strict=True))
+
+
+@pytest.fixture(scope="module")
+def by_settings(answers):
+    """(fast, full depth) by name."""
+    assert answers["fast"]["fast_prefill"] and not answers["full depth"]["fast_prefill"]
+    pairs = zip(answers["fast"]["runs"], answers["full depth"]["runs"], strict=True)
+    return dict(zip(SETTINGS, pairs, strict=True))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_answers_are_those_of_full_depth(by_settings, name):
+    fast, full = by_settings[name]
+    assert fast["tokens"] == full["tokens"]
+    # Settings that do nothing would prove nothing.
+    plain = by_settings["greedy"][0]["tokens"]
+    assert (fast["tokens"] == plain) == (name in ("greedy", "embedded"))
+
+
+def test_likeliest_tokens_have_their_logprobs(by_settings):
+    fast, full = by_settings["greedy"]
+    for one, other in zip(fast["likeliest"], full["likeliest"], strict=True):
+        assert len(one) == 8 and all(len(step) >= 5 for step in one)
+        for step, same in zip(one, other, strict=True):
+            assert dict(step) == pytest.approx(dict(same), abs=1e-3)
+
+
+def test_greedy_answers_equal_huggingface(by_settings, folder, eight, compare):
+    fast, _ = by_settings["greedy"]
+    tokens = [answers[0] for answers in fast["tokens"]]
+    logprobs = [
+        [dict(step)[token] for token, step in zip(ids, steps, strict=True)]
+        for ids, steps in zip(tokens, fast["likeliest"], strict=True)
+    ]
+    compare(folder, eight[4:], {"tokens": tokens, "logprobs": logprobs})
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_structured_answers_have_their_form(by_settings, name):
+    texts = [text for texts in by_settings[name][0]["texts"] for text in texts]
+    assert len(texts) == 4 and all(re.fullmatch(FORMS[name], text, re.DOTALL) for text in texts), texts
+
+
+def test_several_answers_differ(by_settings):
+    assert any(
+        len({tuple(answer) for answer in answers}) == 3 for answers in by_settings["several answers"][0]["tokens"]
+    )
+    assert all(len(beams) == 3 for beams in by_settings["beams"][0]["tokens"])
+
+
+def test_preempted_requests_equal_huggingface(answers, folder, eight, compare):
+    (run,) = answers["preempted"]["runs"]
+    assert run["preemptions"] > 0
+    compare(folder, eight, run)
+
+
+def test_a_draft_model_changes_no_answer_at_full_depth(answers, few, eight, compare):
+    (run,) = answers["draft model"]["runs"]
+    assert 0 < run["accepted_drafts"] < 8 * 29
+    compare(few, eight, run)
