@@ -393,9 +393,7 @@ def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool
         return without_quality(config, model)
     if reason := config["models"][model].get("unavailable", {}).get("serving"):
         return reason
+    if (config["variants"][variant].get("kv_heads") or 1) > 1:
+        return "of key/value heads that differ between layers, vLLM serves a number that divides the other, as 1 always does"
     rewired = config["variants"][variant]["prefill_reduction"] is not None
-    if rewired and (reason := NOT_SERVED.get(family(config, model))):
-        return reason
-    if config["variants"][variant].get("kv_heads") is not None:
-        return "key/value heads that differ between layers cannot be served"
-    return None
+    return NOT_SERVED.get(family(config, model)) if rewired else None

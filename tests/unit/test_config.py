@@ -327,7 +327,8 @@ def test_a_served_model_says_where(config, model, sentence):
 def test_what_cannot_be_measured_has_a_reason(config):
     assert cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50", served=True) is None
     assert cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50-mqa", served=False) is None
-    assert "key/value heads" in cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50-mqa", served=True)
+    assert cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50-mqa", served=True) is None
+    assert "key/value heads" in cfg.unmeasured(config, "llama-3.1-8b", "swiftkv-50-mha", served=True)
     config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "because"}
     assert cfg.unmeasured(config, "llama-3.1-8b", "baseline", served=False) == "because"
     assert cfg.unmeasured(config, "llama-3.1-8b", "baseline", served=True) is None

@@ -1,9 +1,10 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`features.py` says what of vLLM is needed, `hook.py` chooses the mode and refuses what cannot work, `model.py` holds the
-two halves of the model, `attention.py` the layers >= l and the shared caches, `weights.py` places and checks the tensors,
-`prompt_logprobs.py` refuses requests that fast prefill cannot answer, `latent.py` names an architecture that is refused,
-`merge_all_layers.py` is the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
+`features.py` says what of vLLM is needed, `hook.py` chooses the mode, `refusals.py` says which settings cannot work,
+`model.py` holds the two halves of the model, `attention.py` the layers >= l and the shared caches, `weights.py` places and
+checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `latent.py` names an
+architecture that is refused, `merge_all_layers.py` is the comparison of Section 5.1. Nothing in
+vLLM is replaced: every name used is importable.
 """
 
 from importlib.metadata import PackageNotFoundError, version
