@@ -144,9 +144,8 @@ class SwiftKVCaches(nn.Module):
     def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write what `forward` returned into the caches, at the slots of this step; runs between the compiled halves."""
         shape = (-1, self.groups, self.heads.key_value, self.heads.head_dim)
-        keys, values = keys.view(shape), values.view(shape)
-        for group, name in enumerate(self.names):
-            write_cache(keys[:, group], values[:, group], name)
+        for name, key, value in zip(self.names, keys.view(shape).unbind(1), values.view(shape).unbind(1), strict=True):
+            write_cache(key, value, name)
 
 
 @maybe_transfer_kv_layer

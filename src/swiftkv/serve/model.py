@@ -26,7 +26,6 @@ from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer
 from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
-from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
 from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer
 from swiftkv.serve.weights import load_weights
@@ -153,9 +152,9 @@ class SwiftKVModel(nn.Module):
         if not self.fast_prefill or not isinstance(metadata, dict):  # no metadata in memory profiling and warm-up
             return None, tokens
         metadata = metadata[self.last_attention]
-        if not isinstance(metadata, KVSharingFastPrefillMetadata):
-            return None, tokens
-        count = metadata.num_logits_indices
+        # Of fast prefill (KVSharingFastPrefillMetadata). vLLM makes a new class for it in each step, for which checking
+        # that protocol is slow.
+        count = getattr(metadata, "num_logits_indices", None)
         return (None, tokens) if count is None or count == tokens else (metadata.logits_indices_padded, count)
 
     def _inputs(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
