@@ -9,7 +9,7 @@ rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at fu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer
 from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
+from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
 from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer
 from swiftkv.serve.weights import load_weights
@@ -152,10 +153,12 @@ class SwiftKVModel(nn.Module):
         if not self.fast_prefill or not isinstance(metadata, dict):  # no metadata in memory profiling and warm-up
             return None, tokens
         metadata = metadata[self.last_attention]
-        # Of fast prefill (KVSharingFastPrefillMetadata). vLLM makes a new class for it in each step, for which checking
-        # that protocol is slow.
-        count = getattr(metadata, "num_logits_indices", None)
-        return (None, tokens) if count is None or count == tokens else (metadata.logits_indices_padded, count)
+        # vLLM makes the class of this metadata anew in each step, for which isinstance would look through the protocol.
+        if not hasattr(metadata, "num_logits_indices"):
+            return None, tokens
+        step = cast(KVSharingFastPrefillMetadata, metadata)
+        count = step.num_logits_indices
+        return (None, tokens) if count is None or count == tokens else (step.logits_indices_padded, count)
 
     def _inputs(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.static_inputs:
