@@ -118,15 +118,14 @@ def checkpoint(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="session")
 def engines(tmp_path_factory):
-    """Function that runs the cases of `generate.py` in one process and returns their answers."""
+    """Function that runs the cases of `generate.py` in one process, or of another program, and returns their answers."""
 
-    def run(cases: list[dict], **environment: str) -> list[dict]:
+    def run(cases: list[dict], program: str = "generate.py", **environment: str) -> list[dict]:
         folder = tmp_path_factory.mktemp("engines")
         (folder / "cases.json").write_text(json.dumps([case | {"model": str(case["model"])} for case in cases]))
-        program = Path(__file__).with_name("generate.py")
         with (folder / "log").open("w") as log:
             ended = subprocess.run(
-                [sys.executable, program, folder / "cases.json", folder / "answers.json"],
+                [sys.executable, Path(__file__).with_name(program), folder / "cases.json", folder / "answers.json"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=engine_environment(folder) | environment,

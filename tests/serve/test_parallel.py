@@ -1,4 +1,4 @@
-"""Tensor parallelism over two processes gives the answers of one, also with fewer key/value heads than ranks."""
+"""Two processes answer as one: tensor parallelism, also with fewer key/value heads than ranks; data parallelism."""
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ MODELS = {
     "heads divided": ("qwen2", 8, 5, {"random_bias": True}),
     # 1 head, so both ranks hold a copy.
     "heads copied": ("qwen2", 8, 4, {"random_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    # 4 heads below l, 2 on each rank, and 1 from l on, of which both hold a copy.
+    "fewer heads copied": ("llama", 8, 4, {"kv_heads": 1}),
 }
 
 
@@ -36,3 +38,12 @@ def test_two_ranks_equal_one(answers, folders, compare, prompts, name):
     assert two["runs"][0]["tokens"] == one["runs"][0]["tokens"]
     difference = torch.tensor(two["runs"][0]["logprobs"]) - torch.tensor(one["runs"][0]["logprobs"])
     assert difference.abs().max() < 1e-4
+
+
+def test_two_engines_that_share_the_requests_equal_huggingface(engines, checkpoint, compare, prompts):
+    folder = checkpoint("llama", 4, 4)
+    settings = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "kv_cache_memory_bytes": 2**26}
+    case = {"model": folder, "engine": ENGINE | settings, "runs": [{"prompts": prompts}]}
+    (answer,) = engines([case], "data_parallel.py", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    compare(folder, prompts, answer)
+    assert min(answer["finished"].values()) > 0 and sum(answer["finished"].values()) == len(prompts)

@@ -203,12 +203,6 @@ def fewer_heads(folder, to):
     return {"model": changed(folder, to, swiftkv_num_key_value_heads=1), "engine": {"kv_transfer_config": transfer}}
 
 
-@case("two ranks and fewer heads", "swiftkv_num_key_value_heads", "--tensor-parallel-size")
-def fewer_heads_on_two_ranks(folder, to):
-    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    return {"model": changed(folder, to, swiftkv_num_key_value_heads=1), "engine": ranks}
-
-
 @case("windows in some layers", "sliding window in some layers")
 def some_windows(folder, to):
     return {"model": changed(folder.with_name("windows"), to)}

@@ -87,10 +87,6 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
         "--decode-context-parallel-size); use --tensor-parallel-size",
     )
     yield (
-        fewer_heads and parallel.tensor_parallel_size > 1,
-        "SwiftKV models with swiftkv_num_key_value_heads have not been tried with --tensor-parallel-size, so it is refused",
-    )
-    yield (
         parallel.use_ubatching,
         "SwiftKV models do not support micro-batches or dual batch overlap (--ubatch-size, --enable-dbo)",
     )
