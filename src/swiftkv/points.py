@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from swiftkv.data.workload import average_lengths
 from swiftkv.errors import UserError
+
+SENT = ("title", "longest", "goodput", "request_rates")  # of a workload, what a measurement is told
 
 
 def point(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """A serving point with what all points share filled in, as the measuring scripts take it."""
+    """A serving point with what all points share and its workloads filled in, as the measuring scripts take it."""
     serving = config["serving"]
     shared = {key: serving[key] for key in ("output_tokens", "seed", "engine")}
-    return shared | serving["points"][name]
+    found = shared | serving["points"][name]
+    if "workloads" in found:
+        entries = {workload: config["workloads"][workload] for workload in found["workloads"]}
+        found["workloads"] = {name: {key: entry[key] for key in SENT} for name, entry in entries.items()}
+    return found
 
 
 # What each kind of serving point must have, and what it may have.
@@ -23,6 +30,7 @@ _POINT_KEYS = {
         {"input_tokens", "request_rates", "seconds"},
         _ANY_POINT | {"min_requests", "refine_steps", "dataset", "speculative"},
     ),
+    "goodput": ({"workloads", "seconds"}, {"min_requests", "memory_gib", "enforce_eager", "prefix_caching"}),
     "forward_time": ({"batch_tokens", "repeats"}, _ANY_POINT - {"output_tokens"}),
     "kv_capacity": ({"input_tokens"}, _ANY_POINT),
     "decode": ({"input_tokens", "batch_sizes", "repeats"}, _ANY_POINT),
@@ -37,8 +45,22 @@ def check_points(config: dict[str, Any]) -> None:
             f"config, at serving.engine: a step of max_num_batched_tokens = {engine['max_num_batched_tokens']} cannot "
             f"hold a token of each of max_num_seqs = {engine['max_num_seqs']} sequences"
         )
+    for name, workload in config["workloads"].items():
+        _check_workload(name, workload)
     for name in config["serving"]["points"]:
         _check_point(config, name)
+
+
+def _check_workload(name: str, workload: dict[str, Any]) -> None:
+    place, source = f"config, at workloads.{name}", workload["source"]
+    if "columns" in source and "milliseconds" in source:
+        raise UserError(f"{place}.source: milliseconds are of a JSON-lines trace, columns of a CSV; it cannot be both")
+    for number, what in enumerate(("input", "output")):
+        average, longest = average_lengths(workload)[number], workload["longest"][f"{what}_tokens"]
+        if average > longest:
+            raise UserError(
+                f"{place}: its requests have {average:g} {what} tokens on average, but longest leaves out all above {longest}"
+            )
 
 
 def _check_point(config: dict[str, Any], name: str) -> None:
@@ -49,6 +71,10 @@ def _check_point(config: dict[str, Any], name: str) -> None:
         raise UserError(f"{place}: a {kind} point needs {missing[0]}")
     if unknown := sorted(keys - required - optional):
         raise UserError(f"{place}: a {kind} point has no {unknown[0]}")
+    for workload in entry.get("workloads", []):
+        if workload not in config["workloads"]:
+            known = ", ".join(config["workloads"])
+            raise UserError(f"{place}: {workload!r} is not defined under workloads (known: {known})")
     values = point(config, name)
     if kind == "throughput" and values["total_tokens"] < values["input_tokens"] + values["output_tokens"]:
         raise UserError(

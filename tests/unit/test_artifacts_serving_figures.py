@@ -5,7 +5,7 @@ import pytest
 
 from swiftkv.artifacts.serving import Case
 from swiftkv.errors import UserError
-from tests.unit.serving_helpers import CPU, H100, entry, latencies, make, record, speed, values_csv
+from tests.unit.serving_helpers import CPU, H100, entry, good, latencies, make, record, speed, values_csv
 
 CASES = [Case("baseline"), Case("swiftkv-50"), Case("swiftkv-50-across4")]
 SPEEDS = {"batch-2k": (20000, 26000, 27000), "batch-8k": (None, 24000, 0)}
@@ -280,3 +280,76 @@ def test_forward_times_and_where_the_variant_is_slower(tmp_path):
     data = made.data.set_index(["variant", "batch_tokens"])
     assert data.loc[("swiftkv-50", 64), "speedup"] == pytest.approx(0.8)
     assert data.loc[("swiftkv-50", 512), "speedup_limit"] == pytest.approx(1.9)
+
+
+WORKLOADS = {
+    "chat": {"title": "Chat", "goodput": {"ttft": 500, "tpot": 50}},
+    "agent": {"title": "Agents", "goodput": {"e2el": 9000}},
+}
+
+
+def sending(*names, **more):
+    return {"workloads": {name: WORKLOADS[name] for name in names}, "seconds": 30, **more}
+
+
+def goodput(folder, capacities, **engine):
+    """The figure of two points, the second compiled and with agents alone; capacities by point, variant, workload."""
+    points = {"eager": sending("chat", "agent"), "cached": sending("agent", prefix_caching=True)}
+    engines = {"eager": {"compilation": "eager"}, "cached": {"compilation": "compiled, x, CUDA graphs full"}}
+    records = [
+        record("goodput", point, variant, "auto", {"workloads": {name: good(each) for name, each in found.items()}},
+               engine=engines[point] | engine.get(variant, {}))
+        for (point, variant), found in capacities.items()
+    ]  # fmt: skip
+    return make(folder, entry("goodput", points, CASES[:2], source="ours", label="not in the paper"), records)
+
+
+def test_goodput_by_workload_with_its_ratio_and_error(tmp_path):
+    made = goodput(tmp_path, {
+        ("eager", "baseline"): {"chat": 4, "agent": 100},
+        ("eager", "swiftkv-50"): {"chat": 8, "agent": 100},
+        ("cached", "baseline"): {"agent": 2},
+        ("cached", "swiftkv-50"): {"agent": 100},
+    })  # fmt: skip
+    eager, cached = made.figure.axes
+    # Bars in order of the variants, then of the workloads.
+    assert [bar.get_height() for bar in eager.patches] == [4, 16, 8, 16]
+    assert [bar.get_height() for bar in cached.patches] == [2, 16]
+    assert [label.get_text() for label in eager.get_xticklabels()] == ["Chat", "Agents"]
+    assert eager.get_title() == "eager,\nwithout prefix caching"
+    assert cached.get_title() == "compiled, x,\nCUDA graphs full,\nwith prefix caching"
+    own, legend, title = texts(made.figure)
+    # 40 and 80 requests, all good: 41 of 42 and 81 of 82 with the two that are added.
+    errors = [(1 - (n + 1) / (n + 2)) ** 0.5 * ((n + 1) / (n + 2)) ** 0.5 / (n + 2) ** 0.5 for n in (40, 80)]
+    error = 2 * (errors[0] ** 2 + errors[1] ** 2) ** 0.5
+    assert f"8\n2.00×\n± {error:.2f}" in own and "4" in own
+    assert own.count("≥ 16") == 2  # the baseline has no upper end there, so there is no ratio to it
+    assert any(text.startswith("≥ 16\n≥ 8.00×") for text in own)
+    below = legend[-1].replace("\n", " ")
+    assert (
+        "Chat: no recorded trace, but drawn from published averages" in below and "25% of the input repeated" in below
+    )
+    assert (
+        "good is to the first token 500 ms and per output token 50 ms" in below and "to the last token 9000 ms" in below
+    )
+    assert title.startswith("Llama-3.1-8B-Instruct: what is shown (not in the paper)") and "vLLM 0.32.0" in title
+    data = made.data.set_index(["point", "workload", "variant", "request_rate"])
+    one = data.loc[("eager", "chat", "swiftkv-50", 8)]
+    assert (one["highest_goodput"], one["goodput"], one["ratio"], one["bounded"]) == (8, 8, 2, True)
+    assert one["ratio_stderr"] == pytest.approx(error) and one["highest_goodput_stderr"] == pytest.approx(8 * errors[1])
+    assert pd.isna(data.loc[("eager", "agent", "swiftkv-50", 16), "ratio"])
+    assert (one["ttft_limit_ms"], one["at_request_rate"], one["cached_share"]) == (500, 8, 0.2)
+    assert len(data) == 6 * 5
+
+
+def test_goodput_that_was_not_measured_and_goodput_of_nothing(tmp_path):
+    made = goodput(tmp_path, {("eager", "baseline"): {"chat": 1e-9, "agent": 2}})
+    own, legend, _ = texts(made.figure)
+    assert "n/a" in own and "50% SingleInputKV: n/a (not measured)" in legend[-1].replace("\n", " ")
+    assert list(made.data[made.data["point"] == "cached"]["status"]) == ["missing", "missing"]
+
+
+def test_only_records_of_one_panel_have_to_be_alike(tmp_path):
+    same = {("eager", "baseline"): {"chat": 4, "agent": 4}, ("eager", "swiftkv-50"): {"chat": 4, "agent": 4}}
+    with pytest.raises(UserError, match="would compare records that differ in prefix caching"):
+        goodput(tmp_path, same, baseline={"prefix_caching": False}, **{"swiftkv-50": {"prefix_caching": True}})

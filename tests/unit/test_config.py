@@ -90,6 +90,10 @@ def point(name, **changes):
     return {"serving": {"points": {name: changes}}}
 
 
+def workload(**changes):
+    return {"workloads": {"chat": changes}}
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -114,6 +118,10 @@ def point(name, **changes):
         (point("ngram-on", speculative={"lookup": 3}), "points.ngram-on.speculative: .*lookup"),
         (point("batch-2k", seconds=1), "points.batch-2k: a throughput point has no seconds"),
         (point("decode", batch_tokens=[1]), "points.decode: a decode point has no batch_tokens"),
+        (point("workloads-eager", input_tokens=9), "points.workloads-eager: a goodput point has no input_tokens"),
+        (point("interactive-2k", prefix_caching=True), "points.interactive-2k: a latency point has no prefix_caching"),
+        (workload(goodput={"itl": 5}), "workloads.chat.goodput: .*itl"),
+        (workload(statistics={"mean": 5}), "workloads.chat.statistics: .*mean"),
         # lists and texts for numbers
         (recipe(learning_rate="fast"), "recipes.distillation.learning_rate: "),
         (recipe(training_share=[0.5]), "recipes.distillation.training_share: "),
@@ -127,6 +135,8 @@ def point(name, **changes):
         (source(distinct_characters=[3]), "sources.0.distinct_characters: "),
         (point("ngram-on", speculative={"num_speculative_tokens": [5]}), "speculative.num_speculative_tokens: "),
         (point("decode", batch_sizes=8), "points.decode.batch_sizes: "),
+        (point("workloads-eager", workloads="chat"), "points.workloads-eager.workloads: "),
+        (workload(goodput={"ttft": "500 ms"}), "workloads.chat.goodput.ttft: "),
         ({"serving": {"engine": {"max_num_seqs": [1]}}}, "serving.engine.max_num_seqs: "),
         ({"roles": {"small": ["llama-3.1-8b"]}}, "roles.small: "),
         # impossible sizes
@@ -138,6 +148,10 @@ def point(name, **changes):
         (source(distinct_characters=0), "sources.0.distinct_characters: 0 is less"),
         (point("ngram-on", speculative={"prompt_lookup_min": -2}), "speculative.prompt_lookup_min: -2 is less"),
         (point("decode", batch_sizes=[0]), "points.decode.batch_sizes.0: 0 is less"),
+        (workload(goodput={"tpot": 0}), "workloads.chat.goodput.tpot: 0 is less"),
+        (workload(statistics={"burstiness": 0}), "workloads.chat.statistics.burstiness: 0 is less"),
+        (workload(statistics={"shared": 2}), "workloads.chat.statistics.shared: 2 is greater"),
+        (workload(request_rates=[]), "workloads.chat.request_rates: "),
         (variant(acrosskv=0), "variants.swiftkv-50.acrosskv: 0 is less"),
         (model(nodes={"distill": 0}), "nodes.distill: 0 is less"),
         # empty texts
@@ -162,6 +176,8 @@ def point(name, **changes):
         (model(serving_weights="none"), "models.llama-3.1-8b.serving_weights: "),
         # what belongs to another kind of source
         (model(source={"local": "x"}), "models.llama-3.1-8b.source: "),
+        (workload(source={"local": "x"}), "workloads.chat.source: "),
+        (workload(source={"milliseconds": True}), "workloads.chat.source: milliseconds are of a JSON-lines trace"),
         (source(file="*.arrow"), "sources.0: 'package' is a dependency of 'file'"),
         # names that are not defined
         (variant(recipe="secret"), "variants.swiftkv-50: recipe 'secret' is not defined"),
@@ -174,6 +190,7 @@ def point(name, **changes):
         ),
         (recipe(data="nothing"), "recipes.distillation: 'nothing' is not defined under data"),
         ({"heldout": {"data": "nothing"}}, "heldout: 'nothing' is not defined under data"),
+        (point("workloads-eager", workloads=["mail"]), "workloads-eager: 'mail' is not defined under workloads .*chat"),
         (point("x", measure="throughput", input_tokens=9), "points.x: a throughput point needs total_tokens"),
         (point("x", measure="decode", input_tokens=9, repeats=1), "points.x: a decode point needs batch_sizes"),
     ],
@@ -221,6 +238,7 @@ def test_a_mistake_is_named(config, override, sentence):
         ({"data": {"ultrachat": {"sources": [{"hub": "a/b", "split": "x", "chats": "messages"}] * 2}}}, "called 'a/b'"),
         (point("forward", batch_tokens=[4096]), "points.forward: 4096 tokens do not fit"),
         (point("decode", batch_sizes=[512]), "points.decode: 512 sequences"),
+        (workload(longest={"input_tokens": 1000}), "workloads.chat: its requests have 1020 input tokens on average"),
         (point("batch-2k", total_tokens=2255), "points.batch-2k: total_tokens = 2255 is less than one request"),
         (point("ngram-on", speculative={"prompt_lookup_min": 5}), "points.ngram-on.speculative: prompt_lookup_min"),
         ({"serving": {"engine": {"max_num_batched_tokens": 128}}}, "serving.engine: .* 128 .* 256 sequences"),
@@ -391,3 +409,9 @@ def test_a_model_that_an_artifact_names_itself_is_checked_too(config):
     config["artifacts"] = {"a": {"kind": "quality", "parts": [{"models": ["mine"]}]}}
     with pytest.raises(UserError, match="for model 'mine': batch_size 32 is not a multiple of 24 ranks"):
         cfg.check(config, SCHEMA)
+
+
+def test_a_point_is_told_what_it_sends_of_its_workloads(config):
+    sent = points.point(config, "workloads-cached")
+    assert list(sent["workloads"]) == ["chat", "code", "agent"] and sent["prefix_caching"]
+    assert set(sent["workloads"]["chat"]) == {"title", "longest", "goodput", "request_rates"}

@@ -11,7 +11,7 @@ from swiftkv.artifacts import contents
 from swiftkv.artifacts.make import make
 from swiftkv.records import describe_spec, write_json
 from tests.unit.artifact_helpers import CPU, H100, ROOT, scale
-from tests.unit.serving_helpers import latencies, speed
+from tests.unit.serving_helpers import good, latencies, speed
 
 FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
 
@@ -137,6 +137,7 @@ def serving(config, point, model, variant, kv_cache):
     result = {
         "throughput": lambda: speed(1000.0),
         "latency": lambda: latencies(10.0),
+        "goodput": lambda: {"workloads": {name: good(10.0) for name in asked["workloads"]}},
         "forward_time": lambda: {
             "batch_tokens": asked["batch_tokens"], "repeats": 2, "what": "one step",
             "seconds": {name: [0.01 * tokens for tokens in asked["batch_tokens"]] for name in ("median", "min")},

@@ -49,7 +49,9 @@ def keep_rate(model, asked, work):
     """What a measurement of 1 request a second that was killed leaves behind."""
     run = run_of(model, asked, work)
     work.mkdir()
-    kept = {"settings": latency._identity(run, latency.serve_command(run)), "result": rate_result(REPORT, 1, 20)}
+    own = {key: value for key, value in asked.values.items() if key != "request_rates"}
+    same = latency.identity(run, latency.serve_command(run), {"point": own, "prompts": latency.PROMPTS})
+    kept = {"settings": same, "result": rate_result(REPORT, 1, 20)}
     (work / "rate-1.json").write_text(json.dumps(kept))
 
 

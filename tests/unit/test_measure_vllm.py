@@ -40,6 +40,7 @@ def command(measure, source, tmp_path, **values):
         *(sys.executable, str(ROOT / "workflow/scripts/measure.py"), "--model", "tiny", "--title", "Tiny"),
         *("--source", str(source), "--weights", "original", "--variant", "baseline", "--spec", "null"),
         *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
+        *("--workloads", *(str(tmp_path / name) for name in values.get("workloads", {}))),
         *("--work-dir", str(tmp_path / "work"), "--output", str(tmp_path / "out.json")),
     ]
 
@@ -103,6 +104,29 @@ def test_latency_and_forward_time(source, tmp_path):
     assert rates[0]["ttft_ms"]["median"] > 0 and record["engine"]["kv_cache_tokens"] > 0
     record = measured("forward_time", source, tmp_path, batch_tokens=[64, 128], repeats=2)
     assert len(record["result"]["seconds"]["median"]) == 2
+
+
+@pytest.mark.slow
+def test_goodput_with_a_prefix_cache_that_each_rate_finds_cold(source, tmp_path):
+    """Every prompt begins with the same 192 of its 200 tokens, which all but the first request find in the cache."""
+    from swiftkv.data.workload import write_workload
+
+    shape = {"input_tokens": 200, "output_tokens": 4, "average": "mean", "spread": 0, "shared": 0.96, "prefixes": 1,
+             "burstiness": 1, "why": "made up"}  # fmt: skip
+    workload = {
+        "title": "Chat", "statistics": shape, "stand_in": {"requests": 8, "input_divisor": 1, "output_divisor": 1},
+        "chunk_tokens": 16, "longest": {"input_tokens": 200, "output_tokens": 4}, "request_rates": [2, 4],
+        "goodput": {"ttft": 60_000, "tpot": 60_000},
+    }  # fmt: skip
+    write_workload(workload, 0, tmp_path / "chat")
+    record = measured("goodput", source, tmp_path, workloads={"chat": workload}, seconds=2, prefix_caching=True)
+    rates = record["result"]["workloads"]["chat"]["rates"]
+    assert [(rate["completed"], rate["good"]) for rate in rates] == [(4, 4), (8, 8)]
+    assert [rate["output_tokens"] for rate in rates] == [16, 32]
+    block = 128  # tokens of vLLM's cache on a processor: one is found of the 192
+    found = [(rate["completed"] - 1) * block / (rate["completed"] * 200) for rate in rates]
+    assert [rate["cached_share"] for rate in rates] == pytest.approx(found)
+    assert record["engine"]["prefix_caching"] is True
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swiftkv.cost import request_flops
 from swiftkv.planning import disk, jobs, schedule
 from swiftkv.planning.estimate import ESTIMATED, GUESSED, MEASURED, SCALED, UNKNOWN, Estimator
 from swiftkv.planning.jobs import PlannedJob, Resources, parse_dry_run
@@ -261,6 +262,32 @@ def test_what_is_urgent_goes_first(cores, seconds):
     assert course(planned, [9, 4, 5], Profile(Path("local"), cores=cores))[0] == seconds
 
 
+def test_a_workload_is_estimated_up_to_the_rate_at_which_requests_wait(config):
+    config["serving"]["points"]["p"] = {"measure": "goodput", "workloads": ["code"], "seconds": 10}
+    rates = [1, 2, 1000, 2000]
+    config["workloads"]["code"] |= {
+        "request_rates": rates, "stand_in": {"requests": 9, "input_divisor": 2, "output_divisor": 13},
+    }  # fmt: skip
+    job_of = {
+        point: job("measure", 1, point=point, model="llama-3.1-8b", variant="baseline")
+        for point in ("p", "kv-capacity")
+    }
+    estimator = Estimator(config, ROOT)
+    found = {point: estimator.estimate(each).seconds for point, each in job_of.items()}
+    gpu = {name: entry["value"] for name, entry in config["planning"]["gpu"].items() if name != "name"}
+    flops = sum(request_flops(size_of("llama-3.1-8b").arch, None, 750, 1).values()) / (
+        1e12 * gpu["tflops"] * gpu["serving"]
+    )
+    step = 2 * 8.03 / gpu["memory_gb"] + 32 * gpu["layer_ms"] / 1000
+
+    def requests(count):
+        return count * flops + -(-count // 256) * step
+
+    # 1 and 2 a second take their 10 s and a request's own time, 1,000 a second what the work takes; 2,000 is not tried.
+    work = 2 * 10 + requests(10_000) + 3 * requests(1)
+    assert found["p"] - found["kv-capacity"] == pytest.approx(gpu["server"] - gpu["engine"] + work, rel=0.01)
+
+
 # What it leaves and fetches
 
 
@@ -281,10 +308,14 @@ def test_each_source_is_downloaded_once_and_gated_ones_are_named(config):
         job("resolve_model", outputs=["b"], model="llama-3.1-8b-base"),
         job("resolve_model", outputs=["c"], model="qwen2.5-7b"),
         job("dummy_checkpoint", outputs=["d"], model="llama-3.1-8b", variant="baseline"),
+        job("workload", outputs=["e"], workload="chat"),
+        job("workload", outputs=["f"], workload="code"),
     ]
+    config["workloads"]["code"]["stand_in"] = {"requests": 9, "input_divisor": 1, "output_divisor": 1}
     plan = estimate_plan(ROOT, CLUSTER, config, planned)
     found = {item.hub: (item.what, item.gated, item.bytes) for item in plan.total.downloads}
-    assert len(found) == len(plan.total.downloads) == 3
+    assert len(found) == len(plan.total.downloads) == 4
+    assert found[config["workloads"]["chat"]["source"]["url"]][:2] == ("data set", False)
     assert found["meta-llama/Llama-3.1-8B-Instruct"] == ("model", True, 2 * 8030261248)
     assert found["Qwen/Qwen2.5-7B-Instruct"][1] is False
     text = report(plan)

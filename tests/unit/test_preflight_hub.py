@@ -116,8 +116,11 @@ def test_the_sources_of_planned_jobs():
         PlannedJob("fetch_checkpoint", {"model": "llama-3.1-8b", "variant": "swiftkv-50-published"}),
         PlannedJob("heldout"), PlannedJob("corpus", {"data": "ultrachat"}), PlannedJob("fetch_questions", {"task": "gsm8k"}),
         PlannedJob("score_panel", {"model": "llama-3.1-8b"}), PlannedJob("all"),
+        *(PlannedJob("workload", {"workload": name}) for name in config["workloads"]),
     ]  # fmt: skip
+    config["workloads"]["code"]["source"] = {"hub": "some/traces", "file": "code.jsonl"}
     found = {source.identifier: source for source in sources_in_use(config, jobs)}
+    assert found["some/traces"].files == ("code.jsonl",)
     expected = {
         "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "Snowflake/Llama-3.1-SwiftKV-8B-Instruct",
         "HuggingFaceH4/ultrachat_200k", "teknium/OpenHermes-2.5", "openai/gsm8k",

@@ -292,6 +292,20 @@ def get_chats(w):
     return "<results>/data/heldout.jsonl" if sends_chats else []
 
 
+def get_workload(w):
+    """What a workload's requests are made of, as JSON: not the rates and limits they are sent with."""
+    entry = config["workloads"][w.workload]
+    keys = ["chunk_tokens", "longest"]
+    keys += ["stand_in", "statistics"] if entry.get("stand_in") else ["source"]
+    return json.dumps({key: entry[key] for key in keys})
+
+
+def get_workloads(w):
+    """The workloads a point sends, if it does."""
+    sent = config["serving"]["points"][w.point].get("workloads", [])
+    return [f"<results>/workloads/{workload}" for workload in sent]
+
+
 def get_subject(w, input):
     """The arguments that say what is served."""
     model, variant = config["models"][w.model], config["variants"][w.variant]
@@ -323,6 +337,8 @@ def get_point(w, input):
     words += ["--gpus", str(config["models"][w.model]["gpus"]["serve"])]
     if input.chats:
         words += ["--heldout", input.chats]
+    if input.workloads:
+        words += ["--workloads", *input.workloads]
     # Not an output: Snakemake would delete the finished rates of a job that was killed.
     folder = f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}"
     return shlex.join([*words, "--work-dir", folder])

@@ -2,7 +2,8 @@
 
 REQUIRED INPUTS: the sources named in the configuration
 OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant} (of others' training),
-         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub)
+         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub),
+         <results>/workloads/{workload}
 
 All that is downloaded is downloaded here, and the tokenizer of a model served without weights in serve.smk.
 """
@@ -137,5 +138,28 @@ rule fetch_questions:
         online python "$SCRIPTS/fetch_questions.py" \
             --task {params.task:q} \
             --attempts {output:q}.attempts \
+            --output {output:q}
+        """
+
+
+rule workload:
+    """The requests of a workload: when they come and how long they are."""
+    output:
+        directory("<results>/workloads/{workload}"),
+    log:
+        "<logs>/workload/{workload}.log",
+    benchmark:
+        "<benchmarks>/workload/{workload}.tsv"
+    wildcard_constraints:
+        workload=names("workloads"),
+    params:
+        workload=get_workload,
+        seed=config["serving"]["seed"],
+    shell:
+        """
+        exec &> >(tee {log:q})
+        online python "$SCRIPTS/workload.py" \
+            --workload {params.workload:q} \
+            --seed {params.seed} \
             --output {output:q}
         """

@@ -1,7 +1,8 @@
 """Serving with vLLM: every point of the configuration, whatever it measures (Sections 4.3 and 5.1, Appendix B.2).
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}; for models served without
-                 weights only their architecture file; for points that send chats <results>/data/heldout.jsonl
+                 weights only their architecture file; for points that send chats <results>/data/heldout.jsonl,
+                 for points that send workloads <results>/workloads/{workload}
 OUTPUTS: <results>/dummy/{model}/{variant}, <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
 """
 
@@ -35,11 +36,12 @@ rule dummy_checkpoint:
 
 
 rule measure:
-    """One serving point of one model and variant: throughput, latency, forward time, decoding or KV capacity."""
+    """One serving point of one model and variant: throughput, latency, goodput, forward time, decoding or KV capacity."""
     input:
         source=get_source,
         served=get_served,
         chats=get_chats,
+        workloads=get_workloads,
     output:
         "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
     log:

@@ -30,6 +30,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, required=True, help="GPUs the model is spread over; 0 is the processor")
     parser.add_argument("--threads", type=int, required=True, help="processor threads")
     parser.add_argument("--heldout", type=Path, help="chats to send, for points with a dataset")
+    parser.add_argument("--workloads", type=Path, nargs="*", default=[], help="folders of requests, for such points")
     parser.add_argument("--work-dir", type=Path, required=True, help="folder for logs and unfinished measurements")
     parser.add_argument("--output", type=Path, required=True)
     return parser.parse_args()
@@ -65,7 +66,7 @@ def main() -> None:
 
     from swiftkv.measure.run import headline, measure
 
-    record = measure(subject, point, arguments.work_dir, arguments.heldout)
+    record = measure(subject, point, arguments.work_dir, arguments.heldout, arguments.workloads)
     write_json(arguments.output, record)
     shutil.rmtree(arguments.work_dir, ignore_errors=True)
     print(f"{point.name}, {subject.variant}, {subject.kv_cache}: {headline(record)}")

@@ -88,12 +88,13 @@ class Look:
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its limit and the text above it; without a value `note` says why."""
+    """A value with its limit, its standard error and the text above it; without a value `note` says why."""
 
     value: float | None
     limit: float | None = None
     text: str = ""
     note: str = ""
+    error: float | None = None
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
@@ -118,7 +119,8 @@ def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
     """Grouped bars, one group a name in `groups`; a black dash is a bar's limit, and a missing bar is written out."""
     width = 0.84 / len(series)
-    highest = max((top for _, bars in series for bar in bars for top in (bar.value, bar.limit) if top), default=1.0)
+    tops = ((bar.limit, bar.value and bar.value + (bar.error or 0)) for _, bars in series for bar in bars)
+    highest = max((top for pair in tops for top in pair if top), default=1.0)
     steep = 90 if len(groups) * len(series) > 10 else 0
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
@@ -127,7 +129,10 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 axis.text(x, 0.02 * highest, bar.note, rotation=90, ha="center", va="bottom", fontsize=6)
                 continue
             axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
-            top, room = bar.value, highest * (0.25 if steep else 0.1 * (1 + bar.text.count("\n")))
+            top = bar.value + (bar.error or 0)
+            if bar.error is not None:
+                axis.errorbar(x, bar.value, bar.error, color="black", linewidth=0.8, capsize=1.5)
+            room = highest * (0.25 if steep else 0.1 * (1 + bar.text.count("\n")))
             if bar.limit is not None:
                 mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])

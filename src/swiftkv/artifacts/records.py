@@ -21,6 +21,7 @@ _WHAT = {
     "score": "task",
     "throughput": "point",
     "latency": "point",
+    "goodput": "point",
     "forward_time": "point",
     "kv_capacity": "point",
     "decode": "point",

@@ -108,8 +108,11 @@ class Serving:
         return [f"{'; '.join(names)} ({why})" for why, names in found.items()]
 
 
-def read_serving(entry: Entry, files: Files, measure: str) -> Serving:
+def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = False) -> Serving:
     """An entry with its serving records, `files["serving"]`, which may stand side by side for each model.
+
+    Args:
+        apart: only those of one point have to be alike: points differ in how the engine runs.
 
     Raises:
         UserError: a missing, damaged or incomplete file, another kind of measurement, two files for one cell, or records
@@ -122,7 +125,9 @@ def read_serving(entry: Entry, files: Files, measure: str) -> Serving:
             raise UserError(f"the record {_name(record)} has no {missing[0]}; delete its file and run again")
     serving = Serving(entry, records)
     for model in serving.models:
-        check_comparable(serving.of(model), entry["label"] if entry["source"] != "ours" else entry["name"])
+        for points in [[point] for point in serving.points] if apart else [serving.points]:
+            name = entry["label"] if entry["source"] != "ours" else entry["name"]
+            check_comparable(serving.of(model, points), name)
     return serving
 
 
@@ -221,6 +226,7 @@ _CONDITIONS: Mapping[str, Callable[[Record], Any]] = {
     "hardware": machine,
     "vLLM version": lambda record: engine(record, "vllm"),
     "compilation": lambda record: engine(record, "compilation"),
+    "prefix caching": lambda record: engine(record, "prefix_caching"),
     "tensor parallel size": devices,
     "chunk of the chunked prefill": lambda record: record["settings"].get("max_num_batched_tokens"),
     "most sequences in a batch": lambda record: record["settings"].get("max_num_seqs"),

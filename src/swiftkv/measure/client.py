@@ -12,10 +12,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 import sys
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from swiftkv.data.workload import FIELDS
+from swiftkv.errors import UserError
 from swiftkv.measure.prompts import chat_prompts, random_prompts
 from swiftkv.measure.worker import answer
 
@@ -28,76 +32,153 @@ def measure_rate(
     url: str,
     name: str,
     folder: str,
-    vocabulary: int,
-    heldout: str | None,
-    input_tokens: int,
-    output_tokens: int,
+    prompts: dict[str, Any],
     requests: int,
     rate: float,
     seed: int,
+    goodput: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Send requests with Poisson arrivals to a server; greedy decoding, one request to warm up.
+    """Send requests to a server; greedy decoding, one request to warm up.
 
-    Random prompts have one length and their outputs another, end of sequence or not. Chats end where the model ends
-    them: forced on, a model repeats itself, and n-gram speculation would look better than it is.
+    Random prompts have one length and their outputs another, end of sequence or not; arrivals are Poisson. Chats end
+    where the model ends them: forced on, a model repeats itself, and n-gram speculation would look better than it is. A
+    workload's requests have their recorded lengths, and their recorded gaps, all stretched alike to the asked rate.
 
     Args:
         url: of the server, which knows the model as `name`.
         folder: the model, with its tokenizer.
-        vocabulary: size of the model's vocabulary.
-        heldout: file of chats to send openings of; None sends random token ids.
-        input_tokens: of a random prompt, or at most of a chat's opening.
+        prompts: what is sent: `kind` random, chats or workload, and the arguments of that.
         rate: requests a second.
+        goodput: milliseconds that ttft, tpot or e2el of a request may take for it to count as good.
 
     Returns:
         request_rate, requests, completed, failed, achieved_request_rate, tokens_per_second, input_tokens,
         output_tokens, seconds (from the first arrival to the last token), ttft_ms, tpot_ms, itl_ms and e2e_ms (each with
         mean, median, p99), error (of the first failed request, or None); with speculation acceptance_rate (percent) and
-        acceptance_length.
+        acceptance_length; with `goodput` good (requests within the limits), goodput (those a second) and cached_share
+        (of prompt tokens, found in the prefix cache; None where the server does not say).
     """
     import numpy as np
     from transformers import AutoTokenizer
-    from vllm.benchmarks.datasets import SampleRequest
     from vllm.benchmarks.serve import TaskType, benchmark
 
-    if heldout is None:
-        prompts = random_prompts(requests, input_tokens, vocabulary, seed)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    kind = prompts["kind"]
+    arguments = {key: value for key, value in prompts.items() if key != "kind"}
+    if kind == "random":
+        samples = _random(requests, seed, **arguments)
+    elif kind == "chats":
+        samples = _chats(requests, seed, folder, **arguments)
     else:
-        chats = itertools.cycle(chat_prompts(folder, heldout, input_tokens, seed))
-        prompts = list(itertools.islice(chats, requests))
-
-    def request(ids: Any) -> SampleRequest:  # vLLM 0.26 and 0.27 take token ids too, and do not say so
-        return SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens)
-
+        samples = workload_requests(requests, seed, rate, tokenizer, **arguments)
     random.seed(seed)
     np.random.seed(seed)  # arrivals are drawn from it
-    report = asyncio.run(
-        benchmark(
-            task_type=TaskType.GENERATION,
-            endpoint_type="openai",
-            api_url=f"{url}/v1/completions",
-            base_url=url,
-            model_id=folder,
-            model_name=name,
-            tokenizer=AutoTokenizer.from_pretrained(folder),  # vLLM 0.26 reports no latencies without one
-            input_requests=[request(ids) for ids in prompts],
-            logprobs=None,
-            request_rate=rate,
-            burstiness=1.0,  # Poisson
-            disable_tqdm=True,
-            num_warmups=1,
-            profile=False,
-            selected_percentile_metrics=list(_METRICS.values()),
-            selected_percentiles=[99.0],
-            ignore_eos=heldout is None,
-            goodput_config_dict={},
-            max_concurrency=None,
-            lora_modules=None,
-            extra_headers=None,
-            extra_body={"temperature": 0.0},
+
+    def send(samples: list[Any], **more: Any) -> dict[str, Any]:
+        settings = {
+            "task_type": TaskType.GENERATION,
+            "endpoint_type": "openai",
+            "api_url": f"{url}/v1/completions",
+            "base_url": url,
+            "model_id": folder,
+            "model_name": name,
+            "tokenizer": tokenizer,  # vLLM 0.26 reports no latencies without one
+            "input_requests": samples,
+            "logprobs": None,
+            "request_rate": rate,
+            "burstiness": 1.0,  # Poisson
+            "disable_tqdm": True,
+            "num_warmups": 1,
+            "profile": False,
+            "selected_percentile_metrics": list(_METRICS.values()),
+            "selected_percentiles": [99.0],
+            "ignore_eos": kind != "chats",
+            "goodput_config_dict": goodput or {},
+            "max_concurrency": None,
+            "lora_modules": None,
+            "extra_headers": None,
+            "extra_body": {"temperature": 0.0},
+        }
+        return asyncio.run(benchmark(**settings | more))
+
+    if kind != "workload":
+        return rate_result(send(samples), rate, requests)
+    # Salts keep what one rate leaves in the prefix cache, and the warm-up before it, from the next.
+    cold = {"ready_check_timeout_sec": 0, "num_warmups": 0}
+    send(samples[:1], **cold, request_rate=float("inf"), extra_body=_salted(f"before {rate:g}"))
+    before = prefix_cache(url)
+    report = send(samples, **cold, self_timed=True, extra_body=_salted(f"at {rate:g}"))
+    return rate_result(report, rate, requests) | {"cached_share": _share(before, prefix_cache(url))}
+
+
+def _salted(salt: str) -> dict[str, Any]:
+    return {"temperature": 0.0, "cache_salt": salt}
+
+
+def _random(count: int, seed: int, *, vocabulary: int, input_tokens: int, output_tokens: int) -> list[Any]:
+    """`count` requests of random token ids below `vocabulary`, all of one length."""
+    return _samples(random_prompts(count, input_tokens, vocabulary, seed), output_tokens)
+
+
+def _chats(count: int, seed: int, folder: str, *, file: str, input_tokens: int, output_tokens: int) -> list[Any]:
+    """`count` openings of the chats in `file` that have at most `input_tokens`, in turn."""
+    chats = itertools.cycle(chat_prompts(folder, file, input_tokens, seed))
+    return _samples(itertools.islice(chats, count), output_tokens)
+
+
+def _samples(prompts: Iterable[list[int]], output_tokens: int) -> list[Any]:
+    from vllm.benchmarks.datasets import SampleRequest
+
+    return [SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens) for ids in prompts]
+
+
+def workload_requests(count: int, seed: int, rate: float, tokenizer: Any, *, file: str, chunk_tokens: int) -> list[Any]:
+    """The first `count` requests of a workload, arriving at `rate` requests a second in the mean.
+
+    Args:
+        file: what `data.workload.write_workload` wrote; read, and made prompts of random ids, by vLLM.
+        chunk_tokens: tokens of a prompt that one of its ids stands for.
+
+    Raises:
+        UserError: there are fewer, or all arrive at once.
+    """
+    from vllm.benchmarks.datasets.datasets import TimedTrace
+
+    labels = {f"timed_trace_label_{field}": field for field in FIELDS}
+    trace = TimedTrace(dataset_path=file, random_seed=seed, timed_trace_chunk_hash_size=chunk_tokens, **labels)
+    samples = trace.sample(tokenizer, count)
+    if len(samples) < count:
+        raise UserError(
+            f"{file} has {len(samples)} requests, but {rate:g} a second take {count}; ask for fewer seconds"
         )
-    )
-    return rate_result(report, rate, requests)
+    first, last = samples[0].timestamp, samples[-1].timestamp
+    if count > 1 and last <= first:
+        raise UserError(f"the first {count} requests of {file} arrive all at once, which no rate can be made of")
+    stretch = (count - 1) / rate / (last - first) if count > 1 else 1.0
+    for sample in samples:
+        sample.timestamp = (sample.timestamp - first) * stretch
+    return samples
+
+
+def prefix_cache(url: str) -> tuple[float, float] | None:
+    """Prompt tokens that a server has looked up in its prefix cache, and those found; None if it does not say."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return None
+    found = [
+        re.search(rf"^vllm:prefix_cache_{what}_total(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        for what in ("queries", "hits")
+    ]
+    return tuple(float(number[1]) for number in found) if all(found) else None
+
+
+def _share(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:
+    if before is None or after is None or after[0] <= before[0]:
+        return None
+    return (after[1] - before[1]) / (after[0] - before[0])
 
 
 def rate_result(report: dict[str, Any], rate: float, requests: int) -> dict[str, Any]:
@@ -118,6 +199,9 @@ def rate_result(report: dict[str, Any], rate: float, requests: int) -> dict[str,
     if "spec_decode_acceptance_rate" in report:
         result["acceptance_rate"] = float(report["spec_decode_acceptance_rate"])
         result["acceptance_length"] = float(report["spec_decode_acceptance_length"])
+    if report.get("request_goodput") is not None:
+        result["goodput"] = float(report["request_goodput"])
+        result["good"] = round(result["goodput"] * result["seconds"])
     result["error"] = next(filter(None, report.get("errors", [])), None)
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class Run:
         work: folder for vLLM's log and for what is finished of the measurement.
         budget: the memory for the KV cache.
         heldout: chats to send, for points with `dataset`.
+        workloads: folders of requests to send, each called as its workload, for points with `workloads`.
     """
 
     subject: Subject
@@ -30,6 +31,7 @@ class Run:
     work: Path
     budget: Budget
     heldout: Path | None = None
+    workloads: Sequence[Path] = ()
 
     @property
     def log(self) -> Path:

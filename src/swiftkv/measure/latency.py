@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
@@ -48,36 +50,54 @@ def numbers(run: Run, command: list[str]) -> Numbers:
     point = run.point
     if point.get("dataset") and run.heldout is None:
         raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
-    name, same = f"{run.subject.identity['name']}-{run.subject.variant}", _identity(run, command)
-    # It leaves the processor to the server.
-    environment = offline_environment() | {"OMP_NUM_THREADS": "1"}
-    with (
-        worker(
-            module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client"
-        ) as client,
-        serving(command, name, run.log, run.environment, point.engine["start_timeout"]) as server,
-    ):
+    own = {key: value for key, value in point.values.items() if key not in ("request_rates", "refine_steps")}
+    same = identity(run, command, {"point": own, "prompts": PROMPTS})
+    with both(run, command) as (server, client):
 
         def measure(rate: float) -> dict[str, Any]:
-            return _kept(run, rate, same, lambda: measure_rate(run, server, client, rate))
+            return kept(run.work / f"rate-{rate:g}.json", same, lambda: measure_rate(run, server, client, rate))
 
         return search(point["request_rates"], measure, point.get("refine_steps", 0))
 
 
+@contextlib.contextmanager
+def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
+    """A server and its client for as long as the block runs; they start side by side."""
+    name = f"{run.subject.identity['name']}-{run.subject.variant}"
+    # It leaves the processor to the server. vLLM seeds the text of a trace with hashes of strings.
+    environment = offline_environment() | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(run.point["seed"])}
+    with (
+        worker(
+            module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client"
+        ) as client,
+        serving(command, name, run.log, run.environment, run.point.engine["start_timeout"]) as server,
+    ):
+        yield server, client
+
+
 def measure_rate(run: Run, server: Server, client: Worker, rate: float) -> dict[str, Any]:
+    """Measure one rate of the point's requests; returns and raises as `ask`."""
+    lengths = {name: run.point[name] for name in ("input_tokens", "output_tokens")}
+    if run.point.get("dataset"):
+        prompts = {"kind": "chats", "file": str(run.heldout), **lengths}
+    else:
+        prompts = {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
+    return ask(run, server, client, rate, prompts=prompts)
+
+
+def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> dict[str, Any]:
     """Measure one rate on a running server; returns what `client.measure_rate` does.
+
+    Args:
+        job: what is sent, and what else the client is to know.
 
     Raises:
         EngineFailure: the client failed, the server died meanwhile, or no request succeeded.
     """
-    job = {
+    job |= {
         "url": server.url,
         "name": server.name,
         "folder": str(run.subject.folder),
-        "vocabulary": run.subject.config["vocab_size"],
-        "heldout": None if run.heldout is None else str(run.heldout),
-        "input_tokens": run.point["input_tokens"],
-        "output_tokens": run.point["output_tokens"],
         "requests": number_of_requests(run.point, rate),
         "rate": rate,
         "seed": run.point["seed"],
@@ -100,31 +120,31 @@ def seen(point: Point, result: Numbers) -> tuple[int, int]:
     return prompt, output
 
 
-def _kept(run: Run, rate: float, same: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A finished rate's result from the work folder if it was measured under the same settings, else a new one."""
-    file = run.work / f"rate-{rate:g}.json"
+def kept(file: Path, same: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A finished rate's result from its file if it was measured under the same settings, else a new one, kept there."""
     if file.exists():
-        kept = read_json(file)
-        if kept["settings"] == same:
-            return kept["result"]
+        found = read_json(file)
+        if found["settings"] == same:
+            return found["result"]
     result = measure()
     write_json(file, {"settings": same, "result": result})
-    print(f"{rate:g} requests/s: median TTFT {result['ttft_ms']['median']:.0f} ms", flush=True)
+    print(f"{result['request_rate']:g} requests/s: median TTFT {result['ttft_ms']['median']:.0f} ms", flush=True)
     return result
 
 
-def _identity(run: Run, command: list[str]) -> dict[str, Any]:
-    """What two measurements of one rate must have in common to be the same, as it comes back from a JSON file."""
+def identity(run: Run, command: list[str], asked: dict[str, Any]) -> dict[str, Any]:
+    """What two measurements of one rate must have in common to be the same, as it comes back from a JSON file.
+
+    Args:
+        asked: what the requests are.
+    """
     config = run.subject.folder / "config.json"
     content = {
         "command": command,
-        "point": {
-            key: value for key, value in run.point.values.items() if key not in ("request_rates", "refine_steps")
-        },
         "plugin": run.subject.plugin,
-        "prompts": PROMPTS,
         "threads": run.point.threads,
         "model_time": config.stat().st_mtime,
+        **asked,
     }
     return json.loads(json.dumps(content))
 

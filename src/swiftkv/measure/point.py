@@ -87,9 +87,9 @@ class Point:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The engine settings, the same for every variant; a point may have its own `enforce_eager`."""
-        own = {key: self.values[key] for key in ("enforce_eager",) if key in self.values}
-        return self.values["engine"] | own
+        """The engine settings, the same for every variant; a point may have its own of some."""
+        own = {key: self.values[key] for key in ("enforce_eager", "prefix_caching") if key in self.values}
+        return {"prefix_caching": False} | self.values["engine"] | own
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -150,7 +150,7 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
     if point.get("speculative"):
         arguments["--speculative-config"] = json.dumps(point["speculative"])
     command = [str(text) for pair in arguments.items() for text in pair]
-    command += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]
+    command += ["--enable-chunked-prefill", f"--{'' if engine['prefix_caching'] else 'no-'}enable-prefix-caching"]
     if engine["enforce_eager"]:
         command.append("--enforce-eager")
     return command

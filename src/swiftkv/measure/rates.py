@@ -1,4 +1,4 @@
-"""Which request rates a server sustains: the criterion, and the search for the highest such rate (Fig. 4, B.1)."""
+"""Request rates: which a server sustains, the search for the highest such rate (Fig. 4, B.1), and for the highest goodput."""
 
 from __future__ import annotations
 
@@ -78,3 +78,29 @@ def boundary(measured: Sequence[dict[str, Any]]) -> tuple[float | None, float | 
             return low, entry["request_rate"]
         low = entry["request_rate"]
     return low, None
+
+
+def rising(rates: Sequence[float], measure: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
+    """Measure rates in ascending order until goodput falls.
+
+    Args:
+        rates: requests a second, any order.
+        measure: measures one rate; its result has goodput, requests a second within the limits.
+
+    Returns:
+        rates (those measured, ascending), goodput (the highest), request_rate (at which it was), bounded (whether a
+        higher rate had less; if not, the highest goodput is a lower bound).
+    """
+    done: list[dict[str, Any]] = []
+    best: dict[str, Any] | None = None
+    for rate in sorted(set(rates)):
+        done.append(measure(rate))
+        if best is not None and done[-1]["goodput"] < best["goodput"]:
+            break
+        best = done[-1]
+    return {
+        "rates": done,
+        "goodput": best["goodput"],
+        "request_rate": best["request_rate"],
+        "bounded": done[-1] is not best,
+    }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
-from swiftkv.measure import capacity, decode, forward, latency, throughput
+from swiftkv.measure import capacity, decode, forward, goodput, latency, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
@@ -18,13 +19,16 @@ from swiftkv.serve import check_served
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
     "latency": latency.KIND,
+    "goodput": goodput.KIND,
     "forward_time": forward.KIND,
     "kv_capacity": capacity.KIND,
     "decode": decode.KIND,
 }
 
 
-def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> dict[str, Any]:
+def measure(
+    subject: Subject, point: Point, work: Path, heldout: Path | None = None, workloads: Sequence[Path] = ()
+) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
     Too little memory is a record too, with status "oom".
@@ -33,6 +37,7 @@ def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = N
         work: folder for vLLM's log and for what is finished, so that a killed measurement goes on; whoever keeps the
             record removes it.
         heldout: chats to send, for points with `dataset`.
+        workloads: folders of requests to send, for points with `workloads`.
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
@@ -52,7 +57,7 @@ def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = N
     budget = command = result = reason = None
     try:
         budget = point.budget(subject)
-        run = Run(subject, point, work, budget, heldout)
+        run = Run(subject, point, work, budget, heldout, workloads)
         command = kind.command(run)
         result = kind.numbers(run, command)
     except OutOfMemory as error:
@@ -91,6 +96,7 @@ def shared_settings(subject: Subject, point: Point) -> dict[str, Any]:
         "merge_all_layers": subject.merge_all_layers,
         **{name: engine[name] for name in ("dtype", "max_num_batched_tokens", "max_num_seqs", "enforce_eager")},
         "tensor_parallel_size": point.tensor_parallel_size,
+        "prefix_caching": engine["prefix_caching"],
         "memory_gib": point.get("memory_gib"),
         "quantization": subject.quantization,
         # vLLM's FP8 cache; scores with an FP8 cache have one scale a token, as in Section 5.3.

@@ -20,6 +20,7 @@ PACKED_BYTES = 10  # of one packed token: id, position, two masks
 TEXT_BYTES = 4  # of one token as text, with what JSON adds; 3.7 at local scale
 SMALL = 10**5  # of any other output, and of a tokenizer's share
 TOKENIZER = 10**7
+WORKLOAD = 10**7  # the requests of a trace of an hour
 WHAT = ("downloads", "checkpoints", "training state", "teacher states", "moments", "data", "models", "other")
 FETCHED = ("model", "checkpoint", "tokenizer", "data set", "questions")
 
@@ -30,7 +31,8 @@ class Download:
 
     Attributes:
         what: one of `FETCHED`.
-        hub: org/name; of questions that the configuration names no source of, lm-eval's name of the task.
+        hub: org/name, or the address of a file elsewhere; of questions that the configuration names no source of, lm-eval's
+            name of the task.
         bytes: of its weights; None where nothing here says how large it is.
         gated: whether its license has to be accepted first.
     """
@@ -60,6 +62,8 @@ def _written(job: PlannedJob, estimator: Estimator) -> dict[str, float]:
         return {"data": mix_tokens(config, job.wildcards["data"]) * TEXT_BYTES}
     if job.rule == "dummy_checkpoint":
         return {"other": TOKENIZER}
+    if job.rule == "workload":
+        return {"data": WORKLOAD}
     if job.rule in ("pack", "teacher_states", "moments"):
         recipe = recipe_of(config, model, job.wildcards["recipe"])
         tokens = packed_rows(config, recipe, estimator.packed(job)) * recipe.max_length
@@ -99,7 +103,8 @@ def fetched(job: PlannedJob, estimator: Estimator) -> list[Download]:
     config, model = estimator.config, job.wildcards.get("model")
 
     def one(what: str, source: dict[str, Any], size: int | None) -> list[Download]:
-        return [Download(what, source["hub"], size, source.get("gated", False))] if "hub" in source else []
+        place = source.get("hub", source.get("url"))
+        return [Download(what, place, size, source.get("gated", False))] if place else []
 
     def bytes_of(trained: bool) -> int | None:
         try:
@@ -120,6 +125,9 @@ def fetched(job: PlannedJob, estimator: Estimator) -> list[Download]:
     if job.rule in ("heldout", "corpus"):
         mix = config["heldout"]["data"] if job.rule == "heldout" else job.wildcards["data"]
         return [item for source in config["data"][mix]["sources"] for item in one("data set", source, None)]
+    if job.rule == "workload":
+        entry = config["workloads"][job.wildcards["workload"]]
+        return [] if entry.get("stand_in") else one("data set", entry["source"], WORKLOAD)
     if job.rule == "fetch_questions":
         task = config["tasks"][job.wildcards["task"]]
         return one("questions", task.get("source") or {"hub": KNOWN[task["task"]].hub}, None)

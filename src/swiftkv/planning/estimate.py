@@ -131,6 +131,9 @@ class Estimator:
     def _corpus(self, job: PlannedJob) -> tuple[float, str]:
         return self._text(job.wildcards["data"], "read_tokens")
 
+    def _workload(self, job: PlannedJob) -> tuple[float, str]:
+        return self._host("start"), GUESSED
+
     def _pack(self, job: PlannedJob) -> tuple[float, str]:
         return self._text(self.config["recipes"][job.wildcards["recipe"]]["data"], "pack_tokens")
 

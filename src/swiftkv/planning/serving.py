@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from swiftkv.cost import prefill_flops, request_flops
-from swiftkv.measure.rates import TTFT_FACTOR, search
+from swiftkv.data.workload import average_lengths
+from swiftkv.measure.rates import TTFT_FACTOR, rising, search
 from swiftkv.planning.machine import Machine
 from swiftkv.planning.size import Size
 from swiftkv.points import point as full_point
@@ -29,14 +30,25 @@ def measure(
     point, weights = full_point(config, name), size.parameters * (1 if fp8 else 2)
     served = Served(size, spec, weights, point, machine)
     work = {
+        "goodput": lambda: sum(
+            Served(size, spec, weights, point | _sent(config, workload), machine).goodput()
+            for workload in point["workloads"]
+        ),
         "throughput": served.throughput,
         "latency": served.latency,
         "forward_time": served.forward,
         "decode": served.decoding,
         "kv_capacity": lambda: 0.0,
     }[point["measure"]]()
-    start = machine["server"] if point["measure"] == "latency" else machine["engine"]
+    start = machine["server"] if point["measure"] in ("latency", "goodput") else machine["engine"]
     return start + machine.load(weights / machine.together) + work
+
+
+def _sent(config: dict[str, Any], workload: str) -> dict[str, Any]:
+    """The requests of a workload, as if all were of its average length, and the rates they come at."""
+    entry = config["workloads"][workload]
+    prompt, output = map(round, average_lengths(entry))
+    return {"input_tokens": prompt, "output_tokens": output, "request_rates": entry["request_rates"]}
 
 
 class Served:
@@ -70,20 +82,36 @@ class Served:
 
     def latency(self) -> float:
         """Every rate that the search would measure on a server as fast as assumed."""
-        spent, alone = [], self._requests(1)
+        spent: list[float] = []
 
         def answer(rate: float) -> dict[str, Any]:
-            count = max(self.point.get("min_requests", 1), round(rate * self.point["seconds"]))
-            busy = self._requests(count)
-            spent.append(max(count / rate, busy) + alone)
-            waits = TTFT_FACTOR + 1 if rate * busy / count > BUSY else 1
+            count, seconds, waiting = self._rate(rate)
+            spent.append(seconds)
             return {
-                "request_rate": rate, "completed": count, "failed": 0, "seconds": spent[-1],
-                "e2e_ms": {"mean": 1000 * alone}, "ttft_ms": {"median": waits},
+                "request_rate": rate, "completed": count, "failed": 0, "seconds": seconds,
+                "e2e_ms": {"mean": 1000 * self._requests(1)}, "ttft_ms": {"median": TTFT_FACTOR + 1 if waiting else 1},
             }  # fmt: skip
 
         search(self.point["request_rates"], answer, self.point.get("refine_steps", 0))
         return sum(spent)
+
+    def goodput(self) -> float:
+        """Every rate of one workload up to the first at which requests wait, as if nothing came from the prefix cache."""
+        spent: list[float] = []
+
+        def answer(rate: float) -> dict[str, Any]:
+            _, seconds, waiting = self._rate(rate)
+            spent.append(seconds)
+            return {"request_rate": rate, "goodput": 0.0 if waiting else rate}
+
+        rising(self.point["request_rates"], answer)
+        return sum(spent)
+
+    def _rate(self, rate: float) -> tuple[int, float, bool]:
+        """Requests of one rate, the seconds they take, and whether they wait for each other."""
+        count = max(self.point.get("min_requests", 1), round(rate * self.point["seconds"]))
+        busy = self._requests(count)
+        return count, max(count / rate, busy) + self._requests(1), rate * busy / count > BUSY
 
     def forward(self) -> float:
         """Single steps over prompt tokens, each batch once more to warm up."""

@@ -66,6 +66,9 @@ def sources_in_use(config: dict[str, Any], jobs: Iterable[PlannedJob]) -> list[S
             add_mix(config["heldout"]["data"])
         elif job.rule == "corpus":
             add_mix(wildcards["data"])
+        elif job.rule == "workload":
+            entry = config["workloads"][wildcards["workload"]]
+            add("dataset", None if entry.get("stand_in") else entry["source"], [entry["source"].get("file")])
         elif job.rule == "fetch_questions":
             entry = config["tasks"][wildcards["task"]]
             add("dataset", entry.get("source") or {"hub": KNOWN[entry["task"]].hub})

@@ -1,0 +1,119 @@
+"""Goodput by workload: rates rise until it falls, on one server, and a killed measurement goes on where it was."""
+
+import contextlib
+
+import pytest
+
+from swiftkv.errors import UserError
+from swiftkv.measure import goodput, latency
+from swiftkv.measure.client import rate_result
+from swiftkv.measure.rates import rising
+from swiftkv.measure.run import measure
+from swiftkv.records import write_json
+from tests.unit.measure_helpers import point, run_of, subject
+from tests.unit.test_measure_latency import REPORT
+
+LIMITS = {"ttft": 500, "tpot": 50}
+SOURCE = {"kind": "drawn", "id": "stated statistics", "requests": 90, "chunk_tokens": 16, "mean_input_tokens": 120.4,
+          "mean_output_tokens": 9.8, "repeated": 0.5}  # fmt: skip
+
+
+def asked(**changes):
+    """A point with two workloads."""
+    workload = {"title": "Chat", "longest": {"input_tokens": 300, "output_tokens": 40}, "goodput": LIMITS}
+    workloads = {
+        "chat": workload | {"request_rates": [1, 2, 4]},
+        "agent": workload | {"request_rates": [3], "longest": {"input_tokens": 2000, "output_tokens": 20}},
+    }
+    return point("goodput", **{"workloads": workloads, "seconds": 10, "prefix_caching": True} | changes)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name in ("chat", "agent"):
+        write_json(tmp_path / "workloads" / name / "source.json", SOURCE)
+    return [tmp_path / "workloads" / name for name in ("chat", "agent")]
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Replaces server and client; (workload, rate, limits) of what was really measured, in order."""
+    jobs = []
+
+    @contextlib.contextmanager
+    def server(command, name, log, environment, timeout):
+        log.write_text("CPU KV cache size: 1,024 tokens,\n")
+        yield None
+
+    def ask(run, server, client, rate, **job):
+        jobs.append((job["prompts"]["file"].split("/")[-2], rate, job["goodput"]))
+        result = rate_result(REPORT | {"request_goodput": {1: 0.8, 2: 1.6, 4: 1.2, 3: 2.4}[rate]}, rate, 20)
+        return {key: value for key, value in result.items() if key != "error"}
+
+    monkeypatch.setattr(latency, "serving", server)
+    monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(latency, "ask", ask)
+    return jobs
+
+
+def test_every_workload_has_its_highest_goodput(tmp_path, folders, sent):
+    record = measure(subject(tmp_path / "m"), asked(), tmp_path / "work", None, folders)
+    assert sent == [("chat", 1, LIMITS), ("chat", 2, LIMITS), ("chat", 4, LIMITS), ("agent", 3, LIMITS)]
+    chat, agent = (record["result"]["workloads"][name] for name in ("chat", "agent"))
+    assert (chat["goodput"], chat["request_rate"], chat["bounded"]) == (1.6, 2, True)
+    assert (agent["goodput"], agent["bounded"]) == (2.4, False)
+    assert chat["rates"][1]["good"] == round(1.6 * 10.5) and chat["source"] == SOURCE
+    assert record["settings"]["prefix_caching"] is True and record["settings"]["workloads"]["chat"]["goodput"] == LIMITS
+    command = record["settings"]["command"]
+    # 2,000 input and 40 output tokens, 64 to spare, rounded up to 128
+    assert "--enable-prefix-caching" in command and command[command.index("--max-model-len") + 1] == "2176"
+    # The costs are those of the mean request.
+    other = measure(subject(tmp_path / "m"), asked(workloads={"agent": asked()["workloads"]["agent"]}), tmp_path / "w2",
+                    None, folders)  # fmt: skip
+    assert record["cost"] == other["cost"]
+
+
+def test_a_killed_measurement_goes_on_and_other_limits_begin_anew(tmp_path, folders, sent, monkeypatch):
+    model, ask = subject(tmp_path / "m"), latency.ask
+
+    def killed(run, server, client, rate, **job):
+        if rate == 3:
+            raise KeyboardInterrupt
+        return ask(run, server, client, rate, **job)
+
+    monkeypatch.setattr(latency, "ask", killed)
+    with pytest.raises(KeyboardInterrupt):
+        measure(model, asked(), tmp_path / "work", None, folders)
+    monkeypatch.setattr(latency, "ask", ask)
+    measure(model, asked(), tmp_path / "work", None, folders)
+    assert [rate for _, rate, _ in sent] == [1, 2, 4, 3]
+    workloads = asked()["workloads"]
+    workloads["chat"] = workloads["chat"] | {"goodput": {"ttft": 100}}
+    measure(model, asked(workloads=workloads), tmp_path / "work", None, folders)
+    assert [(name, rate) for name, rate, _ in sent[4:]] == [("chat", 1), ("chat", 2), ("chat", 4)]
+
+
+def test_prefix_caching_is_off_unless_asked_for(tmp_path):
+    command = goodput.command(run_of(subject(tmp_path / "m"), asked(prefix_caching=False), tmp_path))
+    assert "--no-enable-prefix-caching" in command and "--enable-prefix-caching" not in command
+
+
+def test_too_few_requests_are_refused_before_a_server_starts(tmp_path, folders, sent):
+    with pytest.raises(UserError, match="'chat' has 90 requests, but 4 a second at point 'a-point' take 100"):
+        measure(subject(tmp_path / "m"), asked(seconds=25), tmp_path / "work", None, folders)
+    with pytest.raises(UserError, match="no folder of its requests was given"):
+        measure(subject(tmp_path / "m"), asked(), tmp_path / "work", None, folders[:1])
+    assert sent == []
+
+
+def test_rates_rise_until_goodput_falls():
+    good, tried = {1: 1.0, 2: 1.9, 4: 1.9, 8: 1.8, 16: 9.0}, []
+
+    def served(rate):
+        tried.append(rate)
+        return {"request_rate": rate, "goodput": good[rate]}
+
+    found = rising([16, 8, 4, 2, 1], served)
+    assert tried == [1, 2, 4, 8]
+    assert (found["goodput"], found["request_rate"], found["bounded"], len(found["rates"])) == (1.9, 4, True, 4)
+    assert rising([2, 1], served)["bounded"] is False
