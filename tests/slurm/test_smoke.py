@@ -58,6 +58,7 @@ PROCESSOR_RULES = {
     "dummy_checkpoint",
     "fetch_checkpoint",
     "fetch_questions",
+    "workload",
 }
 
 

@@ -326,12 +326,9 @@ def test_goodput_by_workload_with_its_ratio_and_error(tmp_path):
     assert own.count("≥ 16") == 2  # the baseline has no upper end there, so there is no ratio to it
     assert any(text.startswith("≥ 16\n≥ 8.00×") for text in own)
     below = legend[-1].replace("\n", " ")
-    assert (
-        "Chat: no recorded trace, but drawn from published averages" in below and "25% of the input repeated" in below
-    )
-    assert (
-        "good is to the first token 500 ms and per output token 50 ms" in below and "to the last token 9000 ms" in below
-    )
+    assert "Chat: no recorded trace, but drawn from stated statistics" in below and "25% of the input repeated" in below
+    assert "good: its first token within 500 ms, 50 ms a further token." in below
+    assert "good: its last within 9,000 ms." in below
     assert title.startswith("Llama-3.1-8B-Instruct: what is shown (not in the paper)") and "vLLM 0.32.0" in title
     data = made.data.set_index(["point", "workload", "variant", "request_rate"])
     one = data.loc[("eager", "chat", "swiftkv-50", 8)]

@@ -13,7 +13,9 @@ from tests.hub import running
 
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
-DOWNLOADS = {"resolve_model", "fetch_checkpoint", "heldout", "corpus", "fetch_questions", "dummy_checkpoint"}
+DOWNLOADS = {
+    "resolve_model", "fetch_checkpoint", "heldout", "corpus", "fetch_questions", "workload", "dummy_checkpoint",
+}  # fmt: skip
 
 
 def job(command, **variables):

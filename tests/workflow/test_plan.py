@@ -114,6 +114,13 @@ def test_served_variants_are_trained_first():
     }  # fmt: skip
 
 
+def test_workloads_are_fetched_for_the_points_that_send_them():
+    jobs = plan("--profile", "profiles/slurm", SERVING.format("workloads-graphs", "llama-3.1-8b", "baseline"))
+    assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "workload": 3, "measure": 1}
+    (alone,) = (resources for rule, _, resources in jobs if rule == "measure")
+    assert "--exclusive" in alone["slurm_extra"] and not any("gpu" in r for rule, _, r in jobs if rule == "workload")
+
+
 def test_a_published_checkpoint_is_served_without_training():
     jobs = plan("--profile", "profiles/slurm", SERVING.format("batch-2k", "llama-3.1-8b", "swiftkv-50-published"))
     assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "fetch_checkpoint": 1, "measure": 1}
@@ -153,8 +160,8 @@ def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
         "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 45, "fetch_questions": 18, "score": 346,
         "score_shard": 36, "merge_scores": 11, "score_panel": 9, "fidelity": 58,
-        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 166, "table": 34, "figure": 17,
-        "fetch_checkpoint": 1, "early_exit": 1, "all": 1,
+        "similarity": 6, "moments": 1, "starts": 1, "dummy_checkpoint": 4, "measure": 172, "table": 34, "figure": 18,
+        "workload": 3, "fetch_checkpoint": 1, "early_exit": 1, "all": 1,
     }  # fmt: skip
 
 

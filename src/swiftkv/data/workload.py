@@ -167,7 +167,9 @@ def _fits(request: Request, longest: dict[str, int]) -> bool:
 
 
 def _drawn_identity(workload: dict[str, Any], seed: int) -> dict[str, Any]:
-    return {"kind": "drawn", "id": "stated statistics", "revision": None, "resolved": f"seed {seed}"}
+    prompts, outputs = (workload["stand_in"][f"{what}_divisor"] for what in ("input", "output"))
+    shorter = "" if prompts == outputs == 1 else f", prompts {prompts:g} and outputs {outputs:g} times shorter"
+    return {"kind": "drawn", "id": f"stated statistics{shorter}", "revision": None, "resolved": f"seed {seed}"}
 
 
 def _fetch(source: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -27,7 +27,9 @@ from swiftkv.artifacts.serving import (
     value_of,
 )
 
-_LIMITS = {"ttft": "to the first token", "tpot": "per output token", "e2el": "to the last token"}
+_LIMITS = {
+    "ttft": "its first token within {:,g} ms", "tpot": "{:,g} ms a further token", "e2el": "its last within {:,g} ms",
+}  # fmt: skip
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
@@ -177,17 +179,16 @@ def _notes(serving: Serving) -> list[str]:
     for point, settings in serving.entry["points"].items():
         for workload, asked in settings["workloads"].items():
             sources = [found["source"] for case in serving.cases if (found := _found(serving, point, case, workload))]
-            limits = " and ".join(f"{_LIMITS[name]} {value:g} ms" for name, value in asked["goodput"].items())
-            notes.setdefault(
-                f"{asked['title']}: {_origin(sources[0]) if sources else 'not measured'}; good is {limits}."
-            )
+            limits = ", ".join(_LIMITS[name].format(value) for name, value in asked["goodput"].items())
+            origin = _origin(sources[0]) if sources else "not measured"
+            notes.setdefault(f"{asked['title']}: {origin}; good: {limits}.")
     seconds = sorted({settings["seconds"] for settings in serving.entry["points"].values()})
     return [
         *notes,
-        f"{' or '.join(f'{each:g}' for each in seconds)} s of arrivals a rate, rates rising until fewer requests were good; "
-        "≥: they did not. Above a bar its value and, if the baseline's has an upper end, its ratio to that. ±: one standard "
-        "error from counting good requests, as if each were good by itself; in a queue they are not, and how the machine "
-        "scatters is not in it.",
+        f"{' or '.join(f'{each:g}' for each in seconds)} s of arrivals a rate, rates rising until fewer requests a second "
+        "were good; ≥: they did not. Between the rates asked nothing is known. Above a bar its value and, if the baseline's "
+        "has an upper end, its ratio to that. ±: one standard error from counting good requests, as if each were good by "
+        "itself; in a queue they are not, and how the machine scatters is not in it.",
     ]
 
 
@@ -196,11 +197,9 @@ def _origin(source: dict[str, Any]) -> str:
         f"{source['mean_input_tokens']:,.0f} input and {source['mean_output_tokens']:,.0f} output tokens in the mean"
     )
     repeated = f", {source['repeated']:.0%} of the input repeated" if source["repeated"] else ", no input repeated"
-    name = source["id"].rsplit("/", 1)[-1]
-    drawn = (
-        "no recorded trace, but drawn from published averages, scaled" if source["kind"] == "drawn" else f"trace {name}"
-    )
-    return f"{drawn} ({lengths}{repeated})"
+    drawn = source["kind"] == "drawn"
+    what = f"no recorded trace, but drawn from {source['id']}" if drawn else f"trace {source['id'].rsplit('/', 1)[-1]}"
+    return f"{what} ({lengths}{repeated})"
 
 
 KIND = Kind("figure", ("models", "variants", "points"), needs, make, exactly={"models": 1})
