@@ -74,45 +74,43 @@ def measure_rate(
     random.seed(seed)
     np.random.seed(seed)  # arrivals are drawn from it
 
-    def send(samples: list[Any], **more: Any) -> dict[str, Any]:
-        settings = {
-            "task_type": TaskType.GENERATION,
-            "endpoint_type": "openai",
-            "api_url": f"{url}/v1/completions",
-            "base_url": url,
-            "model_id": folder,
-            "model_name": name,
-            "tokenizer": tokenizer,  # vLLM 0.26 reports no latencies without one
-            "input_requests": samples,
-            "logprobs": None,
-            "request_rate": rate,
-            "burstiness": 1.0,  # Poisson
-            "disable_tqdm": True,
-            "num_warmups": 1,
-            "profile": False,
-            "selected_percentile_metrics": list(_METRICS.values()),
-            "selected_percentiles": [99.0],
-            "ignore_eos": kind != "chats",
-            "goodput_config_dict": goodput or {},
-            "max_concurrency": None,
-            "lora_modules": None,
-            "extra_headers": None,
-            "extra_body": {"temperature": 0.0},
-        }
-        return asyncio.run(benchmark(**settings | more))
+    def send(samples: list[Any], rate: float, *, salt: str | None = None, recorded: bool = False) -> dict[str, Any]:
+        return asyncio.run(
+            benchmark(
+                task_type=TaskType.GENERATION,
+                endpoint_type="openai",
+                api_url=f"{url}/v1/completions",
+                base_url=url,
+                model_id=folder,
+                model_name=name,
+                tokenizer=tokenizer,  # vLLM 0.26 reports no latencies without one
+                input_requests=samples,
+                logprobs=None,
+                request_rate=rate,
+                burstiness=1.0,  # Poisson
+                self_timed=recorded,  # arrivals as the samples say
+                disable_tqdm=True,
+                num_warmups=0 if salt else 1,
+                ready_check_timeout_sec=0 if salt else 600,
+                profile=False,
+                selected_percentile_metrics=list(_METRICS.values()),
+                selected_percentiles=[99.0],
+                ignore_eos=kind != "chats",
+                goodput_config_dict=goodput or {},
+                max_concurrency=None,
+                lora_modules=None,
+                extra_headers=None,
+                extra_body={"temperature": 0.0} | ({"cache_salt": salt} if salt else {}),
+            )
+        )
 
     if kind != "workload":
-        return rate_result(send(samples), rate, requests)
+        return rate_result(send(samples, rate), rate, requests)
     # Salts keep what one rate leaves in the prefix cache, and the warm-up before it, from the next.
-    cold = {"ready_check_timeout_sec": 0, "num_warmups": 0}
-    send(samples[:1], **cold, request_rate=float("inf"), extra_body=_salted(f"before {rate:g}"))
+    send(samples[:1], float("inf"), salt=f"before {rate:g}")
     before = prefix_cache(url)
-    report = send(samples, **cold, self_timed=True, extra_body=_salted(f"at {rate:g}"))
+    report = send(samples, rate, salt=f"at {rate:g}", recorded=True)
     return rate_result(report, rate, requests) | {"cached_share": _share(before, prefix_cache(url))}
-
-
-def _salted(salt: str) -> dict[str, Any]:
-    return {"temperature": 0.0, "cache_salt": salt}
 
 
 def _random(count: int, seed: int, *, vocabulary: int, input_tokens: int, output_tokens: int) -> list[Any]:
@@ -129,7 +127,10 @@ def _chats(count: int, seed: int, folder: str, *, file: str, input_tokens: int, 
 def _samples(prompts: Iterable[list[int]], output_tokens: int) -> list[Any]:
     from vllm.benchmarks.datasets import SampleRequest
 
-    return [SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens) for ids in prompts]
+    def sample(ids: Any) -> Any:  # vLLM 0.26 and 0.27 take token ids too, and do not say so
+        return SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens)
+
+    return list(map(sample, prompts))
 
 
 def workload_requests(count: int, seed: int, rate: float, tokenizer: Any, *, file: str, chunk_tokens: int) -> list[Any]:
