@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import random
 import re
+import secrets
 import sys
 import urllib.request
 from collections.abc import Iterable, Sequence
@@ -106,10 +107,10 @@ def measure_rate(
 
     if kind != "workload":
         return rate_result(send(samples, rate), rate, requests)
-    # Salts keep what one rate leaves in the prefix cache, and the warm-up before it, from the next.
-    send(samples[:1], float("inf"), salt=f"before {rate:g}")
+    # Salts keep what was sent before, the warm-up too, from being found in the prefix cache.
+    send(samples[:1], float("inf"), salt=secrets.token_hex(8))
     before = prefix_cache(url)
-    report = send(samples, rate, salt=f"at {rate:g}", recorded=True)
+    report = send(samples, rate, salt=secrets.token_hex(8), recorded=True)
     return rate_result(report, rate, requests) | {"cached_share": _share(before, prefix_cache(url))}
 
 

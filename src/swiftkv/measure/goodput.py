@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def settings(point: Point) -> dict[str, Any]:
         "outputs": "as long as recorded or drawn",
         "temperature": 0,
         "prompts": latency.PROMPTS,
-        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one request to warm up",
+        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one rate to warm up",
     }
 
 
@@ -43,11 +45,15 @@ def command(run: Run) -> list[str]:
 
 
 def numbers(run: Run, command: list[str]) -> Numbers:
-    """All workloads on one server; each finished rate is kept in the work folder."""
+    """All workloads on one server; each finished rate is kept in the work folder.
+
+    A new server is slow for a while, so the first rate measured on it is measured twice, and once for nothing.
+    """
     workloads = run.point["workloads"]
     sources = {name: _source(run, name) for name in workloads}
     with latency.both(run, command) as (server, client):
-        found = {}
+        found: Numbers = {}
+        ask = _warmed(partial(latency.ask, run, server, client))
         for name, workload in workloads.items():
             prompts = {
                 "kind": "workload",
@@ -59,15 +65,23 @@ def numbers(run: Run, command: list[str]) -> Numbers:
             same = latency.identity(run, command, asked)
 
             def measure(rate: float, name=name, prompts=prompts, limits=workload["goodput"], same=same) -> Numbers:
-                job = {"prompts": prompts, "goodput": limits}
-                return latency.kept(
-                    run.work / f"{name}-{rate:g}.json",
-                    same,
-                    lambda: latency.ask(run, server, client, rate, **job),
-                )
+                file = run.work / f"{name}-{rate:g}.json"
+                return latency.kept(file, same, lambda: ask(rate, prompts=prompts, goodput=limits))
 
             found[name] = {"source": sources[name], **rising(workload["request_rates"], measure)}
     return {"workloads": found}
+
+
+def _warmed(ask: Callable[..., Numbers]) -> Callable[..., Numbers]:
+    """The same, but what is asked first is asked once before, for nothing."""
+    first = iter([True])
+
+    def twice(rate: float, **job: Any) -> Numbers:
+        if next(first, False):
+            ask(rate, **job)
+        return ask(rate, **job)
+
+    return twice
 
 
 def seen(point: Point, result: Numbers) -> tuple[int, int]:
