@@ -54,6 +54,10 @@ class Server:
                 continue
         return found
 
+    def memory(self) -> int:
+        """Bytes of all its processes; what several of them share counts once."""
+        return sum(process.memory_full_info().pss for process in self.family())
+
     def metric(self, name: str) -> float:
         """A number of /metrics, summed over its labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
