@@ -43,9 +43,4 @@ def test_answers_from_another_engines_caches_equal_huggingface(checkpoint, compa
     finally:
         for process in processes:
             process.kill()
-    answer = json.loads((tmp_path / "answers.json").read_text())
-    compare(folder, prompts, answer)
-    # All of a prompt comes from the other engine; its last token is run again, for its logits.
-    assert all(
-        len(prompt) - 1 <= cached <= len(prompt) for cached, prompt in zip(answer["cached"], prompts, strict=True)
-    )
+    compare(folder, prompts, json.loads((tmp_path / "answers.json").read_text()))

@@ -155,11 +155,6 @@ def extraction(folder, to):
     }
 
 
-MULTI = {
-    "kv_connector_extra_config": {
-        "connectors": [{"kv_connector": "NixlConnector"}, {"kv_connector": "MoRIIOConnector"}]
-    }
-}
 OWN = {"kv_connector_module_path": "connectors"}
 for engine, *words in (
     ({"prefill_context_parallel_size": 2, "distributed_executor_backend": "mp"}, "context parallelism"),
@@ -176,7 +171,8 @@ for engine, *words in (
     ({"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["12"]}, "--kv-cache-dtype-skip-layers 12"),
     ({"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}, "LMCacheMPConnector", "not known to work"),
     ({"kv_transfer_config": {"kv_connector": "LMCacheConnectorV1"}}, "LMCacheConnectorV1", "not known to work"),
-    ({"kv_transfer_config": {"kv_connector": "MultiConnector"} | MULTI}, "MoRIIOConnector", "not known to work"),
+    ({"kv_transfer_config": {"kv_connector": "MooncakeConnector"}}, "MooncakeConnector", "not known to work"),
+    ({"kv_transfer_config": {"kv_connector": "MultiConnector"}}, "MultiConnector", "not known to work"),
     ({"kv_transfer_config": {"kv_connector": "NixlConnector"} | OWN}, "connectors.NixlConnector", "not known to work"),
     (
         {"kv_transfer_config": {"kv_connector": "ExampleHiddenStatesConnector"}},

@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
     from vllm.config import VllmConfig
 
-# KV connectors that restore the owners' caches. The first two are tested; the others, by their sources, copy the blocks of
-# the layers that vLLM allocated a cache for, which the owners are, and skip those that share one.
-CONNECTORS = {
-    "ExampleConnector",
-    "OffloadingConnector",
-    "NixlConnector",
-    "NixlPullConnector",
-    "NixlPushConnector",
-    "MooncakeConnector",
-    "MooncakeStoreConnector",
-}
+# KV connectors that are tested to restore the owners' caches. NixlConnector is NixlPullConnector.
+CONNECTORS = {"ExampleConnector", "OffloadingConnector", "NixlConnector", "NixlPullConnector"}
 # Speculation that needs token ids only. The others read hidden states, which prompt tokens that skip layers have not.
 TOKEN_DRAFTERS = {"ngram", "ngram_gpu", "suffix"}
 
@@ -104,8 +95,8 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
     for connector in _connectors(vllm_config):
         yield (
             connector not in CONNECTORS,
-            f"SwiftKV models are not known to work with the KV connector {connector}; let through are "
-            f"{', '.join(sorted(CONNECTORS))}, and MultiConnector of these",
+            f"SwiftKV models are not known to work with the KV connector {connector}; tested are "
+            f"{', '.join(sorted(CONNECTORS))}",
         )
         yield fewer_heads, f"SwiftKV models with swiftkv_num_key_value_heads do not support KV connectors ({connector})"
     yield from _of_the_speculation(vllm_config, full_depth)
@@ -114,11 +105,10 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
 def _connectors(vllm_config: VllmConfig) -> list[str]:
     """Names of all KV connectors that are asked for; with their module where they are not vLLM's own."""
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
-    asked = [] if transfer is None else [(transfer.kv_connector, transfer.kv_connector_module_path)]
-    if transfer is not None and transfer.kv_connector == "MultiConnector":
-        children = transfer.kv_connector_extra_config.get("connectors", [])
-        asked = [(child.get("kv_connector"), child.get("kv_connector_module_path")) for child in children]
-    names = [f"{module}.{name}" if module else name for name, module in asked if name]
+    names = []
+    if transfer is not None and transfer.kv_connector is not None:
+        module = transfer.kv_connector_module_path
+        names.append(f"{module}.{transfer.kv_connector}" if module else transfer.kv_connector)
     if cache.kv_offloading_size is not None:  # vLLM makes a connector of it, but after it has asked the plugin
         native = "SimpleCPUOffloadConnector" if envs.VLLM_USE_SIMPLE_KV_OFFLOAD else "OffloadingConnector"
         names.append(native if cache.kv_offloading_backend == "native" else "LMCacheMPConnector")
