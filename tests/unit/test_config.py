@@ -308,7 +308,7 @@ def test_generated_answers_come_from_vllm_where_asked_for(config):
     # log-likelihoods of prompts, one scale a token, and heads that vLLM cannot serve stay with transformers
     assert engine(task="winogrande") is None and engine(task="mmlu-completion") is None
     assert engine(kv_cache="fp8") is None
-    assert engine("swiftkv-50-mqa") is None
+    assert engine("swiftkv-50-mqa2") is None
     config["tasks"]["gsm8k"]["backend"] = "transformers"
     assert engine() is None
     cfg.check(config, SCHEMA)
