@@ -114,7 +114,7 @@ def test_prompts_that_share_nothing(tmp_path):
     write_workload(workload(stand_in=STAND_IN, statistics=SHAPE | {"shared": 0}), 3, tmp_path / "out")
     record = read_json(tmp_path / "out/source.json")
     assert (record["kind"], record["resolved"], record["repeated"]) == ("drawn", "seed 3", 0)
-    assert record["id"] == "stated statistics, prompts 4 and outputs 8 times shorter"
+    assert record["id"] == "stated statistics, prompts 4 times shorter, outputs 8 times shorter"
     assert record["requests"] + record["left_out"] == STAND_IN["requests"]
 
 

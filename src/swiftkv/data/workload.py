@@ -167,9 +167,15 @@ def _fits(request: Request, longest: dict[str, int]) -> bool:
 
 
 def _drawn_identity(workload: dict[str, Any], seed: int) -> dict[str, Any]:
-    prompts, outputs = (workload["stand_in"][f"{what}_divisor"] for what in ("input", "output"))
-    shorter = "" if prompts == outputs == 1 else f", prompts {prompts:g} and outputs {outputs:g} times shorter"
-    return {"kind": "drawn", "id": f"stated statistics{shorter}", "revision": None, "resolved": f"seed {seed}"}
+    stand_in = workload["stand_in"]
+    divisors = {"prompts": stand_in["input_divisor"], "outputs": stand_in["output_divisor"]}
+    shorter = [f"{what} {divisor:g} times shorter" for what, divisor in divisors.items() if divisor != 1]
+    return {
+        "kind": "drawn",
+        "id": ", ".join(["stated statistics", *shorter]),
+        "revision": None,
+        "resolved": f"seed {seed}",
+    }
 
 
 def _fetch(source: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:
