@@ -6,7 +6,7 @@ REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
 .PHONY: vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
 
-reproduce: .venv/.ready  ## every table and figure on a small real model (about 70 minutes on two cores)
+reproduce: .venv/.ready  ## every table and figure on a small real model (about 75 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses; PROFILE names the scale
