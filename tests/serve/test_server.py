@@ -47,7 +47,7 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(scope="module", params=[pytest.param("as it comes", marks=pytest.mark.slow), "cached and speculating"])
 def setting(request):
     return SETTINGS[request.param]
 

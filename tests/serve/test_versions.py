@@ -21,6 +21,8 @@ FILES = (
     "test_architectures.py",
     "test_refusals.py",
     "test_loading.py",
+    "test_head_counts.py",
+    "test_features.py",
 )
 
 
