@@ -16,7 +16,8 @@ SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 # Takes the job and reports it failed at once, so that the controller ends.
 STAND_INS = {
     "sbatch": '[[ " $* " == *" --test-only "* ]] && exit\n'
-    'printf "%s\\0" "$@" >> "$TAKEN"; printf "\\n" >> "$TAKEN"; echo $((1 + $(wc -l < "$TAKEN")))',
+    'exec 9>>"$TAKEN"; flock 9\n'  # several submit at a time
+    'printf "%s\\0" "$@" >&9; printf "\\n" >&9; echo $((1 + $(wc -l < "$TAKEN")))',
     "squeue": 'for number in $(seq 100); do echo "$number|FAILED"; done',
     "scontrol": 'echo "MinJobAge = 3600 sec"; echo "Slurmctld(primary) is UP"',
     "sacctmgr": "echo swiftkv",
