@@ -67,10 +67,10 @@ def test_table4_repeats_the_averages_of_table_b():
 
 def test_table7_repeats_table2():
     by_stem = {file.stem: rows(file) for file in TABLES}
-    table2 = {row["variant"]: row for row in by_stem["table2"]}
-    for row in by_stem["table7"]:
-        if row["kv_cache"] == "auto":
-            assert [row[task] for task in TASKS] == [table2[row["variant"]][task] for task in TASKS]
+    table2 = {row["variant"]: [row[task] for task in TASKS] for row in by_stem["table2"]}
+    repeated = {row["variant"]: [row[task] for task in TASKS] for row in by_stem["table7"] if row["kv_cache"] == "auto"}
+    assert set(repeated) == {"swiftkv-50", "swiftkv-50-across2", "swiftkv-50-across4"}
+    assert repeated.items() <= table2.items()
 
 
 def test_parts_are_those_of_the_contents_page():

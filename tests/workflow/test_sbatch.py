@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from swiftkv.planning.profile import read_config, read_profile
+from swiftkv.planning.size import Size
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
@@ -88,6 +91,23 @@ def test_every_rule_with_gpus_is_among_them():
 
 
 @pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
-def test_paper_scale_asks_for_what_it_needs(tmp_path, site):
+def test_paper_scale_asks_as_before(tmp_path, site):
     lines = submitted(tmp_path, ROOT / "profiles" / site)
     assert lines == (GOLDEN / f"sbatch-{site}.txt").read_text().splitlines(), "\n".join(lines)
+
+
+@pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
+def test_what_is_asked_for_holds_the_model(site):
+    """On nodes of eight 80-GB GPUs its weights fit the GPUs together, and pass whole through the memory of one node."""
+    config = read_config(ROOT, read_profile(site, ROOT))
+    models = set()
+    for line in (GOLDEN / f"sbatch-{site}.txt").read_text().splitlines():
+        model = next(name for name in MODELS if f"_{name}" in line)
+        memory, nodes, gpus = (
+            int(re.search(rf"--{name}\S*?[ =:](\d+)\b", line)[1]) for name in ("mem", "nodes", "gpus")
+        )
+        size = Size.of(config, model, ROOT).bytes
+        assert gpus <= 8 * nodes and gpus * 80e9 > size, line
+        assert size < memory * 1e6 <= config["gpu_jobs"]["mem_mb_per_node"] * 1e6, line
+        models.add(model)
+    assert models == set(MODELS)
