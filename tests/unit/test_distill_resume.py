@@ -183,7 +183,9 @@ def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on(monkeypatch)
     monkeypatch.setattr(record, "accelerator", lambda: next(names))
     first = record.Machines({"seconds": 0.0}, 8)
     first.add(3000.0)
+    saved = first.spent
     first.add(600.0)
+    assert saved == [[8, "A100", 3000.0]]  # a state's own, whatever follows
     then = record.Machines({"seconds": 3600.0, "machines": json.loads(json.dumps(first.spent))}, 4)
     then.add(7200.0)
     assert then.spent == [[8, "A100", 3600.0], [4, "H100", 7200.0]]

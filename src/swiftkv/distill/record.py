@@ -15,23 +15,22 @@ from swiftkv.spec import SwiftKVSpec
 
 
 class Machines:
-    """What a training's steps ran on, all attempts counted.
-
-    Attributes:
-        spent: by machine [ranks, name of their GPUs or None, seconds of its steps], as JSON can hold it.
-    """
+    """What a training's steps ran on, all attempts counted."""
 
     def __init__(self, position: dict[str, Any], ranks: int) -> None:
         """Go on from a training state's position; in one without machines all was as it is now."""
-        now = [ranks, accelerator()]
-        self.spent: list[list] = [list(each) for each in position.get("machines", [[*now, position["seconds"]]])]
-        self._now = next((each for each in self.spent if each[:2] == now), None) or [*now, 0.0]
+        self._now = (ranks, accelerator())
+        before = position.get("machines", [[*self._now, position["seconds"]]])
+        self._seconds = {(count, name): seconds for count, name, seconds in before}
 
     def add(self, seconds: float) -> None:
         """Count a step."""
-        self._now[2] += seconds
-        if self._now not in self.spent:
-            self.spent.append(self._now)
+        self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds
+
+    @property
+    def spent(self) -> list[list]:
+        """By machine [ranks, name of their GPUs or None, seconds of its steps], as JSON can hold it."""
+        return [[*machine, seconds] for machine, seconds in self._seconds.items()]
 
 
 def gpus_of(machines: list[list]) -> tuple[float, str | None]:
