@@ -35,6 +35,14 @@ def test_training_cost(tmp_path):
     assert table.values["hours_published"].isna().all()
 
 
+def test_a_training_on_several_machines_names_them(tmp_path):
+    """The GPUs are a mean, so that hours x GPUs are GPU-hours; the names are those of all attempts, not of the last."""
+    entry = resolved("training", "training_cost", **COSTED)
+    more = {"gpus": 4.8, "accelerator": "NVIDIA A100/NVIDIA H100"}
+    table = made(entry, training=saved(tmp_path, [training(LLAMA, "swiftkv-50", **more)]), published=VALUES)
+    assert table.panels[0].frame.set_index("Variant").loc["swiftkv-50", "Hardware"] == "4.8 × NVIDIA A100/NVIDIA H100"
+
+
 def test_published_costs_of_the_papers_model_all_stand_with_source_and_note(tmp_path):
     entry = resolved("training", "training_cost", **COSTED)
     table = made(entry, training=saved(tmp_path, [training(LLAMA, "swiftkv-50", gpus=8)]), published=VALUES)

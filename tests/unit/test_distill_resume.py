@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import hashlib
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.distributed.launcher.api import LaunchConfig
 
-from tests.unit.distill_helpers import command, environment, log, losses, run, tensors, train
+from swiftkv.distill import device, record
+from swiftkv.distill.tensor_file import write
+from tests.unit.distill_helpers import ROOT, command, environment, log, losses, run, tensors, train
 
 
 def wait_for_steps(process, folder, steps):
@@ -79,6 +89,25 @@ def step_of(file):
     return int(file.stem.removeprefix("step-"))
 
 
+def test_a_state_is_a_safetensors_file_and_its_checksum_is_known_once_it_is_written(tmp_path):
+    given = {"b": torch.randn(3, 5), "a": torch.randn(7), "none": torch.zeros(0, 4), "one": torch.tensor(2.0)}
+    found = write(given, tmp_path / "step-1.safetensors")
+    assert found == hashlib.sha256((tmp_path / "step-1.safetensors").read_bytes()).hexdigest()
+    read = load_file(tmp_path / "step-1.safetensors")
+    assert read.keys() == given.keys() and all(torch.equal(read[name], given[name]) for name in given)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1.safetensors"]
+
+
+def test_ranks_wait_while_the_first_writes_what_is_large():
+    """421 GB at 0.1 GB/s are 70 minutes; of NCCL 10 are the default, of gloo 30. All ranks meet in one place."""
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    with mock.patch.dict(os.environ, ranks), device.launched_ranks():
+        backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+        assert backend.options._timeout > datetime.timedelta(minutes=70)
+    source = Path(device.__file__).parents[1]
+    assert [path.name for path in source.rglob("*.py") if "init_process_group(" in path.read_text()] == ["device.py"]
+
+
 def test_without_a_whole_state_it_starts_again(inputs, finished, tmp_path):
     shutil.copytree(finished / "state", tmp_path / "state")
     for file in tmp_path.glob("state/*/step-*.safetensors"):
@@ -106,19 +135,61 @@ def test_stopped_and_resumed_on_other_ranks_the_losses_stay(inputs, finished, tm
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
 
 
+def test_torchrun_waits_as_long_as_a_job_tells_it(monkeypatch):
+    """The variable of the workflow's launcher: this torch reads it, and would otherwise kill ranks after 30 seconds."""
+    (seconds,) = set(
+        re.findall(r"TORCH_ELASTIC_SHUTDOWN_TIMEOUT=(\d+)", (ROOT / "workflow/rules/cluster.smk").read_text())
+    )
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds)
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == int(seconds) >= 1800  # 405B: 228 GB
+
+
 @pytest.mark.parametrize(("number", "ranks"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 2)])
 def test_a_signal_saves_the_state_and_ends_the_training(inputs, finished, tmp_path, number, ranks):
+    """As SLURM sends it, to all processes of a job, torchrun among them."""
     changes = {"micro_batch_size": 1, "checkpoint_every": 1000}
     process = subprocess.Popen(
         command(inputs, tmp_path, ranks=ranks, recipe=changes), env=environment(), stderr=subprocess.PIPE, text=True
     )
     wait_for_steps(process, tmp_path, 1)
     for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
-        if ranks == 1 or each is not process:
-            with contextlib.suppress(psutil.Error):
-                each.send_signal(number)
+        with contextlib.suppress(psutil.Error):
+            each.send_signal(number)
     said = process.communicate()[1]
     assert process.returncode != 0 and f"stopped by {number.name}, its state saved after step" in said, said
     said = train(inputs, tmp_path, ranks=ranks, recipe=changes)
     assert "continuing after step" in said and len(log(tmp_path)) == len(log(finished))
     assert [row["loss"] for row in log(tmp_path)] == pytest.approx([row["loss"] for row in log(finished)], abs=1e-6)
+
+
+def test_a_training_that_diverges_ends_before_its_next_state_and_is_not_tried_again(inputs, tmp_path):
+    """Step 1 throws the weights far off and is saved, step 2 finds it; the next attempt ends before it loads a model."""
+    changes = {"learning_rate": 1e30, "warmup_ratio": 0.0, "checkpoint_every": 1}
+    done = run(command(inputs, tmp_path, recipe=changes))
+    sentences = {line for line in done.stderr.splitlines() if line.startswith("error: ")}
+    assert done.returncode != 0 and len(sentences) == 1, done.stderr
+    (sentence,) = sentences
+    assert sentence.startswith("error: step 2 of ") and "the loss is nan" in sentence
+    (state,) = tmp_path.glob("state/*")
+    assert [path.name for path in state.glob("step-*")] == ["step-1.safetensors"]
+    assert str(state / "diverged.txt") in sentence and [path.name for path in tmp_path.iterdir()] == ["state"]
+    again = run(command(inputs, tmp_path, recipe=changes | {"checkpoint_minutes": 1}))
+    assert again.returncode != 0 and again.stderr.strip().splitlines() == [sentence]
+
+
+def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on(monkeypatch):
+    """8 GPUs for an hour and 4 of another kind for 2 are 16 GPU-hours, and 16/3 GPUs over the time."""
+    names = iter(["A100", "H100"])
+    monkeypatch.setattr(record, "accelerator", lambda: next(names))
+    first = record.Machines({"seconds": 0.0}, 8)
+    first.add(3000.0)
+    saved = first.spent
+    first.add(600.0)
+    assert saved == [[8, "A100", 3000.0]]  # a state's own, whatever follows
+    then = record.Machines({"seconds": 3600.0, "machines": json.loads(json.dumps(first.spent))}, 4)
+    then.add(7200.0)
+    assert then.spent == [[8, "A100", 3600.0], [4, "H100", 7200.0]]
+    assert record.gpus_of(then.spent) == (16 / 3, "A100/H100")
+    assert record.gpus_of(first.spent) == (8, "A100") and record.gpus_of([[2, None, 1.0]]) == (0, None)
+    monkeypatch.setattr(record, "accelerator", lambda: None)
+    assert record.Machines({"seconds": 5.0}, 2).spent == [[2, None, 5.0]]  # a state from before machines were kept

@@ -63,13 +63,18 @@ def test_losses_are_the_golden_ones(finished):
     assert [row["loss"] for row in log(finished)] == pytest.approx(golden["losses"], rel=1e-4)
 
 
-def test_log_and_order(inputs, finished):
-    rows = log(finished)
-    count = PackedRows(inputs / "packed.safetensors").rows
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) == 4 * count // 4
-    order = Loop(None, Recipe.from_dict(RECIPE), PackedRows(inputs / "packed.safetensors"), None, 1, 1, 0, 2)
-    sequence = [number for step in range(len(rows)) for number in order.row_numbers(step)]
-    assert sorted(sequence[:count]) == list(range(count)) and sequence[:count] != sequence[count : 2 * count]
+def test_log_and_order(inputs, tmp_path):
+    """The training that ran has read every row once an epoch, in another order in the next: each row is told by its tokens."""
+    train(inputs, tmp_path, recipe={"batch_size": 1, "micro_batch_size": 1, "epochs": 2})
+    packed = PackedRows(inputs / "packed.safetensors")
+    tokens = [packed.counted([number]) for number in range(packed.rows)]
+    rows = log(tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, 2 * packed.rows + 1)) and rows[-1]["epoch"] == 2
+    read = [
+        int(row["tokens"] - before) for row, before in zip(rows, [0, *(row["tokens"] for row in rows)], strict=False)
+    ]
+    first, second = read[: packed.rows], read[packed.rows :]
+    assert sorted(first) == sorted(second) == sorted(tokens) and first != second != tokens != first
 
 
 def test_record(inputs, finished):

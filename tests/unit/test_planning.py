@@ -199,12 +199,13 @@ def test_packed_rows_are_counted_where_they_are(config, tmp_path):
     rows = tmp_path / "results/packed/llama-3.1-8b/distillation.safetensors"
     rows.parent.mkdir(parents=True)
     save_file({"input_ids": np.zeros((320, 2), dtype=np.int32)}, rows)
+    config["planning"]["gpu"]["load_gb"]["value"] = 1e9  # neither loading nor states take time
     estimator, path = Estimator(config, ROOT), "results/packed/llama-3.1-8b/distillation.safetensors"
     assumed, counted = (estimator.estimate(distilling(inputs=inputs)).seconds for inputs in ([], [path]))
     config["planning"]["gpu"]["trainer"]["value"] = config["planning"]["gpu"]["start"]["value"] = 1e-9
     again = estimator.estimate(distilling(inputs=[path])).seconds
     tokens = 340e6 / 8192
-    assert counted < assumed / 10 and again == pytest.approx(16 + (assumed - 106) * 320 / tokens, rel=0.01)
+    assert counted < assumed / 10 and again == pytest.approx((assumed - 90) * 320 / tokens, rel=0.01)
 
 
 def test_a_finished_job_counts_as_measured_and_its_like_are_scaled(config, tmp_path):
@@ -293,13 +294,28 @@ def test_a_workload_is_estimated_up_to_the_rate_at_which_requests_wait(config):
 
 def test_a_training_leaves_a_checkpoint_and_its_states(config):
     state = (ROOT / "src/swiftkv/distill/state.py").read_text()
-    assert int(re.search(r"^KEPT = (\d+)", state, re.M)[1]) == disk.KEPT_STATES
+    assert int(re.search(r"^KEPT = (\d+)", state, re.M)[1]) + 1 == disk.STATES  # one more while it is written
     found = disk.written(distilling(), Estimator(config, ROOT))
     projections = 16 * 4096 * (4096 + 2 * 1024)
     assert found == {
         "checkpoints": 2 * (size_of("llama-3.1-8b").parameters + projections),
-        "training state": 24 * projections,
+        "training state": 36 * projections,
     }
+
+
+def test_the_plan_counts_the_time_that_states_take(config):
+    """One every 20 minutes, or where they take longer than 2 of these, a tenth of the time."""
+    size, spec = size_of("llama-3.1-8b"), spec_of(config, "llama-3.1-8b", "swiftkv-50")
+    state, seconds = 12 * size.trained(spec, "qkv") / 10**9, {}
+    for speed in (2, 0.01):
+        config["planning"]["gpu"]["load_gb"]["value"] = speed
+        machine, often = Machine(config, 8), recipe_of(config, "llama-3.1-8b", "distillation")
+        seldom = dataclasses.replace(often, checkpoint_minutes=10**6)
+        taken = [distill(config, size, spec, recipe, None, machine) for recipe in (often, seldom)]
+        seconds[speed] = (taken[0] - taken[1], taken[1])
+    more, hours = seconds[2][0] / (state / 2), seconds[2][1] / 3600
+    assert round(more) == pytest.approx(more) and 3 * hours - 1 < more <= 3 * hours
+    assert 0 < seconds[0.01][0] < 0.1 * seconds[0.01][1]
 
 
 def test_each_source_is_downloaded_once_and_gated_ones_are_named(config):

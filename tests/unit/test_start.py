@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from safetensors import safe_open
 
+from swiftkv.distill import attention
+from swiftkv.distill import teacher as distill_teacher
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.teacher import Teacher, write_moments
@@ -68,6 +71,35 @@ def teacher_key_value(teacher, hidden, layer: int) -> torch.Tensor:
     block = teacher.model.layers[layer]
     states = block.input_layernorm(hidden[layer]).flatten(0, 1)
     return torch.cat([block.self_attn.k_proj(states), block.self_attn.v_proj(states)], dim=1)
+
+
+def test_a_teacher_over_several_gpus_has_no_mask_that_stays_on_the_first(inputs, monkeypatch):
+    """FlexAttention's block mask, moved to a layer's device, keeps what it asks for the samples; sdpa's goes as a whole."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    samples = torch.zeros(1, 128, dtype=torch.int64)
+    mask = create_block_mask(lambda b, h, q, k: samples[b, q] == samples[b, k], 1, None, 128, 128, device="cpu")
+    moved = send_to_device(mask, "meta")
+    assert moved.kv_num_blocks.device.type == "meta"
+    assert moved.mask_mod.__closure__[0].cell_contents.device.type == "cpu"  # once it is not, this may all go
+
+    def teacher(gpus):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        made = Teacher(inputs / "model", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [2])
+        return made.step.attention, next(made.run([0]))[1]
+
+    def choose(recipe, _=None):
+        return asked if (asked := recipe.attention) != "auto" else attention.FLEX
+
+    one, expected = teacher(1)
+    load = distill_teacher.load_base
+    monkeypatch.setattr(distill_teacher, "load_base", lambda *given, device_map, **more: load(*given, **more))
+    for module in (attention, distill_teacher):
+        monkeypatch.setattr(module, "choose_for", choose)
+    name, found = teacher(2)
+    assert (one, name) == (attention.PACKED, attention.MASKED)
+    for layer, hidden in found.items():
+        torch.testing.assert_close(hidden, expected[layer], rtol=1e-4, atol=1e-5)
 
 
 def test_sums_do_not_depend_on_the_order():

@@ -33,8 +33,10 @@ def get_launcher(w, resources):
     """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
     if resources.gpu <= 1:
         return "python"
+    # How long torchrun lets its ranks save their state when it is told to end: as long as the cluster does, not 30 seconds.
+    patience = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3600"
     if resources.nodes == 1:
-        return f"torchrun --standalone --nproc-per-node {resources.gpu}"
+        return f"{patience} torchrun --standalone --nproc-per-node {resources.gpu}"
     free_port = "from swiftkv.measure.process import free_port; print(free_port())"
     # This shell runs on the first node, where the ranks meet on a port of their own; of SLURM's variables Snakemake leaves
     # it the job's number only, so srun has to be told again what the job may use.
@@ -42,7 +44,7 @@ def get_launcher(w, resources):
     cpus = resources.get("cpus_per_gpu")
     # At the end torchrun warns, with host names and folders, where another node's was gone first; errors are still said.
     return (
-        "TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic "
+        f"{patience} TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic "
         f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
         + f"$IN_IMAGE torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d "

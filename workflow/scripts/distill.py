@@ -31,7 +31,6 @@ def main() -> None:
 
     import torch
 
-    from swiftkv.distill.clock import early_enough
     from swiftkv.distill.recipe import Recipe, spec_from_json
     from swiftkv.distill.trainer import Training, train
     from swiftkv.sources import read_source
@@ -49,7 +48,8 @@ def main() -> None:
         checkpoint=options.checkpoint,
         log=options.log,
         record=options.record,
-        end=None if options.minutes is None else early_enough(started, options.minutes),
+        started=started,
+        minutes=options.minutes,
     )
     train(spec, recipe, files)
 

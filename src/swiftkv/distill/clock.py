@@ -10,24 +10,32 @@ from typing import Any
 import torch
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # what schedulers send before they take a machine away
-
-
-def early_enough(started: float, minutes: float) -> float:
-    """When a job that may run for so many minutes since `started` has to save its state, in `started`'s seconds."""
-    return started + max(60 * minutes - 300, 0.8 * 60 * minutes)
+SPARE = 300.0  # seconds kept free before a job's end, besides what is known to be needed; at most a fifth of the job's
+PAUSE = 10  # between two states passes at least so many times what one takes
 
 
 class Clock:
     """Asked after every optimizer step, by all ranks together; also a context in which the signals wait to be asked.
 
-    Args:
-        every: minutes between two states.
-        end: `time.monotonic()` after which it stops; None is no end.
+    It takes it that every call of `saved` was made right after the state that a call of `ask` had told to save.
+
+    Attributes:
+        took: seconds of the last state, gathered and written; 0 before there is one.
     """
 
-    def __init__(self, every: float, end: float | None = None) -> None:
+    def __init__(self, every: float, started: float = 0.0, minutes: float | None = None, took: float = 0.0) -> None:
+        """Start counting.
+
+        Args:
+            every: minutes between two states.
+            started: `time.monotonic()` when the job began.
+            minutes: how long it may run; None is no end.
+            took: seconds of a state in an earlier attempt.
+        """
+        self.took = took
         self._every, self._saved = 60 * every, time.monotonic()
-        self._end = end
+        self._known = self._saved  # since when the step under way runs
+        self._end = None if minutes is None else started + 60 * minutes - min(SPARE, 0.2 * 60 * minutes)
         self._signal: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -51,17 +59,19 @@ class Clock:
             ranks: how many there are.
         """
         now = time.monotonic()
-        over = self._end is not None and now > self._end
-        flags = torch.tensor(
-            [now - self._saved > self._every, over, self._signal or 0], device=device, dtype=torch.int32
-        )
+        # Going on may mean: a state now, one more step, and the last state.
+        over = self._end is not None and now + (now - self._known) + 2 * self.took > self._end
+        due = now - self._saved > max(self._every, PAUSE * self.took)
+        flags = torch.tensor([due, over, self._signal or 0], device=device, dtype=torch.int32)
         if ranks > 1:  # their clocks differ a little, and a signal may reach one before another
             torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
         due, over, number = flags.tolist()
+        self._known = time.monotonic()
         if number:
             return True, f"by {signal.Signals(number).name}"
         return bool(due or over), "before the time of its job ends" if over else None
 
     def saved(self) -> None:
         """A state was saved."""
-        self._saved = time.monotonic()
+        now = time.monotonic()
+        self.took, self._saved, self._known = now - self._known, now, now

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+
+# How long a rank waits for another one. The first works alone while it hashes a state, writes one (228 GB for 405B) or the
+# checkpoint (421 GB): over an hour on a slow disk, where NCCL by itself would end the others after 10 minutes.
+PATIENCE = datetime.timedelta(hours=2)
 
 
 def compute_device() -> str:
     """This rank's GPU, or the processor if there is none."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def accelerator() -> str | None:
+    """Name of this rank's GPU, if there is one."""
+    return torch.cuda.get_device_name() if compute_device() == "cuda" else None
+
+
+def join_ranks(**alone: Any) -> None:
+    """Meet the launcher's other ranks; `alone` is for a process that no launcher started, as torch's function takes it."""
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE, **alone)
 
 
 @contextlib.contextmanager
@@ -20,9 +39,7 @@ def launched_ranks() -> Iterator[None]:
     if "RANK" not in os.environ:
         yield
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    join_ranks()
     try:
         yield
     finally:

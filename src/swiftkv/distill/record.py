@@ -7,13 +7,39 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from swiftkv.distill.device import compute_device
+from swiftkv.distill.device import accelerator
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.records import describe_spec, key_value_heads, measurement
 from swiftkv.spec import SwiftKVSpec
+
+
+class Machines:
+    """What a training's steps ran on, all attempts counted."""
+
+    def __init__(self, position: dict[str, Any], ranks: int) -> None:
+        """Go on from a training state's position; in one without machines all was as it is now."""
+        self._now = (ranks, accelerator())
+        before = position.get("machines", [[*self._now, position["seconds"]]])
+        self._seconds = {(count, name): seconds for count, name, seconds in before}
+
+    def add(self, seconds: float) -> None:
+        """Count a step."""
+        self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds
+
+    @property
+    def spent(self) -> list[list]:
+        """By machine [ranks, name of their GPUs or None, seconds of its steps], as JSON can hold it."""
+        return [[*machine, seconds] for machine, seconds in self._seconds.items()]
+
+
+def gpus_of(machines: list[list]) -> tuple[float, str | None]:
+    """How many GPUs a training ran on, a mean over the time if not always as many, and the names of all."""
+    counts = {ranks if name else 0 for ranks, name, _ in machines}
+    spent = sum(seconds for *_, seconds in machines)
+    busy = sum(ranks * seconds for ranks, name, seconds in machines if name)
+    names = sorted({name for _, name, _ in machines if name})
+    return counts.pop() if len(counts) == 1 else busy / spent, "/".join(names) or None
 
 
 def training_record(
@@ -23,17 +49,20 @@ def training_record(
     recipe: Recipe,
     rows: PackedRows,
     ranks: int,
+    machines: list[list],
     attention: str,
     log: Path,
 ) -> dict[str, Any]:
     """A measurement "training"; its numbers come from the loss log, so a rerun after the last step gives the same.
 
     The result has seconds and hours of the optimizer steps alone, over all resumes; tokens that counted in the loss;
-    steps; the first and last step's loss; tokens a second, and a GPU and second; GPUs (0 on a processor) and their name.
+    steps; the first and last step's loss; tokens a second, and a GPU and second; GPUs and their names. GPUs are 0 on a
+    processor, and where attempts had different numbers the mean over the time, so that hours x GPUs are GPU-hours.
 
     Args:
         source: the model's source.json.
-        ranks: processes that trained, each with one GPU if there are any.
+        ranks: processes of the last attempt.
+        machines: `Machines.spent` of all attempts.
         attention: name of the attention function that ran.
         log: CSV of the losses.
     """
@@ -41,7 +70,7 @@ def training_record(
         steps = list(csv.DictReader(file))
     first, last = steps[0], steps[-1]
     seconds, tokens = float(last["seconds"]), int(last["tokens"])
-    gpus = ranks if compute_device() == "cuda" else 0
+    gpus, names = gpus_of(machines)
     fields = None if spec is None else dataclasses.asdict(spec)
     return measurement(
         "training",
@@ -61,7 +90,7 @@ def training_record(
             "tokens_per_second": tokens / seconds,
             "tokens_per_second_per_gpu": tokens / seconds / gpus if gpus else None,
             "gpus": gpus,
-            "accelerator": torch.cuda.get_device_name() if gpus else None,
+            "accelerator": names,
             "attention": attention,
         },
         seconds=seconds,

@@ -1,28 +1,28 @@
 """Training state on disk, so that a training that was stopped goes on where its newest whole state left it.
 
 `<state folder>/<fingerprint>/` holds `state.json` (written last, atomically: it names the checkpoints that count, the
-newest first, with their checksums), the newest two of these, and `log.csv`. The fingerprint is of everything that decides
-the result, so a changed recipe, spec, model or data set starts in a folder of its own and an earlier state is neither
-mistaken for it nor lost. A checkpoint is one safetensors file of whole tensors, so any number of ranks can go on from it.
+newest first, with their checksums), the newest two of these, and `log.csv`; and `diverged.txt` where the training has
+diverged: why no attempt goes on. The fingerprint is of everything that decides the result, so a changed recipe, spec, model
+or data set starts in a folder of its own and an earlier state is neither mistaken for it nor lost. A checkpoint is one
+safetensors file of whole tensors, so any number of ranks can go on from it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from swiftkv.distill.recipe import Recipe
-from swiftkv.records import read_json, write_json
+from swiftkv.distill.tensor_file import write
+from swiftkv.errors import UserError
+from swiftkv.records import atomic_path, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
 SAMPLE = 2**20
@@ -70,7 +70,7 @@ class TrainingState:
         """Find the states of this very training, if there are any.
 
         Raises:
-            UserError: the list of them is damaged.
+            UserError: the list of them is damaged, or the training has diverged.
         """
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         self.others = [path.name for path in Path(folder).glob("*/state.json") if path.parent.name != key]
@@ -78,6 +78,9 @@ class TrainingState:
         self.log = self.folder / "log.csv"
         self.identity = identity
         self._file = self.folder / "state.json"
+        self._diverged = self.folder / "diverged.txt"
+        if self._diverged.exists():
+            raise UserError(self._diverged.read_text())
         self.checkpoints = read_json(self._file)["checkpoints"] if self._file.exists() else []
 
     def save(self, engine: Any, step: int, progress: dict[str, Any]) -> None:
@@ -88,8 +91,7 @@ class TrainingState:
         if comm.get_rank() == 0:
             path = self.folder / f"step-{step}.safetensors"
             self.folder.mkdir(parents=True, exist_ok=True)
-            write(tensors, path)
-            entry = {"file": path.name, "sha256": checksum(path), "step": step, **progress}
+            entry = {"file": path.name, "sha256": write(tensors, path), "step": step, **progress}
             kept = [entry, *(old for old in self.checkpoints if old["step"] < step)][:KEPT]
             write_json(self._file, {"checkpoints": kept, "identity": self.identity})
             self.checkpoints = kept
@@ -97,6 +99,27 @@ class TrainingState:
                 if old.name not in [entry["file"] for entry in kept]:
                     old.unlink(missing_ok=True)
         comm.barrier()
+
+    def diverge(self, what: str) -> NoReturn:
+        """End the training for good, as every attempt at the same would end alike; all ranks call this.
+
+        Args:
+            what: has become impossible.
+
+        Raises:
+            UserError: always, and again wherever somebody comes to this state.
+        """
+        from deepspeed import comm
+
+        sentence = (
+            f"{what}, so the training has diverged and is not tried again: change its recipe, for example to a lower "
+            f"learning_rate, or delete {self._diverged} to go on from its last state, or {self.folder} to start anew"
+        )
+        if comm.get_rank() == 0:
+            with atomic_path(self._diverged) as scratch:
+                scratch.write_text(sentence)
+        comm.barrier()
+        raise UserError(sentence)
 
     def load(self, engine: Any) -> dict[str, Any] | None:
         """Put the newest whole checkpoint into `engine`; what `save` was told, or None without one. All ranks call this."""
@@ -120,19 +143,6 @@ class TrainingState:
             file=sys.stderr, flush=True,
         )  # fmt: skip
         return False
-
-
-def write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a safetensors file through to the disk, whole or not at all."""
-    scratch = path.with_suffix(".part")
-    try:
-        save_file(tensors, scratch)
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
 
 
 def trained(engine: Any) -> dict[str, torch.nn.Parameter]:

@@ -8,7 +8,6 @@ the logits would be V.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from swiftkv.distill.attention import choose_for
+from swiftkv.distill.attention import FLEX, MASKED, choose_for
 from swiftkv.distill.device import compute_device, rank, ranks
 from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import digest
 from swiftkv.distill.step import DistillationStep
+from swiftkv.distill.tensor_file import header
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, spread
 from swiftkv.records import atomic_path
@@ -51,7 +51,7 @@ class Teacher:
         Raises:
             UserError: the model, the data or a layer is not what it has to be.
         """
-        choose_for(recipe)  # what cannot work here has to show before the model is loaded
+        attention = choose_for(recipe)  # what cannot work here has to show before the model is loaded
         self.rows = PackedRows(data)
         alone_on_gpus = torch.cuda.device_count() > 1 and ranks() == 1
         base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if alone_on_gpus else None)
@@ -61,6 +61,9 @@ class Teacher:
                 raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
         self.layers, self.size, self.width = sorted(set(layers)), recipe.micro_batch_size, base.config.hidden_size
         plain = dataclasses.replace(recipe, loss="distillation", train="qkv")  # it is the same whatever is trained
+        if alone_on_gpus and attention == FLEX:
+            # Its block mask asks for the samples' numbers, which stay on the first GPU when a layer's hook moves the mask.
+            plain = dataclasses.replace(plain, attention=MASKED)
         self.step = DistillationStep(base, SwiftKVSpec(depth, self.layers[0]), plain)
         if alone_on_gpus:
             spread(self.step.student, base)
@@ -189,21 +192,12 @@ def allocate(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, descrip
 
     Writing through a mapping keeps memory small, where the safetensors library wants all tensors at once.
     """
-    code, kind = {"bfloat16": ("BF16", np.uint16), "float32": ("F32", np.float32)}[dtype]
-    header: dict[str, Any] = {"__metadata__": {"description": json.dumps(description, sort_keys=True)}}
-    end = 0
-    for name, shape in shapes.items():
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    begin = 8 + len(text)
+    begin, starts, size = header(shapes, dtype, description)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(begin)
         file.flush()
-        os.posix_fallocate(file.fileno(), 0, begin + end)  # a full disk shows here, not as a crash later
-    starts = {name: begin + header[name]["data_offsets"][0] for name in shapes}
+        os.posix_fallocate(file.fileno(), 0, size)  # a full disk shows here, not as a crash later
+    kind = {"bfloat16": np.uint16, "float32": np.float32}[dtype]
     return {name: np.memmap(path, kind, "r+", starts[name], shape) for name, shape in shapes.items()}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import math
 import os
 import shutil
 import sys
@@ -20,11 +21,11 @@ from transformers import PreTrainedModel
 
 from swiftkv.distill.attention import choose_for
 from swiftkv.distill.clock import Clock
-from swiftkv.distill.device import compute_device
+from swiftkv.distill.device import compute_device, join_ranks
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.progress import LOSSES, LossLog, Progress
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.record import training_record
+from swiftkv.distill.record import Machines, training_record
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
 from swiftkv.distill.teacher import TeacherStates, check_identity, states_identity
@@ -51,7 +52,8 @@ class Training:
         checkpoint: folder of the result.
         log: CSV of the losses.
         record: JSON of what the training cost.
-        end: `time.monotonic()` after which it saves its state and stops; None is no end.
+        started: `time.monotonic()` when its job began.
+        minutes: how long the job may run; it saves its state and stops before. None is no end.
     """
 
     source: dict[str, Any]
@@ -63,7 +65,8 @@ class Training:
     checkpoint: Path
     log: Path
     record: Path
-    end: float | None = None
+    started: float = 0.0
+    minutes: float | None = None
 
     @property
     def model(self) -> Path:
@@ -98,6 +101,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
         if files.teacher_states is None:
             raise UserError("the recipe asks for stored teacher states, but no file with them was given")
         stored = TeacherStates(files.teacher_states, spec, files.model, files.data, recipe)
+    state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data))
     tokenizer = load_tokenizer(files.model)
     base = load_base(files.model, dtype=recipe.torch_dtype)
     start = fitted_start(base, spec, recipe, files) if recipe.start == "fitted" else None
@@ -106,7 +110,6 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
 
     rank, ranks = comm.get_rank(), comm.get_world_size()
     accumulation = recipe.accumulation(ranks)
-    state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data))
     if rank == 0 and not state.checkpoints and state.others:
         say(f"the state kept in {files.state} is of another recipe, spec, model or data set: training from the start")
     step = make_step(base, spec, recipe, start)
@@ -118,12 +121,19 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     loop = Loop(engine, recipe, rows, stored, total, ranks, rank, accumulation)
     progress = Progress(f"training {files.checkpoint.name}", total, done=position["step"])
     tokens, seconds = position["tokens"], position["seconds"]
-    with Clock(recipe.checkpoint_minutes, files.end) as clock:
+    machines = Machines(position, ranks)
+    with Clock(recipe.checkpoint_minutes, files.started, files.minutes, position.get("state_seconds", 0.0)) as clock:
         for number in range(position["step"], total):
             begin = time.monotonic()
             result = loop.run(number)
             elapsed = time.monotonic() - begin
+            if not math.isfinite(result["loss"] + result["gradient_norm"]):
+                state.diverge(
+                    f"step {number + 1} of {total}: the loss is {result['loss']:g}, the gradient's norm "
+                    f"{result['gradient_norm']:g}"
+                )
             tokens, seconds = tokens + result["tokens"], seconds + elapsed
+            machines.add(elapsed)
             if log is not None:
                 speed = result["tokens"] / elapsed
                 log.add(
@@ -134,7 +144,8 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
                 progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
             due, stop = clock.ask(engine.device, ranks)
             if due or (number + 1) % recipe.checkpoint_every == 0 or number + 1 == total:
-                state.save(engine, number + 1, {"tokens": tokens, "seconds": seconds})
+                spent = {"tokens": tokens, "seconds": seconds, "machines": machines.spent, "state_seconds": clock.took}
+                state.save(engine, number + 1, spent)
                 clock.saved()
             if stop and number + 1 < total:
                 raise UserError(
@@ -147,7 +158,9 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
         save(step, tensors, tokenizer, files, state.log)
         write_json(
             files.record,
-            training_record(files.source, files.variant, spec, recipe, rows, ranks, step.attention, state.log),
+            training_record(
+                files.source, files.variant, spec, recipe, rows, ranks, machines.spent, step.attention, state.log
+            ),
         )
     comm.barrier()
     engine.destroy()
@@ -198,7 +211,11 @@ class Loop:
         return numbers
 
     def run(self, number: int) -> dict[str, float]:
-        """Optimizer step `number`; its mean losses over all positions, the tokens that counted, the learning rate."""
+        """Optimizer step `number`; its mean losses over all positions, and what else there is to say of it.
+
+        That is the tokens that counted, the learning rate and the gradient's norm before clipping. All is the same on
+        every rank; DeepSpeed leaves out an update with a norm that is not finite, and calls it infinite.
+        """
         recipe, device = self.recipe, self.engine.device
         numbers = self.row_numbers(number)
         tokens = self.rows.counted(numbers)
@@ -226,6 +243,7 @@ class Loop:
             **dict(zip(LOSSES, (logits, hidden, early_exit), strict=True)),
             "learning_rate": rate,
             "tokens": tokens,
+            "gradient_norm": float(self.engine.get_global_grad_norm()),
         }
 
     def _targets(self, numbers: list[int]) -> int:
@@ -276,14 +294,8 @@ def start_distributed() -> None:
     if not cuda:
         os.environ["DS_ACCELERATOR"] = "cpu"
     launched = "RANK" in os.environ
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if not torch.distributed.is_initialized():
-        backend = "nccl" if cuda else "gloo"
-        if launched:
-            torch.distributed.init_process_group(backend)
-        else:
-            torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+        join_ranks(**({} if launched else {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}))
     if not launched:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     with quiet_deepspeed():

@@ -14,8 +14,7 @@ from swiftkv.planning.jobs import PlannedJob
 from swiftkv.planning.text import mix_tokens, packed_rows, recipe_of
 from swiftkv.score.catalogue import KNOWN
 
-KEPT_STATES = 2  # training states that stay, `swiftkv.distill.state.KEPT`
-STATE_BYTES = 12  # of one trained parameter in one: weight and AdamW's two moments, float32
+STATES = 3  # training states at once: `swiftkv.distill.state.KEPT` that stay, and one that is being written
 PACKED_BYTES = 10  # of one packed token: id, position, two masks
 TEXT_BYTES = 4  # of one token as text, with what JSON adds; 3.7 at local scale
 SMALL = 10**5  # of any other output, and of a tokenizer's share
@@ -44,7 +43,7 @@ class Download:
 
 
 def written(job: PlannedJob, estimator: Estimator) -> dict[str, int]:
-    """Bytes that a job leaves, by `WHAT`, downloads apart; nothing of what cannot be said yet."""
+    """Bytes that a job needs room for, by `WHAT`, downloads apart; nothing of what cannot be said yet."""
     try:
         return {what: math.ceil(size) for what, size in _written(job, estimator).items() if size}
     except UserError:
@@ -81,10 +80,10 @@ def _written(job: PlannedJob, estimator: Estimator) -> dict[str, float]:
     if job.rule == "distill":
         variant = config["variants"][job.wildcards["variant"]]
         size, spec = estimator.size(model), estimator.spec(job)
-        trained = size.trained(spec, recipe_of(config, model, variant["recipe"]).train)
+        train = recipe_of(config, model, variant["recipe"]).train
         return {
             "checkpoints": size.checkpoint_bytes(spec),
-            "training state": KEPT_STATES * STATE_BYTES * trained,
+            "training state": STATES * size.state_bytes(spec, train),
         }
     return {"other": SMALL * len(job.outputs)}
 

@@ -36,5 +36,5 @@ class Machine:
         return steps * (weights / (devices * self["memory_gb"] * GIGA) + layers * self["layer_ms"] / 1000)
 
     def load(self, weights: float) -> float:
-        """Seconds from the disk into memory; weights in bytes."""
+        """Seconds from the disk into memory, or back; weights in bytes."""
         return weights / (self["load_gb"] * GIGA)

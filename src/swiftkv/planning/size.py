@@ -176,6 +176,10 @@ class Size:
             count += upper * ((self.parameters - self._vocabulary) // self.layers - own)
         return count
 
+    def state_bytes(self, spec: SwiftKVSpec | None, train: str) -> int:
+        """Of one training state: weight and AdamW's two moments of all that is trained, float32."""
+        return 12 * self.trained(spec, train)
+
     @property
     def bytes(self) -> int:
         """Of its weights; with FP8 all but the vocabulary's are one byte."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from swiftkv import config as cfg
@@ -10,6 +11,8 @@ from swiftkv.planning.machine import Machine
 from swiftkv.planning.size import Size
 from swiftkv.planning.text import chat_tokens, packed_rows, trained_tokens
 from swiftkv.spec import SwiftKVSpec
+
+PAUSE = 10  # `swiftkv.distill.clock.PAUSE`: at least so many times what a state takes passes between two
 
 
 def training_flops(size: Size, spec: SwiftKVSpec | None, recipe: Recipe, context: float) -> float:
@@ -48,7 +51,9 @@ def distill(
     tokens = trained_tokens(config, recipe, packed)
     flops = tokens * training_flops(size, spec, recipe, chat_tokens(config, recipe.data, recipe.max_length))
     seconds = machine.compute(flops, "training", machine.together)
-    return machine["start"] + machine["trainer"] + 2 * machine.load(size.bytes) + seconds
+    state = machine.load(size.state_bytes(spec, recipe.train))
+    states = 1 + math.floor(seconds / max(60 * recipe.checkpoint_minutes, PAUSE * state))
+    return machine["start"] + machine["trainer"] + 2 * machine.load(size.bytes) + seconds + states * state
 
 
 def moments_flops(size: Size, layers: list[int]) -> float:

@@ -45,7 +45,8 @@ def make(entry: Entry, files: Files) -> Table:
     notes = [
         *entry.get("notes", []),
         "Hours are those of the optimizer steps, without loading, packing, stored teacher states and checkpoints. Tokens "
-        "are those that counted in the loss, every epoch anew. A loss is that of the recipe's own objective.",
+        "are those that counted in the loss, every epoch anew. A loss is that of the recipe's own objective. GPUs are the "
+        "mean over these hours, should a training have gone on with another number.",
     ]
     if statements:
         stated = [_stated(row, footnotes) for row in statements]
@@ -81,7 +82,7 @@ def _values(
         "variant": variant,
         "kv_cache": "auto",
         **{name: result.get(name) for name in (*names, "loss_first", "loss_last")},
-        "device": device_name(record) if result else None,
+        "device": (result["accelerator"] or device_name(record)) if result else None,
         "missing": None if result else reason(entry, record, model["name"], variant),
         **theirs,
     }
@@ -99,7 +100,7 @@ def _cells(row: dict[str, Any], footnotes: Footnotes) -> dict[str, str]:
         "Variant": row["variant"],
         "Hours": show(row["hours"], 3),
         "Tokens": f"{row['tokens']:,}",
-        "Hardware": f"{row['gpus']} × {row['device']}" if row["gpus"] else row["device"],
+        "Hardware": f"{row['gpus']:.4g} × {row['device']}" if row["gpus"] else row["device"],
         "Tokens/s": show(row["tokens_per_second"], 3),
         "Tokens/s\na device": show(row["tokens_per_second_per_gpu"] or row["tokens_per_second"], 3),
         "Steps": f"{row['steps']:,}",
