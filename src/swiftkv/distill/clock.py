@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from swiftkv.distill.recipe import PAUSE
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # what schedulers send before they take a machine away
 SPARE = 300.0  # seconds kept free before a job's end, besides what is known to be needed; at most a fifth of the job's
-PAUSE = 10  # between two states passes at least so many times what one takes
 
 
 class Clock:

@@ -32,6 +32,7 @@ POSITIVE = (
 NOT_NEGATIVE = (
     "logits_weight", "hidden_state_weight", "learning_rate", "weight_decay", "gradient_clipping", "start_ridge",
 )  # fmt: skip
+PAUSE = 10  # between two training states passes at least so many times what one takes
 
 
 @dataclass(frozen=True, kw_only=True)

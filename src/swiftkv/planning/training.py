@@ -6,13 +6,11 @@ import math
 from typing import Any
 
 from swiftkv import config as cfg
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import PAUSE, Recipe
 from swiftkv.planning.machine import Machine
 from swiftkv.planning.size import Size
 from swiftkv.planning.text import chat_tokens, packed_rows, trained_tokens
 from swiftkv.spec import SwiftKVSpec
-
-PAUSE = 10  # `swiftkv.distill.clock.PAUSE`: at least so many times what a state takes passes between two
 
 
 def training_flops(size: Size, spec: SwiftKVSpec | None, recipe: Recipe, context: float) -> float:
