@@ -45,23 +45,66 @@ def round_trip(states: torch.Tensor) -> torch.Tensor:
     return dequantize(*quantize(states), states.dtype)
 
 
+class Peak:
+    """The largest absolute key and value that FP8 caches were given, over all layers and tokens."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self._known: dict[str, float] = {}
+
+    def see(self, **states: torch.Tensor) -> None:
+        """Look at keys or values of any shape; waits for no GPU."""
+        for name, tensor in states.items():
+            place, largest = (name, tensor.device), tensor.abs().amax()
+            self._seen[place] = torch.maximum(self._seen[place], largest) if place in self._seen else largest
+
+    def include(self, largest: dict[str, float]) -> None:
+        """Add what another one has seen."""
+        self._known |= {name: max(value, self._known.get(name, 0.0)) for name, value in largest.items()}
+
+    def largest(self) -> dict[str, float]:
+        """By name what was seen; empty where nothing was."""
+        for (name, _), value in self._seen.items():
+            self.include({name: value.item()})
+        return dict(self._known)
+
+    def warn(self) -> None:
+        """Print a sentence if an FP8 cache may cost more than the usual rounding."""
+        for name, value in self.largest().items():
+            if value > FP8_MAX:
+                print(
+                    f"warning: {name}s of up to {value:.0f} enter the FP8 KV cache, which rounds them in steps of up to "
+                    f"{value / 14:.0f}; with one scale a tensor, 1 in vLLM by default, they are cut at {FP8_MAX:.0f}: "
+                    "compare with kv_cache auto before FP8 is used",
+                    flush=True,
+                )
+
+
 class Fp8Cache(DynamicCache):
     """A `DynamicCache` that holds what a per-token FP8 cache would return.
 
     It keeps the dequantized values in the model's dtype: scores are those of an FP8 cache, memory is not.
+
+    Args:
+        peak: sees all keys and values before they are quantized.
     """
+
+    def __init__(self, *args, peak: Peak | None = None, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.peak = peak or Peak()
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
         """Quantise the new tokens' keys and values [batch, KV heads, tokens, head size], then cache as usual."""
+        self.peak.see(key=key_states, value=value_states)
         return super().update(round_trip(key_states), round_trip(value_states), layer_idx, *args, **kwargs)
 
 
-def new_cache(kv_cache: str, config: PreTrainedConfig) -> DynamicCache:
-    """An empty cache for a model with `config`: `auto` in the model's dtype, `fp8` per-token FP8.
+def new_cache(kv_cache: str, config: PreTrainedConfig, peak: Peak | None = None) -> DynamicCache:
+    """An empty cache for a model with `config`: `auto` in the model's dtype, `fp8` per-token FP8, whose input `peak` sees.
 
     Raises:
         ValueError: another name.
     """
     if kv_cache not in KV_CACHES:
         raise ValueError(f"KV cache {kv_cache!r} is unknown; use one of {', '.join(KV_CACHES)}")
-    return (Fp8Cache if kv_cache == "fp8" else DynamicCache)(config=config)
+    return Fp8Cache(config=config, peak=peak) if kv_cache == "fp8" else DynamicCache(config=config)
