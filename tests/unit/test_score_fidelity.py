@@ -151,12 +151,9 @@ def test_fp8_baseline_is_close_to_but_not_its_teacher(place):
     assert 0 < record["result"]["kl"]["value"] < 0.05
 
 
-def test_too_few_gpus_are_one_sentence(place, monkeypatch, tiny_teacher):
+def test_too_few_gpus_are_one_sentence(place, full_gpus):
     source, chats, _, output = place
-    teacher = tiny_teacher(**SHAPE)
-    teacher.hf_device_map = {"model": 0, "lm_head": "cpu"}
-    monkeypatch.setattr(fidelity, "load_base", lambda *_, **__: teacher)
-    with pytest.raises(UserError, match="give it more of them"):
+    with pytest.raises(UserError, match="all of it is left over.*raise gpus.score"):
         measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, output)
 
 

@@ -15,7 +15,7 @@ from swiftkv.errors import UserError
 from swiftkv.measure.prompts import chat_prompts, opening
 from swiftkv.models import load_swiftkv, load_tokenizer
 from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
-from swiftkv.records import describe_spec, key_value_heads, measurement, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
 from swiftkv.score.fidelity import POSITIONS, ratio
 from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
@@ -213,7 +213,7 @@ def measure_early_exit(
         "early_exit",
         model=source,
         variant=variant,
-        weights="trained",
+        **weights_of(checkpoint),
         spec=described,
         settings=settings | {"batch_size": 1},
         result={

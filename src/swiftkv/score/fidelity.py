@@ -123,17 +123,8 @@ def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict
 
 
 def load_teacher(folder: Path) -> PreTrainedModel:
-    """An ordinary model, spread over all GPUs there are.
-
-    Raises:
-        UserError: it cannot be loaded, or the GPUs are too few for it.
-    """
-    model = load_base(folder, device_map="auto" if torch.cuda.is_available() else None)
-    if {"cpu", "disk"} & set(getattr(model, "hf_device_map", {}).values()):
-        raise UserError(
-            f"the model in {folder} does not fit into the memory of the GPUs there are; give it more of them"
-        )
-    return model
+    """An ordinary model, spread over all GPUs there are; raises as `load_base`."""
+    return load_base(folder, device_map="auto" if torch.cuda.is_available() else None)
 
 
 def load_models(
