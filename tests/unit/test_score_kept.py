@@ -102,7 +102,7 @@ def test_an_ended_score_goes_on(source, tasks, kind, kv_cache, passes, tmp_path,
     rest = passes.of(lambda: run(state))
     assert written(source, tasks) == undisturbed
     assert len(set(undisturbed[0]["result"]["questions"]["values"])) == 7
-    assert ("fp8_largest" in undisturbed[1]["result"]) == (kv_cache == "fp8")
+    assert ("fp8_keys" in undisturbed[1]["result"]) == (kv_cache == "fp8")
     assert 0 < rest < every * 0.6
     assert "bits: goes on with" in capsys.readouterr().out
     assert not state.exists()

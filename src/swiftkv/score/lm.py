@@ -43,7 +43,7 @@ class CachedLM(HFLM):
 
     Attributes:
         kept: where answers are kept and found again; by itself nowhere.
-        peak: the largest numbers that an FP8 cache was given, for the answers since `kept` was set.
+        peak: the largest key that an FP8 cache was given, for the answers since `kept` was set.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class CachedLM(HFLM):
         return new_cache(self.kv_cache, self.model.config, self.peak)
 
     def _answer(self, asked: list[Any], compute: Callable[[], Any]) -> Any:
-        answer, largest = self.kept.answer(asked, lambda: (compute(), self.peak.largest()))
-        self.peak.include(largest)
+        answer, keys = self.kept.answer(asked, lambda: (compute(), self.peak.found()))
+        self.peak.include(keys)
         return answer
 
     def _rows(self, requests: list[Request]) -> list[tuple[list[int], list[int]]]:
