@@ -140,3 +140,10 @@ def test_weights_that_others_trained_are_published(place):
     (place[2] / ORIGIN).write_text('{"id": "someone/else"}')
     record = measured(place, documents=1, prompts=0, questions=["Who?"], max_new_tokens=2)
     assert (record["weights"], record["checkpoint"]) == ("published", {"id": "someone/else"})
+
+
+def test_outputs_that_are_no_numbers_are_one_sentence(place):
+    model = load_swiftkv(place[2], torch.float32)
+    model.model.layers[5].mlp.up_proj.weight.data[0, 0] = torch.nan
+    with pytest.raises(UserError, match="not finite: the weights are damaged"):
+        agreement(model, list(range(3, 60)), 10, 0.25)

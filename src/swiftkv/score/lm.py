@@ -24,10 +24,10 @@ from swiftkv.errors import UserError
 from swiftkv.quantize import Peak, new_cache
 from swiftkv.score.attention import NAME
 from swiftkv.score.kept import KeptAnswers
+from swiftkv.score.result import BROKEN
 
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
 BATCHES = 16  # of log-likelihoods, which are kept together
-BROKEN = "the weights are damaged, or numbers in the model overflow; compare the checkpoint with where it is from"
 
 
 class CachedLM(HFLM):
