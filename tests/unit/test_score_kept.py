@@ -108,7 +108,7 @@ def test_an_ended_score_goes_on(source, tasks, kind, kv_cache, passes, tmp_path,
     assert not state.exists()
 
 
-@pytest.mark.parametrize("changed", ["checkpoint", "kv_cache", "libraries"])
+@pytest.mark.parametrize("changed", ["checkpoint", "kv_cache", "libraries", "code"])
 def test_answers_of_something_else_are_not_taken(changed, source, tasks, passes, tmp_path, tiny_teacher, monkeypatch):
     state, change = tmp_path / "state", {"kv_cache": "fp8"} if changed == "kv_cache" else {}
     with pytest.raises(Ended):
@@ -120,6 +120,8 @@ def test_answers_of_something_else_are_not_taken(changed, source, tasks, passes,
     if changed == "libraries":
         origin = provenance(0) | {"libraries": {"torch": "0.1"}}
         monkeypatch.setattr("swiftkv.score.run.provenance", lambda _: origin)
+    if changed == "code":
+        monkeypatch.setattr("swiftkv.score.run.__file__", tmp_path / "swiftkv/score/run.py")
     every = passes.of(lambda: score(source, tasks, None, **change))
     fresh = written(source, tasks)
     assert passes.of(lambda: score(source, tasks, state, **change)) == every

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import math
 import os
@@ -101,12 +102,14 @@ def measure_scores(
 
 
 def _keep(state: Path | None, subject: dict[str, Any], folders: list[Path], task: str) -> KeptAnswers:
-    """The answers to a task that an earlier job had from the same files, libraries and kind of machine."""
+    """The answers to a task that an earlier job had from the same files, code, libraries and kind of machine."""
     if state is None:
         return KeptAnswers()
     files = {file: file.stat() for folder in folders for file in sorted(folder.iterdir()) if file.is_file()}
-    origin = provenance(0)
+    origin, package = provenance(0), Path(__file__).parents[1]
+    code = sorted(file for part in ("models", "quantize", "score") for file in (package / part).glob("*.py"))
     same = subject | {
+        "code": hashlib.sha256(b"".join(file.read_bytes() for file in code)).hexdigest(),
         "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in files.items()],
         "libraries": origin["libraries"],
         "hardware": origin["hardware"]["gpus"] or origin["hardware"],
