@@ -45,9 +45,15 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write `content` as indented JSON, atomically."""
+    """Write `content` as indented JSON, atomically; a number that is NaN or infinite is a `UserError`."""
+    try:
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise UserError(
+            f"{path} is not written: one of its numbers is NaN or infinite, so nothing was measured"
+        ) from None
     with atomic_path(path) as scratch:
-        scratch.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        scratch.write_text(text + "\n")
 
 
 def read_json(path: str | Path) -> Any:

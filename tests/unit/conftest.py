@@ -1,6 +1,7 @@
 """Inputs of whole trainings, and one that ran undisturbed; a file may have others of its own."""
 
 import pytest
+import torch
 
 from tests.unit.distill_helpers import make_inputs, train
 
@@ -19,3 +20,11 @@ def finished(inputs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     train(inputs, folder)
     return folder
+
+
+@pytest.fixture
+def full_gpus(monkeypatch):
+    """A machine whose GPUs have no memory left."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in ("transformers.integrations.accelerate", "accelerate.utils.modeling"):
+        monkeypatch.setattr(f"{module}.get_max_memory", lambda *_: {"cpu": 2**40})

@@ -14,6 +14,7 @@ import swiftkv.models as models
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.checkpoint import _dispatch
+from swiftkv.models.quantized import check_places
 from swiftkv.spec import SwiftKVSpec
 
 # Fields and spelling of the published 8B checkpoint's config.json (transformers 4.44), in a small size.
@@ -225,6 +226,13 @@ def test_load_base_and_any(architecture, tiny_teacher, tmp_path, tokens):
     assert load_base(tmp_path / "base").dtype == torch.bfloat16
     with pytest.raises(UserError, match=f"config.json is of a '{architecture}' model"):
         load_swiftkv(tmp_path / "base")
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk", torch.device("cpu")])
+def test_a_part_beside_the_gpus_is_named(place, tmp_path):
+    check_places({"model.layers.0": 0, "model.layers.1": torch.device("cuda", 1)}, tmp_path)
+    with pytest.raises(UserError, match=f"the model in {tmp_path} .*: model.layers.1 is left over, one of 2 parts"):
+        check_places({"model.layers.0": 0, "model.layers.1": place, "lm_head": place}, tmp_path)
 
 
 def edit_config(folder: Path, **fields) -> None:

@@ -237,6 +237,11 @@ def test_a_weight_that_is_not_fp8_is_named(folders, tmp_path):
         load_base(tmp_path)
 
 
+def test_too_few_gpus_are_one_sentence(folders, full_gpus):
+    with pytest.raises(UserError, match="does not fit into the memory of the GPUs"):
+        load_base(folders / "fp8", device_map="auto")
+
+
 def test_16_bit_models_are_saved_as_they_were(tmp_path):
     save_swiftkv(tiny_swiftkv(), tmp_path / "model")
     assert FP8 not in {tensor.dtype for tensor in load_file(tmp_path / "model/model.safetensors").values()}

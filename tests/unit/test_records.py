@@ -59,7 +59,7 @@ def test_provenance_says_whether_the_checkout_was_changed(tmp_path, monkeypatch)
 
 def test_a_failed_write_leaves_what_was_there(tmp_path):
     write_json(tmp_path / "record.json", {"a": 1})
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError, match="record.json is not written: one of its numbers is NaN"):
         write_json(tmp_path / "record.json", {"a": float("nan")})
     with pytest.raises(RuntimeError), atomic_path(tmp_path / "folder") as scratch:
         scratch.mkdir()

@@ -14,6 +14,7 @@ from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.early_exit import early_logits
+from swiftkv.records import ORIGIN
 from swiftkv.score.early_exit import agreement, measure_early_exit, share, summarize_agreement, summarize_answers
 from swiftkv.spec import SwiftKVSpec
 
@@ -128,3 +129,21 @@ def test_what_cannot_exit_is_one_sentence(place, tmp_path):
         measure_early_exit(source, tmp_path / "nowhere", "v", EXIT, chats, SETTINGS, output)
     assert not output.exists()
     assert replace(SwiftKVSpec(**SPEC), early_exit=True) == SwiftKVSpec(**EXIT)
+
+
+def test_too_few_gpus_are_one_sentence(place, full_gpus):
+    with pytest.raises(UserError, match="swiftkv does not fit into the memory of the GPUs"):
+        measured(place)
+
+
+def test_weights_that_others_trained_are_published(place):
+    (place[2] / ORIGIN).write_text('{"id": "someone/else"}')
+    record = measured(place, documents=1, prompts=0, questions=["Who?"], max_new_tokens=2)
+    assert (record["weights"], record["checkpoint"]) == ("published", {"id": "someone/else"})
+
+
+def test_outputs_that_are_no_numbers_are_one_sentence(place):
+    model = load_swiftkv(place[2], torch.float32)
+    model.model.layers[5].mlp.up_proj.weight.data[0, 0] = torch.nan
+    with pytest.raises(UserError, match="not finite: the weights are damaged"):
+        agreement(model, list(range(3, 60)), 10, 0.25)

@@ -151,12 +151,36 @@ def test_fp8_baseline_is_close_to_but_not_its_teacher(place):
     assert 0 < record["result"]["kl"]["value"] < 0.05
 
 
-def test_too_few_gpus_are_one_sentence(place, monkeypatch, tiny_teacher):
+def test_large_keys_in_an_fp8_cache_are_said(tmp_path, tiny_teacher, capsys):
+    """As Qwen2 has them from its biases; what they do to quality is there to see."""
+    found = {}
+    for bias in (0.0, 100.0):
+        folder = tmp_path / str(bias)
+        model = tiny_teacher("qwen2", **SHAPE)
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.data[3::8] = bias  # one in each head
+        arguments = (
+            None,
+            "baseline",
+            None,
+            "fp8",
+            write_chats(tmp_path / "chats.jsonl"),
+            5,
+            40,
+            0,
+            tmp_path / "out.json",
+        )
+        found[bias] = measure_fidelity(write_source(model, folder), *arguments)["result"]
+        assert ("warning: keys of up to 1" in capsys.readouterr().out) == (bias == 100)
+    bound = 8 * 8**0.5
+    assert 0 < found[0.0]["fp8_keys"]["largest"] < bound < 99 < found[100.0]["fp8_keys"]["largest"] < 120
+    assert found[0.0]["fp8_keys"]["bound"] == pytest.approx(bound)
+    assert found[100.0]["kl"]["value"] > 5 * found[0.0]["kl"]["value"]
+
+
+def test_too_few_gpus_are_one_sentence(place, full_gpus):
     source, chats, _, output = place
-    teacher = tiny_teacher(**SHAPE)
-    teacher.hf_device_map = {"model": 0, "lm_head": "cpu"}
-    monkeypatch.setattr(fidelity, "load_base", lambda *_, **__: teacher)
-    with pytest.raises(UserError, match="give it more of them"):
+    with pytest.raises(UserError, match="all of it is left over.*raise gpus.score"):
         measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, output)
 
 

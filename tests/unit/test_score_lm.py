@@ -9,6 +9,7 @@ from lm_eval.models.huggingface import HFLM
 from score_helpers import SHAPE, byte_tokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from swiftkv.errors import UserError
 from swiftkv.quantize import new_cache
 from swiftkv.score.attention import grouped_attention
 from swiftkv.score.lm import CachedLM, PrefixSharingLM, TokenTree
@@ -56,7 +57,7 @@ def test_loglikelihoods_equal_separate_rows(model, kv_cache, tokens_per_forward)
 
 @pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
 def test_the_two_models_agree(model, kv_cache):
-    cached, shared = (kind(model, byte_tokenizer(), kv_cache, batch_size=1) for kind in (CachedLM, PrefixSharingLM))
+    cached, shared = (kind(model, byte_tokenizer(), kv_cache, batch_size=3) for kind in (CachedLM, PrefixSharingLM))
     values = [lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True) for lm in (cached, shared)]
     assert [greedy for _, greedy in values[0]] == [greedy for _, greedy in values[1]]
     assert [value for value, _ in values[0]] == pytest.approx([value for value, _ in values[1]], rel=1e-5)
@@ -66,6 +67,24 @@ def test_the_two_models_agree(model, kv_cache):
         for lm in (cached, shared)
     ]
     assert texts[0] == texts[1] and any(texts[0])
+
+
+@pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
+@pytest.mark.parametrize(("kind", "bound"), [(CachedLM, 1e-3), (PrefixSharingLM, 0.3)])
+def test_loglikelihoods_of_a_bfloat16_model_are_not_rounded(kind, bound, kv_cache, tiny_teacher):
+    """As GPUs run it. In bfloat16 the sums here have steps of 2 and 8 nats; a tree only rounds other hidden states."""
+    model, answer = tiny_teacher(dtype=torch.bfloat16, **SHAPE), " they are those that you have been asked for" * 4
+    lm = kind(model, byte_tokenizer(), kv_cache, batch_size=1)
+    pairs = [(PREFIX + context, answer[:length]) for context in ("Question", "Ask") for length in (3, 60, 170)]
+    found = lm.loglikelihood(requests("loglikelihood", pairs), disable_tqdm=True)
+    for (context, continuation), (value, _) in zip(pairs, found, strict=True):
+        context, continuation = lm._encode_pair(context, continuation)
+        row = torch.tensor([(context + continuation)[:-1]])
+        with torch.no_grad():
+            logits = model(row, past_key_values=new_cache(kv_cache, model.config), use_cache=True).logits[0]
+        likely = logits[len(context) - 1 :].double().log_softmax(dim=-1)
+        expected = likely.gather(1, torch.tensor(continuation)[:, None]).sum().item()
+        assert value == pytest.approx(expected, rel=0, abs=bound)
 
 
 def test_greedy_continuations_are_recognised(model):
@@ -84,6 +103,18 @@ def test_long_contexts_lose_their_start(model):
     contexts = list(range(3, 43)), list(range(36, 43))
     long, short = lm._loglikelihood_tokens([(None, context, [50, 51]) for context in contexts])
     assert long[0] == pytest.approx(short[0])
+
+
+@pytest.mark.parametrize("kind", [CachedLM, PrefixSharingLM])
+def test_what_is_no_number_is_no_answer(kind, tiny_teacher):
+    model = tiny_teacher(**SHAPE)
+    model.model.layers[5].mlp.up_proj.weight.data[0, 0] = torch.nan
+    lm = kind(model, byte_tokenizer(), batch_size=2)
+    with pytest.raises(UserError, match="a log-likelihood is nan: the weights are damaged"):
+        lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
+    settings = {"until": [], "max_gen_toks": 3, "do_sample": False}
+    with pytest.raises(UserError, match="the logits of an answer are NaN: the weights are damaged"):
+        lm.generate_until(requests("generate_until", [(PREFIX, settings)]), disable_tqdm=True)
 
 
 PROMPTS = [PREFIX + "Question: 2 + 2\nAnswer:", PREFIX + "Question: a much longer one\nAnswer:", PREFIX + "Q"]

@@ -180,6 +180,12 @@ def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
     assert values["auto"] == pytest.approx(values["fp8"], rel=0.1)
 
 
+def test_too_few_gpus_are_one_sentence(source, full_gpus):
+    with pytest.raises(UserError, match="does not fit into the memory of the GPUs"):
+        score(source, "winogrande", TASKS["winogrande"])
+    assert not (source.parent / "out.json").exists()
+
+
 def test_mean_and_stderr():
     assert mean_and_stderr([0.0, 1.0, 1.0, 1.0]) == (0.75, pytest.approx(0.25))
     assert mean_and_stderr([1.0]) == (1.0, None)

@@ -85,6 +85,16 @@ def test_shards_of_generated_answers_over_subjects_are_one_score(source, tmp_pat
     assert whole["settings"]["tasks"] > 2  # more subjects than any shard has
 
 
+def test_the_largest_key_is_that_of_all_shards(parts, tmp_path):
+    copies = [tmp_path / path.name for path in parts]
+    for path, copy, largest in zip(parts, copies, (3.0, 9.0, 2.0), strict=True):
+        record = read_json(path)
+        record["result"]["fp8_keys"] = {"bound": 32.0, "largest": largest}
+        copy.write_text(json.dumps(record))
+    merge_scores(copies, tmp_path / "merged.json")
+    assert read_json(tmp_path / "merged.json")["result"]["fp8_keys"] == {"bound": 32.0, "largest": 9.0}
+
+
 def test_more_shards_than_questions_are_refused(source, winogrande, tmp_path):
     with pytest.raises(UserError, match="10 questions, too few for 11 shards"):
         score(source, winogrande, tmp_path / "x.json", (1, 11))

@@ -61,6 +61,12 @@ def test_record(tiny_teacher, tmp_path):
     assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
 
 
+def test_too_few_gpus_are_one_sentence(tiny_teacher, tmp_path, full_gpus):
+    source, chats = write_source(tiny_teacher(**SHAPE), tmp_path), write_chats(tmp_path / "train.jsonl")
+    with pytest.raises(UserError, match="does not fit into the memory of the GPUs"):
+        measure_similarity(source, chats, 4, 20, 7, tmp_path / "out.json")
+
+
 def test_chats_are_drawn_with_the_seed(tmp_path):
     path = write_chats(tmp_path / "chats.jsonl")
     names = [[chat["id"] for chat in choose_chats(path, 4, seed)] for seed in (1, 1, 2)]

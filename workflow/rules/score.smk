@@ -13,6 +13,13 @@ localrules:
     merge_scores,
 
 
+def get_state(w, output):
+    """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
+    results = Path(config["pathvars"]["results"])
+    place = Path(*Path(output[0]).relative_to(results).parts[1:])
+    return str(results / "score-state" / place.with_name(place.stem))
+
+
 SCORE = """
 exec &> >(tee {log.run:q})
 python "$SCRIPTS/score.py" \
@@ -26,6 +33,7 @@ python "$SCRIPTS/score.py" \
     --seed {params.seed} \
     --threads {threads} \
     --engine-log {log.engine:q} \
+    --state {params.state:q} \
     --outputs {output:q}
 """
 
@@ -53,6 +61,7 @@ rule score:
         tasks=get_tasks,
         fetched=get_fetched,
         seed=config["scoring"]["seed"],
+        state=get_state,
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
         ),
@@ -84,6 +93,7 @@ rule score_shard:
         tasks=get_tasks,
         fetched=get_fetched,
         seed=config["scoring"]["seed"],
+        state=get_state,
         checkpoint=lambda w, input: (
             f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
         ),
@@ -141,6 +151,7 @@ for group in config["scoring"]["together"]:
             tasks=lambda w, group=group: get_tasks(w, group),
             fetched=get_fetched,
             seed=config["scoring"]["seed"],
+            state=get_state,
             checkpoint=lambda w, input: (
                 f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
             ),

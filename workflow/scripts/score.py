@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
     parser.add_argument("--engine-log", type=Path, help="file for what vLLM prints, where it generates")
     parser.add_argument("--shard", type=int, nargs=2, default=(1, 1), help="part of the questions, of so many parts")
+    parser.add_argument("--state", type=Path, help="folder for the answers so far, which an ended job goes on from")
     parser.add_argument("--outputs", type=Path, nargs="+", required=True, help="a file for each task, in order")
     arguments = vars(parser.parse_args())
 

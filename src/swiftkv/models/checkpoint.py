@@ -21,7 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from swiftkv.errors import UserError
-from swiftkv.models.quantized import load_quantized
+from swiftkv.models.quantized import check_places, load_quantized
 from swiftkv.quantize.linear import (
     SCALE,
     check_scheme,
@@ -52,7 +52,8 @@ def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map:
         The language model, in evaluation mode.
 
     Raises:
-        UserError: a file is missing, damaged or of another architecture, or a tensor is absent or misshapen.
+        UserError: a file is missing, damaged or of another architecture, a tensor is absent or misshapen, or the GPUs are too
+            few for the model.
     """
     from swiftkv.models import ARCHITECTURES
 
@@ -210,9 +211,13 @@ def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map:
         files = {file for file, _ in _shapes(Path(path)).values()}
         return load_quantized(Path(path), files, config, dtype, device_map)
     with quiet():
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
         )
+    if device_map is not None:
+        # Of a model that is whole in one place, transformers writes no map.
+        check_places(getattr(model, "hf_device_map", {"": model.device}), Path(path))
+    return model
 
 
 def check_swiftkv(path: str | Path) -> None:

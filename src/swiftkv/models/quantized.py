@@ -36,12 +36,15 @@ def load_quantized(
         The model, in evaluation mode; without the teacher's projections of layers >= l if the checkpoint has none.
 
     Raises:
-        UserError: a weight is not FP8.
+        UserError: a weight is not FP8, or the GPUs are too few.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     use_float8(model, quantized_names(model))
-    places = {"": "cpu"} if device_map is None else _places(model, dtype)
+    places = {"": "cpu"}
+    if device_map is not None:
+        places = _places(model, dtype)
+        check_places(places, path)
     wanted, tensors = model.state_dict(), {}
     for file in sorted(files):
         with safe_open(file, framework="pt") as opened:
@@ -68,6 +71,23 @@ def load_quantized(
 
         model = dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)
     return model.eval()
+
+
+def check_places(places: dict[str, Any], path: Path) -> None:
+    """Refuse a model of which a part would run from the processor's memory or the disk, a hundred times slower.
+
+    Args:
+        places: the device of each module, as a device map gives it.
+        path: the checkpoint's folder.
+
+    Raises:
+        UserError: naming the first such module.
+    """
+    if left := [module for module, place in places.items() if str(place) in ("cpu", "disk")]:
+        raise UserError(
+            f"the model in {path} does not fit into the memory of the GPUs there are: {left[0] or 'all of it'} is left over, "
+            f"one of {len(left)} parts; raise gpus.score of its entry in the config, or end what else holds the GPUs"
+        )
 
 
 def _places(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from swiftkv.errors import UserError
 from swiftkv.measure.prompts import chat_prompts, opening
 from swiftkv.models import load_swiftkv, load_tokenizer
 from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
-from swiftkv.records import describe_spec, key_value_heads, measurement, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
 from swiftkv.score.fidelity import POSITIONS, ratio
+from swiftkv.score.result import BROKEN
 from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 
@@ -33,10 +34,15 @@ def agreement(model: PreTrainedModel, document: list[int], bins: int, threshold:
 
     Returns:
         Float64 [2, bins + 1]: positions, and those of them where both agree; last, of all above the threshold.
+
+    Raises:
+        UserError: the model's outputs are no numbers.
     """
     row = torch.tensor([document], device=model.device)
     state = model.model.forward_lower(row)
     hidden, _ = model.model.forward_upper(state, student=True)
+    if not hidden.isfinite().all():
+        raise UserError(f"the final states of a chat are not finite: {BROKEN}")
     sums = torch.zeros(2, bins + 1, dtype=torch.float64)
     for begin in range(0, len(document) - 1, POSITIONS):
         part = slice(begin, min(begin + POSITIONS, len(document) - 1))
@@ -213,7 +219,7 @@ def measure_early_exit(
         "early_exit",
         model=source,
         variant=variant,
-        weights="trained",
+        **weights_of(checkpoint),
         spec=described,
         settings=settings | {"batch_size": 1},
         result={

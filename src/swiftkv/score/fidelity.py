@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
-from swiftkv.quantize import new_cache
+from swiftkv.quantize import Peak, new_cache
 from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
 from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
@@ -27,11 +27,11 @@ POSITIONS = 128  # logits of so many positions are in memory at once
 
 
 @torch.inference_mode()
-def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str) -> torch.Tensor:
-    """Final hidden states [tokens, hidden] of one document under a KV cache "auto" or "fp8"."""
+def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str, peak: Peak | None = None) -> torch.Tensor:
+    """Final hidden states [tokens, hidden] of one document under a KV cache "auto" or "fp8", whose keys `peak` sees."""
     row = torch.tensor([document], device=model.device)
     # Without quantization a single pass reads nothing back from a cache.
-    cache = None if kv_cache == "auto" else new_cache(kv_cache, model.config)
+    cache = None if kv_cache == "auto" else new_cache(kv_cache, model.config, peak)
     return model.base_model(row, past_key_values=cache, use_cache=cache is not None).last_hidden_state[0]
 
 
@@ -46,7 +46,7 @@ def share_lower_layers(one: PreTrainedModel, other: PreTrainedModel) -> bool:
 
 @torch.inference_mode()
 def states_of_all(
-    teacher: PreTrainedModel, models: dict[str, PreTrainedModel], document: list[int], kv_cache: str
+    teacher: PreTrainedModel, models: dict[str, PreTrainedModel], document: list[int], kv_cache: str, peak: Peak
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Final hidden states [tokens, hidden] of one document: the teacher's, and each model's.
 
@@ -54,7 +54,7 @@ def states_of_all(
     """
     start, trained = models.get("start"), models.get("trained")
     if start is None or kv_cache != "auto" or not share_lower_layers(start, trained):
-        students = [hidden_states(model, document, kv_cache) for model in models.values()]
+        students = [hidden_states(model, document, kv_cache, peak) for model in models.values()]
         return hidden_states(teacher, document, "auto"), students
     state = start.model.forward_lower(torch.tensor([document], device=start.device))
     reference = start.model.forward_upper(state, student=False)[0][0]
@@ -123,17 +123,8 @@ def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict
 
 
 def load_teacher(folder: Path) -> PreTrainedModel:
-    """An ordinary model, spread over all GPUs there are.
-
-    Raises:
-        UserError: it cannot be loaded, or the GPUs are too few for it.
-    """
-    model = load_base(folder, device_map="auto" if torch.cuda.is_available() else None)
-    if {"cpu", "disk"} & set(getattr(model, "hf_device_map", {}).values()):
-        raise UserError(
-            f"the model in {folder} does not fit into the memory of the GPUs there are; give it more of them"
-        )
-    return model
+    """An ordinary model, spread over all GPUs there are; raises as `load_base`."""
+    return load_base(folder, device_map="auto" if torch.cuda.is_available() else None)
 
 
 def load_models(
@@ -185,7 +176,7 @@ def measure_fidelity(
     The teacher is the model itself with its KV cache in its own dtype; each of its forward passes serves both. Every
     document is a row of its own, so no padding is counted. The result has kl, top1_agreement and perplexity, each with
     value, stderr and n; start, the same before training, for a rewired model with an unquantized cache; tokens and
-    documents.
+    documents; and with an FP8 cache fp8_keys, as `swiftkv.quantize.Peak` finds them.
 
     Args:
         model_source: the model's source.json.
@@ -213,12 +204,12 @@ def measure_fidelity(
     tokenizer = load_tokenizer(source["path"])
     teacher, models = load_models(Path(source["path"]), checkpoint, spec, kv_cache, moments, ridge)
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
-    counts, head = [], teacher.get_output_embeddings()
+    counts, head, peak = [], teacher.get_output_embeddings(), Peak()
     for number, chat in enumerate(chats, 1):
         document = tokenize_chat(tokenizer, chat["messages"], max_length)
         if len(document) < 2:
             continue
-        reference, states = states_of_all(teacher, models, document, kv_cache)
+        reference, states = states_of_all(teacher, models, document, kv_cache, peak)
         heads = [model.get_output_embeddings() for model in models.values()]
         students = list(zip(states, heads, strict=True)) or [(reference, head)]
         for sums, row in zip(rows.values(), compare(reference, students, head, document), strict=True):
@@ -242,11 +233,13 @@ def measure_fidelity(
             "start": summarize(rows["start"], counts) if "start" in rows else None,
             "tokens": sum(counts),
             "documents": len(counts),
+            **({"fp8_keys": keys} if (keys := peak.found()) else {}),
         },
         seconds=time.monotonic() - started,
         data={"chats": Path(heldout).name, "sources": sorted({chat.get("source", "") for chat in chats})},
     )
     write_json(output, record)
+    peak.warn()
     kl, agreement, perplexity = (trained[name]["value"] for name in ("kl", "top1_agreement", "perplexity"))
     print(f"KL {kl:.4f} nats a token, top-1 agreement {agreement:.4f}, perplexity {perplexity:.3f}", flush=True)
     return record

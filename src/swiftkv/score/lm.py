@@ -1,15 +1,18 @@
 """The lm-eval models: Hugging Face's with the KV cache of our choice, and one that computes no prompt token twice.
 
-`CachedLM` is HFLM but for the cache; GPUs, and so all scores at paper scale, use it. `PrefixSharingLM` makes the
-paper's few-shot prompts affordable on a CPU: such prompts repeat most of their tokens, from question to question and from
-answer to answer. The common start of all prompts is run once and its KV cache reused; answers of one question share the
-question's tokens too, packed as a tree into one row whose attention mask lets each token see its own ancestors only. The
-numbers are those of separate rows, up to the order in which floating-point sums are taken.
+`CachedLM` is HFLM but for the cache, log-probabilities in float32, and answers that are kept; GPUs, and so all scores at paper
+scale, use it. `PrefixSharingLM` makes the paper's few-shot prompts affordable on a CPU: such prompts repeat most of their
+tokens, from question to question and from answer to answer. The common start of all prompts is run once and its KV cache
+reused; answers of one question share the question's tokens too, packed as a tree into one row whose attention mask lets each
+token see its own ancestors only. The numbers are those of separate rows, up to the order in which floating-point sums are
+taken.
 """
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,38 +20,133 @@ from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from swiftkv.quantize import new_cache
+from swiftkv.errors import UserError
+from swiftkv.quantize import Peak, new_cache
 from swiftkv.score.attention import NAME
+from swiftkv.score.kept import KeptAnswers
+from swiftkv.score.result import BROKEN
+
+Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
+BATCHES = 16  # of log-likelihoods, which are kept together
 
 
 class CachedLM(HFLM):
     """HFLM over a model already in memory that attends to keys and values as a KV cache returns them.
+
+    Log-probabilities and their sums are float32: in the logits' bfloat16 a sum of -100 nats has steps of half a nat.
 
     Args:
         model: language model of transformers, ordinary or SwiftKV.
         tokenizer: its tokenizer.
         kv_cache: "auto" or "fp8".
         batch_size: prompts computed together.
+
+    Attributes:
+        kept: where answers are kept and found again; by itself nowhere.
+        peak: the largest key that an FP8 cache was given, for the answers since `kept` was set.
     """
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kv_cache: str = "auto", batch_size: int = 8
     ) -> None:
-        super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
+        super().__init__(
+            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size, softmax_dtype="float32"
+        )
         self.kv_cache = kv_cache
+        self.keep(KeptAnswers())
+
+    def keep(self, kept: KeptAnswers) -> None:
+        """Keep the answers from here on there."""
+        self.kept, self.peak = kept, Peak()
+
+    def _new_cache(self) -> DynamicCache:
+        return new_cache(self.kv_cache, self.model.config, self.peak)
+
+    def _answer(self, asked: list[Any], compute: Callable[[], Any]) -> Any:
+        answer, keys = self.kept.answer(asked, lambda: (compute(), self.peak.found()))
+        self.peak.include(keys)
+        return answer
+
+    def _rows(self, requests: list[Request]) -> list[tuple[list[int], list[int]]]:
+        """The tokens each request feeds to the model, and the last of their continuations', which are scored."""
+        rows = []
+        for _strings, context, continuation in requests:
+            fed = (context + continuation)[-(self.max_length + 1) :][:-1]
+            rows.append((fed, continuation[-len(fed) :]))
+        return rows
+
+    def _loglikelihood_tokens(
+        self, requests: list[Request], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        """For each (strings, context tokens, continuation tokens): log-probability of the continuation in nats, and
+        whether it is the greedy one.
+
+        Raises:
+            UserError: a log-probability is not finite.
+        """
+        order = sorted(range(len(requests)), key=lambda number: _longest_first(requests[number]))
+        answers: dict[int, tuple[float, bool]] = {}
+        with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm, mininterval=5) as bar:
+            for begin in range(0, len(order), size := BATCHES * self.batch_size):
+                numbers = order[begin : begin + size]
+                some = [requests[number] for number in numbers]
+                asked = [self.batch_size, [tokens for _, *tokens in some]]
+                found = self._answer(asked, lambda: self._scored(some))  # noqa: B023
+                answers.update(zip(numbers, map(tuple, found), strict=True))
+                bar.update(len(numbers))
+        return [answers[number] for number in range(len(requests))]
+
+    def _scored(self, requests: list[Request]) -> list[tuple[float, bool]]:
+        self._unscored = min(len(fed) - len(continuation) for fed, continuation in self._rows(requests))
+        return _checked(super()._loglikelihood_tokens(requests, disable_tqdm=True))
 
     def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
-        """Logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right."""
+        """Logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right, without those at the start of
+        all rows that nothing is scored by: float32 log-probabilities of all would not fit beside a large model."""
+        keep = inps.shape[1] - self._unscored
         with torch.inference_mode():
-            return self.model(inps, past_key_values=new_cache(self.kv_cache, self.model.config), use_cache=True).logits
+            return self.model(inps, past_key_values=self._new_cache(), use_cache=True, logits_to_keep=keep).logits
 
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any
     ) -> torch.Tensor:
-        """As HFLM, [batch, tokens] padded on the left -> [batch, tokens + generated]."""
-        arguments.setdefault("past_key_values", new_cache(self.kv_cache, self.model.config))
+        """As HFLM, [batch, tokens] padded on the left -> [batch, tokens + generated].
+
+        Raises:
+            UserError: a logit is NaN.
+        """
+        mask = arguments.pop("attention_mask")
+        asked = [context.tolist(), mask.tolist(), max_length, stop, arguments]
+        more = arguments | {"attention_mask": mask, "logits_processor": [_no_nan]}
+        begin = context.shape[1]
         with torch.inference_mode():
-            return super()._model_generate(context, max_length, stop, **arguments)
+            added = self._answer(asked, lambda: self._generated(context, max_length, stop, **more)[:, begin:].tolist())
+        return torch.cat([context, context.new_tensor(added)], dim=1)
+
+    def _generated(self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any) -> torch.Tensor:
+        arguments.setdefault("past_key_values", self._new_cache())
+        return super()._model_generate(context, max_length, stop, **arguments)
+
+
+def _longest_first(request: Request) -> tuple[int, list[int]]:
+    """HFLM's own order."""
+    _strings, context, continuation = request
+    return -len(context + continuation), context + continuation
+
+
+def _checked(answers: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
+    """The answers, if they are some."""
+    for value, _greedy in answers:
+        if not math.isfinite(value):
+            raise UserError(f"a log-likelihood is {value}: {BROKEN}")
+    return answers
+
+
+def _no_nan(_tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """A logits processor that changes nothing; the largest of logits that are NaN would be an answer like any other."""
+    if logits.isnan().any():
+        raise UserError(f"the logits of an answer are NaN: {BROKEN}")
+    return logits
 
 
 class PrefixSharingLM(CachedLM):
@@ -66,26 +164,23 @@ class PrefixSharingLM(CachedLM):
 
     @torch.inference_mode()
     def _prefill(self, tokens: list[int]) -> DynamicCache:
-        cache = new_cache(self.kv_cache, self.model.config)
+        cache = self._new_cache()
         if tokens:
             row = torch.tensor([tokens], device=self.device)
             self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return cache
 
     def _loglikelihood_tokens(
-        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+        self, requests: list[Request], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """For each (strings, context tokens, continuation tokens): log-probability of the continuation, and whether
-        it is the greedy one."""
-        rows = []
-        for _strings, context, continuation in requests:
-            fed = (context + continuation)[-(self.max_length + 1) :][:-1]
-            rows.append((fed, continuation[-len(fed) :]))
+        """As `CachedLM`."""
+        rows = self._rows(requests)
         order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbours share most
         # A position that is scored has to be computed, so it must not be in the common start.
         most = min(len(fed) - len(continuation) for fed, continuation in rows)
         shared = min(_common(rows[order[0]][0], rows[order[-1]][0]), most)
-        start = self._prefill(rows[0][0][:shared])
+        common = rows[0][0][:shared]
+        start = self._prefill(common)
         answers: dict[int, tuple[float, bool]] = {}
         tree, waiting = TokenTree(shared), []
         with tqdm(total=len(rows), desc="log-likelihoods", disable=disable_tqdm, mininterval=5) as bar:
@@ -94,18 +189,18 @@ class PrefixSharingLM(CachedLM):
                 path = tree.add(fed[shared:])
                 waiting.append((number, path[-len(continuation) :], continuation))
                 if len(tree) >= self.tokens_per_forward or place == len(order) - 1:
-                    answers.update(self._score(tree, start, waiting))
+                    numbers = [number for number, *_ in waiting]
+                    asked = [common, *([rows[number] for number in numbers])]
+                    found = self._answer(asked, lambda: self._score(tree, start, waiting))  # noqa: B023
+                    answers.update(zip(numbers, map(tuple, found), strict=True))
                     bar.update(len(waiting))
                     tree, waiting = TokenTree(shared), []
-        for number, (strings, *_tokens) in enumerate(requests):
-            if strings is not None:
-                self.cache_hook.add_partial("loglikelihood", strings, answers[number])
         return [answers[number] for number in range(len(rows))]
 
     @torch.inference_mode()
     def _score(
         self, tree: TokenTree, start: DynamicCache, waiting: list[tuple[int, list[int], list[int]]]
-    ) -> dict[int, tuple[float, bool]]:
+    ) -> list[tuple[float, bool]]:
         nodes = sorted({node for _, path, _ in waiting for node in path})
         place = {node: number for number, node in enumerate(nodes)}
         logits = self.model(
@@ -124,17 +219,15 @@ class PrefixSharingLM(CachedLM):
             value.append(part.gather(1, wanted[:, None])[:, 0] - part.logsumexp(dim=-1))
             greedy.append(part.argmax(dim=-1) == wanted)
         value, greedy = torch.cat(value).double().cpu(), torch.cat(greedy).cpu()
-        answers, begin = {}, 0
-        for number, path, _ in waiting:
+        answers, begin = [], 0
+        for _, path, _ in waiting:
             end = begin + len(path)
-            answers[number] = (value[begin:end].sum().item(), bool(greedy[begin:end].all()))
+            answers.append((value[begin:end].sum().item(), bool(greedy[begin:end].all())))
             begin = end
-        return answers
+        return _checked(answers)
 
-    def _model_generate(
-        self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any
-    ) -> torch.Tensor:
-        """As HFLM, [batch, tokens] padded on the left -> [batch, tokens + generated]; the common start runs once."""
+    def _generated(self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any) -> torch.Tensor:
+        """As `CachedLM`; the common start runs once."""
         mask = arguments.pop("attention_mask")
         prompts = [row[kept.bool()].tolist() for row, kept in zip(context, mask, strict=True)]
         shared = 0
@@ -152,9 +245,7 @@ class PrefixSharingLM(CachedLM):
                 context[row, shared : shared + padding] = context[row, :padding].clone()
                 mask[row, shared : shared + padding] = 0
             context[:, :shared], mask[:, :shared] = common, 1
-        return super()._model_generate(
-            context, max_length, stop, attention_mask=mask, past_key_values=cache, **arguments
-        )
+        return super()._generated(context, max_length, stop, attention_mask=mask, past_key_values=cache, **arguments)
 
 
 class TokenTree:

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# What is wrong where a model's outputs are no numbers.
+BROKEN = "the weights are damaged, or numbers in the model overflow; compare the checkpoint with where it is from"
+
 
 def summary(values: Sequence[float], identities: Sequence[str], n: int, n_total: int) -> dict[str, Any]:
     """The `result` of a score.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
-from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
+from swiftkv.records import describe_spec, key_value_heads, measurement, provenance, weights_of, write_json
 from swiftkv.score.data import TaskData
 from swiftkv.score.fetch import Unavailable
+from swiftkv.score.kept import KeptAnswers
 from swiftkv.score.result import identity, summary
 from swiftkv.score.served import score_served
 from swiftkv.sources import read_source
@@ -38,11 +41,13 @@ def measure_scores(
     engine_log: Path | None = None,
     fetched: Sequence[Path] = (),
     shard: tuple[int, int] = (1, 1),
+    state: Path | None = None,
 ) -> None:
     """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
 
     A result is value and stderr (fractions; bits for `bits_per_byte`), n questions out of n_total, and `questions`, the
-    value of each in the order asked with a hash that is equal where the same ones were asked in the same way. An
+    value of each in the order asked with a hash that is equal where the same ones were asked in the same way; with an FP8 cache
+    of transformers also `fp8_keys`, as `swiftkv.quantize.Peak` finds them. An
     `optional` source that cannot be had gives the status "unavailable"; without any source no model is loaded.
 
     Args:
@@ -59,6 +64,8 @@ def measure_scores(
         engine_log: file for what vLLM prints; needed with an engine.
         fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
         shard: which part of the questions to ask, and how many parts there are; see `swiftkv.score.shards`.
+        state: folder for the answers so far, from which another call goes on; gone when all tasks are scored. Where a source
+            was unavailable it stays, for when the source comes back.
 
     Raises:
         UserError: a file is missing or damaged, the spec cannot be, or a task, metric or filter is unknown.
@@ -78,18 +85,44 @@ def measure_scores(
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
     tokenizer = Path(model["path"])
+    keep = functools.partial(_keep, state, subject, [folder, tokenizer])
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
     serve = functools.partial(score_served, folder, tokenizer, spec, kv_cache, seed=seed, log=engine_log, shard=shard)
     part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
     named, folders = list(zip(tasks.items(), outputs, strict=True)), {path.name: path for path in fetched}
+    unfinished = False
     # vLLM's come first, while no model of ours holds the GPU's memory.
     for (name, task), output in sorted(named, key=lambda one: "engine" not in one[0][1]):
-        write_json(output, _measure(load, serve, subject, name, task, seed, folders.get(name), shard))
+        record = _measure(load, keep, serve, subject, name, task, seed, folders.get(name), shard)
+        write_json(output, record)
+        unfinished |= record["status"] != "ok"
+    if state is not None and not unfinished:
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def _keep(state: Path | None, subject: dict[str, Any], folders: list[Path], task: str) -> KeptAnswers:
+    """The answers to a task that an earlier job had from the same files, code, libraries and kind of machine."""
+    if state is None:
+        return KeptAnswers()
+    files = {file: file.stat() for folder in folders for file in sorted(folder.iterdir()) if file.is_file()}
+    origin, package = provenance(0), Path(__file__).parents[1]
+    code = sorted(file for part in ("models", "quantize", "score") for file in (package / part).glob("*.py"))
+    same = subject | {
+        "code": hashlib.sha256(b"".join(file.read_bytes() for file in code)).hexdigest(),
+        "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in files.items()],
+        "libraries": origin["libraries"],
+        "hardware": origin["hardware"]["gpus"] or origin["hardware"],
+    }
+    kept = KeptAnswers(state / f"{task}.jsonl", same)
+    if kept.found:
+        print(f"{task}: goes on with {kept.found} batches that were answered before", flush=True)
+    return kept
 
 
 def _measure(
     load: Callable[[], CachedLM],
+    keep: Callable[[str], KeptAnswers],
     serve: Callable[..., tuple],
     subject: dict[str, Any],
     name: str,
@@ -99,7 +132,7 @@ def _measure(
     shard: tuple[int, int],
 ) -> dict[str, Any]:
     """The record of one task."""
-    started = time.monotonic()
+    started, before = time.monotonic(), 0.0
     settings = {
         "task": name,
         "lm_eval_task": task["task"],
@@ -118,7 +151,12 @@ def _measure(
             benchmark, data = questions(task, seed, fetched, shard)
             lm = load()
             lm.batch_size_per_gpu = task["batch_size"]
+            lm.keep(kept := keep(name))
             result, ran = run_benchmark(lm, benchmark, task)
+            before = kept.seconds
+            if keys := lm.peak.found():
+                result["fp8_keys"] = keys
+                lm.peak.warn()
             ran["dtype"] = str(lm.model.dtype).removeprefix("torch.")
         settings |= ran
         error = "" if result["stderr"] is None else f" +- {result['stderr']:.4f}"
@@ -126,7 +164,7 @@ def _measure(
     except Unavailable as absence:
         status, reason = "unavailable", str(absence)
         outcome = f"unavailable: {reason}"
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - started + before
     print(f"{name}: {outcome}, {seconds:.0f} s", flush=True)
     return measurement(
         "score",

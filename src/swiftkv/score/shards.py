@@ -93,7 +93,10 @@ def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dic
         raise UserError(f"{names} in {shards[0].parent} are not all the shards of one score: they do not have each of its "
                         f"{n} questions once")  # fmt: skip
     _, values, identities = zip(*answers, strict=True)
-    return summary(values, identities, n, n_total)
+    merged = summary(values, identities, n, n_total)
+    if keys := [result["fp8_keys"] for result in results if "fp8_keys" in result]:
+        merged["fp8_keys"] = {name: max(found[name] for found in keys) for name in keys[0]}
+    return merged
 
 
 def _common(record: Mapping[str, Any]) -> dict[str, Any]:
