@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from swiftkv.data.read import CHAT_DATE
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
@@ -149,6 +150,7 @@ def provenance(seconds: float) -> dict[str, Any]:
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "wall_seconds": round(seconds, 3),
+        "chat_date": str(CHAT_DATE),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": _git_dirty(),
         "python": platform.python_version(),

@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from swiftkv.data.read import TEMPLATE_ARGUMENTS
 from swiftkv.quantize import new_cache
 from swiftkv.score.attention import NAME
 
@@ -36,6 +37,7 @@ class CachedLM(HFLM):
     ) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
         self.kv_cache = kv_cache
+        self.chat_template_args = TEMPLATE_ARGUMENTS
 
     def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
         """Logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right."""
