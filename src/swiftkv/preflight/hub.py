@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
+from swiftkv.hub import SECOND_COPIES
 from swiftkv.planning.jobs import PlannedJob
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES, check_checkpoint
@@ -178,7 +179,10 @@ class Hub:
         from huggingface_hub.utils import filter_repo_objects
 
         files = filter_repo_objects(
-            getattr(info, "siblings", None) or [], allow_patterns=source.files, key=lambda file: file.rfilename
+            getattr(info, "siblings", None) or [],
+            allow_patterns=source.files,
+            ignore_patterns=source.files and SECOND_COPIES,
+            key=lambda file: file.rfilename,
         )
         return sum(file.size or 0 for file in files)
 
