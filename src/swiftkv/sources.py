@@ -204,6 +204,14 @@ def local_files(source: dict[str, Any]) -> list[Path]:
     return [path] if path.is_file() else sorted(found)
 
 
+def with_state(source: dict[str, Any]) -> dict[str, Any]:
+    """A source; a local one with its `files`, each with size in bytes and time of change in ns. Raises as `local_files`."""
+    if "local" not in source:
+        return source
+    states = [(str(file), file.stat()) for file in local_files(source)]
+    return source | {"files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]}
+
+
 def check_checkpoint(folder: Path) -> None:
     """Refuse a folder without config or weights, or with a weight file shorter than its header says."""
     if not (folder / "config.json").is_file():

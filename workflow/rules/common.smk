@@ -11,7 +11,7 @@ from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
 from swiftkv.score import fetch
 from swiftkv.score.shards import shards_of
-from swiftkv.sources import local_files
+from swiftkv.sources import with_state
 
 PROJECT = workflow.basedir
 
@@ -66,16 +66,11 @@ def get_spec(w):
 
 
 def get_state(source):
-    """A source; a local one with its files' sizes and times, so that what is made of it is made again when they change."""
-    if not source or "local" not in source:
-        return source
+    """A source in its present state, so that what is made of a local one is made again when its files change."""
     try:
-        states = [(str(file), file.stat()) for file in local_files(source)]
+        return source and with_state(source)
     except UserError as error:
         sys.exit(f"error: {error}")
-    return source | {
-        "files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]
-    }
 
 
 def get_origin(source):
