@@ -20,6 +20,8 @@ from swiftkv.errors import UserError
 HUB_SECONDS = 15  # an unreachable hub is known by then, whatever the resolver or a proxy does
 WAITS = (2, 10, 30)  # seconds before each further attempt
 LOCAL_CACHE = "local cache"
+# Weights that some models have a second time, in a form that transformers does not read.
+SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
 KINDS = {"model": "model", "data set": "dataset"}
 
 
@@ -72,7 +74,7 @@ class HubRepository:
             raise self._error(self._silence or error) from None
 
     def download(self, patterns: list[str]) -> Path:
-        """The files of a repository that match, in the hub cache, each with the hub's checksum.
+        """The files of a repository that match, but no second copies, in the hub cache, each with the hub's checksum.
 
         Returns:
             Their folder, which is called after the commit.
@@ -82,7 +84,8 @@ class HubRepository:
         """
         from huggingface_hub import snapshot_download
 
-        folder = self.load(snapshot_download, repo_type=KINDS[self.kind], allow_patterns=patterns)
+        wanted = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES}
+        folder = self.load(snapshot_download, repo_type=KINDS[self.kind], **wanted)
         self.mend()
         return Path(folder)
 

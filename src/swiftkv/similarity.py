@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from swiftkv.data.read import choose_chats, tokenize_chat
+from swiftkv.data.read import draw_documents
 from swiftkv.models import load_base, load_tokenizer
 from swiftkv.records import measurement, write_json
 from swiftkv.sources import read_source
@@ -75,10 +75,9 @@ def measure_similarity(
     """
     started = time.monotonic()
     source = read_source(model_source)
-    chats = choose_chats(data, documents, seed)
     tokenizer = load_tokenizer(source["path"])
+    rows, drawn_from = draw_documents(tokenizer, source["config"], data, documents, max_length, seed)
     model = load_base(source["path"], device_map="auto" if torch.cuda.is_available() else None)
-    rows = [tokenize_chat(tokenizer, chat["messages"], max_length) for chat in chats]
     pairwise, tokens = layer_similarity(model, rows)
     record = measurement(
         "similarity",
@@ -89,11 +88,11 @@ def measure_similarity(
             "simscore": simscores(pairwise),
             "pairwise": pairwise.tolist(),
             "tokens": tokens,
-            "documents": len(chats),
+            "documents": len(rows),
             "num_hidden_layers": model.config.num_hidden_layers,
         },
         seconds=time.monotonic() - started,
-        data={"chats": Path(data).name, "sources": sorted({chat.get("source", "") for chat in chats})},
+        data=drawn_from,
     )
     write_json(output, record)
     return record

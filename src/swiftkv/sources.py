@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
-from swiftkv.records import atomic_path, read_json
+from swiftkv.records import atomic_path, digest, read_json
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -178,17 +179,37 @@ def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> None:
 
 
 def local_model(folder: str) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint folder on this machine and its identity.
+    """A checkpoint folder on this machine and its identity, which follows from what its files hold.
 
     Raises:
         UserError: there is none, or it is incomplete.
     """
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise UserError(f"local model folder {folder!r} does not exist; check `source: {{local: ...}}` in the config")
+    files, path = local_files({"local": folder}), Path(folder).expanduser()
     check_checkpoint(path)
-    config = hashlib.sha256((path / "config.json").read_bytes()).hexdigest()
-    return path.resolve(), {"kind": "local", "id": str(folder), "revision": None, "resolved": f"config sha256:{config}"}
+    total = hashlib.sha256(json.dumps([[file.name, digest(file)] for file in files]).encode()).hexdigest()
+    return path.resolve(), {"kind": "local", "id": str(folder), "revision": None, "resolved": f"files sha256:{total}"}
+
+
+def local_files(source: dict[str, Any]) -> list[Path]:
+    """The files that a local source stands for: a model's, those with a task's questions, or the one it names.
+
+    Raises:
+        UserError: there is nothing at its path.
+    """
+    path = Path(source["local"]).expanduser()
+    if not path.exists():
+        raise UserError(f"{source['local']!r} does not exist; check `local` in the config")
+    patterns = [pattern.replace("{dataset_name}", "*") for pattern in source.get("splits", {}).values()] or MODEL_FILES
+    found = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
+    return [path] if path.is_file() else sorted(found)
+
+
+def with_state(source: dict[str, Any]) -> dict[str, Any]:
+    """A source; a local one with its `files`, each with size in bytes and time of change in ns. Raises as `local_files`."""
+    if "local" not in source:
+        return source
+    states = [(str(file), file.stat()) for file in local_files(source)]
+    return source | {"files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]}
 
 
 def check_checkpoint(folder: Path) -> None:

@@ -25,6 +25,7 @@ if __name__ == "__main__":
     texts = lm.generate_until(requests, disable_tqdm=True)
     benchmark, _ = questions(job["task"], 3)
     result, settings = run_benchmark(lm, benchmark, job["task"])
+    lm.tokenizer.chat_template += "{{ strftime_now('%d %b %Y') }}"  # as Llama-3.2's does
     cache = lm.model.llm_engine.vllm_config.cache_config
     answers = {
         "texts": texts,

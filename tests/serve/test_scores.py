@@ -81,6 +81,7 @@ def both(tmp_path_factory, checkpoint, requests):
         instances = [Instance("generate_until", {}, request, i) for i, request in enumerate(requests)]
         texts = lm.generate_until(instances, disable_tqdm=True)
         result, settings = run_benchmark(lm, questions(ARC, 3)[0], ARC)
+        lm.tokenizer.chat_template += "{{ strftime_now('%d %b %Y') }}"  # as Llama-3.2's does
         templated = lm.apply_chat_template([{"role": "user", "content": "Hello"}])
         assert lm.max_gen_toks == MAX_GEN_TOKS
         ours = {"texts": texts, "result": result, "settings": settings, "templated": templated}

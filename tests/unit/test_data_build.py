@@ -157,7 +157,7 @@ def test_a_corrupt_source_leaves_nothing(tmp_path):
 
 def test_a_template_that_does_not_fit_and_too_few_chats(tmp_path):
     path = write_lines(tmp_path / "sums.jsonl", records(3))
-    with pytest.raises(UserError, match="template.*does not fit"):
+    with pytest.raises(UserError, match="does not fit the templates.*'query' is undefined"):
         build(tmp_path, [{"name": "sums", "local": path, "user": "{{ query }}", "assistant": "x"}])
     with pytest.raises(UserError, match="3 chats, too few"):
         build(tmp_path, [{"name": "sums", "local": path, **TEMPLATES}], heldout=3)
@@ -168,6 +168,31 @@ def test_a_damaged_line_is_named(tmp_path):
     path.write_text('{"id": "a", "source": "s", "messages": [{"role": "user", "content": "x"}]}\n{"id": \n')
     with pytest.raises(UserError, match="line 2"):
         list(read_chats(path))
+
+
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        (
+            {"chats": "sharegpt"},
+            {"conversations": [{"from": "human", "value": "x"}]},
+            {"conversations": [{"from": "tool"}]},
+        ),
+        ({"chats": "messages"}, {"messages": [{"role": "user", "content": "x"}]}, {"messages": None}),
+        (TEMPLATES, {"question": "x", "answer": "y"}, {"question": None, "answer": "y"}),
+        (TEMPLATES, {"question": "x", "answer": "y"}, {"question": "x"}),
+    ],
+)
+def test_one_record_in_a_hundred_that_is_no_chat_is_left_out(tmp_path, capsys, source, good, bad):
+    source = source | {"name": "c", "local": write_lines(tmp_path / "c.jsonl", [bad] + [good] * 99)}
+    held = tmp_path / "held"
+    draw_heldout([source], 1, 0, held, tmp_path / "record")
+    (identity,) = json.loads((tmp_path / "record").read_text())["sources"]
+    assert (identity["chats"], identity["refused"]) == (99, 1)
+    assert "1 of 100 chats are left out; the first: record 0 of data source 'c' " in capsys.readouterr().out
+    source["local"] = write_lines(tmp_path / "c.jsonl", [bad] * 2 + [good] * 98)
+    with pytest.raises(UserError, match="2 of 100 chats are left out; the first: record 0.* At most 1% may be"):
+        draw_heldout([source], 1, 0, held, tmp_path / "record")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Chats to packed rows, and which of their tokens the assistant says."""
 
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +11,10 @@ from swiftkv.data.read import read_chats
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer
-from tests.unit.distill_helpers import random_samples, tokenizer
+from tests.unit.distill_helpers import RECIPE, SCRIPTS, TEMPLATE, random_samples, run, tokenizer
+
+USER, ASSISTANT = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}
+CHAT = {"messages": [USER, ASSISTANT]}
 
 
 def test_packing_keeps_every_sample_whole_and_counts_the_rest():
@@ -32,6 +37,8 @@ def test_packing_keeps_every_sample_whole_and_counts_the_rest():
         "samples": 61, "tokens": sum(map(len, samples[:61])), "too_long": 1, "empty": 1, "not_needed": 0,
         "unmarked": 1, "assistant_tokens": sum(int(sample.assistant.sum()) for sample in marked),
     }  # fmt: skip
+    _, shorter = pack(samples, 64, seed=3, padding=0, longest=20)
+    assert shorter["too_long"] == sum(len(sample) > 20 for sample in samples)
     again, _ = pack(samples, 64, seed=3, padding=0)
     other, _ = pack(samples, 64, seed=4, padding=0)
     assert all((arrays[name] == again[name]).all() for name in arrays)
@@ -50,9 +57,9 @@ def test_chats_through_the_template(tmp_path):
     chats = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     loaded = load_tokenizer(tmp_path)
-    (sample,) = tokenize(loaded, read_chats(tmp_path / "chats.jsonl"))
+    ((sample,), refused) = tokenize(loaded, read_chats(tmp_path / "chats.jsonl"))
     text = "<user> w1 w2 <end> <assistant> w3 <end> <user> w4 <end> <assistant> w5 w6 <end>"
-    assert loaded.decode(sample.ids) == text
+    assert loaded.decode(sample.ids) == text and refused == 0
     assert loaded.decode(sample.ids[sample.assistant == 1]) == "w3 <end> w5 w6 <end>"
 
 
@@ -66,15 +73,38 @@ def test_chats_through_the_template(tmp_path):
 def test_templates_that_do_not_tell_the_assistants_tokens(tmp_path, template):
     other = tokenizer()
     other.chat_template = template
-    (sample,) = tokenize(
-        other, [{"messages": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]}]
-    )
+    ((sample,), _) = tokenize(other, [CHAT])
     assert sample.assistant is None
     arrays, counts = pack([sample], 64, 0, 0)
     write_packed(tmp_path / "rows", arrays, counts)
     assert PackedRows(tmp_path / "rows").rows == 1
     with pytest.raises(UserError, match="assistant's tokens in 1 of 1 chats; use logits_tokens: all"):
         PackedRows(tmp_path / "rows", assistant=True)
+
+
+def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
+    """By the program that packs; a chat longer than the model's positions is left out as well."""
+    strict = tokenizer()
+    strict.chat_template = "{{ raise_exception('user first') if messages[0].role != 'user' }}" + TEMPLATE
+    strict.save_pretrained(tmp_path)
+    config = {"max_position_embeddings": 30}
+    (tmp_path / "source.json").write_text(json.dumps({"name": "m", "path": str(tmp_path), "config": config}))
+    long, refused = {"messages": [USER | {"content": "w1 " * 30}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
+    chats = [CHAT] * 98 + [long, refused]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    arguments = {
+        "--model-source": tmp_path / "source.json", "--recipe": json.dumps(RECIPE), "--data": tmp_path / "chats.jsonl",
+        "--output": tmp_path / "rows",
+    }  # fmt: skip
+    ended = run([sys.executable, SCRIPTS / "pack.py", *(str(word) for pair in arguments.items() for word in pair)])
+    sentence = "chats are left out; the first: chat 100: the chat template refuses it (user first)"
+    assert ended.returncode == 0 and f"1 of 100 {sentence}" in ended.stdout, ended.stderr
+    assert "1 of more than 30 tokens, 1 refused" in ended.stderr
+    description = PackedRows(tmp_path / "rows").description
+    assert [description[key] for key in ("samples", "too_long", "longest", "refused")] == [98, 1, 30, 1]
+    assert description["chat_date"] == "2024-07-26"
+    with pytest.raises(UserError, match=re.escape(f"2 of 101 {sentence}. At most 1% may be")):
+        tokenize(strict, [*chats, refused])
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{"role": "user"}]}', '{"messages": 3}'])

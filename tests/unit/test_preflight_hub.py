@@ -19,7 +19,10 @@ MODEL = Source("model", "org/name", "main", tuple(MODEL_FILES))
 RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid/api"))
 FILES = [
     SimpleNamespace(rfilename="model.safetensors", size=2 * 10**9),
-    SimpleNamespace(rfilename="old.bin", size=10**12),
+    *(
+        SimpleNamespace(rfilename=name, size=10**12)
+        for name in ("old.bin", "consolidated.safetensors", "onnx/a.safetensors")
+    ),
 ]
 
 

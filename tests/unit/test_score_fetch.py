@@ -174,6 +174,13 @@ def test_an_attempt_is_repeated_when_the_source_answers_and_not_before(monkeypat
     assert number() == third and not asked
 
 
+def test_a_task_that_the_catalogue_lacks_names_its_data_set(monkeypatch):
+    known = fetch.KNOWN["gsm8k_cot"]
+    monkeypatch.setattr("swiftkv.score.tasks.KNOWN", {"gsm8k_cot": known})  # reading all of lm-eval's tasks takes 10 s
+    monkeypatch.setattr(fetch, "KNOWN", {})
+    assert fetch.data_set("gsm8k_cot") == known.hub
+
+
 def test_hub_data_is_loaded_as_lm_eval_would(monkeypatch, tmp_path):
     calls, info = [], type("Info", (), {"sha": "abc123"})
     table = datasets.Dataset.from_dict(

@@ -55,6 +55,12 @@ def test_loglikelihoods_equal_separate_rows(model, kv_cache, tokens_per_forward)
         assert greedy == (log_probabilities.argmax(dim=-1).tolist() == continuation)
 
 
+def test_a_template_that_writes_the_day_writes_a_fixed_one(tiny_teacher):
+    lm = CachedLM(tiny_teacher(**SHAPE), byte_tokenizer())
+    lm.tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}"
+    assert lm.apply_chat_template([{"role": "user", "content": "Hello"}]) == "26 Jul 2024 Hello"
+
+
 @pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
 def test_the_two_models_agree(model, kv_cache):
     cached, shared = (kind(model, byte_tokenizer(), kv_cache, batch_size=3) for kind in (CachedLM, PrefixSharingLM))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,21 @@ def test_a_local_checkpoint_stays_where_it_is(tmp_path):
         record = resolve_model("mine", "Mine", {"local": str(folder)}, tmp_path / "base")
         assert (tmp_path / "base").readlink() == folder and (folder / "model.safetensors").exists()
     assert record["path"] == str(tmp_path / "base") and record["kind"] == "local" and record["num_hidden_layers"] == 2
+
+
+def test_a_local_checkpoint_with_other_weights_is_another_one(tmp_path):
+    folder = write_checkpoint(tmp_path / "mine")
+    source, found = {"local": str(folder)}, set()
+    tensor = torch.ones(64, 64)
+    for change in (lambda: None, lambda: tensor.__setitem__((63, 63), 2), lambda: tensor.mul_(2)):
+        change()
+        save_file({"weight": tensor}, folder / "model.safetensors")
+        found.add(resolve_model("mine", "Mine", source, tmp_path / "base")["resolved"])
+    shutil.copytree(folder, tmp_path / "copy")
+    found.add(resolve_model("mine", "Mine", {"local": str(tmp_path / "copy")}, tmp_path / "base")["resolved"])
+    assert len(found) == 3
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert resolve_model("mine", "Mine", source, tmp_path / "base")["resolved"] not in found
 
 
 def test_random_weights_with_a_packaged_tokenizer(tmp_path):
@@ -148,13 +164,15 @@ def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
     with running(tmp_path / "hub") as hub:
         for file in (tmp_path / "mine").iterdir():
             hub.file("org/mine", file.name, file.read_bytes())
+        for name in ("consolidated.safetensors", "consolidated.00.safetensors", "original/model.safetensors"):
+            hub.file("org/mine", name, b"the same weights again")
         hub.damaged["org/mine/model.safetensors"] = damaged
         run = subprocess.run(
             [sys.executable, script, *(word for pair in arguments.items() for word in pair)],
             env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
         )  # fmt: skip
     assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
-    assert hub.sent["org/mine/model.safetensors"] == 2
+    assert hub.sent == {"org/mine/config.json": 1, "org/mine/model.safetensors": 2}
     if code:
         assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
         assert not (tmp_path / "m/source.json").exists()

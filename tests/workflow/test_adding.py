@@ -1,13 +1,26 @@
 """The pages of docs/adding do what they say: their files are written and their commands are run, at smoke scale."""
 
+import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from swiftkv.artifacts.contents import KINDS
+from swiftkv.planning.estimate import Estimator
+from swiftkv.planning.jobs import parse_dry_run
+from swiftkv.planning.plan import estimate_plan
+from swiftkv.planning.profile import read_config, read_profile
+from swiftkv.planning.report import report
+from swiftkv.preflight import checks
+from swiftkv.records import read_json
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs/adding").glob("*.md"))
@@ -30,20 +43,29 @@ def blocks(page, *languages):
     return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_does_what_it_says(page, project):
-    written = 0
+def write_files(page, project, prefix=""):
+    """Write the files that a page shows, YAML with `prefix` before its name; the names of the YAML files."""
+    found = []
     for block in blocks(page, "yaml", "python"):
-        if name := re.match(r"# (\S+\.(?:yaml|py))\n", block):
-            (project / name[1]).write_text(block)
-            written += 1
-    environment = os.environ | {
+        if name := re.match(r"# (\S+\.(yaml|py))\n", block):
+            found.append(f"{prefix}{name[1]}" if name[2] == "yaml" else name[1])
+            (project / found[-1]).write_text(block)
+    return found
+
+
+@pytest.fixture
+def environment(project):
+    return os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(project / "src"),
         "HF_HUB_OFFLINE": "1",
     }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_does_what_it_says(page, project, environment):
     commands = blocks(page, "sh")
-    assert written and commands
+    assert write_files(page, project) and commands
     for command in commands:
         made = [project / word for word in command.split() if word.startswith("results/")]
         for path in made:
@@ -57,6 +79,44 @@ def test_a_page_does_what_it_says(page, project):
                 assert re.search(r"\d", path.read_text())
                 for form in path.parent.glob(f"{path.stem}.*"):
                     form.unlink()
+
+
+def test_every_page_can_be_planned_and_checked(project, environment, monkeypatch):
+    """All at once, with the page's benchmark asked of the hub; the path of the results has a space, which no command splits."""
+    (project / "results").unlink()
+    model = project / "results/smoke/models/tiny-random/base"  # of the page on models
+    model.mkdir(parents=True)
+    dimensions = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
+    (model / "config.json").write_text(json.dumps(dimensions))
+    files = [name for page in PAGES for name in write_files(page, project, page.stem) if name.endswith(".yaml")]
+    asked = yaml.safe_load((project / "taskmine.yaml").read_text())
+    del asked["tasks"]["sciq"]["source"]
+    places = {"results": "my results", "logs": "my results/logs", "benchmarks": "my results/benchmarks"}
+    (project / "taskmine.yaml").write_text(yaml.safe_dump(asked | {"pathvars": places}))
+    files = ["profiles/smoke/override.yaml", *files]
+    command = ["snakemake", "--profile", "profiles/smoke", "--dry-run", "--printshellcmds", "--configfile", *files]
+    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+    monkeypatch.chdir(project)
+    kind = runpy.run_path(project / "src/swiftkv/artifacts/kinds/agreement.py")["KIND"]
+    monkeypatch.setitem(KINDS, "agreement", kind)
+    profile = read_profile("smoke", project, files)
+    config, jobs = read_config(project, profile), parse_dry_run(run.stdout + run.stderr)
+    plan = estimate_plan(project, profile, config, jobs)
+    added = {name for page in PAGES for name in re.findall(r"^  (my_\w+):$", page.read_text(), re.MULTILINE)}
+    assert len(added) == len(PAGES) and added <= set(plan.artifacts)
+    assert "sciq" in report(plan)
+    monkeypatch.setattr("swiftkv.preflight.hub.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
+    lines: list[str] = []
+    checks.check_disks(checks.Report(lines.append), project, jobs, Estimator(config, project), 0)
+    checks.check_hub(checks.Report(lines.append), config, jobs)
+    assert any(line.startswith("FAIL  hub dataset allenai/sciq: HF_HUB_OFFLINE is set") for line in lines), lines
+
+    shells = re.findall(r"^Shell command: ?(.*?)(?=\n\n|\n\S)", run.stdout, re.MULTILINE | re.DOTALL)
+    assert len(shells) == len(jobs)
+    split = [word for shell in shells for word in shlex.split(shell) if word == "my" or word.startswith("results/")]
+    assert not split
 
 
 def test_there_is_a_page_for_everything_that_can_be_added():

@@ -1,6 +1,7 @@
 """Where jobs find their Python: one line of a profile chooses. Stand-ins for apptainer, conda and srun note what they get."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,17 +19,19 @@ STAND_INS = {
     # Starts a program as if in an image: with the image's PATH, and the mark that Apptainer leaves.
     "apptainer": """
         [ "$1" = --version ] && { echo apptainer version 1.3.4; exit; }
-        echo "apptainer ${@:1:$#-1}" >> "$NOTES"
+        printf '%q ' apptainer "${@:1:$#-1}" >> "$NOTES"; echo >> "$NOTES"
         while [ "$1" != bash ]; do shift; done
         APPTAINER_CONTAINER=gpu.sif PATH="$IMAGE_PATH" exec "$@" """,
     "conda": """echo '{"conda_prefix": "/nowhere", "platform": "linux-64"}' """,
-    "srun": """echo "srun $*" >> "$NOTES"; exit 1 """,
+    "srun": """printf '%q ' srun "$@" >> "$NOTES"; echo >> "$NOTES"; exit 1 """,
 }
 
 
 @pytest.fixture
 def project(tmp_path):
-    """The project with an environment of each kind, whose Pythons only note that they were started."""
+    """The project with an environment of each kind, whose Pythons only note that they were started; its path has a space."""
+    tmp_path /= "my project"
+    tmp_path.mkdir()
     for name in ("src", "workflow", "resources"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
@@ -67,8 +70,9 @@ def run(project, profile, line, *arguments):
 def test_jobs_use_the_image_and_the_code_of_the_checkout(project):
     notes, said = run(project, "smoke", "software-deployment-method: apptainer\napptainer-args: --nv", "--", HELDOUT)
     assert len(notes) == 2, said
-    assert notes[0].startswith(f"apptainer exec --home {project} --nv ")
-    assert notes[0].endswith(f" {project}/envs/gpu.sif bash -c")
+    words = shlex.split(notes[0])
+    assert words[:5] == ["apptainer", "exec", "--home", str(project), "--nv"]
+    assert words[-3:] == ["envs/gpu.sif", "bash", "-c"]
     assert notes[1].startswith(f"image; {project}/src; {project}/workflow/scripts/heldout.py --sources ")
 
 
@@ -80,7 +84,7 @@ def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
 
 @pytest.mark.parametrize(
     "line, before",
-    [("", ""), ("software-deployment-method: apptainer", "apptainer exec --home {} --nv {}/envs/gpu.sif ")],
+    [("", ""), ("software-deployment-method: apptainer", "apptainer exec --home {} --nv envs/gpu.sif ")],
 )
 def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
     for name in ("models/llama-3.1-70b/source.json", "packed/llama-3.1-70b/distillation.safetensors"):
@@ -89,7 +93,8 @@ def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
     local = ["--executor", "local", "--cores", "1", "--retries", "0", "--rerun-triggers", "mtime"]
     notes, said = run(project, "slurm", line, *local, "--", SEVENTY)
     assert len(notes) == 1, said
-    program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(project, project)}torchrun --nnodes 4 "
+    escaped = str(project).replace(" ", "\\ ")
+    program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(escaped)}torchrun --nnodes 4 "
     assert notes[0].startswith("srun --nodes 4 ") and program in notes[0], notes[0]
 
 

@@ -47,7 +47,7 @@ def get_launcher(w, resources):
         f"{patience} TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic "
         f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
-        + f"$IN_IMAGE torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d "
+        + f'"${{IN_IMAGE[@]}}" torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d '
         f'--rdzv-endpoint "$(hostname):$(python -c "{free_port}")" --rdzv-id "$SLURM_JOB_ID"'
     )
 

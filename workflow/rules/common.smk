@@ -11,6 +11,7 @@ from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
 from swiftkv.score import fetch
 from swiftkv.score.shards import shards_of
+from swiftkv.sources import with_state
 
 PROJECT = workflow.basedir
 
@@ -64,9 +65,24 @@ def get_spec(w):
         sys.exit(f"error: {error}")
 
 
+def get_state(source):
+    """A source in its present state, so that what is made of a local one is made again when its files change."""
+    try:
+        return source and with_state(source)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
 def get_origin(source):
     """A source as the programs take it: not whether it is gated, which changes nothing that is made."""
-    return json.dumps(source and {key: source[key] for key in source if key != "gated"})
+    return json.dumps(
+        source and {k: v for k, v in get_state(source).items() if k != "gated"}
+    )
+
+
+def get_sources(mix):
+    """The sources of a data mix, as JSON."""
+    return json.dumps([get_state(source) for source in config["data"][mix]["sources"]])
 
 
 def variants_with(recipe):
@@ -150,6 +166,11 @@ def get_questions(w, group=None):
     ]
 
 
+def option(name, path):
+    """An option of a program with its path, if there is one."""
+    return shlex.join([name, path]) if path else ""
+
+
 def get_fetched(w, input):
     """The argument that says where they are."""
     return shlex.join(["--fetched", *input.questions]) if input.questions else ""
@@ -168,6 +189,8 @@ def get_tasks(w, group=None):
     for task, engine in get_scoring_engines(w, group).items():
         entries[task] = config["tasks"][task] | ({"engine": engine} if engine else {})
         entries[task].pop("shards", None)  # the same score for any number
+        if "source" in entries[task]:
+            entries[task]["source"] = get_state(entries[task]["source"])
     return json.dumps(entries)
 
 
@@ -295,9 +318,12 @@ def get_chats(w):
 def get_workload(w):
     """What a workload's requests are made of, as JSON: not the rates and limits they are sent with."""
     entry = config["workloads"][w.workload]
-    keys = ["chunk_tokens", "longest"]
-    keys += ["stand_in", "statistics"] if entry.get("stand_in") else ["source"]
-    return json.dumps({key: entry[key] for key in keys})
+    settings = {key: entry[key] for key in ("chunk_tokens", "longest")}
+    if entry.get("stand_in"):
+        settings |= {key: entry[key] for key in ("stand_in", "statistics")}
+    else:
+        settings["source"] = get_state(entry["source"])
+    return json.dumps(settings)
 
 
 def get_workloads(w):

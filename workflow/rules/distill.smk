@@ -131,10 +131,8 @@ rule distill:
         launcher=get_launcher,
         spec=get_spec,
         recipe=get_recipe,
-        teacher=lambda w, input: (
-            f"--teacher-states {input.teacher}" if input.teacher else ""
-        ),
-        moments=lambda w, input: f"--moments {input.moments}" if input.moments else "",
+        teacher=lambda w, input: option("--teacher-states", input.teacher),
+        moments=lambda w, input: option("--moments", input.moments),
         minutes=lambda w, resources: (
             f"--minutes {resources.runtime}" if resources.get("runtime") else ""
         ),

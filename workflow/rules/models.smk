@@ -74,9 +74,7 @@ rule heldout:
     benchmark:
         "<benchmarks>/heldout.tsv"
     params:
-        sources=lambda w: json.dumps(
-            config["data"][config["heldout"]["data"]]["sources"]
-        ),
+        sources=lambda w: get_sources(config["heldout"]["data"]),
         chats=config["heldout"]["chats"],
         seed=config["heldout"]["seed"],
     shell:
@@ -103,7 +101,7 @@ rule corpus:
     benchmark:
         "<benchmarks>/corpus/{data}.tsv"
     params:
-        sources=lambda w: json.dumps(config["data"][w.data]["sources"]),
+        sources=lambda w: get_sources(w.data),
         seed=lambda w: config["data"][w.data]["seed"],
     shell:
         """

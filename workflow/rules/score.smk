@@ -13,7 +13,7 @@ localrules:
     merge_scores,
 
 
-def get_state(w, output):
+def get_answers(w, output):
     """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
     results = Path(config["pathvars"]["results"])
     place = Path(*Path(output[0]).relative_to(results).parts[1:])
@@ -61,10 +61,8 @@ rule score:
         tasks=get_tasks,
         fetched=get_fetched,
         seed=config["scoring"]["seed"],
-        state=get_state,
-        checkpoint=lambda w, input: (
-            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-        ),
+        state=get_answers,
+        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
     shell:
         SCORE
 
@@ -93,10 +91,8 @@ rule score_shard:
         tasks=get_tasks,
         fetched=get_fetched,
         seed=config["scoring"]["seed"],
-        state=get_state,
-        checkpoint=lambda w, input: (
-            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-        ),
+        state=get_answers,
+        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
     shell:
         f"{SCORE.rstrip()} --shard {{wildcards.shard}} {{wildcards.shards}}"
 
@@ -151,10 +147,8 @@ for group in config["scoring"]["together"]:
             tasks=lambda w, group=group: get_tasks(w, group),
             fetched=get_fetched,
             seed=config["scoring"]["seed"],
-            state=get_state,
-            checkpoint=lambda w, input: (
-                f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-            ),
+            state=get_answers,
+            checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
         shell:
             SCORE
 
@@ -180,9 +174,7 @@ rule fidelity:
         documents=config["fidelity"]["documents"],
         max_length=config["fidelity"]["max_length"],
         seed=config["fidelity"]["seed"],
-        checkpoint=lambda w, input: (
-            f"--checkpoint {input.checkpoint}" if input.checkpoint else ""
-        ),
+        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
         moments=get_fit,
     shell:
         """

@@ -3,7 +3,8 @@
 apptainer: the image envs/gpu.sif. conda: the environment .conda. Neither: the Python that runs Snakemake.
 """
 
-IMAGE = f"{PROJECT}/envs/gpu.sif"
+# Snakemake takes no image whose path has a space, as that of a checkout may.
+IMAGE = os.path.relpath(f"{PROJECT}/envs/gpu.sif")
 CONDA = f"{PROJECT}/.conda"
 # Where the jobs of a cluster keep caches; braces would be wildcards in a shell prefix.
 LOCAL_CACHE = config["gpu_jobs"].get("local_cache", "")
@@ -34,7 +35,7 @@ def get_prefix(method):
     On several nodes srun starts the image (IN_IMAGE) as Snakemake does on one; there the job's shell itself is outside.
     Jobs are offline unless their rule says `online` (workflow/environment.sh).
     """
-    scripts = f'export SCRIPTS="{PROJECT}/workflow/scripts" IN_IMAGE=; '
+    scripts = f'export SCRIPTS="{PROJECT}/workflow/scripts"; IN_IMAGE=(); '
     here = f'export PATH="{os.path.dirname(sys.executable)}:$PATH"; '
     if method == "conda":
         return (
@@ -46,7 +47,7 @@ def get_prefix(method):
         return (
             scripts + f'export PYTHONPATH="{PROJECT}/src"; '
             f'if [ -z "${{{{APPTAINER_CONTAINER:-}}}}${{{{SINGULARITY_CONTAINER:-}}}}" ]; then {here}'
-            f'export IN_IMAGE="apptainer exec --home {os.getcwd()} {arguments} {IMAGE}"; fi; '
+            f'IN_IMAGE=(apptainer exec --home "{os.getcwd()}" {arguments} "{IMAGE}"); fi; '
         )
     return scripts + here
 

@@ -11,6 +11,7 @@ from swiftkv.distill.packing import pack, tokenize, write_packed
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import command_line
 from swiftkv.models import load_tokenizer
+from swiftkv.records import CHAT_DATE
 from swiftkv.sources import read_source
 
 
@@ -26,19 +27,22 @@ def main() -> None:
     recipe = Recipe.from_json(options.recipe)
     model = read_source(options.model_source)
     tokenizer = load_tokenizer(model["path"])
-    samples = tokenize(tokenizer, read_chats(options.data))
+    samples, refused = tokenize(tokenizer, read_chats(options.data))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     needed = None if recipe.max_steps is None else recipe.max_steps * recipe.batch_size
-    arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding or 0, needed)
+    longest = min(recipe.max_length, model["config"].get("max_position_embeddings", recipe.max_length))
+    arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding or 0, needed, longest)
     rows = len(arrays["input_ids"])
     recipe.total_steps(rows)
     source = {key: model.get(key) for key in ("name", "id", "revision", "resolved")}
-    write_packed(options.output, arrays, {"rows": rows, "max_length": recipe.max_length, "tokenizer": source, **counts})
+    description = {"rows": rows, "max_length": recipe.max_length, "longest": longest, "chat_date": str(CHAT_DATE)}
+    write_packed(options.output, arrays, {**description, "tokenizer": source, "refused": refused, **counts})
     filled = counts["tokens"] / arrays["input_ids"].size
     print(
         f"{counts['samples']} chats, {counts['tokens']} tokens in {rows} rows of {recipe.max_length} "
         f"({filled:.1%} full), {counts['assistant_tokens']} the assistant's; left out: "
-        f"{counts['too_long']} too long, {counts['empty']} empty, {counts['not_needed']} not needed",
+        f"{counts['too_long']} of more than {longest} tokens, {refused} refused, {counts['empty']} empty, "
+        f"{counts['not_needed']} not needed",
         file=sys.stderr,
     )
 

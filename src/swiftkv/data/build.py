@@ -2,7 +2,8 @@
 
 A mix of the config lists sources; each record of a source becomes one chat. A source either has whole chats
 (`chats: messages`, or `chats: sharegpt` for from/value pairs) or two Jinja templates, `user` and `assistant`, that are
-filled from the record's fields. A record whose user or assistant text comes out empty is left out.
+filled from the record's fields. A record whose user or assistant text comes out empty is left out; so is one that is no such
+chat (an unknown role, a text that is null, a field that a template misses), but at most 1 % of a source.
 
 A source keeps every chat unless it says `distinct_characters: N`: then, of the chats of such sources whose first N
 characters agree, the mix has the first one only. So questions about one passage do not end up in training and hold-out.
@@ -16,13 +17,13 @@ import gzip
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from swiftkv.data.read import read_chats
+from swiftkv.data.read import Refusals, read_chats
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
 from swiftkv.records import atomic_path, write_json
@@ -42,7 +43,8 @@ def draw_heldout(sources: list[dict[str, Any]], chats: int, seed: int, output: P
         record: JSON with the resolved identity and the number of chats of every source of the mix.
 
     Raises:
-        UserError: a source is missing, unreachable or damaged, or the mix has no chat beyond the held-out ones.
+        UserError: a source is missing, unreachable or damaged, more than 1 % of its records are no chats, or the mix has no
+            chat beyond the held-out ones.
     """
     found, identities = _gather(sources)
     if len(found) <= chats:
@@ -64,7 +66,7 @@ def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output
         output, record: as in `draw_heldout`; the record also says how many of each source are held out.
 
     Raises:
-        UserError: a source or the hold-out is missing, unreachable or damaged, or no chat is left.
+        UserError: as `draw_heldout`; or the hold-out is missing or damaged, or no chat is left.
     """
     kept_apart = {_content(chat) for chat in read_chats(heldout)}
     chats, identities = _gather(sources)
@@ -96,10 +98,16 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
         name = source_name(source)
         records, identity = _open(source)
         limit, length = source.get("limit"), source.get("distinct_characters")
-        taken, empty, repeated = 0, 0, 0
-        for number, messages in enumerate(_chats(source, records)):
+        read, refusals, taken, empty, repeated = _reader(source), Refusals(), 0, 0, 0
+        for number, record in enumerate(records):
             if limit is not None and taken >= limit:
                 break
+            try:
+                messages = read(record)
+            except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
+                form = f"is no {source['chats']} chat" if "chats" in source else "does not fit the templates"
+                refusals.add(f"record {number} of data source {name!r} {form} ({error!r})")
+                continue
             if not messages:
                 empty += 1
                 continue
@@ -112,7 +120,9 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
             chats.append({"id": f"{name}/{number}", "source": name, "messages": messages})
             taken += 1
         print(f"{name}: {taken} chats; left out: {empty} empty, {repeated} that open like another", flush=True)
-        identities.append({"name": name, **identity, "chats": taken, "empty": empty, "repeated": repeated})
+        refusals.check(taken + empty + repeated + refusals.count)
+        counts = {"chats": taken, "empty": empty, "repeated": repeated, "refused": refusals.count}
+        identities.append({"name": name, **identity, **counts})
     return chats, identities
 
 
@@ -155,29 +165,26 @@ def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
         ) from None
 
 
-def _chats(source: dict[str, Any], records: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, str]]]:
-    """The messages of each record; an empty list for a record without a question or an answer."""
+def _reader(source: dict[str, Any]) -> Callable[[dict[str, Any]], list[dict[str, str]]]:
+    """What makes messages of a source's record: an empty list of one without a question or an answer."""
     if "chats" in source:
-        read = {"messages": _messages, "sharegpt": _sharegpt}[source["chats"]]
-        for number, record in enumerate(records):
-            try:
-                yield read(record)
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(
-                    f"record {number} of data source {source_name(source)!r} is no {source['chats']} chat ({error!r})"
-                ) from None
-        return
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+        return {"messages": _messages, "sharegpt": _sharegpt}[source["chats"]]
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_no_null)
     user, assistant = environment.from_string(source["user"]), environment.from_string(source["assistant"])
-    for record in records:
-        try:
-            question, answer = user.render(record).strip(), assistant.render(record).strip()
-        except jinja2.UndefinedError as error:
-            raise UserError(
-                f"a template of data source {source_name(source)!r} does not fit its records: {error}"
-            ) from None
+
+    def read(record: dict[str, Any]) -> list[dict[str, str]]:
+        question, answer = user.render(record).strip(), assistant.render(record).strip()
         both = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        yield both if question and answer else []
+        return both if question and answer else []
+
+    return read
+
+
+def _no_null(value: Any) -> Any:
+    """Jinja would write a null as the word None."""
+    if value is None:
+        raise TypeError("a field is null")
+    return value
 
 
 def _messages(record: dict[str, Any]) -> list[dict[str, str]]:

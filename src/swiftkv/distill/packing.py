@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
+from swiftkv.data.read import Refusals, render
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
 
@@ -38,13 +39,13 @@ class Sample:
         return len(self.ids)
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> list[Sample]:
-    """The chats under the tokenizer's chat template, which writes all special tokens.
+def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> tuple[list[Sample], int]:
+    """The chats under the tokenizer's chat template, which writes all special tokens; and how many it refuses.
 
     Raises:
-        UserError: the template refuses a chat.
+        UserError: the template refuses more than 1 % of them.
     """
-    samples, texts, answers = [], [], []
+    samples, texts, answers, refusals, number = [], [], [], Refusals(), 0
 
     def flush() -> None:
         if texts:
@@ -61,14 +62,16 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
 
     for number, chat in enumerate(chats, 1):
         try:
-            texts.append(tokenizer.apply_chat_template(chat["messages"], tokenize=False))
-        except Exception as error:  # templates raise what they like
-            raise UserError(f"chat {number}: the chat template refuses it ({error})") from None
+            texts.append(render(tokenizer, chat["messages"], tokenize=False))
+        except UserError as error:
+            refusals.add(f"chat {number}: {error}")
+            continue
         answers.append(answer_spans(tokenizer, chat["messages"], texts[-1]))
         if len(texts) == BATCH:
             flush()
     flush()
-    return samples
+    refusals.check(number)
+    return samples, refusals.count
 
 
 def answer_spans(
@@ -84,9 +87,9 @@ def answer_spans(
         if message["role"] != "assistant":
             continue
         try:
-            prompt = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
-            whole = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
-        except Exception:  # templates raise what they like
+            prompt = render(tokenizer, messages[:number], tokenize=False, add_generation_prompt=True)
+            whole = render(tokenizer, messages[: number + 1], tokenize=False)
+        except UserError:
             return None
         if not (text.startswith(whole) and whole.startswith(prompt)):
             return None
@@ -95,18 +98,24 @@ def answer_spans(
 
 
 def pack(
-    samples: list[Sample], max_length: int, seed: int, padding: int, max_rows: int | None = None
+    samples: list[Sample],
+    max_length: int,
+    seed: int,
+    padding: int,
+    max_rows: int | None = None,
+    longest: int | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Shuffle the samples and put each into the first open row that has room.
 
     Padding at a row's end is a sample of its own (positions restart), with mask 0.
 
     Args:
-        samples: chats; those longer than `max_length` or empty are dropped and counted.
+        samples: chats; those longer than `longest` or empty are dropped and counted.
         max_length: tokens a row.
         seed: of the shuffle.
         padding: token id of padding.
         max_rows: stop when this many rows are full enough; None packs everything.
+        longest: tokens of a sample, at most `max_length`, which None stands for.
 
     Returns:
         input_ids, position_ids (int32), loss_mask and assistant_mask (uint8), each [rows, max_length]; and counts:
@@ -120,7 +129,7 @@ def pack(
     )  # fmt: skip
     for index in np.random.default_rng(seed).permutation(len(samples)):
         sample = samples[index]
-        if len(sample) == 0 or len(sample) > max_length:
+        if len(sample) == 0 or len(sample) > (longest or max_length):
             counts["too_long" if len(sample) else "empty"] += 1
             continue
         first = max(0, len(rows) - OPEN_ROWS)

@@ -22,24 +22,13 @@ from safetensors import safe_open
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.tensor_file import write
 from swiftkv.errors import UserError
-from swiftkv.records import atomic_path, read_json, write_json
+from swiftkv.records import atomic_path, digest, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
-SAMPLE = 2**20
 # Where the teacher's states come from and when states are saved does not change the result.
 NEUTRAL = ("checkpoint_every", "checkpoint_minutes", "teacher_states", "gradient_checkpointing")
 KEPT = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
-
-
-def digest(path: Path) -> str:
-    """SHA-256 over the size and up to 64 evenly spaced MiB of a file: quick also for very large weights."""
-    total = hashlib.sha256(str(size := path.stat().st_size).encode())
-    with path.open("rb") as file:
-        for part in range(64):
-            file.seek(max(0, (size - SAMPLE) * part // 63) if size > 64 * SAMPLE else part * SAMPLE)
-            total.update(file.read(SAMPLE))
-    return total.hexdigest()
 
 
 def checksum(path: Path) -> str | None:

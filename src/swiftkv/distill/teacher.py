@@ -21,12 +21,11 @@ from swiftkv.distill.device import compute_device, rank, ranks
 from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.state import digest
 from swiftkv.distill.step import DistillationStep
 from swiftkv.distill.tensor_file import header
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, spread
-from swiftkv.records import atomic_path
+from swiftkv.records import atomic_path, digest
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.moments import FINAL, MomentSums
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from swiftkv.data.read import choose_chats
+from swiftkv.data.read import Refusals, choose_chats, render
 from swiftkv.errors import UserError
 
 # Special tokens stand at either end of a vocabulary: Llama-2's and SmolLM's first, Llama-3's last.
@@ -29,17 +29,22 @@ def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: in
         heldout: chats, as `data.read.read_chats` reads them.
 
     Raises:
-        UserError: no chat is that short.
+        UserError: no chat is that short, or the chat template refuses more than 1 % of them.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = []
-    for chat in choose_chats(heldout, 10**9, seed):
+    prompts, chats, refusals = [], choose_chats(heldout, 10**9, seed), Refusals()
+    for chat in chats:
         if chat["messages"][0]["role"] == "user":
-            ids = opening(tokenizer, chat["messages"][0])
+            try:
+                ids = opening(tokenizer, chat["messages"][0])
+            except UserError as error:
+                refusals.add(f"chat {chat.get('id')}: {error}")
+                continue
             if len(ids) <= longest:
                 prompts.append(ids)
+    refusals.check(len(chats))
     if not prompts:
         raise UserError(f"{heldout} has no chat whose opening fits into {longest} tokens")
     return prompts
@@ -47,5 +52,4 @@ def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: in
 
 def opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
     """Token ids of a chat that begins with `message` and waits for the answer."""
-    encoded = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=True, return_dict=True)
-    return list(encoded["input_ids"])
+    return list(render(tokenizer, [message], add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"])

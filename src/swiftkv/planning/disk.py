@@ -129,5 +129,6 @@ def fetched(job: PlannedJob, estimator: Estimator) -> list[Download]:
         return [] if entry.get("stand_in") else one("data set", entry["source"], WORKLOAD)
     if job.rule == "fetch_questions":
         task = config["tasks"][job.wildcards["task"]]
-        return one("questions", task.get("source") or {"hub": KNOWN[task["task"]].hub}, None)
+        known = KNOWN.get(task["task"])
+        return one("questions", task.get("source") or {"hub": known.hub if known else task["task"]}, None)
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,16 @@ def dimensions(config: Mapping[str, Any], model: str, root: Path) -> dict[str, A
     if "architecture" in entry:
         return read_json(root / entry["architecture"])["config"]
     if "gguf" in source:
-        return _gguf(source) | source.get("random", {})
+        return _gguf(package_file(source["package"], source["gguf"])) | source.get("random", {})
     file = Path(source.get("local", "")).expanduser() / "config.json"
     return read_json(file) if "local" in source and file.exists() else None
 
 
-def _gguf(source: Mapping[str, Any]) -> dict[str, Any]:
+@cache  # reading one takes seconds
+def _gguf(file: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
-    fields = GGUFReader(package_file(source["package"], source["gguf"])).fields
+    fields = GGUFReader(file).fields
     kind = fields["general.architecture"].contents()
     found = {name: fields[f"{kind}.{field}"].contents() for name, field in GGUF.items() if f"{kind}.{field}" in fields}
     # The head is the embedding where the file has none, which its tensors tell; packaged models so far tie them.

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
+from swiftkv.hub import SECOND_COPIES
 from swiftkv.planning.jobs import PlannedJob
-from swiftkv.score.catalogue import KNOWN
+from swiftkv.score.fetch import data_set
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES, check_checkpoint
 
 HUB_SECONDS = 10
@@ -39,6 +40,9 @@ def sources_in_use(config: dict[str, Any], jobs: Iterable[PlannedJob]) -> list[S
 
     Args:
         config: the merged configuration.
+
+    Raises:
+        UserError: lm-eval does not know a task.
     """
     found: dict[tuple[str, str, str], Source] = {}
 
@@ -71,7 +75,7 @@ def sources_in_use(config: dict[str, Any], jobs: Iterable[PlannedJob]) -> list[S
             add("dataset", None if entry.get("stand_in") else entry["source"], [entry["source"].get("file")])
         elif job.rule == "fetch_questions":
             entry = config["tasks"][wildcards["task"]]
-            add("dataset", entry.get("source") or {"hub": KNOWN[entry["task"]].hub})
+            add("dataset", entry.get("source") or {"hub": data_set(entry["task"])})
     return list(found.values())
 
 
@@ -178,7 +182,10 @@ class Hub:
         from huggingface_hub.utils import filter_repo_objects
 
         files = filter_repo_objects(
-            getattr(info, "siblings", None) or [], allow_patterns=source.files, key=lambda file: file.rfilename
+            getattr(info, "siblings", None) or [],
+            allow_patterns=source.files,
+            ignore_patterns=source.files and SECOND_COPIES,
+            key=lambda file: file.rfilename,
         )
         return sum(file.size or 0 for file in files)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from swiftkv.data.read import choose_chats, tokenize_chat
+from swiftkv.data.read import draw_documents
 from swiftkv.errors import UserError
 from swiftkv.measure.prompts import chat_prompts, opening
 from swiftkv.models import load_swiftkv, load_tokenizer
@@ -195,13 +195,12 @@ def measure_early_exit(
     started = time.monotonic()
     source = read_source(model_source)
     described = describe_spec(spec, key_value_heads(source["config"]))
-    chats = choose_chats(heldout, settings["documents"], settings["seed"])
-    tokenizer = load_tokenizer(source["path"])
+    tokenizer, draw = load_tokenizer(source["path"]), [settings[key] for key in ("documents", "max_length", "seed")]
+    documents, data = draw_documents(tokenizer, source["config"], heldout, *draw)
     model = load_swiftkv(checkpoint, device_map="auto" if torch.cuda.is_available() else None)
     require_head(model)
     if model.spec != SwiftKVSpec(**spec):
         raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
-    documents = [tokenize_chat(tokenizer, chat["messages"], settings["max_length"]) for chat in chats]
     sums = [
         agreement(model, document, settings["bins"], settings["threshold"])
         for document in documents
@@ -228,7 +227,7 @@ def measure_early_exit(
             "answers": [{"question": text, **row} for text, row in zip(settings["questions"], found, strict=False)],
         },
         seconds=time.monotonic() - started,
-        data={"chats": Path(heldout).name, "sources": sorted({chat.get("source", "") for chat in chats})},
+        data=data,
     )
     write_json(output, record)
     exited, times = decoding["exited"], decoding["time_ratio"]

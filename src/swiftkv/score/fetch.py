@@ -40,6 +40,21 @@ def from_hub(source: dict[str, Any] | None) -> bool:
     return not source or "hub" in source
 
 
+def data_set(task: str) -> str:
+    """The hub data set that an lm-eval task asks; of a task that is not in the catalogue lm-eval's files tell it, in 10 s.
+
+    Raises:
+        UserError: lm-eval has no such task.
+    """
+    if task in KNOWN:
+        return KNOWN[task].hub
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    from swiftkv.score.tasks import leaf_entries
+
+    return load_yaml(leaf_entries(task)[0].yaml_path, resolve_func=False)["dataset_path"]
+
+
 def fetch_questions(task: dict[str, Any], output: Path, attempts: Path) -> None:
     """Write the folder of fetched questions of one task.
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from swiftkv.data.read import choose_chats, tokenize_chat
+from swiftkv.data.read import draw_documents
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
 from swiftkv.quantize import Peak, new_cache
@@ -200,13 +200,12 @@ def measure_fidelity(
     described = describe_spec(spec, key_value_heads(source["config"]))
     if spec is not None and checkpoint is None:
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
-    chats = choose_chats(heldout, documents, seed)
     tokenizer = load_tokenizer(source["path"])
+    drawn, data = draw_documents(tokenizer, source["config"], heldout, documents, max_length, seed)
     teacher, models = load_models(Path(source["path"]), checkpoint, spec, kv_cache, moments, ridge)
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
     counts, head, peak = [], teacher.get_output_embeddings(), Peak()
-    for number, chat in enumerate(chats, 1):
-        document = tokenize_chat(tokenizer, chat["messages"], max_length)
+    for number, document in enumerate(drawn, 1):
         if len(document) < 2:
             continue
         reference, states = states_of_all(teacher, models, document, kv_cache, peak)
@@ -215,8 +214,8 @@ def measure_fidelity(
         for sums, row in zip(rows.values(), compare(reference, students, head, document), strict=True):
             sums.append(row)
         counts.append(len(document) - 1)
-        if number % 10 == 0 or number == len(chats):
-            print(f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(chats)} chats", flush=True)
+        if number % 10 == 0 or number == len(drawn):
+            print(f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(drawn)} chats", flush=True)
     if not counts:
         raise UserError(f"no chat of {heldout} has two tokens; make it again")
     trained = summarize(rows["trained"], counts)
@@ -236,7 +235,7 @@ def measure_fidelity(
             **({"fp8_keys": keys} if (keys := peak.found()) else {}),
         },
         seconds=time.monotonic() - started,
-        data={"chats": Path(heldout).name, "sources": sorted({chat.get("source", "") for chat in chats})},
+        data=data,
     )
     write_json(output, record)
     peak.warn()

@@ -20,6 +20,7 @@ from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from swiftkv.data.read import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
 from swiftkv.quantize import Peak, new_cache
 from swiftkv.score.attention import NAME
@@ -53,6 +54,7 @@ class CachedLM(HFLM):
             pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size, softmax_dtype="float32"
         )
         self.kv_cache = kv_cache
+        self.chat_template_args = TEMPLATE_ARGUMENTS
         self.keep(KeptAnswers())
 
     def keep(self, kept: KeptAnswers) -> None:

@@ -14,6 +14,7 @@ from lm_eval.models.vllm_causallms import VLLM
 from transformers import AutoConfig, AutoTokenizer
 
 import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
+from swiftkv.data.read import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
 from swiftkv.measure.memory import GIB
 from swiftkv.measure.worker import answer
@@ -60,6 +61,7 @@ class ServedLM(VLLM):
             enable_prefix_caching=True,
             enable_chunked_prefill=True,
             seed=seed,
+            chat_template_args=dict(TEMPLATE_ARGUMENTS),  # VLLM takes keys out of it
             **memory,
         )
         self.tokenizer = configure_pad_token(own, model_config=self._config)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.data.read import choose_chats, tokenize_chat
+from swiftkv.data.read import draw_documents
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer, rewire, spread
 from swiftkv.records import measurement, write_json
@@ -48,12 +48,11 @@ def measure_starts(
     """
     started = time.monotonic()
     source = read_source(model_source)
-    chats = choose_chats(heldout, documents, seed)
     tokenizer = load_tokenizer(source["path"])
+    drawn, data = draw_documents(tokenizer, source["config"], heldout, documents, max_length, seed)
     layers = known_layers(moments)
     teacher = load_teacher(Path(source["path"]))
-    tokenized = (tokenize_chat(tokenizer, chat["messages"], max_length) for chat in chats)
-    texts = [text for text in tokenized if len(text) > 1]
+    texts = [text for text in drawn if len(text) > 1]
     if not texts:
         raise UserError(f"no chat of {heldout} has two tokens; make it again")
     expected = [hidden_states(teacher, text, "auto") for text in texts]
@@ -86,7 +85,7 @@ def measure_starts(
             "documents": len(counts),
         },
         seconds=time.monotonic() - started,
-        data={"chats": Path(heldout).name, "sources": sorted({chat.get("source", "") for chat in chats})},
+        data=data,
     )
     write_json(output, record)
     return record
