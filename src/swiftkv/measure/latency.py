@@ -70,7 +70,7 @@ def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
         worker(
             module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client"
         ) as client,
-        serving(command, name, run.log, run.environment, run.point.engine["start_timeout"]) as server,
+        serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
     ):
         yield server, client
 
