@@ -9,6 +9,7 @@ from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
+from swiftkv.measure.run import KINDS
 from swiftkv.score import fetch
 from swiftkv.score.shards import shards_of
 
@@ -284,6 +285,11 @@ def get_served(w):
     if has_checkpoint(w):
         return f"<results>/checkpoints/{w.model}/{get_served_variant(w)}"
     return []
+
+
+def measured_alone(w):
+    """Whether a point's numbers would be others beside other jobs."""
+    return KINDS[config["serving"]["points"][w.point]["measure"]].alone
 
 
 def get_chats(w):

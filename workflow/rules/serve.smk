@@ -52,7 +52,7 @@ rule measure:
         point="|".join(map(re.escape, config["serving"]["points"])),
     threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
-        **on_gpus("serve"),
+        **on_gpus("serve", measured_alone),
     params:
         subject=get_subject,
         point=get_point,

@@ -117,4 +117,6 @@ def _source(run: Run, name: str) -> dict[str, Any]:
     return source
 
 
-KIND = Kind(lengths=lengths, settings=settings, command=command, numbers=numbers, headline=headline, seen=seen)
+KIND = Kind(
+    lengths=lengths, settings=settings, command=command, numbers=numbers, headline=headline, seen=seen, alone=True
+)

@@ -156,4 +156,5 @@ KIND = Kind(
     numbers=numbers,
     headline=lambda result: f"sustains {result['highest_sustained_rate']} requests/s",
     seen=seen,
+    alone=True,
 )
