@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
-from swiftkv.measure import capacity, decode, forward, goodput, latency, throughput
+from swiftkv.measure import capacity, decode, forward, goodput, latency, memory, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
@@ -41,7 +41,7 @@ def measure(
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
-        EngineFailure: vLLM failed for another reason than memory.
+        EngineFailure: vLLM failed for another reason than memory, or for memory that other processes hold.
     """
     started, kind = time.monotonic(), KINDS[point["measure"]]
     kind.check(point)
@@ -61,6 +61,8 @@ def measure(
         command = kind.command(run)
         result = kind.numbers(run, command)
     except OutOfMemory as error:
+        if point.gpus:
+            memory.refuse_neighbors(budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
         reason = str(error)
     if kind.seen and result:
         costs = cost(subject, *kind.seen(point, result))
