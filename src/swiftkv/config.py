@@ -9,7 +9,7 @@ import yaml
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.points import check_points
+from swiftkv.points import check_points, engine
 from swiftkv.score.shards import check_shards
 from swiftkv.serve import NOT_SERVED
 from swiftkv.sources import source_name
@@ -349,8 +349,7 @@ def scoring_engine(config: dict[str, Any], model: str, variant: str, kv_cache: s
         return None
     if unmeasured(config, model, variant, served=True) or not _is_generated(config["tasks"][task]["task"]):
         return None
-    engine = {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
-    return {"gpus": config["models"][model]["gpus"]["score"], **engine}
+    return {"gpus": config["models"][model]["gpus"]["score"], **engine(config)}
 
 
 def check_served(config: dict[str, Any], model: str, place: str) -> None:

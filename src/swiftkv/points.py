@@ -11,10 +11,15 @@ from swiftkv.errors import UserError
 SENT = ("title", "longest", "goodput", "request_rates")  # of a workload, what a measurement is told
 
 
+def engine(config: dict[str, Any]) -> dict[str, Any]:
+    """What `serving.engine` says of a run: not how long its start may take, which changes no number."""
+    return {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
+
+
 def point(config: dict[str, Any], name: str) -> dict[str, Any]:
     """A serving point with what all points share and its workloads filled in, as the measuring scripts take it."""
     serving = config["serving"]
-    shared = {key: serving[key] for key in ("output_tokens", "seed", "engine")}
+    shared = {key: serving[key] for key in ("output_tokens", "seed")} | {"engine": engine(config)}
     found = shared | serving["points"][name]
     if "workloads" in found:
         entries = {workload: config["workloads"][workload] for workload in found["workloads"]}

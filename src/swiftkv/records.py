@@ -183,7 +183,7 @@ def hardware() -> dict[str, Any]:
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "gpus": gpus,
@@ -213,7 +213,8 @@ def _git(*arguments: str) -> str | None:
     return run.stdout.strip()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -13,7 +13,6 @@ ENGINE = {
     "enforce_eager": True,
     "gpu_memory_utilization": 0.9,
     "cpu_kv_cache_gib": 1,
-    "start_timeout": 600,
 }
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -1,14 +1,20 @@
-"""Every entry of the contents page is made, from made-up measurements of all it needs, at smoke and at paper scale."""
+"""Every entry of the contents page is made of made-up measurements, at smoke and at paper scale; of other settings none is."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from snakemake.utils import update_config
 
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.make import make
+from swiftkv.artifacts.records import check_settings
+from swiftkv.errors import UserError
+from swiftkv.measure import run
+from swiftkv.measure.point import Point
 from swiftkv.records import describe_spec, write_json
 from tests.unit.artifact_helpers import CPU, H100, ROOT, scale
 from tests.unit.serving_helpers import good, latencies, speed
@@ -39,11 +45,11 @@ def record(config, measure, model, variant, kv_cache, settings, result, **more):
 
 
 def score(config, model, variant, kv_cache, task):
+    asked = config["tasks"][task]
     settings = {
-        "task": task, "lm_eval_task": config["tasks"][task]["task"], "metric": config["tasks"][task]["metric"],
-        "shots": config["tasks"][task]["shots"], "seed": 42, "filter": "none", "version": 1, "limit": None,
-        "output_type": "multiple_choice", "chat_template": False, "fewshot_as_multiturn": False, "fewshot": "none",
-        "generation": None,
+        **{key: asked[key] for key in ("metric", "filter", "shots", "limit", "chat_template", "fewshot_as_multiturn")},
+        "task": task, "lm_eval_task": asked["task"], "seed": 42, "version": 1, "output_type": "multiple_choice",
+        "fewshot": "none", "generation": None,
     }  # fmt: skip
     questions = {"sha256": task, "values": [0.0, 1.0] * 50}
     result = {"value": 0.5, "stderr": 0.02, "n": 100, "n_total": 1000, "questions": questions}
@@ -125,14 +131,11 @@ def early_exit(config, model, variant):
 
 
 def serving(config, point, model, variant, kv_cache):
-    asked = points.point(config, point)
+    asked, gpus = points.point(config, point), config["models"][model]["gpus"]["serve"]
     settings = {
-        "point": point, "merge_all_layers": variant == "merge-all-layers", "dtype": "bfloat16", "num_prompts": 10,
-        "max_num_batched_tokens": asked["engine"]["max_num_batched_tokens"], "max_num_seqs": 256, "seed": 0,
-        "enforce_eager": True, "tensor_parallel_size": max(1, config["models"][model]["gpus"]["serve"]),
-        "memory_gib": asked.get("memory_gib"), "quantization": config["models"][model].get("quantization"),
-        "speculative": asked.get("speculative"), "input_tokens": asked.get("input_tokens"),
-        "output_tokens": asked["output_tokens"], "dataset": asked.get("dataset"), "threads": 2,
+        "point": point, "merge_all_layers": variant == "merge-all-layers", "tensor_parallel_size": max(1, gpus),
+        "quantization": config["models"][model].get("quantization"), "threads": 2,
+        **run.asked(Point(point, asked, gpus, 2)),
     }  # fmt: skip
     result = {
         "throughput": lambda: speed(1000.0),
@@ -203,3 +206,83 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
             text = outputs["md"].read_text()
             for model in entry["models"]:
                 assert model["title"] in text, (artifact, model["title"])
+
+
+@pytest.mark.parametrize(
+    ("artifact", "change", "key", "recorded", "shown"),
+    [
+        ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens", "128", "64"),
+        ("figure3", {"serving": {"engine": {"gpu_memory_utilization": 0.5}}}, "gpu_memory_utilization", "0.9", "0.5"),
+        (
+            "figureB1",
+            {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}},
+            "request_rates",
+            "[4]",
+            "[8]",
+        ),
+        ("decode", {"serving": {"points": {"decode": {"memory_gib": 1}}}}, "memory_gib", "null", "1"),
+        ("workloads", {"workloads": {"agent": {"goodput": {"ttft": 1}}}}, "workloads", '"ttft": 2000', '"ttft": 1'),
+        ("kv_capacity", {"serving": {"seed": 7}}, "seed", "0", "7"),
+        (
+            "figure2",
+            {"models": {"tiny-random": {"num_key_value_layers": {"50": 2}}}},
+            "spec",
+            '_layers": 4',
+            '_layers": 2',
+        ),
+        ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit", "2", "9"),
+        ("panel", {"scoring": {"seed": 7}}, "seed", "42", "7"),
+        ("start", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
+        ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold", "0.95", "0.5"),
+        ("choose_l", {"choose_l": {"seed": 7}}, "seed", "42", "7"),
+    ],
+)
+def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, recorded, shown):
+    config = scale("smoke")
+    config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
+    needed = contents.needs(config, artifact)
+    for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
+        provide(config, path)
+    entry = json.loads(json.dumps(contents.resolve(config, artifact)))
+    check_settings(entry, needed)
+    update_config(config, change)
+    with pytest.raises(UserError) as refused:
+        make(contents.resolve(config, artifact), needed, {})
+    found, wanted = str(refused.value).split(", but ", 1)
+    assert re.fullmatch(rf"{tmp_path}/\S+\.json was measured with {key} .*", found) and recorded in found, found
+    assert wanted.startswith(f"{artifact} shows {key} ") and shown in wanted, wanted
+    assert wanted.endswith(f"; delete it and run again, or set {key} back in the configuration")
+
+
+WORKLOAD = {
+    "title": "T",
+    "goodput": {"ttft": 1},
+    "request_rates": [1],
+    "longest": {"input_tokens": 9, "output_tokens": 9},
+}
+VALUES = {
+    "warmups": 2, "memory_gib": 3, "enforce_eager": "no", "prefix_caching": True, "dataset": "heldout", "min_requests": 7,
+    "refine_steps": 2, "speculative": {"method": "ngram"}, "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9],
+    "workloads": {"chat": WORKLOAD | {"request_rates": [2]}}, "input_tokens": 99, "output_tokens": 99,
+    "total_tokens": 999, "seconds": 99, "repeats": 99,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", points._POINT_KEYS)
+def test_a_record_holds_all_that_its_point_says(kind):
+    required, optional = points._POINT_KEYS[kind]
+    engine = points.engine(scale())
+    shared = {"measure": kind, "output_tokens": 9, "seed": 0, "engine": engine}
+    least = shared | {
+        key: {"chat": WORKLOAD} if key == "workloads" else [1] if isinstance(VALUES[key], list) else 1
+        for key in required
+    }
+
+    def settings(**changes):
+        return run.asked(Point("a-point", least | changes, 0, 1))
+
+    for change in [{key: VALUES[key]} for key in required | optional] + [
+        {"seed": 1},
+        {"engine": engine | {"dtype": "x"}},
+    ]:
+        assert settings(**change) != settings(), change

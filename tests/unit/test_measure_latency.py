@@ -12,6 +12,7 @@ from swiftkv.measure import latency
 from swiftkv.measure.client import rate_result
 from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure
+from swiftkv.measure.memory import Device
 from swiftkv.measure.prompts import chat_prompts, random_prompts
 from swiftkv.measure.run import measure
 from swiftkv.measure.worker import module, worker
@@ -50,7 +51,7 @@ def keep_rate(model, asked, work):
     run = run_of(model, asked, work)
     work.mkdir()
     own = {key: value for key, value in asked.values.items() if key != "request_rates"}
-    same = latency.identity(run, latency.serve_command(run), {"point": own, "prompts": latency.PROMPTS})
+    same = latency.identity(run, latency.serve_command(run)) | {"point": own, "prompts": latency.PROMPTS}
     kept = {"settings": same, "result": rate_result(REPORT, 1, 20)}
     (work / "rate-1.json").write_text(json.dumps(kept))
 
@@ -89,6 +90,24 @@ def test_rates_of_other_settings_are_measured_again(tmp_path, measured, change):
     keep_rate(model, point("latency", **values), tmp_path / "work")
     measure(model, point("latency", **values | change), tmp_path / "work")
     assert measured == [1]
+
+
+ELSEWHERE = {"installed_version": "0.33.0", "processor": "Another CPU", "devices": [Device("NVIDIA A100", 1, 1)]}
+
+
+@pytest.mark.parametrize("what", [None, "weights", *ELSEWHERE])
+def test_rates_of_other_weights_or_another_machine_are_measured_again(tmp_path, measured, monkeypatch, what):
+    model = subject(tmp_path / "m")
+    asked = point("latency", gpus=1, request_rates=[1], seconds=10)
+    (tmp_path / "m/model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(latency, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
+    keep_rate(model, asked, tmp_path / "work")
+    if what == "weights":
+        (tmp_path / "m/model.safetensors").write_bytes(b"other weights")
+    elif what:
+        monkeypatch.setattr(latency, what, lambda: ELSEWHERE[what])
+    measure(model, asked, tmp_path / "work")
+    assert measured == ([1] if what else [])
 
 
 def test_more_rates_do_not_make_the_finished_ones_void(tmp_path, measured):

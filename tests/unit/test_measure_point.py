@@ -16,7 +16,7 @@ from swiftkv.cost import cost_record, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.measure import decode, latency, memory, reference, throughput
 from swiftkv.measure.dummy import dummy_config, write_dummy
-from swiftkv.measure.engine import OutOfMemory
+from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.measure.kind import Run
 from swiftkv.measure.memory import GIB, Budget, cpu_budget, gpu_budget, weight_bytes
 from swiftkv.measure.peak import peak_tflops
@@ -200,8 +200,11 @@ def test_a_cpu_limit_is_for_weights_and_cache():
         cpu_budget(None, None, LLAMA, None)
 
 
+DEVICE = memory.Device("NVIDIA H100 80GB HBM3", 79 * GIB, 80 * GIB)
+
+
 def test_a_gpu_limit_is_a_share_of_the_device(monkeypatch):
-    monkeypatch.setattr(memory, "device_memory", lambda: 80 * GIB)
+    monkeypatch.setattr(memory, "devices", lambda: [DEVICE])
     assert gpu_budget(None, 0.9).arguments == {"--gpu-memory-utilization": 0.9}
     assert gpu_budget(40, 0.9).arguments == {"--gpu-memory-utilization": 0.5}
     assert gpu_budget(80, 0.9).arguments == {"--gpu-memory-utilization": 0.9}  # the whole device, as it is used
@@ -232,9 +235,32 @@ def test_no_room_for_the_weights_is_a_record(tmp_path, kind):
     json.dumps(record, allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    ("free", "limit", "kept"), [(79, None, True), (40, None, False), (40, 40, True), (39, 40, False)]
+)
+def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit, kept):
+    model, asked = subject(tmp_path / "m"), point("throughput", gpus=1, total_tokens=9, memory_gib=limit)
+    # The second GPU is not the job's.
+    found = [DEVICE._replace(free=free * GIB), DEVICE._replace(free=0)]
+    monkeypatch.setattr(memory, "devices", lambda: found)
+
+    def ends(run, command):
+        raise OutOfMemory("vLLM has not enough memory: CUDA out of memory")
+
+    monkeypatch.setattr(throughput, "engine", ends)
+    if kept:
+        assert measure(model, asked, tmp_path / "work")["status"] == "oom"
+        return
+    with pytest.raises(
+        EngineFailure, match=rf"that others hold, .* {free}\.0 of the 80\.0 GiB of a NVIDIA H100 .* are free"
+    ) as no:
+        measure(model, asked, tmp_path / "work")
+    assert not isinstance(no.value, OutOfMemory)
+
+
 def test_the_memory_is_asked_for_once(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(memory, "device_memory", lambda: asked.append(1) or 80 * GIB)
+    monkeypatch.setattr(memory, "devices", lambda: asked.append(1) or [DEVICE])
     answers = {"seconds": 2.0}
     worker = contextlib.nullcontext(SimpleNamespace(ask=lambda job: answers))
     monkeypatch.setattr(throughput, "engine", lambda run, command: worker)

@@ -117,8 +117,25 @@ def test_served_variants_are_trained_first():
 def test_workloads_are_fetched_for_the_points_that_send_them():
     jobs = plan("--profile", "profiles/slurm", SERVING.format("workloads-graphs", "llama-3.1-8b", "baseline"))
     assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "workload": 3, "measure": 1}
-    (alone,) = (resources for rule, _, resources in jobs if rule == "measure")
-    assert "--exclusive" in alone["slurm_extra"] and not any("gpu" in r for rule, _, r in jobs if rule == "workload")
+    assert not any("gpu" in resources for rule, _, resources in jobs if rule == "workload")
+
+
+def test_a_point_has_its_node_to_itself_because_of_what_it_measures(tmp_path):
+    file = tmp_path / "points.yaml"
+    file.write_text("""
+gpu_jobs: {resources: {slurm_extra: --mail-type=FAIL}}
+serving:
+  points:
+    first-words: {measure: latency, input_tokens: 500, request_rates: [1], seconds: 60}
+    interactive-bulk: {measure: throughput, input_tokens: 500, total_tokens: 15000}
+""")
+    names = ("first-words", "interactive-bulk", "workloads-eager", "forward", "decode", "kv-capacity")
+    targets = [SERVING.format(name, "llama-3.1-8b", "baseline") for name in names]
+    site = ["--configfile", "profiles/slurm/site.yaml", str(file)]
+    jobs = plan("--profile", "profiles/slurm", *site, "--", *targets)
+    extra = {wildcards["point"]: resources["slurm_extra"] for rule, wildcards, resources in jobs if rule == "measure"}
+    alone = dict.fromkeys(("first-words", "workloads-eager", "forward", "decode"), "--mail-type=FAIL --exclusive")
+    assert extra == alone | dict.fromkeys(("interactive-bulk", "kv-capacity"), "--mail-type=FAIL")
 
 
 def test_a_published_checkpoint_is_served_without_training():
@@ -149,16 +166,6 @@ def test_a_measurement_has_the_machine_to_itself(cores):
     target = "results/local/serving/batch-2k/smollm2-135m/baseline/auto.json"
     run = snakemake("--dry-run", "--forceall", "--profile", "profiles/local", "--cores", cores, target)
     assert f"threads: {cores}\n" in run.stdout + run.stderr
-
-
-@pytest.mark.parametrize(
-    "target", [SERVING.format("batch-3k", "llama-3.1-8b", "baseline"), "results/checkpoints/llama-3.1-8b/swiftkv-99"]
-)
-def test_an_unknown_target_is_refused(target):
-    run = snakemake("--dry-run", "--cores", "1", target)
-    said = run.stdout + run.stderr
-    assert run.returncode != 0
-    assert f"No rule to produce {target}" in said and "Traceback" not in said
 
 
 def test_the_whole_paper_plans_every_measurement_once():
@@ -227,3 +234,12 @@ def test_the_workflow_runs_in_any_directory(tmp_path):
     assert "Nothing to be done" in snakemake(*where, "--cores", "1", "results/tables/table1.tex").stderr
     plans = snakemake(*where, "--dry-run", "--profile", ROOT / "profiles/smoke")
     assert plans.returncode == 0, plans.stderr
+
+
+@pytest.mark.parametrize(
+    "target", ["results/checkpoints/llama-3.1-8b/swiftkv-99", SERVING.format("batch-3k", "llama-3.1-8b", "baseline")]
+)
+def test_an_unknown_target_is_refused(target):
+    run = snakemake("--dry-run", "--cores", "1", target)
+    said = run.stdout + run.stderr
+    assert run.returncode != 0 and f"No rule to produce {target} " in said and "Traceback" not in said

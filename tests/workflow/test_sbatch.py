@@ -47,8 +47,8 @@ TARGETS = [
 ]  # fmt: skip
 
 
-def submitted(folder, profile):
-    """The sbatch lines of every target, sorted, without what differs from run to run."""
+def controller(folder, profile, *arguments):
+    """A controller of every target that ended with an error, and the file with all that it submitted."""
     programs = folder / "bin"
     programs.mkdir()
     for name, script in STAND_INS.items():
@@ -66,12 +66,18 @@ def submitted(folder, profile):
     command = [
         SNAKEMAKE, "--snakefile", ROOT / "Snakefile", "--directory", folder, "--profile", profile, "--retries", "0",
         "--slurm-init-seconds-before-status-checks", "1", "--slurm-status-command", "squeue",
-        "--slurm-logdir", folder / "logs", "--rerun-triggers", "params", "--",
+        "--slurm-logdir", folder / "logs", "--rerun-triggers", "params", *arguments, "--",
         *(f"results/{target}" for target in TARGETS),
     ]  # fmt: skip
     environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "TAKEN": str(taken)}
     run = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
     assert run.returncode == 1, run.stdout + run.stderr
+    return run, taken
+
+
+def submitted(folder, profile):
+    """The sbatch lines of every target, sorted, without what differs from run to run."""
+    _, taken = controller(folder, profile)
     lines = []
     for line in taken.read_text().splitlines():
         words = [word for word in line.rstrip("\0").split("\0") if not word.startswith("--wrap=")]
@@ -111,3 +117,11 @@ def test_what_is_asked_for_holds_the_model(site):
         assert size < memory * 1e6 <= config["gpu_jobs"]["mem_mb_per_node"] * 1e6, line
         models.add(model)
     assert models == set(MODELS)
+
+
+def test_a_profile_cannot_take_a_measurements_node_away_unseen(tmp_path):
+    run, taken = controller(
+        tmp_path, ROOT / "profiles/slurm", "--set-resources", "measure:slurm_extra='--mail-type=FAIL'"
+    )
+    assert "error: the profile's slurm_extra of rule measure replaces --exclusive" in run.stderr, run.stderr
+    assert "Traceback" not in run.stderr and not taken.read_text()

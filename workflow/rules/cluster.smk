@@ -1,8 +1,13 @@
 """What jobs ask of a cluster, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
 
+EXCLUSIVE = "--exclusive"
 
-def on_gpus(stage):
-    """What a job asks for that runs a model: GPUs, nodes, and what `gpu_jobs` adds on this cluster."""
+
+def on_gpus(stage, alone=None):
+    """What a job asks for that runs a model: GPUs, nodes, and what `gpu_jobs` adds on this cluster.
+
+    `alone` says, by wildcards, whether it must have its node to itself, which leaves the node's other GPUs idle.
+    """
 
     def gpus(w):
         return config["models"][w.model]["gpus"][stage]
@@ -26,6 +31,11 @@ def on_gpus(stage):
         asked[name] = lambda w, value=value: value if gpus(w) else None
     if "mem_mb_per_gpu" in site:
         asked["mem_mb"] = mem_mb
+    if alone is not None:
+        own = asked.get("slurm_extra", lambda w: None)
+        asked["slurm_extra"] = lambda w: " ".join(
+            filter(None, [own(w), EXCLUSIVE if alone(w) else None])
+        )
     return asked
 
 
@@ -53,7 +63,7 @@ def get_launcher(w, resources):
 
 
 def refuse_what_slurm_would_refuse():
-    """Stop a controller before it submits anything that SLURM would refuse; its jobs run without this hook."""
+    """Stop a controller before it submits what SLURM would refuse, or would run beside others; jobs run without this hook."""
     if workflow.executor_plugin.name != "slurm":
         return
     from swiftkv.preflight.slurm import problems_at_start
@@ -64,5 +74,15 @@ def refuse_what_slurm_would_refuse():
     problems = problems_at_start(
         jobs, workflow.executor_settings, workflow.workdir_init
     )
+    if any(
+        name == "measure"
+        and measured_alone(job.wildcards)
+        and EXCLUSIVE not in job.resources.slurm_extra
+        for name, job in jobs
+    ):
+        problems.append(
+            f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured beside "
+            "other jobs; state it under gpu_jobs.resources in site.yaml, where it is added"
+        )
     if problems:
         sys.exit("\n".join(f"error: {problem}" for problem in problems))

@@ -9,6 +9,7 @@ from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.errors import UserError
+from swiftkv.measure.run import KINDS
 from swiftkv.score import fetch
 from swiftkv.score.shards import shards_of
 from swiftkv.sources import with_state
@@ -309,6 +310,11 @@ def get_served(w):
     return []
 
 
+def measured_alone(w):
+    """Whether a point's numbers would be others beside other jobs."""
+    return KINDS[config["serving"]["points"][w.point]["measure"]].alone
+
+
 def get_chats(w):
     """The held-out chats a point sends, if it does not send random tokens."""
     sends_chats = "dataset" in config["serving"]["points"][w.point]
@@ -332,16 +338,14 @@ def get_workloads(w):
     return [f"<results>/workloads/{workload}" for workload in sent]
 
 
-def get_subject(w, input):
-    """The arguments that say what is served."""
+def get_subject(w):
+    """The arguments that say what is served, but for its files: of parameters made from those, none is a trigger."""
     model, variant = config["models"][w.model], config["variants"][w.variant]
-    words = ["--model", w.model, "--title", model["title"], "--source", input.source]
-    if input.served:
-        words += ["--checkpoint", input.served]
+    words = ["--model", w.model, "--title", model["title"]]
     if serves_dummy(w):
         words += ["--weights", "dummy"]
     else:
-        words += ["--weights", "trained" if input.served else "original"]
+        words += ["--weights", "trained" if get_served(w) else "original"]
     words += ["--variant", w.variant, "--spec", get_spec(w), "--kv-cache", w.kv_cache]
     if variant.get("merge_all_layers"):
         words.append("--merge-all-layers")
@@ -352,22 +356,11 @@ def get_subject(w, input):
     return shlex.join(words)
 
 
-def get_point(w, input):
-    """The arguments that say how it is served."""
-    words = [
-        "--point",
-        w.point,
-        "--settings",
-        json.dumps(points.point(config, w.point)),
-    ]
-    words += ["--gpus", str(config["models"][w.model]["gpus"]["serve"])]
-    if input.chats:
-        words += ["--heldout", input.chats]
-    if input.workloads:
-        words += ["--workloads", *input.workloads]
-    # Not an output: Snakemake would delete the finished rates of a job that was killed.
-    folder = f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}"
-    return shlex.join([*words, "--work-dir", folder])
+def get_point(w):
+    """The arguments that say how it is served; the same in whatever order the configuration has the keys."""
+    settings = json.dumps(points.point(config, w.point), sort_keys=True)
+    gpus = str(config["models"][w.model]["gpus"]["serve"])
+    return shlex.join(["--point", w.point, "--settings", settings, "--gpus", gpus])
 
 
 # Tables and figures

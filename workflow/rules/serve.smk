@@ -52,16 +52,26 @@ rule measure:
         point="|".join(map(re.escape, config["serving"]["points"])),
     threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
-        **on_gpus("serve"),
+        **on_gpus("serve", measured_alone),
     params:
         subject=get_subject,
         point=get_point,
+        # Asks for the input only to be no trigger: it changes no number.
+        start_timeout=lambda w, input: config["serving"]["engine"]["start_timeout"],
+        # Not an output: Snakemake would delete the finished rates of a job that was killed.
+        state=lambda w: f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
     shell:
         """
         exec &> >(tee {log:q})
         python "$SCRIPTS/measure.py" \
             {params.subject} \
             {params.point} \
+            --source {input.source:q} \
+            --checkpoint {input.served:q} \
+            --heldout {input.chats:q} \
+            --workloads {input.workloads:q} \
+            --start-timeout {params.start_timeout} \
             --threads {threads} \
+            --work-dir {params.state:q} \
             --output {output:q}
         """

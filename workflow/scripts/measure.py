@@ -17,7 +17,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="key of the model in the config")
     parser.add_argument("--title", required=True, help="published name of the model")
     parser.add_argument("--source", type=Path, required=True, help="the model's source.json, or file of its dimensions")
-    parser.add_argument("--checkpoint", type=Path, help="folder to serve; without it, the model of --source")
+    parser.add_argument("--checkpoint", type=Path, nargs="?", help="folder to serve; without it, the model of --source")
     parser.add_argument("--weights", choices=("original", "trained", "dummy"), required=True)
     parser.add_argument("--variant", required=True)
     parser.add_argument("--spec", type=json.loads, required=True, help="fields of SwiftKVSpec as JSON, or null")
@@ -28,8 +28,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--point", required=True, help="key of the point under serving.points")
     parser.add_argument("--settings", type=json.loads, required=True, help="the point and what all points share, JSON")
     parser.add_argument("--gpus", type=int, required=True, help="GPUs the model is spread over; 0 is the processor")
+    parser.add_argument("--start-timeout", type=float, required=True, help="seconds a server may take until it answers")
     parser.add_argument("--threads", type=int, required=True, help="processor threads")
-    parser.add_argument("--heldout", type=Path, help="chats to send, for points with a dataset")
+    parser.add_argument("--heldout", type=Path, nargs="?", help="chats to send, for points with a dataset")
     parser.add_argument("--workloads", type=Path, nargs="*", default=[], help="folders of requests, for such points")
     parser.add_argument("--work-dir", type=Path, required=True, help="folder for logs and unfinished measurements")
     parser.add_argument("--output", type=Path, required=True)
@@ -62,7 +63,7 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
 def main() -> None:
     arguments = parse()
     subject = read_subject(arguments)
-    point = Point(arguments.point, arguments.settings, arguments.gpus, arguments.threads)
+    point = Point(arguments.point, arguments.settings, arguments.gpus, arguments.threads, arguments.start_timeout)
 
     from swiftkv.measure.run import headline, measure
 

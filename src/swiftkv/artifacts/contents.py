@@ -66,6 +66,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         * specs: model -> variant -> fields of `SwiftKVSpec`, None for an unchanged model;
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
         * points: name -> the point with what all points share; tasks: name -> the task;
+        * settings: name in the kind's `needs` -> what else these measurements are made with;
         * parts: as the entry's, each with models and cases.
 
     Raises:
@@ -103,12 +104,20 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
     if kind.extra is not None:
         entry |= kind.extra(config, entry)
+    needed = kind.needs(config, entry)
+    entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in needed}
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:
             raise UserError(
                 f"artifacts.{name}: kind {raw['kind']} shows {number} of {what}, but here it has {len(entry[what])}"
             )
     return entry
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Name in a kind's `needs` -> the settings that all its measurements share."""
+    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
+    return {**shared, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from swiftkv.artifacts.drawing import write_figure
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.kinds import KINDS
+from swiftkv.artifacts.records import check_settings
 from swiftkv.artifacts.table import write_table
 from swiftkv.errors import UserError
 
@@ -20,8 +21,9 @@ def make(entry: Entry, files: Files, outputs: dict[str, Path]) -> None:
         outputs: path of each form: csv, tex, md and html of a table; pdf, png and csv of a figure.
 
     Raises:
-        UserError: a file is missing, damaged or not what the kind needs.
+        UserError: a file is missing, damaged, not what the kind needs, or of other settings than the entry's.
     """
+    check_settings(entry, files)
     made = KINDS[entry["kind"]].make(entry, files)
     forms = {"table": {"csv", "tex", "md", "html"}, "figure": {"pdf", "png", "csv"}}[entry["form"]]
     if set(outputs) != forms:

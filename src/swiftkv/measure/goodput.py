@@ -51,6 +51,7 @@ def numbers(run: Run, command: list[str]) -> Numbers:
     """
     workloads = run.point["workloads"]
     sources = {name: _source(run, name) for name in workloads}
+    alike = latency.identity(run, command)
     with latency.both(run, command) as (server, client):
         found: Numbers = {}
         ask = _warmed(partial(latency.ask, run, server, client))
@@ -60,9 +61,8 @@ def numbers(run: Run, command: list[str]) -> Numbers:
                 "file": str(_folder(run, name) / REQUESTS),
                 "chunk_tokens": sources[name]["chunk_tokens"],
             }
-            asked = {"source": sources[name], "goodput": workload["goodput"], "seed": run.point["seed"]}
-            asked |= {key: run.point.get(key) for key in ("seconds", "min_requests")}
-            same = latency.identity(run, command, asked)
+            same = alike | {"source": sources[name], "goodput": workload["goodput"], "seed": run.point["seed"]}
+            same |= {key: run.point.get(key) for key in ("seconds", "min_requests")}
 
             def measure(rate: float, name=name, prompts=prompts, limits=workload["goodput"], same=same) -> Numbers:
                 file = run.work / f"{name}-{rate:g}.json"
@@ -117,4 +117,6 @@ def _source(run: Run, name: str) -> dict[str, Any]:
     return source
 
 
-KIND = Kind(lengths=lengths, settings=settings, command=command, numbers=numbers, headline=headline, seen=seen)
+KIND = Kind(
+    lengths=lengths, settings=settings, command=command, numbers=numbers, headline=headline, seen=seen, alone=True
+)

@@ -61,6 +61,8 @@ class Kind:
         headline: the main number of a result, in words.
         check: refuses a point that cannot be measured, before anything starts; raises `UserError`.
         seen: prompt and output tokens of the requests as they came, where only the result tells; for the costs.
+        alone: it times single requests or steps, so on a cluster no other job may run on its node. Those wait for the
+            processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
     """
 
     lengths: Callable[[Point], tuple[int, int]]
@@ -70,6 +72,7 @@ class Kind:
     headline: Callable[[Numbers], str]
     check: Callable[[Point], None] = lambda point: None
     seen: Callable[[Point, Numbers], tuple[int, int]] | None = None
+    alone: bool = False
 
 
 def requested(point: Point) -> tuple[int, int]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
-from swiftkv.measure.engine import EngineFailure
+from swiftkv.measure.engine import EngineFailure, installed_version
 from swiftkv.measure.kind import Kind, Numbers, Run, requested
+from swiftkv.measure.memory import devices
 from swiftkv.measure.point import Point, vllm
 from swiftkv.measure.process import offline_environment
 from swiftkv.measure.rates import search
 from swiftkv.measure.server import Server, serving
 from swiftkv.measure.worker import Worker, module, worker
-from swiftkv.records import read_json, write_json
+from swiftkv.records import processor, read_json, write_json
 
 PROMPTS = "token ids"
 
@@ -51,7 +52,7 @@ def numbers(run: Run, command: list[str]) -> Numbers:
     if point.get("dataset") and run.heldout is None:
         raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
     own = {key: value for key, value in point.values.items() if key not in ("request_rates", "refine_steps")}
-    same = identity(run, command, {"point": own, "prompts": PROMPTS})
+    same = identity(run, command) | {"point": own, "prompts": PROMPTS}
     with both(run, command) as (server, client):
 
         def measure(rate: float) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
         worker(
             module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client"
         ) as client,
-        serving(command, name, run.log, run.environment, run.point.engine["start_timeout"]) as server,
+        serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
     ):
         yield server, client
 
@@ -132,21 +133,24 @@ def kept(file: Path, same: dict[str, Any], measure: Callable[[], dict[str, Any]]
     return result
 
 
-def identity(run: Run, command: list[str], asked: dict[str, Any]) -> dict[str, Any]:
-    """What two measurements of one rate must have in common to be the same, as it comes back from a JSON file.
+def identity(run: Run, command: list[str]) -> dict[str, Any]:
+    """What two measurements of one rate must have in common to be the same, beside the requests: how, what, with and on what.
 
-    Args:
-        asked: what the requests are.
+    Size and time of every file stand for the model, as reading its weights takes as long as serving it.
     """
-    config = run.subject.folder / "config.json"
-    content = {
+    files = {file.name: file.stat() for file in sorted(run.subject.folder.iterdir()) if file.is_file()}
+    driver = Path("/proc/driver/nvidia/version")
+    return {
         "command": command,
         "plugin": run.subject.plugin,
         "threads": run.point.threads,
-        "model_time": config.stat().st_mtime,
-        **asked,
+        "model": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files.items()},
+        "vllm": installed_version(),
+        "gpus": [device.name for device in devices()] if run.point.gpus else [],
+        "driver": driver.read_text() if run.point.gpus and driver.exists() else None,
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
     }
-    return json.loads(json.dumps(content))
 
 
 KIND = Kind(
@@ -156,4 +160,5 @@ KIND = Kind(
     numbers=numbers,
     headline=lambda result: f"sustains {result['highest_sustained_rate']} requests/s",
     seen=seen,
+    alone=True,
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from swiftkv.cost import parameter_count
 from swiftkv.errors import UserError
-from swiftkv.measure.engine import OutOfMemory
+from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.spec import SwiftKVSpec
 
 GIB = 2**30
@@ -66,7 +68,7 @@ def gpu_budget(limit: float | None, utilization: float) -> Budget:
     """
     if limit is None:
         return Budget({"--gpu-memory-utilization": utilization}, f"{utilization:g} of each GPU's memory")
-    device = device_memory()
+    device = devices()[0].total
     share = limit * GIB / device
     if share >= utilization:
         sentence = (
@@ -81,10 +83,41 @@ def gpu_budget(limit: float | None, utilization: float) -> Budget:
     )
 
 
-def device_memory() -> int:
-    """Bytes of the first GPU; asked in another process, so that this one holds no memory there while vLLM runs."""
-    question = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
+class Device(NamedTuple):
+    """A GPU and the bytes of its memory."""
+
+    name: str
+    free: int
+    total: int
+
+
+def devices() -> list[Device]:
+    """The GPUs; asked in another process, so that this one holds no memory there while vLLM runs."""
+    question = (
+        "import json; from torch.cuda import device_count, get_device_name, mem_get_info; "
+        "print(json.dumps([[get_device_name(gpu), *mem_get_info(gpu)] for gpu in range(device_count())]))"
+    )
     answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
-    if answer.returncode or not answer.stdout.strip().isdigit():
-        raise UserError("a memory limit on a GPU needs a GPU, and torch finds none")
-    return int(answer.stdout)
+    found = [Device(*device) for device in json.loads(answer.stdout)] if answer.returncode == 0 else []
+    if not found:
+        raise UserError("this point is served on GPUs, and torch finds none")
+    return found
+
+
+def refuse_neighbors(share: float, found: Sequence[Device]) -> None:
+    """Tell a neighbor's memory from the model's, where vLLM has run out of it and has ended.
+
+    Args:
+        share: of each GPU's memory, what vLLM was given.
+        found: the GPUs, on which this job now holds nothing.
+
+    Raises:
+        EngineFailure: one of them has less than that free, so others hold some of what vLLM needed.
+    """
+    for device in found:
+        if device.free < share * device.total:
+            raise EngineFailure(
+                f"vLLM ran out of memory that others hold, which is no result: with vLLM gone, {device.free / GIB:.1f} of the "
+                f"{device.total / GIB:.1f} GiB of a {device.name} are free, but vLLM was given {share:g} of them; end what else "
+                "runs there (nvidia-smi lists it) and run again"
+            )

@@ -71,12 +71,14 @@ class Point:
         values: that entry, with the output tokens, seed and engine settings of the serving section filled in.
         gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
         threads: processor threads.
+        start_timeout: seconds a server may take until it answers.
     """
 
     name: str
     values: dict[str, Any]
     gpus: int
     threads: int
+    start_timeout: float = 600
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]

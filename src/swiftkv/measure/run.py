@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
-from swiftkv.measure import capacity, decode, forward, goodput, latency, throughput
+from swiftkv.measure import capacity, decode, forward, goodput, latency, memory, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
@@ -41,7 +41,7 @@ def measure(
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
-        EngineFailure: vLLM failed for another reason than memory.
+        EngineFailure: vLLM failed for another reason than memory, or for memory that other processes hold.
     """
     started, kind = time.monotonic(), KINDS[point["measure"]]
     kind.check(point)
@@ -61,6 +61,8 @@ def measure(
         command = kind.command(run)
         result = kind.numbers(run, command)
     except OutOfMemory as error:
+        if point.gpus:
+            memory.refuse_neighbors(budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
         reason = str(error)
     if kind.seen and result:
         costs = cost(subject, *kind.seen(point, result))
@@ -76,8 +78,14 @@ def measure(
         status="ok" if reason is None else "oom",
         reason=reason,
         settings={
-            **shared_settings(subject, point),
-            **kind.settings(point),
+            "point": point.name,
+            "merge_all_layers": subject.merge_all_layers,
+            "tensor_parallel_size": point.tensor_parallel_size,
+            "quantization": subject.quantization,
+            # vLLM's FP8 cache; scores with an FP8 cache have one scale a token, as in Section 5.3.
+            "kv_cache_scales": "one a tensor" if subject.kv_cache == "fp8" else None,
+            "threads": point.threads,
+            **asked(point),
             "memory": budget and budget.sentence,
             "command": command and printable(command, {str(subject.folder): "MODEL", str(work): "WORK"}),
         },
@@ -88,22 +96,14 @@ def measure(
     )
 
 
-def shared_settings(subject: Subject, point: Point) -> dict[str, Any]:
-    """What was asked for of every kind of point."""
-    engine = point.engine
+def asked(point: Point) -> dict[str, Any]:
+    """What a point asks for, whatever is served on whatever machine; an artifact that shows it compares its records with it."""
     return {
-        "point": point.name,
-        "merge_all_layers": subject.merge_all_layers,
-        **{name: engine[name] for name in ("dtype", "max_num_batched_tokens", "max_num_seqs", "enforce_eager")},
-        "tensor_parallel_size": point.tensor_parallel_size,
-        "prefix_caching": engine["prefix_caching"],
+        **point.engine,
         "memory_gib": point.get("memory_gib"),
-        "quantization": subject.quantization,
-        # vLLM's FP8 cache; scores with an FP8 cache have one scale a token, as in Section 5.3.
-        "kv_cache_scales": "one a tensor" if subject.kv_cache == "fp8" else None,
         "speculative": point.get("speculative"),
         "seed": point["seed"],
-        "threads": point.threads,
+        **KINDS[point["measure"]].settings(point),
     }
 
 

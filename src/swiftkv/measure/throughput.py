@@ -31,6 +31,7 @@ def settings(point: Point) -> dict[str, Any]:
         "output_tokens": point["output_tokens"],
         "num_prompts": number_of_prompts(point),
         "total_tokens": point["total_tokens"],
+        "warmups": point.get("warmups", 1),
         "prompts": "token ids",
     }
 

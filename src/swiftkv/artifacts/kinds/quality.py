@@ -50,7 +50,6 @@ def make(entry: Entry, files: Files) -> Table:
 
     Without tasks there is the second one only.
     """
-    one_form(entry)
     found, tasks = rows(entry, files), entry.get("tasks", {})
     averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
     several = len({row.model["name"] for row in found}) > 1
