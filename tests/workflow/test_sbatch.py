@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from swiftkv.gpus import PRETEND
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
@@ -66,7 +68,8 @@ def submitted(folder, profile):
         "--slurm-logdir", folder / "logs", "--rerun-triggers", "params", "--",
         *(f"results/{target}" for target in TARGETS),
     ]  # fmt: skip
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "TAKEN": str(taken)}
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TAKEN": str(taken), PRETEND: "1"}
     run = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
     assert run.returncode == 1, run.stdout + run.stderr
     lines = []
