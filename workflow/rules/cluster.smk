@@ -30,9 +30,10 @@ def on_gpus(stage):
 
 
 def if_granted(stage, priority=0):
-    """A priority, as Snakemake asks it of jobs that are to run alone, before any does: the place to refuse one of them.
+    """A job's priority; the run ends where its model would not get the GPUs and nodes that it asks for.
 
-    It would cut the GPUs of a job to what the profile shares out, without a word.
+    Snakemake would cut the GPUs to what the profile shares out, without a word. Of all that it evaluates before a run or
+    a dry run starts, priorities alone are those of the jobs that are to run.
     """
 
     def granted(w):
