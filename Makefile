@@ -9,8 +9,8 @@ REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 reproduce: .venv/.ready  ## every table and figure on a small real model (about 75 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/local
 
-plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses; PROFILE names the scale
-	@$(ACTIVATE) && python workflow/scripts/plan.py --profile $(PROFILE)
+plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses; PROFILE names the scale, TARGETS files
+	@$(ACTIVATE) && python workflow/scripts/plan.py --profile $(PROFILE) $(TARGETS)
 
 report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
 	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)

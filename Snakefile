@@ -24,7 +24,7 @@ include: "workflow/rules/artifacts.smk"
 
 
 onstart:
-    refuse_what_slurm_would_refuse()
+    refuse_what_cannot_run()
 
 
 localrules:

@@ -2,7 +2,8 @@
 
 Debian's packages slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server, and root, are all it needs; several
 slurmd on one host are its nodes. Accounting is real too: Snakemake asks it after jobs. Memory and CPUs are scheduled, not
-enforced.
+enforced. Jobs that get a pretend GPU compute on the processor, which they refuse but for the variable SWIFTKV_PRETEND_GPUS in
+their environment; `Workflow` in conftest.py sets it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from swiftkv.gpus import PRETEND
 from tests.slurm.cluster import running
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ class Workflow:
     def environment(self) -> dict[str, str]:
         """What it runs in; a thread a process, for a machine with fewer cores than the cluster pretends to have."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", PRETEND: "1"}
 
     def run(self, *arguments: Any) -> subprocess.CompletedProcess:
         """Run it to its end."""

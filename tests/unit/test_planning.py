@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from swiftkv.planning.report import report
 from swiftkv.planning.size import Size, spec_of
 from swiftkv.planning.text import recipe_of
 from swiftkv.planning.training import distill, training_flops
+from swiftkv.preflight import machine
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -89,13 +91,15 @@ def test_a_dry_run_is_read_job_by_job():
     assert jobs.parents([training, everything]) == {0: [], 1: [0]}
 
 
-def test_profiles_are_read_as_snakemake_reads_them():
+def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
+    monkeypatch.setattr(machine, "memory_mb", lambda: 16000)
     slurm, local = (read_profile(name, ROOT) for name in ("slurm", "local"))
     assert (slurm.jobs, slurm.cores, slurm.attempts) == (32, None, 4) and slurm.configfiles
     assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm
     assert local.jobs is None and local.cores >= 1
     assert [file.name for file in local.configfiles] == ["override.yaml"]
-    assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"gpu": 1}
+    assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"mem_mb": 16000, "gpu": 1}
+    assert not slurm.resources and slurm.python == (sys.executable,)
     with pytest.raises(jobs.UserError, match="there is no profile 'slrum'; it is one of gpu, local,"):
         read_profile("slrum", ROOT)
 

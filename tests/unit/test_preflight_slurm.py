@@ -99,4 +99,6 @@ def test_jobs_of_an_earlier_controller_are_named(cluster):
 def test_all_problems_at_the_start_are_said(cluster):
     wrong = [GPU_JOB | {"slurm_partition": "h200"}, GPU_JOB | {"gpu_model": "a100"}, CPU_JOB]
     jobs = [("distill", PlannedJob("distill", resources=Resources(resources))) for resources in wrong]
-    assert len(slurm.problems_at_start(jobs, SETTINGS, cluster)) == 2
+    for cuda, problems in (("13.0", 2), ("None", 3)):
+        python = ["bash", "-c", f"echo {cuda}"]
+        assert len(slurm.problems_at_start(jobs, SETTINGS, cluster, python)) == problems

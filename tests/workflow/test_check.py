@@ -14,6 +14,7 @@ from tests.unit.slurm_stand_ins import install
 
 ROOT = Path(__file__).parents[2]
 TABLE = "results/tables/table2.tex"
+FOR_THE_PROCESSOR = r"jobs ask for GPUs, and in \S+ torch is a build for the processor: `make setup-gpu`"
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_all_faults_are_seen_at_once(site):
     failed = [line.removeprefix("FAIL  ") for line in ended.stdout.splitlines() if line.startswith("FAIL  ")]
     for words in (
         r"queue: jobs of an earlier run in this directory .*: 7 \(distill\);",
+        f"torch: {FOR_THE_PROCESSOR}",
         r"request: SLURM has no partition 'standard', only h100, cpu \(of rule .*heldout",
         r"request: 50 hours are asked for, and partition 'h100' allows 24 \(of rule score\)",
         r"request: 2000000 MB of memory a node are asked for, .* 1000000 \(of rule distill at attempt 4\)",
@@ -70,10 +72,18 @@ def test_a_run_with_a_wrong_partition_submits_nothing(site):
     command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--profile", site.folder, TABLE]
     ended = site(*command)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
-    (sentence,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    torch, sentence = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    assert re.match(f"error: {FOR_THE_PROCESSOR}", torch)
     assert sentence.startswith("error: SLURM has no partition 'h200', only h100, cpu (of rule ")
     assert "distill" in sentence and "table" not in sentence
     assert not (site.folder / "submitted").exists()
+
+
+def test_a_machine_whose_torch_is_for_the_processor_starts_no_job_with_gpus(site):
+    command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/gpu"]
+    ended = site(*command, "results/similarity/llama-3.1-8b.json")
+    assert ended.returncode == 1 and re.search(f"^error: {FOR_THE_PROCESSOR}", ended.stderr, flags=re.MULTILINE)
+    assert "Traceback" not in ended.stderr and not (site.folder / "results").exists()
 
 
 def test_a_profile_that_does_not_exist_is_named(site):

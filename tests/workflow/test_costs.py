@@ -33,7 +33,9 @@ def plan(*arguments):
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     monkeypatch.chdir(ROOT)
-    profile = dataclasses.replace(read_profile("local", ROOT), cores=2)
+    profile = dataclasses.replace(
+        read_profile("local", ROOT), cores=2, resources={}
+    )  # no matter how much memory is free now
     config = read_config(ROOT, profile)
     # As if nothing had run yet, whatever this folder holds.
     jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, ROOT, everything=True)]

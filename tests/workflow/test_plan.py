@@ -177,12 +177,18 @@ def test_the_whole_paper_plans_every_measurement_once():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("profile", ["local", "smoke", "gpu"])
+@pytest.mark.parametrize("profile", ["local", "smoke"])
 def test_every_profile_plans_everything(profile):
     jobs = plan("--profile", f"profiles/{profile}")
     assert ("all", {}) in [(rule, wildcards) for rule, wildcards, _ in jobs]
-    if profile in ("local", "smoke"):
-        assert all(resources.get("gpu", "0") == "0" for _, _, resources in jobs)
+    assert all(resources.get("gpu", "0") == "0" for _, _, resources in jobs)
+
+
+def test_several_nodes_need_a_cluster():
+    arguments = ["--profile", "profiles/gpu", "--resources", "gpu=32", "--dry-run", "--"]
+    run = snakemake(*arguments, "results/checkpoints/llama-3.1-70b/swiftkv-50")
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "\nerror: model 'llama-3.1-70b' asks for 4 nodes (nodes.distill), which only a profile with" in run.stderr
 
 
 def test_profiles_only_name_rules_that_exist():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swiftkv.gpus import PRETEND
 from swiftkv.planning.profile import read_config, read_profile
 from swiftkv.planning.size import Size
 
@@ -69,7 +70,8 @@ def controller(folder, profile, *arguments):
         "--slurm-logdir", folder / "logs", "--rerun-triggers", "params", *arguments, "--",
         *(f"results/{target}" for target in TARGETS),
     ]  # fmt: skip
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "TAKEN": str(taken)}
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "TAKEN": str(taken), PRETEND: "1"}
     run = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
     assert run.returncode == 1, run.stdout + run.stderr
     return run, taken

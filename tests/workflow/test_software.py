@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from swiftkv.gpus import PRETEND
+
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 HELDOUT = "results/smoke/data/heldout.jsonl"
@@ -61,6 +63,7 @@ def run(project, profile, line, *arguments):
         "NOTES": str(project / "notes"),
         "IMAGE_PATH": f"{project}/image/bin{os.pathsep}/usr/bin{os.pathsep}/bin",
         "PYTHONPATH": str(ROOT / "src"),
+        PRETEND: "1",
     }
     command = [SNAKEMAKE, "--profile", f"profiles/{profile}", *arguments]
     result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
@@ -91,6 +94,7 @@ def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
         (project / "results" / name).parent.mkdir(parents=True)
         (project / "results" / name).touch()
     local = ["--executor", "local", "--cores", "1", "--retries", "0", "--rerun-triggers", "mtime"]
+    local += ["--resources", "mem_mb=900000"]
     notes, said = run(project, "slurm", line, *local, "--", SEVENTY)
     assert len(notes) == 1, said
     escaped = str(project).replace(" ", "\\ ")

@@ -1,4 +1,4 @@
-"""What jobs ask of a cluster, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
+"""What jobs ask of a cluster or this machine, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
 
 EXCLUSIVE = "--exclusive"
 
@@ -39,6 +39,33 @@ def on_gpus(stage, alone=None):
     return asked
 
 
+def if_granted(stage, priority=0):
+    """A job's priority; the run ends where its model would not get the GPUs and nodes that it asks for.
+
+    Snakemake would cut the GPUs to what the profile shares out, without a word. Of all that it evaluates before a run or
+    a dry run starts, priorities alone are those of the jobs that are to run.
+    """
+
+    def granted(w):
+        model = config["models"][w.model]
+        gpus, nodes = model["gpus"][stage], model["nodes"].get(stage, 1)
+        limit = workflow.global_resources.get("gpu").value
+        if limit is not None and limit < gpus:
+            sys.exit(
+                f"error: model {w.model!r} asks for {gpus} GPUs (gpus.{stage}) and this profile shares out {limit}: "
+                f"set `resources: gpu` of the profile, or --resources gpu={gpus}"
+            )
+        # Only where there is a cluster, jobs in its queue have a limit; jobs themselves are not asked again.
+        if nodes > 1 and workflow.nodes is None and workflow.is_main_process:
+            sys.exit(
+                f"error: model {w.model!r} asks for {nodes} nodes (nodes.{stage}), which only a profile with "
+                "`executor: slurm` has"
+            )
+        return priority
+
+    return granted
+
+
 def get_launcher(w, resources):
     """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
     if resources.gpu <= 1:
@@ -62,27 +89,69 @@ def get_launcher(w, resources):
     )
 
 
-def refuse_what_slurm_would_refuse():
-    """Stop a controller before it submits what SLURM would refuse, or would run beside others; jobs run without this hook."""
-    if workflow.executor_plugin.name != "slurm":
-        return
-    from swiftkv.preflight.slurm import problems_at_start
+def share_memory():
+    """MB that the jobs on this machine take together: what it has, unless the run states `mem_mb` of its own."""
+    from swiftkv.preflight.machine import memory_mb
 
-    jobs = [
-        (job.rule.name, job) for job in workflow.dag.needrun_jobs() if not job.is_local
-    ]
-    problems = problems_at_start(
-        jobs, workflow.executor_settings, workflow.workdir_init
-    )
-    if any(
-        name == "measure"
-        and measured_alone(job.wildcards)
-        and EXCLUSIVE not in job.resources.slurm_extra
-        for name, job in jobs
-    ):
-        problems.append(
-            f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured beside "
-            "other jobs; state it under gpu_jobs.resources in site.yaml, where it is added"
+    if workflow.global_resources.get("mem_mb").value is None:
+        memory = memory_mb()
+        workflow.scheduler.global_resources["mem_mb"] = (
+            memory  # register_resource only sets what is free now
+        )
+        workflow.register_resource("mem_mb", memory)
+    return workflow.global_resources["mem_mb"].value
+
+
+def refuse_what_cannot_run():
+    """Stop a run before its first job if one could not run, and share out this machine's memory; jobs run without this hook."""
+    from swiftkv.gpus import python_of_jobs
+    from swiftkv.planning.jobs import PlannedJob, Resources
+    from swiftkv.planning.profile import Profile
+    from swiftkv.preflight import checks, slurm
+
+    jobs = list(workflow.dag.needrun_jobs())
+    python = python_of_jobs(METHODS, PROJECT)
+    problems = []
+    if workflow.executor_plugin.name == "slurm":
+        problems = slurm.problems_at_start(
+            [(job.rule.name, job) for job in jobs if not job.is_local],
+            workflow.executor_settings,
+            workflow.workdir_init,
+            python,
+        )
+        if any(
+            job.rule.name == "measure"
+            and measured_alone(job.wildcards)
+            and EXCLUSIVE not in job.resources.slurm_extra
+            for job in jobs
+        ):
+            problems.append(
+                f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "
+                "beside other jobs; state it under gpu_jobs.resources in site.yaml, where it is added"
+            )
+    elif workflow.executor_plugin.name == "local":
+        # Before memory is shared out, jobs say what they take; then, what Snakemake would cut it to.
+        planned = [
+            PlannedJob(
+                job.rule.name,
+                job.wildcards_dict,
+                threads=job.threads,
+                resources=Resources(job.resources.items()),
+            )
+            for job in jobs
+        ]
+        resources = {
+            name: limit.value for name, limit in workflow.global_resources.items()
+        }
+        problems = checks.problems_at_start(
+            Profile(
+                Path(),
+                cores=workflow.cores,
+                resources=resources | {"mem_mb": share_memory()},
+                python=python,
+            ),
+            config,
+            planned,
         )
     if problems:
         sys.exit("\n".join(f"error: {problem}" for problem in problems))

@@ -48,7 +48,7 @@ rule teacher_states:
         "<benchmarks>/teacher_states/{model}/{recipe}.tsv"
     wildcard_constraints:
         recipe=recipes_with(teacher_states="stored"),
-    priority: 10
+    priority: if_granted("score", 10)
     threads: 1
     resources:
         **on_gpus("score"),
@@ -65,6 +65,7 @@ rule teacher_states:
             --data {input.data:q} \
             --layers {params.layers} \
             --threads {threads} \
+            --gpus {resources.gpu} \
             --output {output.states:q} \
             --moments {output.moments:q} \
             --moment-layers {params.candidates}
@@ -84,7 +85,7 @@ rule moments:
         "<benchmarks>/moments/{model}/{recipe}.tsv"
     wildcard_constraints:
         recipe=recipes_with(teacher_states="online"),
-    priority: 10
+    priority: if_granted("score", 10)
     threads: 1
     resources:
         **on_gpus("score"),
@@ -100,6 +101,7 @@ rule moments:
             --data {input.data:q} \
             --layers {params.layers} \
             --threads {threads} \
+            --gpus {resources.gpu} \
             --output {output:q}
         """
 
@@ -121,7 +123,7 @@ rule distill:
         "<benchmarks>/distill/{model}/{variant}.tsv"
     wildcard_constraints:
         variant=variants_with(recipe=True),
-    priority: 10
+    priority: if_granted("distill", 10)
     container:
         get_image
     threads: 1
@@ -152,6 +154,7 @@ rule distill:
             --state-dir {params.state:q} \
             {params.minutes} \
             --threads {threads} \
+            --gpus $(({resources.gpu} / {resources.nodes})) \
             --checkpoint {output.checkpoint:q} \
             --loss-log {output.losses:q} \
             --record {output.record:q}

@@ -32,6 +32,7 @@ python "$SCRIPTS/score.py" \
     {params.fetched} \
     --seed {params.seed} \
     --threads {threads} \
+    --gpus {resources.gpu} \
     --engine-log {log.engine:q} \
     --state {params.state:q} \
     --outputs {output:q}
@@ -53,6 +54,7 @@ rule score:
         "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}.tsv"
     wildcard_constraints:
         model=scored_models(sharded=False),
+    priority: if_granted("score")
     threads: 1
     resources:
         **on_gpus("score"),
@@ -83,6 +85,7 @@ rule score_shard:
     wildcard_constraints:
         shard="[1-9][0-9]*",
         shards="[1-9][0-9]*",
+    priority: if_granted("score")
     threads: 1
     resources:
         **on_gpus("score"),
@@ -139,6 +142,7 @@ for group in config["scoring"]["together"]:
             engine=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.vllm.log",
         benchmark:
             f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.tsv"
+        priority: if_granted("score")
         threads: 1
         resources:
             **on_gpus("score"),
@@ -166,6 +170,7 @@ rule fidelity:
         "<logs>/fidelity/{model}/{variant}/{kv_cache}.log",
     benchmark:
         "<benchmarks>/fidelity/{model}/{variant}/{kv_cache}.tsv"
+    priority: if_granted("score")
     threads: 1
     resources:
         **on_gpus("score"),
@@ -191,6 +196,7 @@ rule fidelity:
             --max-length {params.max_length} \
             --seed {params.seed} \
             --threads {threads} \
+            --gpus {resources.gpu} \
             --output {output:q}
         """
 
@@ -207,6 +213,7 @@ rule starts:
         "<logs>/starts/{model}.log",
     benchmark:
         "<benchmarks>/starts/{model}.tsv"
+    priority: if_granted("score")
     threads: 1
     resources:
         **on_gpus("score"),
@@ -227,6 +234,7 @@ rule starts:
             --max-length {params.max_length} \
             --seed {params.seed} \
             --threads {threads} \
+            --gpus {resources.gpu} \
             --output {output:q}
         """
 
@@ -243,6 +251,7 @@ rule early_exit:
         "<logs>/early_exit/{model}/{variant}.log",
     benchmark:
         "<benchmarks>/early_exit/{model}/{variant}.tsv"
+    priority: if_granted("score")
     threads: 1
     resources:
         **on_gpus("score"),
@@ -260,5 +269,6 @@ rule early_exit:
             --heldout {input.chats:q} \
             --settings {params.settings:q} \
             --threads {threads} \
+            --gpus {resources.gpu} \
             --output {output:q}
         """

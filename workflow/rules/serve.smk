@@ -50,6 +50,7 @@ rule measure:
         "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
         point="|".join(map(re.escape, config["serving"]["points"])),
+    priority: if_granted("serve")
     threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
         **on_gpus("serve", measured_alone),

@@ -16,6 +16,7 @@ rule similarity:
         "<logs>/similarity/{model}.log",
     benchmark:
         "<benchmarks>/similarity/{model}.tsv"
+    priority: if_granted("score")
     threads: 1
     resources:
         **on_gpus("score"),
@@ -33,5 +34,6 @@ rule similarity:
             --max-length {params.max_length} \
             --seed {params.seed} \
             --threads {threads} \
+            --gpus {resources.gpu} \
             --output {output:q}
         """

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from swiftkv.errors import command_line
+from swiftkv.gpus import compute_with
 
 
 @command_line
@@ -26,16 +27,17 @@ def main() -> None:
     parser.add_argument("--log", "--loss-log", type=Path, required=True, help="CSV of the losses")
     parser.add_argument("--record", type=Path, required=True, help="JSON of what the training cost")
     parser.add_argument("--threads", type=int, default=1, help="processor threads a rank may use")
+    parser.add_argument(
+        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
+    )
     parser.add_argument("--minutes", type=float, help="time the job has; the state is saved before they are over")
     options = parser.parse_args()
 
-    import torch
-
+    compute_with(options.threads, options.gpus)
     from swiftkv.distill.recipe import Recipe, spec_from_json
     from swiftkv.distill.trainer import Training, train
     from swiftkv.sources import read_source
 
-    torch.set_num_threads(options.threads)
     recipe = Recipe.from_json(options.recipe)
     spec = spec_from_json(options.spec)
     files = Training(

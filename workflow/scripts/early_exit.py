@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from swiftkv.errors import command_line
+from swiftkv.gpus import compute_with
 
 
 @command_line
@@ -17,15 +18,15 @@ def main() -> None:
     parser.add_argument("--heldout", type=Path, required=True, help="held-out chats, one a line")
     parser.add_argument("--settings", type=json.loads, required=True, help="early_exit of the config as JSON")
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
+    parser.add_argument(
+        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
+    )
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())
 
-    import torch
-
+    compute_with(arguments.pop("threads"), arguments.pop("gpus"))
     from swiftkv.score.early_exit import measure_early_exit
 
-    if threads := arguments.pop("threads"):
-        torch.set_num_threads(threads)
     measure_early_exit(**arguments)
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from swiftkv.errors import command_line
+from swiftkv.gpus import compute_with
 
 
 @command_line
@@ -22,15 +23,15 @@ def main() -> None:
     parser.add_argument("--moments", type=Path, help="what a fitted start was fitted to")
     parser.add_argument("--ridge", type=float, default=0.0, help="penalty of that fit")
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
+    parser.add_argument(
+        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
+    )
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())
 
-    import torch
-
+    compute_with(arguments.pop("threads"), arguments.pop("gpus"))
     from swiftkv.score.fidelity import measure_fidelity
 
-    if threads := arguments.pop("threads"):
-        torch.set_num_threads(threads)
     measure_fidelity(**arguments)
 
 

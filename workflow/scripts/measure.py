@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from swiftkv.errors import UserError, command_line
+from swiftkv.gpus import compute_with
 from swiftkv.measure.point import Point, Subject
 from swiftkv.records import write_json
 from swiftkv.sources import read_source
@@ -62,6 +63,7 @@ def read_subject(arguments: argparse.Namespace) -> Subject:
 @command_line
 def main() -> None:
     arguments = parse()
+    compute_with(None, arguments.gpus)
     subject = read_subject(arguments)
     point = Point(arguments.point, arguments.settings, arguments.gpus, arguments.threads, arguments.start_timeout)
 

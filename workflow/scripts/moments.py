@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from swiftkv.errors import command_line
+from swiftkv.gpus import compute_with
 
 
 @command_line
@@ -17,16 +18,17 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", required=True, help="every l a fitted start may have")
     parser.add_argument("--output", type=Path, required=True, help="the moments, safetensors")
     parser.add_argument("--threads", type=int, default=1, help="processor threads a rank may use")
+    parser.add_argument(
+        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
+    )
     options = parser.parse_args()
 
-    import torch
-
+    compute_with(options.threads, options.gpus)
     from swiftkv.distill.device import launched_ranks
     from swiftkv.distill.recipe import Recipe
     from swiftkv.distill.teacher import write_moments
     from swiftkv.sources import read_source
 
-    torch.set_num_threads(options.threads)
     model = Path(read_source(options.model_source)["path"])
     with launched_ranks():
         write_moments(model, options.data, Recipe.from_json(options.recipe), options.layers, options.output)

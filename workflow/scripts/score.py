@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from swiftkv.errors import command_line
+from swiftkv.gpus import compute_with
 
 
 @command_line
@@ -21,18 +22,18 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
+    parser.add_argument(
+        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
+    )
     parser.add_argument("--engine-log", type=Path, help="file for what vLLM prints, where it generates")
     parser.add_argument("--shard", type=int, nargs=2, default=(1, 1), help="part of the questions, of so many parts")
     parser.add_argument("--state", type=Path, help="folder for the answers so far, which an ended job goes on from")
     parser.add_argument("--outputs", type=Path, nargs="+", required=True, help="a file for each task, in order")
     arguments = vars(parser.parse_args())
 
+    compute_with(arguments.pop("threads"), arguments.pop("gpus"))
     from swiftkv.score.run import measure_scores
 
-    if threads := arguments.pop("threads"):
-        import torch
-
-        torch.set_num_threads(threads)
     measure_scores(**arguments | {"shard": tuple(arguments["shard"])})
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from swiftkv.errors import command_line
+from swiftkv.gpus import compute_with
 
 
 @command_line
@@ -21,15 +22,16 @@ def main() -> None:
     parser.add_argument("--moment-layers", type=int, nargs="+", help="every l a fitted start may have")
     parser.add_argument("--output", type=Path, required=True, help="the states, safetensors")
     parser.add_argument("--threads", type=int, default=1, help="processor threads to use")
+    parser.add_argument(
+        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
+    )
     options = parser.parse_args()
 
-    import torch
-
+    compute_with(options.threads, options.gpus)
     from swiftkv.distill.recipe import Recipe
     from swiftkv.distill.teacher import write_teacher_states
     from swiftkv.sources import read_source
 
-    torch.set_num_threads(options.threads)
     model = Path(read_source(options.model_source)["path"])
     write_teacher_states(
         model,

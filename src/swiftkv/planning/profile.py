@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from swiftkv.errors import UserError
+from swiftkv.gpus import python_of_jobs
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class Profile:
         configfiles: what overrides config.yaml and artifacts.yaml, in order.
         jobs: jobs in a cluster's queue at once; None where there is no cluster.
         cores: cores of this machine that jobs share; None on a cluster.
-        resources: limits over all jobs, such as gpu.
+        resources: limits over all jobs, such as gpu; on this machine mem_mb is what it has, unless another is stated.
         attempts: how often a job is tried; what it asks for may grow each time.
         directory: where the run works.
+        python: how jobs start Python.
         slurm: settings of Snakemake's SLURM plugin; None where jobs do not go to SLURM.
     """
 
@@ -38,6 +40,7 @@ class Profile:
     resources: Mapping[str, int] = field(default_factory=dict)
     attempts: int = 1
     directory: Path = Path()
+    python: tuple[str, ...] = (sys.executable,)
     slurm: Any = None
 
 
@@ -54,6 +57,8 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     """
     from snakemake.cli import ExecutorPluginRegistry, parse_args
 
+    from swiftkv.preflight.machine import memory_mb
+
     folder = root / "profiles" / name
     folder = folder if folder.is_dir() else Path(name)
     if not folder.is_dir():
@@ -68,14 +73,16 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
             raise UserError(f"Snakemake cannot read the profile {str(folder)!r}; `snakemake -n` says why") from None
     cluster = args.executor not in (None, "local")
     slurm = ExecutorPluginRegistry().get_plugin("slurm").get_settings(args) if args.executor == "slurm" else None
+    limits = {name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)}
     return Profile(
         folder=folder,
         configfiles=tuple(map(Path, args.configfile or ())),
         jobs=(args.jobs if isinstance(args.jobs, int) else None) or sys.maxsize if cluster else None,
         cores=None if cluster else args.cores or os.cpu_count(),
-        resources={name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)},
+        resources=limits if cluster else {"mem_mb": memory_mb()} | limits,
         attempts=1 + args.retries,
         directory=Path(args.directory or ""),
+        python=tuple(python_of_jobs(map(str, args.software_deployment_method), root)),
         slurm=slurm,
     )
 

@@ -34,11 +34,13 @@ def _summary(plan: Plan) -> str:
     else:
         jobs = f"{total.local_jobs} jobs"
         where = f"{profile.cores} cores"
-    limits = ", ".join(f"{amount} {name}" for name, amount in profile.resources.items())
+    limits = {name: f"{amount} {name}" for name, amount in profile.resources.items()}
+    if "mem_mb" in limits:
+        limits["mem_mb"] = f"{profile.resources['mem_mb'] / 1000:.1f} GB of memory"
     lines = [
         f"Profile {profile.folder.name}: {jobs}",
         f"  GPU-hours   {_hours(total.gpu_hours)}" + (f", at most {total.gpus} GPUs at once" if total.gpus else ""),
-        f"  wall time   {_duration(total.wall_seconds)}, with {where}" + (f", {limits}" if limits else ""),
+        f"  wall time   {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
         f"  disk        {_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
     ]
     if unknown := Counter(estimate.why for estimate in plan.estimates if estimate.sure == UNKNOWN):

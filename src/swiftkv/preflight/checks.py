@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from swiftkv.gpus import asked_for, cuda_of
 from swiftkv.planning.disk import written
 from swiftkv.planning.estimate import Estimator
 from swiftkv.planning.jobs import PlannedJob, plan_jobs
@@ -60,6 +62,8 @@ def check_slurm(report: Report, profile: Profile, jobs: list[PlannedJob], last: 
     Args:
         last: plans the jobs as their last attempt asks for them.
     """
+    if asked_for(jobs):
+        report.check("torch", lambda: cuda_of(profile.python), lambda cuda: f"built for CUDA {cuda}")
     if report.check("slurm", slurm.controller) is None:
         return
     report.check("queue", lambda: slurm.earlier_jobs(profile.directory))
@@ -92,20 +96,33 @@ def _requests(profile: Profile, jobs: list[PlannedJob], last: Callable[[], list[
 
 def check_machine(report: Report, profile: Profile, config: dict[str, Any], jobs: list[PlannedJob]) -> None:
     """Processors, memory and GPUs of a machine without scheduler."""
-    available, limit = len(os.sched_getaffinity(0)), profile.resources.get("mem_mb")
-    report.check("cores", lambda: machine.check_cores(profile.cores, available))
-    report.check("memory", lambda: machine.check_memory(jobs, profile.cores, limit, machine.memory_mb()))
-    on_gpus = [job for job in jobs if job.resources.get("gpu")]
-    if not on_gpus:
+    report.check("cores", lambda: machine.check_cores(profile.cores, len(os.sched_getaffinity(0))))
+    report.check("memory", lambda: machine.check_memory(jobs, profile.cores, profile.resources["mem_mb"]))
+    check_gpus(report, profile, config, jobs)
+
+
+def problems_at_start(profile: Profile, config: dict[str, Any], jobs: list[PlannedJob]) -> list[str]:
+    """Why this machine should not start; nothing where all is well, and then what runs at once is said."""
+    report = Report(lambda line: None)
+    room = report.check("memory", lambda: machine.check_memory(jobs, profile.cores, profile.resources["mem_mb"]))
+    check_gpus(report, profile, config, jobs)
+    if not report.failures:
+        print(room, file=sys.stderr)
+    return report.failures
+
+
+def check_gpus(report: Report, profile: Profile, config: dict[str, Any], jobs: list[PlannedJob]) -> None:
+    """The GPUs of a machine without scheduler, if jobs ask for any."""
+    if not asked_for(jobs):
         return
+    cuda = report.check("torch", lambda: cuda_of(profile.python), lambda cuda: f"built for CUDA {cuda}")
     found = report.check("nvidia-smi", machine.gpus, lambda gpus: f"{len(gpus)} GPUs")
     if not found:
         return
-    from torch.version import cuda
-
     report.check("gpus", lambda: machine.check_gpus(found, profile.resources.get("gpu", 0)))
-    report.check("driver", lambda: machine.check_driver(found, cuda))
-    if any(_computes_in_fp8(config, job) for job in on_gpus):
+    if cuda:
+        report.check("driver", lambda: machine.check_driver(found, cuda))
+    if any(_computes_in_fp8(config, job) for job in jobs if job.gpus):
         report.check("fp8", lambda: machine.check_fp8(found))
 
 

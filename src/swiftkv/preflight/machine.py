@@ -68,36 +68,32 @@ def check_writable(folder: Path) -> str:
     return f"{folder} can be written to"
 
 
-def check_memory(jobs: Iterable[PlannedJob], cores: int, limit: int | None, available: int) -> str:
-    """Whether the jobs that may run at once fit into memory.
+def check_memory(jobs: Iterable[PlannedJob], cores: int, memory: int) -> str:
+    """Whether every job fits into the memory that all share, so that Snakemake lets the others wait.
 
     Args:
         jobs: all that are planned.
         cores: that Snakemake may use.
-        limit: MB that all jobs share by the profile; None without.
-        available: MB of this machine.
+        memory: MB for all jobs that run at once.
+
+    Returns:
+        How many of the largest jobs run at once.
 
     Raises:
-        UserError: they do not.
+        UserError: a job takes more.
     """
-    jobs = sorted(jobs, key=lambda job: job.resources.get("mem_mb", 0) / job.threads, reverse=True)
     largest = max(jobs, key=lambda job: job.resources.get("mem_mb", 0), default=PlannedJob("none"))
-    alone = largest.resources.get("mem_mb", 0)
-    if alone > available:
-        raise UserError(f"a job of rule {largest.rule} takes {alone} MB of memory and this machine has {available}")
-    together, free, rules = 0, cores, []
-    for job in jobs:
-        threads = min(job.threads, cores)
-        if threads <= free:
-            together, free = together + job.resources.get("mem_mb", 0), free - threads
-            rules.append(job.rule)
-    together = min(together, max(limit, alone)) if limit is not None else together
-    if together > available:
+    needed = largest.resources.get("mem_mb", 0)
+    if needed > memory:
         raise UserError(
-            f"on {cores} cores up to {len(rules)} jobs ({', '.join(dict.fromkeys(rules))}) may run at once and take "
-            f"{together} MB of memory, and this machine has {available}: add `mem_mb: {available}` to the profile's resources"
+            f"a job of rule {largest.rule} takes {needed} MB of memory and there are {memory}: end other programs, or state "
+            f"what may be used with --resources mem_mb={needed}"
         )
-    return f"{available} MB; at most {together} MB are taken at once"
+    room = f"{cores} cores and {memory / 1000:.1f} GB of memory"
+    at_once = min(cores // min(largest.threads, cores), memory // max(needed, 1))
+    return (
+        f"{room}, so at most {at_once} of rule {largest.rule} at once ({needed / 1000:.1f} GB each)" if needed else room
+    )
 
 
 def check_cores(wanted: int, available: int) -> str:
@@ -158,19 +154,15 @@ def check_gpus(found: Sequence[Gpu], wanted: int) -> str:
     return f"{len(found)} x {found[0].name}" if found else "none"
 
 
-def check_driver(found: Sequence[Gpu], cuda: str | None) -> str:
+def check_driver(found: Sequence[Gpu], cuda: str) -> str:
     """Whether the driver is new enough for torch.
 
     Args:
-        cuda: the CUDA release torch was built for, `torch.version.cuda`; None is a build for the processor.
+        cuda: the CUDA release torch was built for.
 
     Raises:
-        UserError: it is not, or torch uses no GPU.
+        UserError: it is not.
     """
-    if cuda is None:
-        raise UserError(
-            "torch is a build for the processor: make the environment of a GPU machine (docs/environment.md)"
-        )
     driver, first = found[0].driver, FIRST_DRIVER.get(int(cuda.split(".")[0]))
     if first is None:
         return f"driver {driver}; which one CUDA {cuda} needs is not known here"

@@ -14,14 +14,14 @@ class Report:
     """Runs checks and prints what each found.
 
     Attributes:
-        failures: how many failed so far.
+        failures: what those that failed so far say.
 
     Args:
         show: takes each line.
     """
 
     def __init__(self, show: Callable[[str], None] = print) -> None:
-        self.show, self.failures = show, 0
+        self.show, self.failures = show, list[str]()
 
     def check(
         self, name: str, function: Callable[[], Result], describe: Callable[[Result], str] = str
@@ -46,10 +46,10 @@ class Report:
 
     def fail(self, name: str, sentence: str) -> None:
         """Print the line of a check that failed."""
-        self.failures += 1
+        self.failures.append(sentence)
         self.show(f"FAIL  {name}: {sentence}")
 
     def end(self) -> None:
         """Raise a `UserError` that counts the failures, if there are any."""
         if self.failures:
-            raise UserError(f"{self.failures} of the checks failed; mend what they name and check again")
+            raise UserError(f"{len(self.failures)} of the checks failed; mend what they name and check again")

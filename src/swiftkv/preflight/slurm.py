@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
+from swiftkv.gpus import asked_for, cuda_of
 from swiftkv.preflight.nodes import FORMAT, Nodes, place, read_nodes, too_long, unmet
 from swiftkv.preflight.requests import JOB_NAME, LATER, Request, slurm_requests
 
@@ -143,13 +144,16 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
     return "no job of an earlier run is in the queue"
 
 
-def problems_at_start(jobs: Iterable[tuple[str, Any]], settings: Any, folder: str | os.PathLike) -> list[str]:
+def problems_at_start(
+    jobs: Sequence[tuple[str, Any]], settings: Any, folder: str | os.PathLike, python: Sequence[str]
+) -> list[str]:
     """Why no job should be submitted; nothing where all is well.
 
     Args:
         jobs: (rule, job) of all that are to be submitted.
         settings: of the executor plugin.
         folder: working directory of the run.
+        python: how jobs start Python.
     """
     problems = []
     try:
@@ -157,7 +161,10 @@ def problems_at_start(jobs: Iterable[tuple[str, Any]], settings: Any, folder: st
         requests = slurm_requests(jobs, settings)
     except UserError as error:
         return [str(error)]
-    for check in (lambda: earlier_jobs(folder), lambda: accounts(requests)):
+    checks = [lambda: earlier_jobs(folder), lambda: accounts(requests)]
+    if asked_for(job for _, job in jobs):
+        checks.append(lambda: cuda_of(python))
+    for check in checks:
         try:
             check()
         except UserError as error:

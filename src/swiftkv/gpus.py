@@ -1,0 +1,78 @@
+"""Work that asks for GPUs never runs on the processor unsaid: what a job sees, and what its Python can use."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swiftkv.errors import UserError
+
+# Set by tests alone, whose jobs ask for GPUs and compute on the processor.
+PRETEND = "SWIFTKV_PRETEND_GPUS"
+FOR_THE_PROCESSOR = "torch is a build for the processor: `make setup-gpu` (docs/environment.md)"
+# Prints the CUDA release that torch was built for, without the seconds that importing torch takes.
+CUDA = """
+import importlib.util, runpy
+print(runpy.run_path(importlib.util.find_spec("torch").origin.replace("__init__", "version"))["cuda"])
+"""
+
+
+def compute_with(threads: int | None, gpus: int | None) -> None:
+    """Hold this process to what its job has; to be called before anything looks for a GPU.
+
+    Args:
+        threads: of the processor; None leaves them as the environment says.
+        gpus: on this node; 0 hides those there are, None takes them as they are.
+
+    Raises:
+        UserError: there are fewer GPUs than the job asked for.
+    """
+    if gpus == 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    found = torch.cuda.device_count()
+    if gpus and found < gpus and PRETEND not in os.environ:
+        why = "`nvidia-smi` there and CUDA_VISIBLE_DEVICES say more" if torch.version.cuda else FOR_THE_PROCESSOR
+        raise UserError(f"this job asks for {gpus} GPUs and sees {found} on {socket.gethostname()}; {why}")
+
+
+def asked_for(jobs: Iterable[Any]) -> bool:
+    """Whether any job, of a plan or of Snakemake, asks for real GPUs."""
+    return PRETEND not in os.environ and any(job.resources.get("gpu") for job in jobs)
+
+
+def python_of_jobs(methods: Iterable[str], root: str | Path) -> list[str]:
+    """How jobs start Python.
+
+    Args:
+        methods: the profile's software-deployment-method: none, conda or apptainer.
+        root: folder of the project.
+    """
+    if "apptainer" in methods:
+        return ["apptainer", "exec", f"{root}/envs/gpu.sif", "python"]
+    return [f"{root}/.conda/bin/python" if "conda" in methods else sys.executable]
+
+
+def cuda_of(python: Sequence[str]) -> str:
+    """The CUDA release that the torch of a Python was built for.
+
+    Raises:
+        UserError: it was built for the processor, or cannot be asked.
+    """
+    try:
+        run = subprocess.run([*python, "-c", CUDA], capture_output=True, text=True)
+    except OSError:
+        raise UserError(f"{python[0]}, which jobs need, is not here (docs/environment.md)") from None
+    if run.returncode:
+        raise UserError(f"jobs ask for GPUs and {' '.join(python)} finds no torch: make it anew (docs/environment.md)")
+    if run.stdout.strip() == "None":
+        raise UserError(f"jobs ask for GPUs, and in {' '.join(python)} {FOR_THE_PROCESSOR}")
+    return run.stdout.strip()

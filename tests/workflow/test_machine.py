@@ -1,0 +1,126 @@
+"""What one machine has is what its jobs get: GPUs as models ask for them, memory as jobs take it. Else nothing starts."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swiftkv.gpus import compute_with
+
+ROOT = Path(__file__).parents[2]
+SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
+TINY = "results/smoke/{}/tiny-random"
+TARGETS = [
+    "results/smoke/score-shards/tiny-random-moe/baseline/auto/hellaswag/1-of-2.json",
+    *(f"{TINY.format(place)}.json" for place in ("similarity", "starts")),
+    *(f"{TINY.format('scores')}/baseline/auto/{task}.json" for task in ("hellaswag", "gsm8k", "arc-easy")),
+    f"{TINY.format('fidelity')}/baseline/auto.json", f"{TINY.format('serving/batch-2k')}/baseline/auto.json",
+    f"{TINY.format('moments')}/fitted-start.safetensors", f"{TINY.format('early_exit')}/swiftkv-50-early-exit.json",
+]  # fmt: skip
+VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-lm-loss", "-math-code", "-quarter")]
+# Snakemake where there are so many MB of memory, with another Python for the jobs.
+PRETEND = """
+import sys
+from snakemake.cli import main
+from swiftkv.preflight import machine
+machine.memory_mb, sys.executable = (lambda: int(sys.argv[1])), sys.argv[2]
+main(sys.argv[3:])
+"""
+# Notes how many of its kind run, and fails: the job is over then.
+PYTHON = (
+    '#!/bin/bash\nmine=$(mktemp "$RUNNING/XXXXXX"); ls "$RUNNING" | wc -l >> "$NOTES"; sleep 0.2; rm "$mine"; exit 1\n'
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Snakemake in a folder of its own; its exit status and what it said."""
+
+    def snakemake(*arguments, memory=16000):
+        command = [sys.executable, "-c", PRETEND, memory, tmp_path / "bin/python", "--snakefile", ROOT / "Snakefile"]
+        environment = os.environ | {"RUNNING": str(tmp_path / "running"), "NOTES": str(tmp_path / "notes")}
+        words = [str(word) for word in [*command, "--directory", tmp_path, *arguments]]
+        ended = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        return ended.returncode, ended.stdout + ended.stderr
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "running").mkdir()
+    (tmp_path / "bin/python").write_text(PYTHON)
+    (tmp_path / "bin/python").chmod(0o755)
+    return snakemake
+
+
+def make(folder, *checkpoints):
+    """Files that Snakemake takes for finished: a model, chats and, newer than both, checkpoints of the model."""
+    for name in (f"{TINY.format('models')}/source.json", "results/smoke/data/heldout.jsonl"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+        os.utime(folder / name, (1e9, 1e9))
+    for checkpoint in checkpoints:
+        (folder / checkpoint).mkdir(parents=True)
+
+
+def test_jobs_share_the_memory_there_is(run, tmp_path):
+    make(tmp_path, *(f"{TINY.format('checkpoints')}/{variant}" for variant in VARIANTS))
+    targets = [f"{TINY.format('fidelity')}/{variant}/auto.json" for variant in VARIANTS]
+    smoke = ["--profile", ROOT / "profiles/smoke", "--cores", 8, "--rerun-triggers", "mtime", "--", *targets]
+    status, said = run(*smoke, memory=1500)
+    assert status == 1 and not (tmp_path / "notes").exists()
+    assert "\nerror: a job of rule fidelity takes 2000 MB of memory and there are 1500: " in said
+    _, said = run(*smoke, memory=7000)
+    assert said.count("8 cores and 7.0 GB of memory, so at most 3 of rule fidelity at once (2.0 GB each)\n") == 1, said
+    numbers = [int(number) for number in (tmp_path / "notes").read_text().split()]
+    assert len(numbers) == len(targets) and max(numbers) <= 3
+
+
+def on_gpus(tmp_path, distill=1):
+    """The smoke scale's configuration, with models on a GPU."""
+    models = dict.fromkeys(SMOKE["models"], {"gpus": {"distill": distill, "score": 1, "serve": 1}})
+    recipes = {name: {"micro_batch_size": 1} for name in SMOKE["recipes"]}
+    recipes["fitted-start"]["teacher_states"] = "online"
+    file = tmp_path / "gpus.yaml"
+    file.write_text(yaml.safe_dump({"models": models, "recipes": recipes}))
+    return ["--configfile", ROOT / "profiles/smoke/override.yaml", file]
+
+
+def test_every_program_with_gpus_ends_where_it_sees_none(run, tmp_path, monkeypatch):
+    smoke = ["--profile", ROOT / "profiles/smoke", *on_gpus(tmp_path), "--dry-run", "--printshellcmds"]
+    _, said = run(*smoke, "--forceall", "--", *TARGETS)
+    commands = dict(re.findall(r'^rule (\w+):\n(?:.+\n)*?.*python "\$SCRIPTS/(.*)', said, flags=re.MULTILINE))
+    assert {"moments", "score_panel"} < set(commands), said
+    rules = set(re.findall(r"^rule (\w+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
+    assert len(rules) == len({rule for rule in commands if "--gpus" in commands[rule]}) == 12, rules
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.chdir(tmp_path)
+    for rule in rules:
+        program, *words = shlex.split(commands[rule].replace('"', "", 1).replace("$((1 / 1))", "1"))
+        monkeypatch.setattr(sys, "argv", [program, *words])
+        with pytest.raises(SystemExit, match="^error: this job asks for 1 GPUs and sees 0 on"):
+            runpy.run_path(str(ROOT / "workflow/scripts" / program), run_name="__main__")
+    compute_with(None, 0)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # 0 is the processor, also beside GPUs
+
+
+def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(run, tmp_path):
+    command = [
+        "--profile",
+        ROOT / "profiles/gpu",
+        "--rerun-triggers",
+        "mtime",
+        *on_gpus(tmp_path, distill=2),
+        "--dry-run",
+    ]
+    checkpoint, fidelity = (TINY.format(place) + "/swiftkv-50" for place in ("checkpoints", "fidelity"))
+    status, said = run(*command, "--", checkpoint)
+    assert status == 1 and "Traceback" not in said
+    assert "\nerror: model 'tiny-random' asks for 2 GPUs (gpus.distill) and this profile shares out 1: set" in said
+    make(tmp_path, checkpoint)
+    status, said = run(*command, "--", f"{fidelity}/auto.json")
+    assert status == 0 and "rule fidelity:" in said, said
