@@ -98,7 +98,7 @@ def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
     assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm
     assert local.jobs is None and local.cores >= 1
     assert [file.name for file in local.configfiles] == ["override.yaml"]
-    assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"mem_mb": 16000, "gpu": 1}
+    assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"mem_mb": 16000, "gpu_turn": 1, "gpu": 1}
     assert not slurm.resources and slurm.python == (sys.executable,)
     with pytest.raises(jobs.UserError, match="there is no profile 'slrum'; it is one of gpu, local,"):
         read_profile("slrum", ROOT)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swiftkv.gpus import compute_with
+from swiftkv import gpus
 
 ROOT = Path(__file__).parents[2]
 SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
@@ -89,6 +89,14 @@ def on_gpus(tmp_path, distill=1):
     return ["--configfile", ROOT / "profiles/smoke/override.yaml", file]
 
 
+def test_jobs_with_gpus_take_turns(run, tmp_path, monkeypatch):
+    monkeypatch.setenv(gpus.PRETEND, "1")
+    make(tmp_path, *(f"{TINY.format('checkpoints')}/{variant}" for variant in VARIANTS))
+    machine = ["--profile", ROOT / "profiles/gpu", "--resources", "gpu=8", "--cores", 8, "--rerun-triggers", "mtime"]
+    run(*machine, *on_gpus(tmp_path), "--", *(f"{TINY.format('fidelity')}/{variant}/auto.json" for variant in VARIANTS))
+    assert (tmp_path / "notes").read_text().split() == ["1"] * len(VARIANTS)
+
+
 def test_every_program_with_gpus_ends_where_it_sees_none(run, tmp_path, monkeypatch):
     smoke = ["--profile", ROOT / "profiles/smoke", *on_gpus(tmp_path), "--dry-run", "--printshellcmds"]
     _, said = run(*smoke, "--forceall", "--", *TARGETS)
@@ -104,7 +112,7 @@ def test_every_program_with_gpus_ends_where_it_sees_none(run, tmp_path, monkeypa
         monkeypatch.setattr(sys, "argv", [program, *words])
         with pytest.raises(SystemExit, match="^error: this job asks for 1 GPUs and sees 0 on"):
             runpy.run_path(str(ROOT / "workflow/scripts" / program), run_name="__main__")
-    compute_with(None, 0)
+    gpus.compute_with(None, 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # 0 is the processor, also beside GPUs
 
 

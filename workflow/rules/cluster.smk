@@ -20,7 +20,8 @@ def on_gpus(stage, alone=None):
         return min(wanted, site["mem_mb_per_node"]) if gpus(w) else None
 
     site = config["gpu_jobs"]
-    asked = {"gpu": gpus, "nodes": nodes}
+    # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
+    asked = {"gpu": gpus, "nodes": nodes, "gpu_turn": lambda w: 1 if gpus(w) else None}
     if stage == "distill":
         # One task a node, started by the job's own shell (get_launcher) and not by Snakemake, whose step would keep
         # everything there is to itself.
@@ -89,17 +90,16 @@ def get_launcher(w, resources):
     )
 
 
-def share_memory():
-    """MB that the jobs on this machine take together: what it has, unless the run states `mem_mb` of its own."""
-    from swiftkv.preflight.machine import memory_mb
+def share_machine():
+    """What jobs on this machine share besides GPUs, unless the run states it: its memory in MB, and turns at the GPUs."""
+    from swiftkv.planning.profile import machine_resources
 
-    if workflow.global_resources.get("mem_mb").value is None:
-        memory = memory_mb()
-        workflow.scheduler.global_resources["mem_mb"] = (
-            memory  # register_resource only sets what is free now
-        )
-        workflow.register_resource("mem_mb", memory)
-    return workflow.global_resources["mem_mb"].value
+    for name, amount in machine_resources().items():
+        if workflow.global_resources.get(name).value is None:
+            # register_resource only sets what is free now
+            workflow.scheduler.global_resources[name] = amount
+            workflow.register_resource(name, amount)
+    return {name: limit.value for name, limit in workflow.global_resources.items()}
 
 
 def refuse_what_cannot_run():
@@ -140,14 +140,11 @@ def refuse_what_cannot_run():
             )
             for job in jobs
         ]
-        resources = {
-            name: limit.value for name, limit in workflow.global_resources.items()
-        }
         problems = checks.problems_at_start(
             Profile(
                 Path(),
                 cores=workflow.cores,
-                resources=resources | {"mem_mb": share_memory()},
+                resources=share_machine(),
                 python=python,
             ),
             config,

@@ -177,6 +177,13 @@ def get_fetched(w, input):
     return shlex.join(["--fetched", *input.questions]) if input.questions else ""
 
 
+def get_answers(w, output):
+    """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
+    results = Path(config["pathvars"]["results"])
+    place = Path(*Path(output[0]).relative_to(results).parts[1:])
+    return str(results / "score-state" / place.with_name(place.stem))
+
+
 def get_attempt(w):
     """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
     folder = Path(config["pathvars"]["results"], "questions", w.task)

@@ -13,13 +13,6 @@ localrules:
     merge_scores,
 
 
-def get_answers(w, output):
-    """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
-    results = Path(config["pathvars"]["results"])
-    place = Path(*Path(output[0]).relative_to(results).parts[1:])
-    return str(results / "score-state" / place.with_name(place.stem))
-
-
 SCORE = """
 exec &> >(tee {log.run:q})
 python "$SCRIPTS/score.py" \

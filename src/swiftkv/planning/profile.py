@@ -26,7 +26,7 @@ class Profile:
         configfiles: what overrides config.yaml and artifacts.yaml, in order.
         jobs: jobs in a cluster's queue at once; None where there is no cluster.
         cores: cores of this machine that jobs share; None on a cluster.
-        resources: limits over all jobs, such as gpu; on this machine mem_mb is what it has, unless another is stated.
+        resources: limits over all jobs, such as gpu; on this machine also `machine_resources`, unless others are stated.
         attempts: how often a job is tried; what it asks for may grow each time.
         directory: where the run works.
         python: how jobs start Python.
@@ -44,6 +44,13 @@ class Profile:
     slurm: Any = None
 
 
+def machine_resources() -> dict[str, int]:
+    """What the jobs of a machine without scheduler share: its memory in MB; and one turn at its GPUs, however many it has."""
+    from swiftkv.preflight.machine import memory_mb
+
+    return {"mem_mb": memory_mb(), "gpu_turn": 1}
+
+
 def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) -> Profile:
     """A profile as Snakemake itself reads it.
 
@@ -56,8 +63,6 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
         UserError: there is no such profile, or it is not valid.
     """
     from snakemake.cli import ExecutorPluginRegistry, parse_args
-
-    from swiftkv.preflight.machine import memory_mb
 
     folder = root / "profiles" / name
     folder = folder if folder.is_dir() else Path(name)
@@ -79,7 +84,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
         configfiles=tuple(map(Path, args.configfile or ())),
         jobs=(args.jobs if isinstance(args.jobs, int) else None) or sys.maxsize if cluster else None,
         cores=None if cluster else args.cores or os.cpu_count(),
-        resources=limits if cluster else {"mem_mb": memory_mb()} | limits,
+        resources=limits if cluster else machine_resources() | limits,
         attempts=1 + args.retries,
         directory=Path(args.directory or ""),
         python=tuple(python_of_jobs(map(str, args.software_deployment_method), root)),
