@@ -27,7 +27,7 @@ def compute_with(threads: int | None, gpus: int | None) -> None:
 
     Args:
         threads: of the processor; None leaves them as the environment says.
-        gpus: on this node; 0 hides those there are, None takes them as they are.
+        gpus: on this node; 0 hides those there are, None takes them as they are. Of more than these, the first are taken.
 
     Raises:
         UserError: there are fewer GPUs than the job asked for.
@@ -42,6 +42,9 @@ def compute_with(threads: int | None, gpus: int | None) -> None:
     if gpus and found < gpus and PRETEND not in os.environ:
         why = "`nvidia-smi` there and CUDA_VISIBLE_DEVICES say more" if torch.version.cuda else FOR_THE_PROCESSOR
         raise UserError(f"this job asks for {gpus} GPUs and sees {found} on {socket.gethostname()}; {why}")
+    if gpus and found > gpus:
+        names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(found)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names.split(",")[:gpus])
 
 
 def asked_for(jobs: Iterable[Any]) -> bool:

@@ -84,7 +84,7 @@ class HubRepository:
         """
         from huggingface_hub import snapshot_download
 
-        wanted = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES}
+        wanted = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES if self.kind == "model" else None}
         folder = self.load(snapshot_download, repo_type=KINDS[self.kind], **wanted)
         self.mend()
         return Path(folder)

@@ -79,6 +79,12 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
+def checksum(path: Path) -> str:
+    """SHA-256 of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def measurement(
     measure: str,
     *,

@@ -19,7 +19,7 @@ from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
-from swiftkv.records import atomic_path, digest, read_json
+from swiftkv.records import atomic_path, checksum, read_json
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -186,7 +186,7 @@ def local_model(folder: str) -> tuple[Path, dict[str, Any]]:
     """
     files, path = local_files({"local": folder}), Path(folder).expanduser()
     check_checkpoint(path)
-    total = hashlib.sha256(json.dumps([[file.name, digest(file)] for file in files]).encode()).hexdigest()
+    total = hashlib.sha256(json.dumps([[file.name, checksum(file)] for file in files]).encode()).hexdigest()
     return path.resolve(), {"kind": "local", "id": str(folder), "revision": None, "resolved": f"files sha256:{total}"}
 
 

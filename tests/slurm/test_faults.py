@@ -30,7 +30,8 @@ STATE = "results/smoke/training-state/tiny-random/swiftkv-50"
 def undisturbed(cluster, tmp_path_factory):
     """A finished training of two ranks, without a cluster."""
     workflow = fitted(tmp_path_factory.mktemp("undisturbed"))
-    done = workflow.run(RECORD, "--executor", "local", "--cores", "2")
+    # The profile's nodes have more memory than this machine.
+    done = workflow.run(RECORD, "--executor", "local", "--cores", "2", "--resources", "mem_mb=1000000")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
     return workflow
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import signal
 
 import pytest
 
@@ -69,6 +68,9 @@ def test_a_short_job_keeps_a_fifth(time):
     assert 0.75 * 600 < run(time, Clock(20, 1000.0, 10), 5, 1)[-1] < 0.85 * 600
 
 
-def test_planning_counts_with_the_same_pause():
-    text = (Path(module.__file__).parents[1] / "planning/training.py").read_text()
-    assert int(re.search(r"^PAUSE = (\d+)", text, re.M)[1]) == module.PAUSE
+def test_control_c_waits_for_the_state_and_a_second_one_does_not():
+    with Clock(20) as clock:
+        signal.raise_signal(signal.SIGINT)
+        assert clock.ask("cpu", 1) == (True, "by SIGINT")
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

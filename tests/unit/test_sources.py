@@ -45,8 +45,8 @@ def test_a_local_checkpoint_stays_where_it_is(tmp_path):
 def test_a_local_checkpoint_with_other_weights_is_another_one(tmp_path):
     folder = write_checkpoint(tmp_path / "mine")
     source, found = {"local": str(folder)}, set()
-    tensor = torch.ones(64, 64)
-    for change in (lambda: None, lambda: tensor.__setitem__((63, 63), 2), lambda: tensor.mul_(2)):
+    tensor = torch.ones(5000, 4100)  # 82 MB, of which a quick look at 64 places would miss the 70th row
+    for change in (lambda: None, lambda: tensor.__setitem__((70, 0), 2), lambda: tensor.mul_(2)):
         change()
         save_file({"weight": tensor}, folder / "model.safetensors")
         found.add(resolve_model("mine", "Mine", source, tmp_path / "base")["resolved"])

@@ -116,6 +116,14 @@ def test_every_program_with_gpus_ends_where_it_sees_none(run, tmp_path, monkeypa
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # 0 is the processor, also beside GPUs
 
 
+@pytest.mark.parametrize(("visible", "taken"), [(None, "0,1"), ("7,5,3,1", "7,5")])
+def test_a_job_takes_no_more_gpus_than_it_asks_for(monkeypatch, visible, taken):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    gpus.compute_with(None, 2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+
+
 def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(run, tmp_path):
     command = [
         "--profile",

@@ -30,7 +30,7 @@ def main() -> None:
     samples, refused = tokenize(tokenizer, read_chats(options.data))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     needed = None if recipe.max_steps is None else recipe.max_steps * recipe.batch_size
-    longest = min(recipe.max_length, model["config"].get("max_position_embeddings", recipe.max_length))
+    longest = min(recipe.max_length, model["config"].get("max_position_embeddings") or recipe.max_length)
     arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding or 0, needed, longest)
     rows = len(arrays["input_ids"])
     recipe.total_steps(rows)

@@ -109,7 +109,7 @@ def draw_documents(
         UserError: as `read_chats`, or the template refuses more than 1 % of all chats of the file.
     """
     chats, found = choose_chats(path, documents, seed), []
-    longest = min(max_length, config.get("max_position_embeddings", max_length))
+    longest = min(max_length, config.get("max_position_embeddings") or max_length)
     for chat in chats:
         with contextlib.suppress(UserError):
             found.append(tokenize_chat(tokenizer, chat["messages"], longest))

@@ -11,7 +11,8 @@ import torch
 
 from swiftkv.distill.recipe import PAUSE
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # what schedulers send before they take a machine away
+# What schedulers send before they take a machine away, and Ctrl-C.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SPARE = 300.0  # seconds kept free before a job's end, besides what is known to be needed; at most a fifth of the job's
 
 
@@ -50,6 +51,8 @@ class Clock:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT == self._signal:
+            raise KeyboardInterrupt  # asked twice, so now
         self._signal = number
 
     def ask(self, device: Any, ranks: int) -> tuple[bool, str | None]:

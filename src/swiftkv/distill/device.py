@@ -30,6 +30,8 @@ def join_ranks(**alone: Any) -> None:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    # Groups that DeepSpeed makes ask for no timeout, and would take NCCL's own.
+    torch.distributed.distributed_c10d.default_pg_nccl_timeout = PATIENCE
     torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE, **alone)
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,22 +23,13 @@ from safetensors import safe_open
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.tensor_file import write
 from swiftkv.errors import UserError
-from swiftkv.records import atomic_path, digest, read_json, write_json
+from swiftkv.records import atomic_path, checksum, digest, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
 # Where the teacher's states come from and when states are saved does not change the result.
 NEUTRAL = ("checkpoint_every", "checkpoint_minutes", "teacher_states", "gradient_checkpointing")
 KEPT = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
-
-
-def checksum(path: Path) -> str | None:
-    """SHA-256 of a whole file; None if it is not there."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return None
 
 
 def fingerprint(recipe: Recipe, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
@@ -76,11 +68,12 @@ class TrainingState:
         """Save the state after optimizer step `step`; all ranks call this. The oldest goes once the new one counts."""
         from deepspeed import comm
 
-        tensors = gather(engine)
+        begin, tensors = time.monotonic(), gather(engine)
         if comm.get_rank() == 0:
             path = self.folder / f"step-{step}.safetensors"
             self.folder.mkdir(parents=True, exist_ok=True)
             entry = {"file": path.name, "sha256": write(tensors, path), "step": step, **progress}
+            entry["state_seconds"] = time.monotonic() - begin
             kept = [entry, *(old for old in self.checkpoints if old["step"] < step)][:KEPT]
             write_json(self._file, {"checkpoints": kept, "identity": self.identity})
             self.checkpoints = kept
@@ -125,7 +118,8 @@ class TrainingState:
         return entry
 
     def _whole(self, entry: dict[str, Any]) -> bool:
-        if checksum(self.folder / entry["file"]) == entry["sha256"]:
+        file = self.folder / entry["file"]
+        if file.exists() and checksum(file) == entry["sha256"]:
             return True
         print(
             f"the training state {self.folder / entry['file']} is missing or damaged: going on from an earlier one",

@@ -144,7 +144,7 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
                 progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
             due, stop = clock.ask(engine.device, ranks)
             if due or (number + 1) % recipe.checkpoint_every == 0 or number + 1 == total:
-                spent = {"tokens": tokens, "seconds": seconds, "machines": machines.spent, "state_seconds": clock.took}
+                spent = {"tokens": tokens, "seconds": seconds, "machines": machines.spent}
                 state.save(engine, number + 1, spent)
                 clock.saved()
             if stop and number + 1 < total:

@@ -184,7 +184,7 @@ class Hub:
         files = filter_repo_objects(
             getattr(info, "siblings", None) or [],
             allow_patterns=source.files,
-            ignore_patterns=source.files and SECOND_COPIES,
+            ignore_patterns=SECOND_COPIES if source.kind == "model" else None,
             key=lambda file: file.rfilename,
         )
         return sum(file.size or 0 for file in files)

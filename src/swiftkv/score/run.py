@@ -107,7 +107,7 @@ def _keep(state: Path | None, subject: dict[str, Any], folders: list[Path], task
         return KeptAnswers()
     files = {file: file.stat() for folder in folders for file in sorted(folder.iterdir()) if file.is_file()}
     origin, package = provenance(0), Path(__file__).parents[1]
-    code = sorted(file for part in ("models", "quantize", "score") for file in (package / part).glob("*.py"))
+    code = sorted(package.rglob("*.py"))
     same = subject | {
         "code": hashlib.sha256(b"".join(file.read_bytes() for file in code)).hexdigest(),
         "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in files.items()],
