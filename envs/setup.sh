@@ -17,6 +17,7 @@ at_least() { # LOWEST VERSION
     [ "$(printf '%s\n' "$1" "$2" | sort --version-sort | head -n 1)" = "$1" ]
 }
 
+[ ! -L .venv ] || fail ".venv is a link, and making it anew would empty what it leads to: remove the link first"
 kind=${1:-$(cat .venv/kind 2>/dev/null || echo cpu)}
 python=${PYTHON:-python3}
 case $kind in

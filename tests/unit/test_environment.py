@@ -157,6 +157,13 @@ def test_a_wrong_kind_says_how_to_call_setup(tmp_path):
     assert setup_gpu(tmp_path, {}, word="tpu").stderr == "error: usage: bash envs/setup.sh [cpu|gpu]\n"
 
 
+def test_what_a_link_leads_to_is_not_emptied(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / ".venv").symlink_to(tmp_path / "shared")
+    run = setup_gpu(tmp_path, {})
+    assert run.returncode == 1 and run.stderr.startswith("error: .venv is a link, and making it anew would empty")
+
+
 def check(folder, lock, python=sys.executable):
     shutil.copy(ENVS / "check.sh", folder)
     (folder / "gpu.lock").write_text(lock)
