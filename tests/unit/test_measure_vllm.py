@@ -40,6 +40,7 @@ def command(measure, source, tmp_path, **values):
         *(sys.executable, str(ROOT / "workflow/scripts/measure.py"), "--model", "tiny", "--title", "Tiny"),
         *("--source", str(source), "--weights", "original", "--variant", "baseline", "--spec", "null"),
         *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
+        *("--start-timeout", "300"),
         *("--workloads", *(str(tmp_path / name) for name in values.get("workloads", {}))),
         *("--work-dir", str(tmp_path / "work"), "--output", str(tmp_path / "out.json")),
     ]
