@@ -40,12 +40,14 @@ def test_a_training_on_several_machines_names_them(tmp_path):
     more = {"gpus": 4.8, "accelerator": "NVIDIA A100/NVIDIA H100"}
     table = made(entry, training=saved(tmp_path, [training(LLAMA, "swiftkv-50", **more)]), published=VALUES)
     assert table.panels[0].frame.set_index("Variant").loc["swiftkv-50", "Hardware"] == "4.8 × NVIDIA A100/NVIDIA H100"
+    assert "a mean over the hours" in " ".join(table.notes)
 
 
 def test_published_costs_of_the_papers_model_all_stand_with_source_and_note(tmp_path):
     entry = resolved("training", "training_cost", **COSTED)
     table = made(entry, training=saved(tmp_path, [training(LLAMA, "swiftkv-50", gpus=8)]), published=VALUES)
     assert table.panels[0].frame.set_index("Variant").loc["swiftkv-50", "Hardware"] == "8 × NVIDIA H100 80GB HBM3"
+    assert "a mean over the hours" not in " ".join(table.notes)
     stated = table.panels[1].frame
     tokens = [cell.split(" [")[0] for cell in stated[stated["What"] == "training tokens"]["Value"]]
     assert sorted(tokens) == ["160M", "320M", "680M"]

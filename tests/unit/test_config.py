@@ -384,25 +384,6 @@ def test_a_point_has_what_all_points_share(config):
     assert points.point(config, "memory-40gib")["output_tokens"] == 8
 
 
-def test_every_key_of_the_schema_is_described():
-    schema = yaml.safe_load(SCHEMA.read_text())
-    bare, definitions = [], schema["$defs"]
-
-    def walk(node, path):
-        for name, entry in node.get("properties", {}).items():
-            reference = definitions.get(entry.get("$ref", "").rsplit("/", 1)[-1], {})
-            if "description" not in entry and "description" not in reference:
-                bare.append(f"{path}.{name}")
-            walk(entry, f"{path}.{name}")
-        for inner in ("items", "additionalProperties"):
-            if isinstance(node.get(inner), dict):
-                walk(node[inner], path)
-
-    for name, node in {"config": schema, **definitions}.items():
-        walk(node, name)
-    assert not bare
-
-
 def test_a_model_that_an_artifact_names_itself_is_checked_too(config):
     config["models"]["mine"] = config["models"]["llama-3.1-8b"] | {"gpus": {"distill": 24, "score": 1}}
     cfg.check(config, SCHEMA)

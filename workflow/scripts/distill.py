@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from swiftkv.errors import command_line
-from swiftkv.gpus import compute_with
+from swiftkv.gpus import add_gpus, compute_with
 
 
 @command_line
@@ -27,9 +27,7 @@ def main() -> None:
     parser.add_argument("--log", "--loss-log", type=Path, required=True, help="CSV of the losses")
     parser.add_argument("--record", type=Path, required=True, help="JSON of what the training cost")
     parser.add_argument("--threads", type=int, default=1, help="processor threads a rank may use")
-    parser.add_argument(
-        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
-    )
+    add_gpus(parser)
     parser.add_argument("--minutes", type=float, help="time the job has; the state is saved before they are over")
     options = parser.parse_args()
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from swiftkv.errors import command_line
-from swiftkv.gpus import compute_with
+from swiftkv.gpus import add_gpus, compute_with
 
 
 @command_line
@@ -18,9 +18,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=Path, required=True, help="held-out chats, one a line")
     parser.add_argument("--settings", type=json.loads, required=True, help="early_exit of the config as JSON")
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
-    parser.add_argument(
-        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
-    )
+    add_gpus(parser)
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from swiftkv.errors import command_line
-from swiftkv.gpus import compute_with
+from swiftkv.gpus import add_gpus, compute_with
 
 
 @command_line
@@ -23,9 +23,7 @@ def main() -> None:
     parser.add_argument("--moments", type=Path, help="what a fitted start was fitted to")
     parser.add_argument("--ridge", type=float, default=0.0, help="penalty of that fit")
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
-    parser.add_argument(
-        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
-    )
+    add_gpus(parser)
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from swiftkv.errors import command_line
-from swiftkv.gpus import compute_with
+from swiftkv.gpus import add_gpus, compute_with
 
 
 @command_line
@@ -22,9 +22,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
-    parser.add_argument(
-        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
-    )
+    add_gpus(parser)
     parser.add_argument("--engine-log", type=Path, help="file for what vLLM prints, where it generates")
     parser.add_argument("--shard", type=int, nargs=2, default=(1, 1), help="part of the questions, of so many parts")
     parser.add_argument("--state", type=Path, help="folder for the answers so far, which an ended job goes on from")

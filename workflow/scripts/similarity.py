@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from swiftkv.errors import command_line
-from swiftkv.gpus import compute_with
+from swiftkv.gpus import add_gpus, compute_with
 
 
 @command_line
@@ -16,9 +16,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, required=True, help="tokens of a chat")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="CPU threads; as the environment says, if not given")
-    parser.add_argument(
-        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
-    )
+    add_gpus(parser)
     parser.add_argument("--output", type=Path, required=True)
     arguments = vars(parser.parse_args())
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from swiftkv.errors import command_line
-from swiftkv.gpus import compute_with
+from swiftkv.gpus import add_gpus, compute_with
 
 
 @command_line
@@ -22,9 +22,7 @@ def main() -> None:
     parser.add_argument("--moment-layers", type=int, nargs="+", help="every l a fitted start may have")
     parser.add_argument("--output", type=Path, required=True, help="the states, safetensors")
     parser.add_argument("--threads", type=int, default=1, help="processor threads to use")
-    parser.add_argument(
-        "--gpus", type=int, help="GPUs on this node; 0 hides them, and as many as there are, if not given"
-    )
+    add_gpus(parser)
     options = parser.parse_args()
 
     compute_with(options.threads, options.gpus)

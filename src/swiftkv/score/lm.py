@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class CachedLM(HFLM):
                 numbers = order[begin : begin + size]
                 some = [requests[number] for number in numbers]
                 asked = [self.batch_size, [tokens for _, *tokens in some]]
-                found = self._answer(asked, lambda: self._scored(some))  # noqa: B023
+                found = self._answer(asked, partial(self._scored, some))
                 answers.update(zip(numbers, map(tuple, found), strict=True))
                 bar.update(len(numbers))
         return [answers[number] for number in range(len(requests))]
@@ -193,7 +194,7 @@ class PrefixSharingLM(CachedLM):
                 if len(tree) >= self.tokens_per_forward or place == len(order) - 1:
                     numbers = [number for number, *_ in waiting]
                     asked = [common, *([rows[number] for number in numbers])]
-                    found = self._answer(asked, lambda: self._score(tree, start, waiting))  # noqa: B023
+                    found = self._answer(asked, partial(self._score, tree, start, waiting))
                     answers.update(zip(numbers, map(tuple, found), strict=True))
                     bar.update(len(waiting))
                     tree, waiting = TokenTree(shared), []

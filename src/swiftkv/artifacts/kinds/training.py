@@ -45,9 +45,10 @@ def make(entry: Entry, files: Files) -> Table:
     notes = [
         *entry.get("notes", []),
         "Hours are those of the optimizer steps, without loading, packing, stored teacher states and checkpoints. Tokens "
-        "are those that counted in the loss, every epoch anew. A loss is that of the recipe's own objective. GPUs are the "
-        "mean over these hours, should a training have gone on with another number.",
+        "are those that counted in the loss, every epoch anew. A loss is that of the recipe's own objective.",
     ]
+    if any((row["gpus"] or 0) % 1 for row in values):
+        notes.append("GPUs are a mean over the hours where a training went on with another number of them.")
     if statements:
         stated = [_stated(row, footnotes) for row in statements]
         panels.append(Panel(pd.DataFrame(stated), "(b) Published"))
