@@ -23,7 +23,7 @@ test: .venv/.ready  ## every test that needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
-test-slurm: .venv/.ready  ## the smoke scale on a throw-away SLURM with pretend GPUs
+test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs
 	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_preflight.py
 
 test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM; the figures go to results/faults.xml

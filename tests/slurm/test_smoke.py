@@ -56,7 +56,7 @@ def test_every_rule_of_the_smoke_scale(cluster, workflow):
 
 def planned_jobs(workflow, *targets):
     """How many jobs of each rule all that is needed for the targets takes."""
-    planned = workflow.run("--dry-run", "--forceall", "--quiet", "rules", *targets)
+    planned = workflow.run("--quiet", "rules", "--forceall", "--dry-run", *targets)
     found = re.findall(r"^(\w+) +(\d+)$", planned.stdout + planned.stderr, flags=re.MULTILINE)
     return {rule: int(number) for rule, number in found if rule != "total"}
 
