@@ -311,7 +311,7 @@ def _asked_backend(config: dict[str, Any], task: str) -> str:
 
 
 def _is_generated(lm_eval_task: str) -> bool:
-    from swiftkv.score.tasks import output_type  # lm-eval is needed only where vLLM is asked for
+    from swiftkv.score.catalogue import output_type  # lm-eval is needed only where vLLM is asked for
 
     return output_type(lm_eval_task) == "generate_until"
 

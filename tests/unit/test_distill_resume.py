@@ -21,8 +21,9 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.launcher.api import LaunchConfig
 
-from swiftkv.distill import device, record
-from swiftkv.distill.tensor_file import write
+from swiftkv import device
+from swiftkv.distill import record
+from swiftkv.tensor_file import write
 from tests.unit.distill_helpers import ROOT, command, environment, log, losses, run, tensors, train
 
 

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import lm_eval.tasks
 from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks._index import Entry, Kind, TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from swiftkv.errors import UserError
-from swiftkv.score.catalogue import KNOWN
+from swiftkv.score.catalogue import leaf_entries
 from swiftkv.score.data import TaskData
 
 BITS_PER_BYTE = "bits_per_byte"  # a metric of every task that scores one continuation
-
-
-@functools.cache
-def output_type(name: str) -> str:
-    """How lm-eval scores a task: "generate_until", or from log-likelihoods. All tasks of a group are scored in one way.
-
-    Raises:
-        UserError: lm-eval does not know the task, or its group mixes the two.
-    """
-    found = {load_yaml(entry.yaml_path, resolve_func=False)["output_type"] for entry in leaf_entries(name)}
-    if len(found) > 1:
-        raise UserError(
-            f"lm-eval task {name!r} is scored in several ways ({', '.join(sorted(found))}); name one of its tasks"
-        )
-    return found.pop()
 
 
 @dataclass
@@ -156,32 +137,6 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
         chosen.append(sorted(order[position] for position in range(size) if offset + position in picks))
         offset += size
     return chosen
-
-
-def leaf_entries(name: str) -> list[Entry]:
-    """The plain lm-eval tasks that a task, tag or group is made of.
-
-    Raises:
-        UserError: lm-eval has no such task, or it is one in Python.
-    """
-    root = Path(lm_eval.tasks.__file__).parent
-    index = TaskIndex.build([root / (KNOWN[name].folder if name in KNOWN else ".")])
-    if name not in index:
-        raise UserError(f"lm-eval has no task {name!r}; check `task` in the config")
-    return _expand(index, name)
-
-
-def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry]:
-    """The plain tasks of a task, tag or group; a group may hold groups written out in its own file."""
-    if isinstance(member, dict) and isinstance(member.get("task"), list):
-        return [leaf for part in member["task"] for leaf in _expand(index, part)]
-    entry = index.get(member) if isinstance(member, str) else None
-    if entry is None or entry.kind is Kind.PY_TASK:
-        raise UserError(f"lm-eval task {member!r} is not made of plain tasks; name one that is")
-    if entry.kind is Kind.TASK:
-        return [entry]
-    members = sorted(entry.tags) if entry.kind is Kind.TAG else (entry.cfg or {}).get("task", [])
-    return [leaf for part in members for leaf in _expand(index, part)]
 
 
 def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
