@@ -11,7 +11,7 @@ from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.points import check_points, engine
 from swiftkv.score.shards import check_shards
-from swiftkv.serve import NOT_SERVED
+from swiftkv.serve.served import NOT_SERVED
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start import check_fit
