@@ -160,6 +160,7 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
     having = [model for model, entry in config["models"].items() if reduction in entry["num_key_value_layers"]]
     if not having:
         raise UserError(f"{place}: no model has {reduction} under its num_key_value_layers")
+    refusal = None
     for model in having:
         try:
             spec(config, model, name)

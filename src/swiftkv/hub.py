@@ -99,19 +99,18 @@ class HubRepository:
         """
         import datasets
 
-        again: dict[str, str] = {}
-        while True:
-            failure = None
-            try:
-                found = [self.load(datasets.load_dataset, **options, **again) for options in wanted]
-            except HubError as error:  # a damaged file may not even be read
-                failure = error
-            if again or not self.mend():
-                break
-            again = {"download_mode": "reuse_cache_if_exists"}  # what was read of damaged files is made anew
-        if failure:
-            raise failure
-        return found
+        def read(**again: str) -> list[Any]:
+            return [self.load(datasets.load_dataset, **options, **again) for options in wanted]
+
+        try:
+            tables = read()
+        except HubError:  # a damaged file may not even be read
+            if not self.mend():
+                raise
+        else:
+            if not self.mend():
+                return tables
+        return read(download_mode="reuse_cache_if_exists")  # what was read of damaged files is made anew
 
     def mend(self) -> list[str]:
         """Hold the cached files to the hub's checksums, and fetch those again that differ.
