@@ -86,8 +86,8 @@ class HubRepository:
         """
         from huggingface_hub import snapshot_download
 
-        wanted = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES if self.kind == "model" else None}
-        folder = self.load(snapshot_download, repo_type=KINDS[self.kind], **wanted)
+        filters = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES if self.kind == "model" else None}
+        folder = self.load(snapshot_download, repo_type=KINDS[self.kind], **filters)
         self.mend()
         return Path(folder)
 
@@ -149,10 +149,10 @@ class HubRepository:
 
         def verified(identifier: str, revision: str) -> list[str]:
             try:
-                found = HfApi().verify_repo_checksums(identifier, repo_type=KINDS[self.kind], revision=revision)
+                checked = HfApi().verify_repo_checksums(identifier, repo_type=KINDS[self.kind], revision=revision)
             except ValueError:  # nothing of it is in the cache
                 return []
-            return [mismatch["path"] for mismatch in found.mismatches]
+            return [mismatch["path"] for mismatch in checked.mismatches]
 
         return self.load(verified)
 
@@ -195,25 +195,25 @@ def ask(kind: str, identifier: str, revision: str, seconds: float) -> str:
     from huggingface_hub import HfApi
 
     about = HfApi().model_info if kind == "model" else HfApi().dataset_info
-    return within(seconds, lambda: about(identifier, revision=revision, timeout=seconds).sha)
+    return answer(lambda: about(identifier, revision=revision, timeout=seconds).sha, seconds)
 
 
-def within(seconds: float, question: Callable[[], Any]) -> Any:
-    """What `question` returns; a resolver or a proxy may keep to no time limit of its own.
+def answer(question: Callable[[], Any], seconds: float) -> Any:
+    """What `question` returns; asked in a thread, as a resolver or a proxy may keep to no time limit of its own.
 
     Raises:
         TimeoutError: it has not returned after so many seconds, and is left to itself.
     """
-    answer: Future[Any] = Future()
+    future: Future[Any] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(question())
+            future.set_result(question())
         except BaseException as error:
-            answer.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return answer.result(seconds)
+    return future.result(seconds)
 
 
 def _fetch_again(identifier: str, name: str, *, revision: str, repo_type: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.hub import SECOND_COPIES, within
+from swiftkv.hub import SECOND_COPIES, answer
 from swiftkv.planning.jobs import PlannedJob
 from swiftkv.score.fetch import data_set
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES, check_checkpoint
@@ -143,7 +143,7 @@ class Hub:
             return info
 
         try:
-            return within(2 * self.seconds, ask)
+            return answer(ask, 2 * self.seconds)
         except Exception as error:  # a network fails in many ways
             if sentence := self._refusal(source, error):
                 raise UserError(sentence) from None

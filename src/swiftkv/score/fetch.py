@@ -89,8 +89,8 @@ def _fetch(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     configs = [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(task["task"])]
     source = task.get("source") or {"hub": configs[0]["dataset_path"]}
     repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
-    wanted = {_subset(config): _arguments(config) for config in configs}
-    for number, splits in enumerate(repository.tables(*wanted.values())):
+    arguments = {_subset(config): _arguments(config) for config in configs}
+    for number, splits in enumerate(repository.tables(*arguments.values())):
         datasets.DatasetDict(splits).save_to_disk(folder / f"{number:03d}")
     if task["task"] in KNOWN and KNOWN[task["task"]].nltk:
         _fetch_nltk(KNOWN[task["task"]].nltk, folder / NLTK)
@@ -98,7 +98,7 @@ def _fetch(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "status": "ok",
         "data": repository.identity,
-        "subsets": {subset: f"{number:03d}" for number, subset in enumerate(wanted)},
+        "subsets": {subset: f"{number:03d}" for number, subset in enumerate(arguments)},
         "files": {path.relative_to(folder).as_posix(): _checksum(path) for path in files},
     }
 

@@ -145,8 +145,8 @@ def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
     if output_type == "loglikelihood":
         metrics = [*metrics, BITS_PER_BYTE]
     if task["metric"] not in metrics:
-        known = ", ".join(map(str, metrics))
-        raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {known}")
+        names = ", ".join(map(str, metrics))
+        raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {names}")
     filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
     if task.get("filter") and task["filter"] not in filters:
         raise UserError(f"task {task['task']!r} has no filter {task['filter']!r}; it has {', '.join(filters)}")
@@ -163,18 +163,18 @@ def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str
 def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: list[int], seed: int) -> str:
     """Settle where few-shot examples come from; adds a training split made of questions that are not scored."""
     if not task["shots"]:
-        opened = config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
-        if opened and opened not in splits:  # lm-eval opens it all the same
+        split_opened = config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
+        if split_opened and split_opened not in splits:  # lm-eval opens it all the same
             config["fewshot_split"] = config.get("test_split") or config["validation_split"]
         return "none"
-    own = config.get("fewshot_config") or {}
-    if own.get("samples"):
+    fewshot = config.get("fewshot_config") or {}
+    if fewshot.get("samples"):
         return "fixed examples of the lm-eval task"
     split = config.get("fewshot_split") or config.get("training_split")
     if split in splits:
         if split == config.get("training_split") and config.get("process_docs"):
             splits[split] = config["process_docs"](splits[split])
-        first = own.get("sampler") == "first_n"
+        first = fewshot.get("sampler") == "first_n"
         return f"first of split {split!r}" if first else f"random from split {split!r}, a draw a question"
     unscored = sorted(set(range(len(questions))) - set(indices))
     if len(unscored) < task["shots"]:
@@ -183,7 +183,7 @@ def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: li
             "scored; set a `limit` so that some are left to serve as examples"
         )
     splits[split] = questions.select(random.Random(seed).sample(unscored, task["shots"]))
-    config["fewshot_config"] = {**own, "sampler": "first_n"}
+    config["fewshot_config"] = {**fewshot, "sampler": "first_n"}
     return f"questions that are not scored, the same for every question (the source has no split {split!r})"
 
 
