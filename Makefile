@@ -39,8 +39,8 @@ bench: .venv/.ready  ## paired performance measurements; nothing else should run
 	$(ACTIVATE) && python performance/train_throughput.py --output results/bench/train_throughput.json
 	$(ACTIVATE) && python performance/serving.py --output results/bench/serving.json
 
-lint: .venv/.ready  ## style of Python and Snakemake files
-	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow/rules
+lint: .venv/.ready  ## style of Python and Snakemake files, and types of src/
+	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow/rules && pyrefly check
 	$(ACTIVATE) && snakemake --profile profiles/smoke --lint
 
 setup: .venv/.ready  ## the environment alone

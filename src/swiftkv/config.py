@@ -11,7 +11,7 @@ from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.points import check_points, engine
 from swiftkv.score.shards import check_shards
-from swiftkv.serve import NOT_SERVED
+from swiftkv.serve.served import NOT_SERVED
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start import check_fit
@@ -160,6 +160,7 @@ def _check_variant(config: dict[str, Any], name: str) -> None:
     having = [model for model, entry in config["models"].items() if reduction in entry["num_key_value_layers"]]
     if not having:
         raise UserError(f"{place}: no model has {reduction} under its num_key_value_layers")
+    refusal = None
     for model in having:
         try:
             spec(config, model, name)
@@ -311,7 +312,7 @@ def _asked_backend(config: dict[str, Any], task: str) -> str:
 
 
 def _is_generated(lm_eval_task: str) -> bool:
-    from swiftkv.score.tasks import output_type  # lm-eval is needed only where vLLM is asked for
+    from swiftkv.score.catalogue import output_type  # lm-eval is needed only where vLLM is asked for
 
     return output_type(lm_eval_task) == "generate_until"
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import tenacity
 
 from swiftkv.errors import UserError
 
@@ -84,8 +86,8 @@ class HubRepository:
         """
         from huggingface_hub import snapshot_download
 
-        wanted = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES if self.kind == "model" else None}
-        folder = self.load(snapshot_download, repo_type=KINDS[self.kind], **wanted)
+        filters = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES if self.kind == "model" else None}
+        folder = self.load(snapshot_download, repo_type=KINDS[self.kind], **filters)
         self.mend()
         return Path(folder)
 
@@ -97,19 +99,18 @@ class HubRepository:
         """
         import datasets
 
-        again: dict[str, str] = {}
-        while True:
-            failure = None
-            try:
-                found = [self.load(datasets.load_dataset, **options, **again) for options in wanted]
-            except HubError as error:  # a damaged file may not even be read
-                failure = error
-            if again or not self.mend():
-                break
-            again = {"download_mode": "reuse_cache_if_exists"}  # what was read of damaged files is made anew
-        if failure:
-            raise failure
-        return found
+        def read(**again: str) -> list[Any]:
+            return [self.load(datasets.load_dataset, **options, **again) for options in wanted]
+
+        try:
+            tables = read()
+        except HubError:  # a damaged file may not even be read
+            if not self.mend():
+                raise
+        else:
+            if not self.mend():
+                return tables
+        return read(download_mode="reuse_cache_if_exists")  # what was read of damaged files is made anew
 
     def mend(self) -> list[str]:
         """Hold the cached files to the hub's checksums, and fetch those again that differ.
@@ -148,10 +149,10 @@ class HubRepository:
 
         def verified(identifier: str, revision: str) -> list[str]:
             try:
-                found = HfApi().verify_repo_checksums(identifier, repo_type=KINDS[self.kind], revision=revision)
+                checked = HfApi().verify_repo_checksums(identifier, repo_type=KINDS[self.kind], revision=revision)
             except ValueError:  # nothing of it is in the cache
                 return []
-            return [mismatch["path"] for mismatch in found.mismatches]
+            return [mismatch["path"] for mismatch in checked.mismatches]
 
         return self.load(verified)
 
@@ -193,22 +194,26 @@ def ask(kind: str, identifier: str, revision: str, seconds: float) -> str:
     """
     from huggingface_hub import HfApi
 
-    answer: dict[str, Any] = {}
+    about = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    return answer(lambda: about(identifier, revision=revision, timeout=seconds).sha, seconds)
 
-    def question() -> None:
-        api = HfApi()
+
+def answer(question: Callable[[], Any], seconds: float) -> Any:
+    """What `question` returns; asked in a thread, as a resolver or a proxy may keep to no time limit of its own.
+
+    Raises:
+        TimeoutError: it has not returned after so many seconds, and is left to itself.
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
         try:
-            about = api.model_info if kind == "model" else api.dataset_info
-            answer["commit"] = about(identifier, revision=revision, timeout=seconds).sha
-        except Exception as error:
-            answer["error"] = error
+            future.set_result(question())
+        except BaseException as error:
+            future.set_exception(error)
 
-    thread = threading.Thread(target=question, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if "commit" in answer:
-        return answer["commit"]
-    raise answer.get("error", TimeoutError(f"no answer in {seconds} s"))
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
 
 
 def _fetch_again(identifier: str, name: str, *, revision: str, repo_type: str) -> None:
@@ -217,7 +222,7 @@ def _fetch_again(identifier: str, name: str, *, revision: str, repo_type: str) -
     hf_hub_download(identifier, name, repo_type=repo_type, revision=revision, force_download=True)
 
 
-def _is_refusal(error: Exception) -> bool:
+def _is_refusal(error: BaseException) -> bool:
     """Whether it is the hub's answer, which waiting does not change."""
     from huggingface_hub import errors
 
@@ -226,18 +231,22 @@ def _is_refusal(error: Exception) -> bool:
 
 def patiently(attempt: Callable[[], Any]) -> Any:
     """What `attempt` returns; a network or a disk that fails is given time and asked again."""
-    for seconds in WAITS:
-        try:
-            return attempt()
-        except Exception as error:
-            if not _may_pass(error):
-                raise
-            print(f"{type(error).__name__} while downloading; trying again in {seconds} s", flush=True)
-            time.sleep(seconds)
-    return attempt()
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_may_pass),
+        wait=lambda state: (*WAITS, 0)[state.attempt_number - 1],  # also asked for after the last
+        stop=tenacity.stop_after_attempt(len(WAITS) + 1),
+        before_sleep=_say_retry,
+        reraise=True,
+    )
+    return retrying(attempt)
 
 
-def _may_pass(error: Exception) -> bool:
+def _say_retry(state: tenacity.RetryCallState) -> None:
+    name, seconds = type(state.outcome.exception()).__name__, state.next_action.sleep
+    print(f"{name} while downloading; trying again in {seconds} s", flush=True)
+
+
+def _may_pass(error: BaseException) -> bool:
     from huggingface_hub import errors
 
     network = isinstance(error, OSError) or type(error).__module__.startswith("httpx")

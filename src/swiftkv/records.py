@@ -178,7 +178,7 @@ def provenance(seconds: float) -> dict[str, Any]:
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": _git_dirty(),
         "python": platform.python_version(),
-        "libraries": {name: version for name in LIBRARIES if (version := _version(name))},
+        "libraries": {name: version for name in LIBRARIES if (version := installed_version(name))},
         "hardware": hardware(),
     }
 
@@ -196,11 +196,12 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def installed_version(*distributions: str) -> str | None:
+    """The version of the first of these distributions that is installed; None where none is."""
+    for distribution in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return None
 
 
 def _git_dirty() -> bool | None:

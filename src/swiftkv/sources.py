@@ -114,10 +114,10 @@ def package_files(package: str, pattern: str) -> list[Path]:
         raise UserError(
             f"package {package!r} is not installed; run `make setup`, or `pip install --no-deps {package}`"
         ) from None
-    found = [file for file in distribution.files or [] if file.match(pattern)]
-    if not found:
+    files = [file for file in distribution.files or [] if file.match(pattern)]
+    if not files:
         raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
-    paths = sorted(Path(str(file.locate())) for file in found)
+    paths = sorted(Path(str(file.locate())) for file in files)
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path.name} of package {package!r} is missing on disk; reinstall the package")
@@ -200,8 +200,8 @@ def local_files(source: dict[str, Any]) -> list[Path]:
     if not path.exists():
         raise UserError(f"{source['local']!r} does not exist; check `local` in the config")
     patterns = [pattern.replace("{dataset_name}", "*") for pattern in source.get("splits", {}).values()] or MODEL_FILES
-    found = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
-    return [path] if path.is_file() else sorted(found)
+    files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
+    return [path] if path.is_file() else sorted(files)
 
 
 def with_state(source: dict[str, Any]) -> dict[str, Any]:

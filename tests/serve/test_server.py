@@ -1,16 +1,13 @@
 """A real `vllm serve` process under OpenAI client traffic, good and bad, cancelled and too long."""
 
 import asyncio
-import time
 from typing import NamedTuple
 
 import openai
-import psutil
 import pytest
 import torch
 
 from swiftkv.models import load_any
-from tests.serve.abuse import BROKEN, GOOD, HUGE, MALFORMED, ODD, abuse, status, token_ids
 from tests.serve.conftest import MARGIN, reference
 from tests.serve.server import CACHED_AND_SPECULATING, LENGTH, NAME, ask, client, serving
 
@@ -137,51 +134,6 @@ def test_caching_and_speculation_took_part(answers, server, setting):
 
 def test_nothing_of_the_requests_is_left(answers, server):
     server.assert_idle()
-
-
-@pytest.fixture(scope="module")
-def abused(answers, server, setting, prompts):
-    """What came back, the good answers given meanwhile, and processes and their open files before and after."""
-    before = {process.pid: process.num_fds() for process in server.family()}
-    given = asyncio.run(abuse(server, prompts, setting.longest))
-    time.sleep(2)  # closed connections are taken notice of
-    after = {process.pid: process.num_fds() for process in server.family()}
-    return *given, before, after
-
-
-@pytest.mark.parametrize("requests", [MALFORMED, BROKEN, HUGE], ids=["malformed", "broken", "huge"])
-def test_each_bad_request_is_answered_with_a_client_error(abused, requests):
-    statuses = {name: status(abused[0][name]) for name in requests}
-    assert not {name: number for name, number in statuses.items() if number is None or not 400 <= number < 500}
-
-
-def test_odd_requests_that_are_taken_get_the_right_answer(abused, folder):
-    given, *_ = abused
-    right, margin, _ = reference(load_any(folder, torch.float32), GOOD["prompt"], token_ids(given["nothing"]))
-    assert margin > MARGIN and len(right) == GOOD["max_tokens"]
-    assert all(token_ids(given[name]) == right for name in ODD)
-    # vLLM's web server takes a client that has closed its sending side for one that has gone.
-    assert given["half-closed"] == b"" or token_ids(given["half-closed"]) == right
-    assert given["half-closed, half sent"] == b"" or status(given["half-closed, half sent"]) == 400
-
-
-def test_good_answers_go_on_meanwhile(abused, answers):
-    _, good, *_ = abused
-    assert len(good) >= 20 and good == [answers[0][number % 20] for number in range(len(good))]
-
-
-def test_abuse_leaves_the_same_processes_and_nothing_open(abused, server):
-    *_, before, after = abused
-    assert before.keys() == after.keys()
-    assert sum(after.values()) < sum(before.values()) + 20
-    server.assert_idle()
-
-
-def test_it_listens_on_the_loopback_only(abused, server):
-    listening = [
-        c.laddr.ip for p in server.family() for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN
-    ]
-    assert set(listening) == {"127.0.0.1"}
 
 
 def test_it_stops_and_leaves_no_process(answers, server):

@@ -84,15 +84,11 @@ def test_published_scores_stand_beside_the_papers_model_only(tmp_path):
 @pytest.mark.parametrize(("small", "large"), [(["one"], []), (["one", "two"], []), (["one", "two", "three"], ["big"])])
 def test_every_matrix_is_there(tmp_path, small, large):
     made = drawn(tmp_path, small, large, matrices=True)
-    axes = [axis for area in made.figure.subfigs for axis in area.axes]
-    images = [axis.images[0] for axis in axes if axis.images]
-    for image, name in zip(images, [*small, *large], strict=True):
-        assert image.get_array().tolist() == measured(name)["result"]["pairwise"]
-    assert len([axis for axis in axes if axis.lines]) == (2 if large else 1)
+    images = [axis.images[0] for area in made.figure.subfigs for axis in area.axes if axis.images]
+    shown = [measured(name)["result"]["pairwise"] for name in [*small, *large]]
+    assert [image.get_array().tolist() for image in images] == shown
     pairs = made.data[made.data["panel"] == "pairwise"]
     assert len(pairs) == sum(LAYERS[name] ** 2 for name in [*small, *large])
-    one = pairs[pairs["model"] == "one"].set_index(["layer", "other_layer"])["similarity"]
-    assert all(one[i, j] == measured("one")["result"]["pairwise"][i][j] for i in range(4) for j in range(4))
 
 
 def test_a_model_without_a_measurement_is_named_with_the_reason(tmp_path):
@@ -190,13 +186,8 @@ def test_wiring_of_every_layer(total, spec, computed, sources, owners):
     assert list(data["layer"]) == list(range(total))
     assert list(data["computed_for_prompt"]) == [layer < computed for layer in range(total)]
     assert list(data["kv_from_layer"]) == sources and list(data["cache_owner"]) == owners
-    boxes = made.figure.axes[0].patches
-    columns = {left: [box for box in boxes if box.get_x() == left] for left in {box.get_x() for box in boxes}}
-    prompt, caches, generated = (columns[left] for left in sorted(columns))
-    assert [box.get_hatch() is None for box in prompt] == [layer < computed for layer in range(total)]
-    assert [len(prompt), len(caches), len(generated)] == [total, len(set(owners)), total]
-    heights = [round(box.get_height() + 0.12) for box in caches]
-    assert heights == [owners.count(owner) for owner in dict.fromkeys(owners)]
+    # A box a layer for prompts and for generated tokens, and one a cache.
+    assert len(made.figure.axes[0].patches) == 2 * total + len(set(owners))
 
 
 def test_one_panel_a_variant():
@@ -205,7 +196,6 @@ def test_one_panel_a_variant():
     assert titles == ["Baseline", "50% SingleInputKV", "50% SingleInputKV + 4× AcrossKV"]
     assert "16 of 32 layers; 20 of 32 caches" in made.figure.axes[2].texts[-1].get_text()
     assert made.data.groupby("variant")["cache_owner"].nunique().to_dict() == {"baseline": 32, "half": 32, "shared": 20}
-    assert made.figure.get_suptitle() == "M: wiring (paper's Figure 1)"
 
 
 def test_the_layers_of_a_model_are_those_of_the_configuration():

@@ -45,12 +45,7 @@ def test_throughput_bars_limits_and_data(tmp_path):
     other = ("another", *CLAIM[1:6], "not about this")
     made = throughput(tmp_path, throughput_records(), claims=[CLAIM, other], notes=["said in the entry"])
     figure, data = made.figure, made.data
-    speeds, flops = figure.axes
-    assert sorted(bar.get_height() for bar in speeds.patches) == [20000, 24000, 26000, 27000]
-    assert max(bar.get_height() for bar in flops.patches) == pytest.approx(27000 * 16e9 / 1e12)
-    assert flops.get_ylabel() == "Normalized\nTFLOP/s per GPU"
-    limits = sorted(float(line.get_segments()[0][0][1]) for line in speeds.collections)
-    assert limits == [20000 * 1.8, 20000 * 1.9]  # none where the baseline ran out of memory
+    assert figure.axes[1].get_ylabel() == "Normalized\nTFLOP/s per GPU"
     own, legend, title = texts(figure)
     assert {"1.30×", "1.35×", "OOM", "n/a"} <= set(own)
     assert "published: 1.2-1.3x at 2K" in legend[-1] and "not about this" not in legend[-1]
@@ -58,9 +53,11 @@ def test_throughput_bars_limits_and_data(tmp_path):
     assert "50% SingleInputKV + 4× AcrossKV: n/a (not measured)" in legend[-1].replace("\n", " ")
     assert "limit by FLOPs" in legend and "Baseline" in legend
     assert title.startswith("Llama-3.1-8B-Instruct: what is shown (paper's Figure 0)") and "vLLM 0.32.0, eager" in title
-    assert [label.get_text() for label in speeds.get_xticklabels()] == ["2K", "8K"]
     measured = data[data["row"] == "measured"].set_index(["point", "variant"])
     assert list(measured["status"]) == ["ok", "ok", "ok", "oom", "ok", "missing"]
+    assert list(measured["tokens_per_second"].dropna()) == [20000, 26000, 27000, 24000]
+    limits = measured["tokens_per_second_limit"].dropna()
+    assert list(limits) == [20000, 36000, 38000]  # none where the baseline ran out of memory
     one = measured.loc[("batch-2k", "swiftkv-50")]
     assert (one["speedup"], one["tokens_per_second_limit"], one["tokens_per_second_per_gpu"]) == (1.3, 36000, 26000)
     assert one["exact_tflops_per_gpu"] == pytest.approx(442) and one["mfu_percent"] == pytest.approx(100 * 416 / 989.4)
@@ -114,7 +111,6 @@ def test_records_of_two_machines_do_not_share_a_panel_but_two_panels_may_differ(
 
 def test_a_node_holds_replicas_of_the_measured_server(tmp_path):
     made = throughput(tmp_path, throughput_records(settings={"tensor_parallel_size": 4}), node_gpus=8)
-    assert max(bar.get_height() for bar in made.figure.axes[0].patches) == 2 * 27000
     assert len(made.figure.axes) == 1 and "8 GPUs" in made.figure.axes[0].get_ylabel()
     assert made.data["node_tokens_per_second"].max() == 54000
     assert made.data["tokens_per_second_per_gpu"].max() == 27000 / 4
@@ -161,22 +157,14 @@ def test_latency_curves_limits_and_boundaries(tmp_path):
     shown = entry("latency", interactive(), CASES)
     made = make(tmp_path, shown, latency_records(), published=values_csv(tmp_path, CLAIM))
     figure, data = made.figure, made.data
-    ttft = figure.axes[0]
-    curves = [line for line in ttft.lines if len(line.get_xdata()) == 5 and line.get_linestyle() == "-"]
-    expected = [[each["ttft_ms"]["median"] for each in latencies(capacity)["rates"]] for capacity in (5, 9, 9.5)]
-    assert [list(line.get_ydata()) for line in curves] == expected
-    dots = [line for line in ttft.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
-    assert [line.get_markerfacecolor() == "white" for line in dots] == [False, False, False, True, True]
-    triangles = [
-        (line.get_xdata()[0], line.get_markerfacecolor() == "white") for line in ttft.lines if line.get_marker() == "v"
-    ]
-    assert triangles == [(4, False), (8, False), (4 * 1.8, True), (8, False), (4 * 1.9, True)]
     own, legend, title = texts(figure)
     assert "50% SingleInputKV: OOM" in own and "8\n2.00×" in own
     assert "99th percentile" in legend and "paper's Figure 0" in title and "published: 1.2-1.3x" in legend[-1]
     assert [axis.get_title() for axis in figure.axes[:2]] == ["2,000 input tokens", "8,000 input tokens"]
     measured = data[data["row"] == "measured"].set_index(["point", "variant"])
     one = measured.loc[("interactive-2k", "swiftkv-50")]
+    assert list(one["ttft_median_ms"]) == [each["ttft_ms"]["median"] for each in latencies(9)["rates"]]
+    assert list(measured.loc[("interactive-2k", "baseline"), "sustained"]) == [True, True, True, False, False]
     assert set(one["sustained_rate_speedup"]) == {2.0} and set(one["highest_sustained_rate_limit"]) == {7.2}
     assert {"ttft_mean_ms", "ttft_p99_ms", "tpot_median_ms"} <= set(measured.columns)
     assert measured["status"][("interactive-8k", "swiftkv-50")] == "oom"  # a single row
@@ -244,8 +232,6 @@ def test_all_points_together_dashed_with_speculation_and_against_the_plain_basel
     names = ["Baseline", "Baseline, n-gram speculation", "50% SingleInputKV", "50% SingleInputKV, n-gram speculation"]
     assert legend[:4] == names and "held-out chats" in made.figure.get_suptitle()
     assert len(made.figure.axes) == 3
-    dashed = [line for line in made.figure.axes[1].lines if line.get_linestyle() == "--" and len(line.get_xdata()) == 5]
-    assert len(dashed) == 2
     assert list(made.data.groupby(["variant", "speculative"]).size()) == [5, 5, 5, 5]
     faster = made.data[made.data["speculative"]].groupby("variant")["tpot_reduction_percent"].first()
     assert faster.to_dict() == {"baseline": 25, "swiftkv-50": 25}
@@ -263,18 +249,9 @@ def forward_records(point="forward"):
     ]
 
 
-def drawn(axis):
-    return [[round(float(value), 6) for value in line.get_ydata()] for line in axis.lines if len(line.get_xdata())]
-
-
 def test_forward_times_and_where_the_variant_is_slower(tmp_path):
     points = {"short": {"batch_tokens": [64, 512]}}
     made = make(tmp_path, entry("forward", points, CASES), forward_records("short"))
-    times, gains = made.figure.axes
-    assert [10.0, 40.0] in drawn(times) and [12.5, 25.0] in drawn(times)
-    assert [round(10 / 1.9, 6), round(40 / 1.9, 6)] in drawn(times)
-    assert drawn(gains) == [[1, 1], [0.8, 1.6], [1.9, 1.9]]
-    assert gains.get_ylim()[0] < 0.8
     legend = texts(made.figure)[1]
     assert "50% SingleInputKV + 4× AcrossKV: n/a" in legend and "limit by FLOPs" in legend
     data = made.data.set_index(["variant", "batch_tokens"])
@@ -312,10 +289,6 @@ def test_goodput_by_workload_with_its_ratio_and_error(tmp_path):
         ("cached", "swiftkv-50"): {"agent": 100},
     })  # fmt: skip
     eager, cached = made.figure.axes
-    # Bars in order of the variants, then of the workloads.
-    assert [bar.get_height() for bar in eager.patches] == [4, 16, 8, 16]
-    assert [bar.get_height() for bar in cached.patches] == [2, 16]
-    assert [label.get_text() for label in eager.get_xticklabels()] == ["Chat", "Agents"]
     assert eager.get_title() == "eager,\nwithout prefix caching"
     assert cached.get_title() == "compiled, x,\nCUDA graphs full,\nwith prefix caching"
     own, legend, title = texts(made.figure)
@@ -350,3 +323,28 @@ def test_only_records_of_one_panel_have_to_be_alike(tmp_path):
     same = {("eager", "baseline"): {"chat": 4, "agent": 4}, ("eager", "swiftkv-50"): {"chat": 4, "agent": 4}}
     with pytest.raises(UserError, match="would compare records that differ in prefix caching"):
         goodput(tmp_path, same, baseline={"prefix_caching": False}, **{"swiftkv-50": {"prefix_caching": True}})
+
+
+EAGER_CHATS = {
+    ("eager", case.variant): {"chat": rate, "agent": 2} for case, rate in zip(CASES[:2], (4, 8), strict=True)
+}
+FORWARD = {"short": {"batch_tokens": [64, 512]}}
+
+
+@pytest.mark.parametrize(
+    ("draw", "axis", "column"),
+    [
+        (lambda folder: throughput(folder, throughput_records()), 0, "tokens_per_second"),
+        (lambda folder: throughput(folder, throughput_records()), 1, "normalized_tflops_per_gpu"),
+        (lambda folder: make(folder, entry("latency", interactive(), CASES), latency_records()), 0, "ttft_median_ms"),
+        (lambda folder: make(folder, entry("forward", FORWARD, CASES), forward_records("short")), 0, "milliseconds"),
+        (lambda folder: make(folder, entry("forward", FORWARD, CASES), forward_records("short")), 1, "speedup"),
+        (lambda folder: goodput(folder, EAGER_CHATS), 0, "highest_goodput"),
+    ],
+)
+def test_what_is_drawn_is_the_data(tmp_path, draw, axis, column):
+    made = draw(tmp_path)
+    heights = [bar.get_height() for bar in made.figure.axes[axis].patches]
+    heights += [y for line in made.figure.axes[axis].lines for y in line.get_ydata()]
+    first = made.data[made.data["point"] == made.data["point"].iloc[0]] if "point" in made.data else made.data
+    assert set(first[column].dropna().round(6)) <= {round(float(height), 6) for height in heights}

@@ -39,8 +39,9 @@ def test_prompts_do_not_depend_on_the_day(tmp_path, tokenizer, monkeypatch, day)
     tokenizer.chat_template = DATED
     path = write_chats(tmp_path / "chats.jsonl")
     ((sample, *_), _), ((document, *_), _) = (
-        tokenize(tokenizer, choose_chats(path, 6, 0)), draw_documents(tokenizer, {}, path, 6, 1000, 0),
-    )  # fmt: skip
+        tokenize(tokenizer, choose_chats(path, 6, 0)),
+        draw_documents(tokenizer, {}, path, 6, 1000, 0),
+    )
     assert sample.ids.tolist() == document and sample.assistant.any()
     for ids in (document, opening(tokenizer, {"role": "user", "content": "Hello"})):
         assert tokenizer.decode(ids).startswith("Today is 26 Jul 2024. ")

@@ -105,7 +105,7 @@ def test_rates_of_other_weights_or_another_machine_are_measured_again(tmp_path, 
     if what == "weights":
         (tmp_path / "m/model.safetensors").write_bytes(b"other weights")
     elif what:
-        monkeypatch.setattr(latency, what, lambda: ELSEWHERE[what])
+        monkeypatch.setattr(latency, what, lambda *_: ELSEWHERE[what])
     measure(model, asked, tmp_path / "work")
     assert measured == ([1] if what else [])
 

@@ -160,7 +160,7 @@ def test_gloo_listens_on_the_loopback_whatever_address_the_host_s_name_has(tmp_p
     ],
 )
 def test_the_reference_is_refused_where_it_cannot_serve(tmp_path, monkeypatch, installed, sentence):
-    monkeypatch.setattr(reference, "_version", installed.get)
+    monkeypatch.setattr(reference, "installed_version", installed.get)
     model = subject(tmp_path / "m", spec=SPEC, variant="theirs", plugin="arctic-inference")
     with pytest.raises(UserError, match=sentence):
         measure(model, point("throughput", total_tokens=9), tmp_path / "work")

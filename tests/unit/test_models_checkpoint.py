@@ -18,41 +18,7 @@ from swiftkv.models.quantized import check_places
 from swiftkv.spec import SwiftKVSpec
 
 # Fields and spelling of the published 8B checkpoint's config.json (transformers 4.44), in a small size.
-PUBLISHED_CONFIG = {
-    "architectures": ["LlamaSwiftKVForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 1,
-    "eos_token_id": [2, 3],
-    "hidden_act": "silu",
-    "hidden_size": 64,
-    "initializer_range": 0.02,
-    "intermediate_size": 96,
-    "key_value_group_size": 1,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama_swiftkv",
-    "num_attention_heads": 8,
-    "num_hidden_layers": 6,
-    "num_key_value_heads": 4,
-    "num_key_value_layers": 3,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 8.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "swiftkv": True,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "transformers_version": "4.44.2",
-    "use_cache": True,
-    "vocab_size": 128,
-}
+PUBLISHED_CONFIG = json.loads(Path(__file__).with_name("configs").joinpath("llama-swiftkv.json").read_text())
 
 
 def published_tensors(teacher_qkv: bool, group: int = 1) -> dict[str, torch.Tensor]:

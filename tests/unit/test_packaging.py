@@ -31,7 +31,19 @@ PARTS = {
         "sources.py",
     ),
 }
-BASE = ("models/", "quantize/", "serve/", "__init__.py", "cost.py", "errors.py", "gpus.py", "records.py", "spec.py")
+BASE = (
+    "models/",
+    "quantize/",
+    "serve/",
+    "__init__.py",
+    "cost.py",
+    "device.py",
+    "errors.py",
+    "gpus.py",
+    "records.py",
+    "spec.py",
+    "tensor_file.py",
+)
 # Used without having to be imported: the workflow is run by Snakemake, and transformers reads GGUF with gguf.
 RUN = {"snakemake", "snakemake-executor-plugin-slurm", "gguf"}
 NAMES = {"yaml": "pyyaml"}

@@ -9,14 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swiftkv.cost import Architecture
-from swiftkv.spec import SwiftKVSpec
-
 ROOT = Path(__file__).parents[2]
-SMOLLM2 = dict(
-    model_type="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-    num_attention_heads=9, num_key_value_heads=3,
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -24,25 +17,6 @@ def module(monkeypatch):
     """Imports a program of performance/."""
     monkeypatch.syspath_prepend(ROOT / "performance")
     return importlib.import_module
-
-
-def test_throughput_is_held_against_the_flop_limit(module):
-    serving = module("serving")
-    arch, spec = Architecture.from_config(SMOLLM2), SwiftKVSpec(30, 14)
-    runs = {
-        "baseline": [{"tokens": 100, "seconds": seconds} for seconds in (10, 11, 12)],
-        "swiftkv": [{"tokens": 100, "seconds": seconds} for seconds in (5, 5, 4)],
-    }
-    made = serving.throughput_result(runs, arch, spec, serving.Load(2000, 16, 8, 1))
-    assert made["ratio"] == pytest.approx(2.2)  # 2, 2.2 and 3
-    assert (made["lowest_ratio"], made["highest_ratio"]) == (pytest.approx(2), pytest.approx(3))
-    # 16 of 30 layers skipped: at most 30 / 14 for prefill without K and V, less for what is left of them and decoding.
-    assert 1.9 < made["limit"] < 30 / 14
-    assert made["share_of_limit"] == pytest.approx(2.2 / made["limit"])
-    assert made["goal"] == 0.95
-    # Without decoding more of the work is saved.
-    prompts = serving.throughput_result(runs, arch, spec, serving.Load(2000, 1, 8, 1))
-    assert made["limit"] < prompts["limit"] < 30 / 14
 
 
 def test_a_slower_minute_of_the_machine_changes_no_ratio(module):
@@ -90,26 +64,6 @@ def test_both_sides_are_served_the_same_way(module, mode):
     assert environment["OMP_NUM_THREADS"] == "2" and environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["VLLM_PLUGINS"] == "swiftkv" and serving.environment(options, "")["VLLM_PLUGINS"] == ""
     assert set(serving.SHARE_GOALS) == {load.input for load in options.throughput}
-
-
-def test_table_shows_every_number_and_whether_its_goal_was_reached(module):
-    serving = module("serving")
-    row = {"baseline": 444.4, "swiftkv": 888.8, "ratio": 2.0, "lowest_ratio": 1.95, "highest_ratio": 2.05}
-    load = {"mode": "eager", "input": 2000, "output": 16, "prompts": 8}
-    starts = {"register_seconds": {"first": 1.25, "again": 0.001}, "engine_start_seconds": {"swiftkv": 21.5}}
-    reached = row | load | {"limit": 2.04, "share_of_limit": 0.98, "goal": 0.95}
-    result = {
-        "throughput": [reached, reached | {"share_of_limit": 0.949, "input": 512}],
-        "decode": [row | load | {"goal": 1.0}, row | load | {"goal": 1.0, "ratio": 1.0, "prompts": 32}],
-        "start_up": starts,
-    }
-    text = serving.table(result)
-    assert "| eager | 2000, 16 | 444 | 889 | 2.000 (1.950 to 2.050) | 2.040 | 98.0% | 95% reached |" in text
-    assert "| eager | 512, 16 | 444 | 889 | 2.000 (1.950 to 2.050) | 2.040 | 94.9% | 95% missed |" in text
-    assert "| eager | 8 | 444.40 | 888.80 | 2.000 (1.950 to 2.050) | 1.00 missed |" in text
-    assert "| eager | 32 | 444.40 | 888.80 | 1.000 (1.950 to 2.050) | 1.00 reached |" in text
-    assert "| register() | 1.25 |" in text and "| engine, swiftkv | 21.5 |" in text
-    assert "start-up" not in serving.table(result | {"start_up": None})
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from swiftkv.planning.report import report
 from swiftkv.planning.size import Size, spec_of
 from swiftkv.planning.text import recipe_of
 from swiftkv.planning.training import distill, training_flops
-from swiftkv.preflight import machine
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -92,7 +91,7 @@ def test_a_dry_run_is_read_job_by_job():
 
 
 def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
-    monkeypatch.setattr(machine, "memory_mb", lambda: 16000)
+    monkeypatch.setattr("swiftkv.planning.profile.memory_mb", lambda: 16000)
     slurm, local = (read_profile(name, ROOT) for name in ("slurm", "local"))
     assert (slurm.jobs, slurm.cores, slurm.attempts) == (32, None, 4) and slurm.configfiles
     assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm

@@ -176,7 +176,7 @@ def test_an_attempt_is_repeated_when_the_source_answers_and_not_before(monkeypat
 
 def test_a_task_that_the_catalogue_lacks_names_its_data_set(monkeypatch):
     known = fetch.KNOWN["gsm8k_cot"]
-    monkeypatch.setattr("swiftkv.score.tasks.KNOWN", {"gsm8k_cot": known})  # reading all of lm-eval's tasks takes 10 s
+    monkeypatch.setattr("swiftkv.score.catalogue.KNOWN", {"gsm8k_cot": known})  # its index of all tasks takes 10 s
     monkeypatch.setattr(fetch, "KNOWN", {})
     assert fetch.data_set("gsm8k_cot") == known.hub
 

@@ -18,11 +18,11 @@ from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, packaged
 
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
-from swiftkv.score.catalogue import KNOWN
+from swiftkv.score.catalogue import KNOWN, leaf_entries
 from swiftkv.score.data import TaskData, read_table
 from swiftkv.score.result import mean_and_stderr
 from swiftkv.score.run import bits_per_byte, measure_scores
-from swiftkv.score.tasks import build_benchmark, choose, leaf_entries
+from swiftkv.score.tasks import build_benchmark, choose
 from swiftkv.spec import SwiftKVSpec
 
 

@@ -6,9 +6,9 @@ import pytest
 from score_helpers import SHAPE, write_source
 
 from swiftkv.errors import UserError
+from swiftkv.score.catalogue import output_type
 from swiftkv.score.run import measure_scores
 from swiftkv.score.served import check_task, repetition_penalty
-from swiftkv.score.tasks import output_type
 
 GSM8K = {
     "title": "GSM8K", "task": "gsm8k_llama", "shots": 0, "metric": "exact_match", "filter": "strict_match", "limit": 4,

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from swiftkv.data.workload import REQUESTS, average_lengths, drawn, read_trace, repeated_share, write_workload
+from swiftkv.data.workload import REQUESTS, average_lengths, draw_requests, read_trace, repeated_share, write_workload
 from swiftkv.errors import UserError
 from swiftkv.measure.client import prefix_cache, workload_requests
 from swiftkv.measure.dummy import write_dummy
@@ -97,7 +97,7 @@ def test_a_network_that_fails_is_one_sentence(tmp_path, monkeypatch):
 def test_a_stand_in_has_the_stated_statistics(average):
     entry = workload(stand_in=STAND_IN, statistics=SHAPE | {"average": average})
     assert average_lengths(entry) == (200, 10) and average_lengths(workload()) == (800, 80)
-    requests = drawn(entry, 0)
+    requests = draw_requests(entry, 0)
     of = {"mean": statistics.fmean, "median": statistics.median}[average]
     assert of(request["input_length"] for request in requests) == pytest.approx(200, rel=0.05)
     assert of(request["output_length"] for request in requests) == pytest.approx(10, rel=0.05)
@@ -107,7 +107,7 @@ def test_a_stand_in_has_the_stated_statistics(average):
     assert statistics.variance(gaps) == pytest.approx(1 / SHAPE["burstiness"], rel=0.2)  # of a gamma with mean 1
     # Half of each prompt, less what whole chunks leave over, and but for the first of the two beginnings.
     assert 0.4 < repeated_share(requests, 16) < 0.5
-    assert drawn(entry, 0) == requests != drawn(entry, 1)
+    assert draw_requests(entry, 0) == requests != draw_requests(entry, 1)
 
 
 def test_prompts_that_share_nothing(tmp_path):

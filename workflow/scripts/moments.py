@@ -22,7 +22,7 @@ def main() -> None:
     options = parser.parse_args()
 
     compute_with(options.threads, options.gpus)
-    from swiftkv.distill.device import launched_ranks
+    from swiftkv.device import launched_ranks
     from swiftkv.distill.recipe import Recipe
     from swiftkv.distill.teacher import write_moments
     from swiftkv.sources import read_source

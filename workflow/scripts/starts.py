@@ -23,7 +23,7 @@ def main() -> None:
     arguments = vars(parser.parse_args())
 
     compute_with(arguments.pop("threads"), arguments.pop("gpus"))
-    from swiftkv.start.choose import measure_starts
+    from swiftkv.score.starts import measure_starts
 
     measure_starts(**arguments)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from swiftkv import config as cfg
 from swiftkv import points
-from swiftkv.artifacts.kind import Config, Entry, Kind
+from swiftkv.artifacts.kind import Config, Entry, Kind, Listed
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
 from swiftkv.score.trained_on import check_untrained
@@ -104,6 +104,12 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
     if kind.extra is not None:
         entry |= kind.extra(config, entry)
+    if kind.of_page is not None:
+        page = {
+            other: Listed(kind_of(config, other).form, label(listed), left_out(config, other))
+            for other, listed in config["artifacts"].items()
+        }
+        entry |= kind.of_page(config, page)
     needed = kind.needs(config, entry)
     entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in needed}
     for what, number in kind.exactly.items():

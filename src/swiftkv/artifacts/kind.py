@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Config = Mapping[str, Any]
 Entry = Mapping[str, Any]
@@ -46,6 +46,20 @@ SCOPE: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+class Listed(NamedTuple):
+    """What the contents page says of one entry at this scale.
+
+    Attributes:
+        form: of its kind.
+        label: "paper's Table 2", "blog's Figure 5" or "not in the paper".
+        left_out: why it is not made; None if it is.
+    """
+
+    form: str
+    label: str
+    left_out: str | None
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of artifact.
@@ -61,6 +75,7 @@ class Kind:
         exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
         scored: it shows nothing but the quality of its models, so it is not made where that cannot be measured of any.
         extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`.
+        of_page: the same, of a kind that tells of the contents page itself: `of_page(config, page)`, every entry by name.
     """
 
     form: str
@@ -72,6 +87,7 @@ class Kind:
     exactly: Mapping[str, int] = field(default_factory=dict)
     scored: bool = False
     extra: Callable[[Config, Entry], Mapping[str, Any]] | None = None
+    of_page: Callable[[Config, Mapping[str, Listed]], Mapping[str, Any]] | None = None
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -46,13 +46,13 @@ def draw_heldout(sources: list[dict[str, Any]], chats: int, seed: int, output: P
         UserError: a source is missing, unreachable or damaged, more than 1 % of its records are no chats, or the mix has no
             chat beyond the held-out ones.
     """
-    found, identities = _gather(sources)
-    if len(found) <= chats:
+    records, identities = _gather(sources)
+    if len(records) <= chats:
         raise UserError(
-            f"the data has {len(found)} chats, too few to hold out {chats}; lower `heldout.chats` or add sources"
+            f"the data has {len(records)} chats, too few to hold out {chats}; lower `heldout.chats` or add sources"
         )
-    random.Random(seed).shuffle(found)
-    _write_lines(output, found[:chats])
+    random.Random(seed).shuffle(records)
+    _write_lines(output, records[:chats])
     write_json(record, {"sources": identities, "seed": seed, "chats": chats})
 
 

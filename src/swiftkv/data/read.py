@@ -108,12 +108,12 @@ def draw_documents(
     Raises:
         UserError: as `read_chats`, or the template refuses more than 1 % of all chats of the file.
     """
-    chats, found = choose_chats(path, documents, seed), []
+    chats, tokenized = choose_chats(path, documents, seed), []
     longest = min(max_length, config.get("max_position_embeddings") or max_length)
     for chat in chats:
         with contextlib.suppress(UserError):
-            found.append(tokenize_chat(tokenizer, chat["messages"], longest))
-    if len(found) < len(chats):  # a draw is too small to tell how many it refuses
+            tokenized.append(tokenize_chat(tokenizer, chat["messages"], longest))
+    if len(tokenized) < len(chats):  # a draw is too small to tell how many it refuses
         refusals = Refusals()
         for number, chat in enumerate(read_chats(path), 1):
             try:
@@ -121,6 +121,6 @@ def draw_documents(
             except UserError as error:
                 refusals.add(f"chat {number}: {error}")
         refusals.check(number)
-        if not found:
+        if not tokenized:
             raise UserError(f"the chat template refuses all of the few chats drawn from {path}; draw more")
-    return found, {"chats": Path(path).name, "sources": sorted({chat.get("source", "") for chat in chats})}
+    return tokenized, {"chats": Path(path).name, "sources": sorted({chat.get("source", "") for chat in chats})}

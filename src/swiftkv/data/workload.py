@@ -47,20 +47,20 @@ def write_workload(workload: dict[str, Any], seed: int, output: Path) -> None:
         UserError: the trace cannot be had or is not of the stated form, or no request of it is short enough.
     """
     if workload.get("stand_in"):
-        found, identity = drawn(workload, seed), _drawn_identity(workload, seed)
+        requests, identity = draw_requests(workload, seed), _drawn_identity(workload, seed)
     else:
         with tempfile.TemporaryDirectory() as folder:
             file, identity = _fetch(workload["source"], Path(folder))
-            found = list(read_trace(file, workload["source"], workload["chunk_tokens"]))
-    kept = [request for request in found if _fits(request, workload["longest"])]
-    if not kept:
+            requests = list(read_trace(file, workload["source"], workload["chunk_tokens"]))
+    short = [request for request in requests if _fits(request, workload["longest"])]
+    if not short:
         raise UserError(f"no request of {identity['id']} is as short as the workload's `longest` asks for")
     with atomic_path(output) as scratch:
         scratch.mkdir()
-        lines = (json.dumps({name: request[name] for name in FIELDS}) + "\n" for request in kept)
+        lines = (json.dumps({name: request[name] for name in FIELDS}) + "\n" for request in short)
         (scratch / REQUESTS).write_text("".join(lines))
-        write_json(scratch / RECORD, identity | described(kept, workload["chunk_tokens"], len(found) - len(kept)))
-    print(f"{len(kept)} requests from {identity['id']}; {len(found) - len(kept)} longer ones left out", flush=True)
+        write_json(scratch / RECORD, identity | described(short, workload["chunk_tokens"], len(requests) - len(short)))
+    print(f"{len(short)} requests from {identity['id']}; {len(requests) - len(short)} longer ones left out", flush=True)
 
 
 def described(requests: list[Request], chunk_tokens: int, left_out: int) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def repeated_share(requests: Iterable[Request], chunk_tokens: int) -> float:
     """Share of all prompt tokens that an earlier prompt began with too: what a cache without limit would save."""
     seen, repeated, total = set(), 0, 0
     for request in requests:
-        known = sum(1 for _ in itertools.takewhile(seen.__contains__, request["hash_ids"]))
-        repeated += min(known * chunk_tokens, request["input_length"])
+        chunks = sum(1 for _ in itertools.takewhile(seen.__contains__, request["hash_ids"]))
+        repeated += min(chunks * chunk_tokens, request["input_length"])
         total += request["input_length"]
         seen.update(request["hash_ids"])
     return repeated / total
@@ -94,31 +94,31 @@ def average_lengths(workload: dict[str, Any]) -> tuple[float, float]:
     )
 
 
-def drawn(workload: dict[str, Any], seed: int) -> list[Request]:
+def draw_requests(workload: dict[str, Any], seed: int) -> list[Request]:
     """Requests with the workload's stated statistics, prompts and outputs shorter by the stand-in's divisors.
 
     Lengths are log-normal, gaps between arrivals gamma with a mean of 1 s. Each prompt begins with as much of one of
     `prefixes` texts as `shared` says; those are as long as the longest prompt needs.
     """
     shape, stand_in = workload["statistics"], workload["stand_in"]
-    chunk, count, source = workload["chunk_tokens"], stand_in["requests"], np.random.default_rng(seed)
+    chunk, count, generator = workload["chunk_tokens"], stand_in["requests"], np.random.default_rng(seed)
 
     def lengths(average: float) -> np.ndarray:
         # The mean of a log-normal is above its median.
         above = shape["spread"] ** 2 / 2 if shape["average"] == "mean" else 0
-        drawn = source.lognormal(math.log(average) - above, shape["spread"], count)
-        return np.maximum(1, np.rint(drawn)).astype(int)
+        sampled = generator.lognormal(math.log(average) - above, shape["spread"], count)
+        return np.maximum(1, np.rint(sampled)).astype(int)
 
     prompts, outputs = (lengths(average) for average in average_lengths(workload))
-    arrivals = np.cumsum(source.gamma(shape["burstiness"], 1 / shape["burstiness"], count))
-    prefixes = source.integers(shape["prefixes"], size=count)
-    own = itertools.count(shape["prefixes"] * int(prompts.max()))  # above every id of a shared text
+    arrivals = np.cumsum(generator.gamma(shape["burstiness"], 1 / shape["burstiness"], count))
+    prefixes = generator.integers(shape["prefixes"], size=count)
+    fresh = itertools.count(shape["prefixes"] * int(prompts.max()))  # above every id of a shared text
     requests = []
     for prompt, output, arrival, prefix in zip(prompts, outputs, arrivals, prefixes, strict=True):
         shared = int(shape["shared"] * prompt) // chunk
         first = int(prefix) * int(prompts.max())
-        alone = itertools.islice(own, math.ceil(prompt / chunk) - shared)
-        ids = [*range(first, first + shared), *alone]
+        unshared = itertools.islice(fresh, math.ceil(prompt / chunk) - shared)
+        ids = [*range(first, first + shared), *unshared]
         requests.append(dict(zip(FIELDS, (float(arrival), int(prompt), int(output), ids), strict=True)))
     return requests
 

@@ -16,7 +16,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
-from swiftkv.distill.device import compute_device
+from swiftkv.device import compute_device
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 

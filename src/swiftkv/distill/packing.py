@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
 from swiftkv.data.read import Refusals, render
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
+from swiftkv.tensor_file import open_tensors
 
 BATCH = 1000  # chats tokenized at once
 OPEN_ROWS = 64  # rows that a later, shorter sample may still fill
@@ -221,21 +221,3 @@ class PackedRows:
 def gather_rows(part: Any, rows: list[int]) -> torch.Tensor:
     """Rows of a slice of an open safetensors file, as one tensor."""
     return torch.cat([part[row : row + 1] for row in rows])
-
-
-def open_tensors(path: Path, names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-    """Memory-map a safetensors file of ours that holds `names`; its handle and description.
-
-    Raises:
-        UserError: it is missing, damaged or something else.
-    """
-    try:
-        file = safe_open(path, framework="pt")
-        description = json.loads((file.metadata() or {})["description"])
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is damaged or no file of this pipeline ({error}); delete it and run again") from None
-    if missing := sorted(set(names) - set(file.keys())):
-        raise UserError(f"{path} has no tensor {missing[0]!r}; delete it and run again")
-    return file, description

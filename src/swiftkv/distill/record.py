@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from swiftkv.distill.device import accelerator
+from swiftkv.device import accelerator
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.records import describe_spec, key_value_heads, measurement

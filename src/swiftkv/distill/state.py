@@ -21,10 +21,10 @@ import torch
 from safetensors import safe_open
 
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.tensor_file import write
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path, checksum, digest, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.tensor_file import write
 
 # Where the teacher's states come from and when states are saved does not change the result.
 NEUTRAL = ("checkpoint_every", "checkpoint_minutes", "teacher_states", "gradient_checkpointing")

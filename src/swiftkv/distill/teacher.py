@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from swiftkv.device import compute_device, rank, ranks
 from swiftkv.distill.attention import FLEX, MASKED, choose_for
-from swiftkv.distill.device import compute_device, rank, ranks
-from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
+from swiftkv.distill.packing import PackedRows, gather_rows
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep
-from swiftkv.distill.tensor_file import header
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, spread
 from swiftkv.records import atomic_path, digest
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.moments import FINAL, MomentSums
+from swiftkv.tensor_file import header, open_tensors
 
 
 def entering(layer: int) -> str:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from swiftkv.device import compute_device, join_ranks
 from swiftkv.distill.attention import choose_for
 from swiftkv.distill.clock import Clock
-from swiftkv.distill.device import compute_device, join_ranks
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.progress import LOSSES, LossLog, Progress
 from swiftkv.distill.recipe import Recipe

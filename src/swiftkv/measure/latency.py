@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
-from swiftkv.measure.engine import EngineFailure, installed_version
+from swiftkv.measure.engine import VLLM, EngineFailure
 from swiftkv.measure.kind import Kind, Numbers, Run, requested
 from swiftkv.measure.memory import devices
 from swiftkv.measure.point import Point, vllm
@@ -17,7 +17,7 @@ from swiftkv.measure.process import offline_environment
 from swiftkv.measure.rates import search
 from swiftkv.measure.server import Server, serving
 from swiftkv.measure.worker import Worker, module, worker
-from swiftkv.records import processor, read_json, write_json
+from swiftkv.records import installed_version, processor, read_json, write_json
 
 PROMPTS = "token ids"
 
@@ -145,7 +145,7 @@ def identity(run: Run, command: list[str]) -> dict[str, Any]:
         "plugin": run.subject.plugin,
         "threads": run.point.threads,
         "model": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files.items()},
-        "vllm": installed_version(),
+        "vllm": installed_version(*VLLM),
         "gpus": [device.name for device in devices()] if run.point.gpus else [],
         "driver": driver.read_text() if run.point.gpus and driver.exists() else None,
         "processor": processor(),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from swiftkv.errors import UserError
+from swiftkv.records import installed_version
 
 REFERENCE = "arctic-inference"
 VERSIONS = {"arctic-inference": "0.3.0", "vllm": "0.26.0"}
@@ -21,19 +21,12 @@ def refuse_unless_installed(spec: dict[str, Any] | None, variant: str) -> None:
         UserError: the plugin is not installed, vLLM is not the one it was made for, or the variant is not one it serves.
     """
     for distribution, wanted in VERSIONS.items():
-        found = _version(distribution)
-        if found is None or found.partition("+")[0] != wanted:
+        installed = installed_version(distribution)
+        if installed is None or installed.partition("+")[0] != wanted:
             needs = " and ".join(f"{name} {version}" for name, version in VERSIONS.items())
             raise UserError(
                 f"variant {variant!r} is served by the reference plugin, which needs {needs}, but this Python environment "
-                f"has {f'{distribution} {found}' if found else f'no {distribution}'}"
+                f"has {f'{distribution} {installed}' if installed else f'no {distribution}'}"
             )
     if spec is None or (spec.get("key_value_group_size") or 1) > 1:
         raise UserError(f"variant {variant!r}: the reference plugin serves SwiftKV without AcrossKV, and nothing else")
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

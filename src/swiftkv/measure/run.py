@@ -14,7 +14,7 @@ from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
 from swiftkv.records import describe_spec, measurement, weights_of
-from swiftkv.serve import check_served
+from swiftkv.serve.served import check_served
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from swiftkv.errors import UserError
+from swiftkv.models.architectures import ARCHITECTURES
 from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
 
@@ -34,8 +35,6 @@ def rewire(
     Raises:
         UserError: the architecture is not supported, or `spec` does not fit the model.
     """
-    from swiftkv.models import ARCHITECTURES
-
     model_type = teacher.config.model_type
     if model_type not in ARCHITECTURES:
         raise UserError(f"SwiftKV cannot rewire a {model_type!r} model, only {', '.join(sorted(ARCHITECTURES))}")
@@ -80,8 +79,6 @@ def rewire(
 @torch.no_grad()
 def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Parameter]:
     """New SwiftKV parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device; see `rewire`."""
-    from swiftkv.models import ARCHITECTURES
-
     layers, values = teacher.model.layers, {}
     attention = ARCHITECTURES[teacher.config.model_type][1].attention_class
     for group in spec.groups:

@@ -24,8 +24,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from swiftkv.errors import UserError
 from swiftkv.models.attention import PositionEmbeddings, each_table
-from swiftkv.models.checkpoint import quiet
 from swiftkv.models.configuration import layer_types
+from swiftkv.models.quiet import quiet
 from swiftkv.spec import SwiftKVSpec
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ import yaml
 
 from swiftkv.errors import UserError
 from swiftkv.gpus import python_of_jobs
+
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,17 @@ class Profile:
 
 def machine_resources() -> dict[str, int]:
     """What the jobs of a machine without scheduler share: its memory in MB; and one turn at its GPUs, however many it has."""
-    from swiftkv.preflight.machine import memory_mb
-
     return {"mem_mb": memory_mb(), "gpu_turn": 1}
+
+
+def memory_mb() -> int:
+    """MB of memory that are available here, no more than the control group of this process may use."""
+    fields = dict(re.findall(r"^(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE))
+    limits = [int(fields["MemAvailable"]) * 1024]
+    for file in MEMORY_LIMITS:
+        text = Path(file).read_text().strip() if Path(file).is_file() else ""
+        limits += [int(text)] if text.isdigit() else []
+    return min(limits) // 10**6
 
 
 def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) -> Profile:

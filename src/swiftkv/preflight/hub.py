@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.hub import SECOND_COPIES
+from swiftkv.hub import SECOND_COPIES, answer
 from swiftkv.planning.jobs import PlannedJob
 from swiftkv.score.fetch import data_set
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES, check_checkpoint
@@ -133,30 +132,23 @@ class Hub:
 
     def _ask(self, source: Source) -> Any:
         """The hub's description of a repository that may be loaded; None if it does not answer."""
-        answer: dict[str, Any] = {}
 
-        def ask() -> None:
+        def ask() -> Any:
             where = {"repo_type": source.kind}
-            try:
-                info = self.api.repo_info(
-                    source.identifier, revision=source.revision, timeout=self.seconds, files_metadata=True, **where
-                )
-                if getattr(info, "gated", None):  # everybody may read the description of a gated one
-                    self.api.auth_check(source.identifier, **where)
-                answer["info"] = info
-            except Exception as error:  # a network fails in many ways
-                answer["error"] = error
+            info = self.api.repo_info(
+                source.identifier, revision=source.revision, timeout=self.seconds, files_metadata=True, **where
+            )
+            if getattr(info, "gated", None):  # everybody may read the description of a gated one
+                self.api.auth_check(source.identifier, **where)
+            return info
 
-        thread = threading.Thread(target=ask, daemon=True)  # a resolver or proxy may keep to no time limit
-        thread.start()
-        thread.join(2 * self.seconds)
-        if "info" in answer:
-            return answer["info"]
-        error = answer.get("error") or TimeoutError()
-        if sentence := self._refusal(source, error):
-            raise UserError(sentence)
-        self.silence = f"the hub cannot be reached ({type(error).__name__})"
-        return None
+        try:
+            return answer(ask, 2 * self.seconds)
+        except Exception as error:  # a network fails in many ways
+            if sentence := self._refusal(source, error):
+                raise UserError(sentence) from None
+            self.silence = f"the hub cannot be reached ({type(error).__name__})"
+            return None
 
     def _refusal(self, source: Source, error: Exception) -> str | None:
         """What the hub refuses; None where it is the network that fails."""

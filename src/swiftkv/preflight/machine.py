@@ -17,7 +17,6 @@ GB = 10**9
 # The first driver that runs programs of a CUDA release (NVIDIA's "minor version compatibility").
 FIRST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 FP8_CAPABILITY = (8, 9)
-MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class Gpu(NamedTuple):
@@ -107,16 +106,6 @@ def check_cores(wanted: int, available: int) -> str:
             f"the profile uses {wanted} cores and this machine has {available}: correct cores in the profile"
         )
     return f"{available} here, {wanted} used"
-
-
-def memory_mb() -> int:
-    """MB of memory that are available here, no more than the control group of this process may use."""
-    fields = dict(re.findall(r"^(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE))
-    found = [int(fields["MemAvailable"]) * 1024]
-    for file in MEMORY_LIMITS:
-        text = Path(file).read_text().strip() if Path(file).is_file() else ""
-        found += [int(text)] if text.isdigit() else []
-    return min(found) // 10**6
 
 
 def gpus() -> list[Gpu]:

@@ -61,12 +61,12 @@ class TaskData:
         """
         if self._fetched is not None:
             return self._fetched.load(config)
-        found = {}
+        splits = {}
         for split, pattern in self.source["splits"].items():
             path = self._file(pattern, config.get("dataset_name"))
             self.files.append(path)
-            found[split] = read_table(path, self.source.get("columns"))
-        return found
+            splits[split] = read_table(path, self.source.get("columns"))
+        return splits
 
     def record(self) -> dict[str, Any]:
         """Identity of what `load` has read so far, for the score's `data`."""
@@ -89,12 +89,12 @@ class TaskData:
             else:
                 self._matches[pattern] = sorted(Path(self.source["local"]).expanduser().glob(wildcard))
         suffix = pattern.replace("{dataset_name}", dataset_name or "")
-        found = [path for path in self._matches[pattern] if path.match(suffix)]
-        if len(found) != 1:
+        files = [path for path in self._matches[pattern] if path.match(suffix)]
+        if len(files) != 1:
             raise UserError(
-                f"task {self.task!r}: {len(found)} files match {suffix!r}, not one; check `source` in the config"
+                f"task {self.task!r}: {len(files)} files match {suffix!r}, not one; check `source` in the config"
             )
-        return found[0]
+        return files[0]
 
 
 def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Dataset:

@@ -170,7 +170,7 @@ def measure_early_exit(
     model_source: Path,
     checkpoint: Path,
     variant: str,
-    spec: dict | None,
+    spec: dict[str, Any],
     heldout: Path,
     settings: dict[str, Any],
     output: Path,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from swiftkv.errors import UserError
 from swiftkv.hub import HubError, HubRepository, ask, patiently
 from swiftkv.records import atomic_path, read_json, write_json
-from swiftkv.score.catalogue import KNOWN
+from swiftkv.score.catalogue import KNOWN, leaf_entries
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -49,8 +49,6 @@ def data_set(task: str) -> str:
     if task in KNOWN:
         return KNOWN[task].hub
     from lm_eval.tasks._yaml_loader import load_yaml
-
-    from swiftkv.score.tasks import leaf_entries
 
     return load_yaml(leaf_entries(task)[0].yaml_path, resolve_func=False)["dataset_path"]
 
@@ -88,13 +86,11 @@ def _fetch(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     import datasets
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    from swiftkv.score.tasks import leaf_entries
-
     configs = [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(task["task"])]
     source = task.get("source") or {"hub": configs[0]["dataset_path"]}
     repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
-    wanted = {_subset(config): _arguments(config) for config in configs}
-    for number, splits in enumerate(repository.tables(*wanted.values())):
+    arguments = {_subset(config): _arguments(config) for config in configs}
+    for number, splits in enumerate(repository.tables(*arguments.values())):
         datasets.DatasetDict(splits).save_to_disk(folder / f"{number:03d}")
     if task["task"] in KNOWN and KNOWN[task["task"]].nltk:
         _fetch_nltk(KNOWN[task["task"]].nltk, folder / NLTK)
@@ -102,7 +98,7 @@ def _fetch(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "status": "ok",
         "data": repository.identity,
-        "subsets": {subset: f"{number:03d}" for number, subset in enumerate(wanted)},
+        "subsets": {subset: f"{number:03d}" for number, subset in enumerate(arguments)},
         "files": {path.relative_to(folder).as_posix(): _checksum(path) for path in files},
     }
 

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import lm_eval.tasks
 from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.tasks._index import Entry, Kind, TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from swiftkv.errors import UserError
-from swiftkv.score.catalogue import KNOWN
+from swiftkv.score.catalogue import leaf_entries
 from swiftkv.score.data import TaskData
 
 BITS_PER_BYTE = "bits_per_byte"  # a metric of every task that scores one continuation
-
-
-@functools.cache
-def output_type(name: str) -> str:
-    """How lm-eval scores a task: "generate_until", or from log-likelihoods. All tasks of a group are scored in one way.
-
-    Raises:
-        UserError: lm-eval does not know the task, or its group mixes the two.
-    """
-    found = {load_yaml(entry.yaml_path, resolve_func=False)["output_type"] for entry in leaf_entries(name)}
-    if len(found) > 1:
-        raise UserError(
-            f"lm-eval task {name!r} is scored in several ways ({', '.join(sorted(found))}); name one of its tasks"
-        )
-    return found.pop()
 
 
 @dataclass
@@ -158,40 +139,14 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
     return chosen
 
 
-def leaf_entries(name: str) -> list[Entry]:
-    """The plain lm-eval tasks that a task, tag or group is made of.
-
-    Raises:
-        UserError: lm-eval has no such task, or it is one in Python.
-    """
-    root = Path(lm_eval.tasks.__file__).parent
-    index = TaskIndex.build([root / (KNOWN[name].folder if name in KNOWN else ".")])
-    if name not in index:
-        raise UserError(f"lm-eval has no task {name!r}; check `task` in the config")
-    return _expand(index, name)
-
-
-def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry]:
-    """The plain tasks of a task, tag or group; a group may hold groups written out in its own file."""
-    if isinstance(member, dict) and isinstance(member.get("task"), list):
-        return [leaf for part in member["task"] for leaf in _expand(index, part)]
-    entry = index.get(member) if isinstance(member, str) else None
-    if entry is None or entry.kind is Kind.PY_TASK:
-        raise UserError(f"lm-eval task {member!r} is not made of plain tasks; name one that is")
-    if entry.kind is Kind.TASK:
-        return [entry]
-    members = sorted(entry.tags) if entry.kind is Kind.TAG else (entry.cfg or {}).get("task", [])
-    return [leaf for part in members for leaf in _expand(index, part)]
-
-
 def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
     output_type, stated = config["output_type"], config.get("metric_list")
     metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
     if output_type == "loglikelihood":
         metrics = [*metrics, BITS_PER_BYTE]
     if task["metric"] not in metrics:
-        known = ", ".join(map(str, metrics))
-        raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {known}")
+        names = ", ".join(map(str, metrics))
+        raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {names}")
     filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
     if task.get("filter") and task["filter"] not in filters:
         raise UserError(f"task {task['task']!r} has no filter {task['filter']!r}; it has {', '.join(filters)}")
@@ -208,18 +163,18 @@ def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str
 def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: list[int], seed: int) -> str:
     """Settle where few-shot examples come from; adds a training split made of questions that are not scored."""
     if not task["shots"]:
-        opened = config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
-        if opened and opened not in splits:  # lm-eval opens it all the same
+        split_opened = config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
+        if split_opened and split_opened not in splits:  # lm-eval opens it all the same
             config["fewshot_split"] = config.get("test_split") or config["validation_split"]
         return "none"
-    own = config.get("fewshot_config") or {}
-    if own.get("samples"):
+    fewshot = config.get("fewshot_config") or {}
+    if fewshot.get("samples"):
         return "fixed examples of the lm-eval task"
     split = config.get("fewshot_split") or config.get("training_split")
     if split in splits:
         if split == config.get("training_split") and config.get("process_docs"):
             splits[split] = config["process_docs"](splits[split])
-        first = own.get("sampler") == "first_n"
+        first = fewshot.get("sampler") == "first_n"
         return f"first of split {split!r}" if first else f"random from split {split!r}, a draw a question"
     unscored = sorted(set(range(len(questions))) - set(indices))
     if len(unscored) < task["shots"]:
@@ -228,7 +183,7 @@ def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: li
             "scored; set a `limit` so that some are left to serve as examples"
         )
     splits[split] = questions.select(random.Random(seed).sample(unscored, task["shots"]))
-    config["fewshot_config"] = {**own, "sampler": "first_n"}
+    config["fewshot_config"] = {**fewshot, "sampler": "first_n"}
     return f"questions that are not scored, the same for every question (the source has no split {split!r})"
 
 

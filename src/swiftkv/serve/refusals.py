@@ -10,7 +10,7 @@ from vllm import envs
 
 from swiftkv.errors import UserError
 from swiftkv.models.configuration import layer_types
-from swiftkv.serve import check_served
+from swiftkv.serve.served import check_served
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

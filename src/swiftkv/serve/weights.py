@@ -10,10 +10,11 @@ import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from swiftkv.errors import UserError
+from swiftkv.serve.attention import SwiftKVCaches
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
-    from swiftkv.serve.model import SwiftKVForCausalLM
+    from transformers import PretrainedConfig
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.(\w+)")
 EARLY_EXIT_HEAD = "early_exit_head_swiftkv.weight"  # vLLM serves at full depth
@@ -27,11 +28,18 @@ _STACKED = {
 }
 
 
-def load_weights(model: SwiftKVForCausalLM, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+def load_weights(
+    config: PretrainedConfig,
+    parameters: dict[str, torch.nn.Parameter],
+    caches: SwiftKVCaches | None,
+    weights: Iterable[tuple[str, torch.Tensor]],
+) -> set[str]:
     """Copy a checkpoint into the model; the teacher's q, k and v of layers >= l and an early exit head are passed over.
 
     Args:
-        model: the vLLM model, on its device.
+        config: of the model.
+        parameters: of the vLLM model by name, on their device.
+        caches: the model's caches of layers >= l; None without any.
         weights: names of the published format and tensors, streamed.
 
     Returns:
@@ -40,13 +48,11 @@ def load_weights(model: SwiftKVForCausalLM, weights: Iterable[tuple[str, torch.T
     Raises:
         UserError: a tensor is missing, has no place, or has the wrong shape; the sentence names it.
     """
-    spec, parameters = model.model.spec, dict(model.named_parameters())
-    caches = model.model.caches
-    missing = _expected(model)
+    spec, missing = SwiftKVSpec.from_config(config), _expected(config)
     filled = set()
     for name, tensor in weights:
         place = _place(name, spec)
-        if place is None or (name == "lm_head.weight" and model.config.tie_word_embeddings):
+        if place is None or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         target, shard = place
         if target not in parameters:
@@ -101,11 +107,10 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     return f"{prefix}.{stacked}.{kind}", shard
 
 
-def _expected(model: SwiftKVForCausalLM) -> dict[str, tuple[int, ...] | None]:
+def _expected(config: PretrainedConfig) -> dict[str, tuple[int, ...] | None]:
     """Names and shapes every checkpoint of this configuration must hold; scales of quantized weights come on top."""
     from transformers import AutoModelForCausalLM
 
-    config = model.config
     with torch.device("meta"):
         reference = AutoModelForCausalLM.from_config(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()

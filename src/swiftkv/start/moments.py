@@ -24,12 +24,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from swiftkv.distill.device import rank, ranks
-from swiftkv.distill.packing import open_tensors
+from swiftkv.device import rank, ranks
 from swiftkv.errors import UserError
 from swiftkv.quantize.linear import dense_weight
 from swiftkv.records import atomic_path
 from swiftkv.start import KEY_VALUE, PROJECTIONS
+from swiftkv.tensor_file import open_tensors
 
 FINAL = "final"  # the final normed hidden states, among those entering the layers
 BITS = 61  # of an integer, for its largest possible sum; one more is the sign, one is spare for rounding

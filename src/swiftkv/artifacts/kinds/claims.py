@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pandas as pd
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.claims_file import Claim, cells, read_claims
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind, Listed
 from swiftkv.artifacts.records import MISSING, read_published
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
@@ -21,16 +21,12 @@ CLAIMS = "resources/paper/claims.yaml"
 PROJECT = Path(__file__).parents[4]
 
 
-def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
     """What the claims are judged on at this scale: the models by role, and artifacts and variants that are not there."""
-    from swiftkv.artifacts import contents  # it imports all kinds
-
-    listed = [artifact for artifact in _named_artifacts() if artifact in config["artifacts"]]
-    absent = {artifact: reason for artifact in listed if (reason := contents.left_out(config, artifact)) is not None}
+    named = {artifact: page[artifact] for artifact in _named_artifacts() if artifact in page}
+    absent = {artifact: listed.left_out for artifact, listed in named.items() if listed.left_out is not None}
     return {
-        "judged_on": {
-            artifact: contents.kind_of(config, artifact).form for artifact in listed if artifact not in absent
-        },
+        "judged_on": {artifact: listed.form for artifact, listed in named.items() if artifact not in absent},
         "absent": absent,
         "roles": {role: model and _described(config, model) for role, model in config["roles"].items()},
         "tasks": list(config["tasks"]),
@@ -153,4 +149,4 @@ def _values(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
     }
 
 
-KIND = Kind("table", (), needs, make, extra=_extra)
+KIND = Kind("table", (), needs, make, of_page=_of_page)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind, Listed
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 
 _FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
 
 
-def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
     """One line an entry of the contents page, from the configuration alone."""
-    from swiftkv.artifacts import contents  # it imports all kinds
-
     lines = []
     for name, listed in config["artifacts"].items():
-        form = contents.kind_of(config, name).form
         roles = dict.fromkeys(
             role
             for scope in [listed, *listed.get("parts", [])]
@@ -26,16 +24,18 @@ def _extra(config: Config, entry: Entry) -> dict[str, Any]:
             for role in scope.get(key, [])
         )
         models = {role: config["roles"].get(role, role) for role in roles}
-        lines.append({
-            "name": name,
-            "item": contents.label(listed),
-            "title": listed["title"],
-            "section": listed["section"],
-            "kind": listed["kind"],
-            "form": form,
-            "left_out": contents.left_out(config, name),
-            "models": {role: model and config["models"][model]["title"] for role, model in models.items()},
-        })  # fmt: skip
+        lines.append(
+            {
+                "name": name,
+                "item": page[name].label,
+                "title": listed["title"],
+                "section": listed["section"],
+                "kind": listed["kind"],
+                "form": page[name].form,
+                "left_out": page[name].left_out,
+                "models": {role: model and config["models"][model]["title"] for role, model in models.items()},
+            }
+        )
     return {"lines": lines}
 
 
@@ -94,4 +94,4 @@ def _values(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-KIND = Kind("table", (), needs, make, extra=_extra)
+KIND = Kind("table", (), needs, make, of_page=_of_page)

@@ -49,36 +49,36 @@ def measure_starts(
     started = time.monotonic()
     source = read_source(model_source)
     tokenizer = load_tokenizer(source["path"])
-    drawn, data = draw_documents(tokenizer, source["config"], heldout, documents, max_length, seed)
+    chats, data = draw_documents(tokenizer, source["config"], heldout, documents, max_length, seed)
     layers = known_layers(moments)
     teacher = load_teacher(Path(source["path"]))
-    texts = [text for text in drawn if len(text) > 1]
+    texts = [text for text in chats if len(text) > 1]
     if not texts:
         raise UserError(f"no chat of {heldout} has two tokens; make it again")
     expected = [hidden_states(teacher, text, "auto") for text in texts]
     head, counts = teacher.get_output_embeddings(), [len(text) - 1 for text in texts]
-    depth, found = teacher.config.num_hidden_layers, []
+    depth, layers_measured = teacher.config.num_hidden_layers, []
     for number, layer in enumerate(layers, 1):
         spec = SwiftKVSpec(depth, layer)
         fitted = fitted_values(teacher, spec, Moments.read(moments, layer), ridge)
-        close = {}
+        fidelity = {}
         for name, values in (("copied", None), ("fitted", fitted)):
             student = spread(rewire(teacher, spec, values).eval(), teacher)
-            own = student.get_output_embeddings()
+            student_head = student.get_output_embeddings()
             rows = [
-                compare(reference, [(hidden_states(student, text, "auto"), own)], head, text)[0]
+                compare(reference, [(hidden_states(student, text, "auto"), student_head)], head, text)[0]
                 for reference, text in zip(expected, texts, strict=True)
             ]
-            close[name] = summarize(rows, counts)
-        found.append({"num_key_value_layers": layer, "prefill_reduction": spec.prefill_reduction, **close})
-        print(f"l = {layer} ({number} of {len(layers)}): KL {close['fitted']['kl']['value']:.4f}", flush=True)
+            fidelity[name] = summarize(rows, counts)
+        layers_measured.append({"num_key_value_layers": layer, "prefill_reduction": spec.prefill_reduction, **fidelity})
+        print(f"l = {layer} ({number} of {len(layers)}): KL {fidelity['fitted']['kl']['value']:.4f}", flush=True)
     record = measurement(
         "starts",
         model=source,
         variant="baseline",
         settings={"documents": documents, "max_length": max_length, "seed": seed, "ridge": ridge},
         result={
-            "layers": found,
+            "layers": layers_measured,
             "num_hidden_layers": depth,
             "fit_tokens": Moments.read(moments, layers[0]).tokens,
             "tokens": sum(counts),

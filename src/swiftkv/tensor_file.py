@@ -1,4 +1,7 @@
-"""Safetensors files written piece by piece, where the library wants all tensors at once and tells nothing of the bytes."""
+"""Safetensors files of ours: opened with one sentence for what is wrong, and written piece by piece.
+
+The library itself writes all tensors at once and tells nothing of the bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+
+from swiftkv.errors import UserError
 
 KINDS = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}  # the format's name of a dtype, and bytes of a number
 
@@ -58,3 +64,21 @@ def write(tensors: dict[str, torch.Tensor], path: Path) -> str:
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
     return total.hexdigest()
+
+
+def open_tensors(path: Path, names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    """Memory-map a safetensors file of ours that holds `names`; its handle and description.
+
+    Raises:
+        UserError: it is missing, damaged or something else.
+    """
+    try:
+        file = safe_open(path, framework="pt")
+        description = json.loads((file.metadata() or {})["description"])
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is damaged or no file of this pipeline ({error}); delete it and run again") from None
+    if missing := sorted(set(names) - set(file.keys())):
+        raise UserError(f"{path} has no tensor {missing[0]!r}; delete it and run again")
+    return file, description

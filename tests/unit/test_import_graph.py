@@ -1,0 +1,90 @@
+"""Imports point down: each package and module of src/ and workflow/scripts/ builds on those of lower floors only.
+
+Imports inside functions count. Those for annotations alone do not: what is annotated is given, not fetched.
+"""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# From the ground up, what lies directly below src/swiftkv; the top floor is workflow/scripts.
+FLOORS = [
+    "device errors spec",
+    "cost gpus hub quantize records tensor_file",
+    "models sources",
+    "data published serve start",
+    "distill measure points similarity",
+    "score",
+    "config",
+    "artifacts",
+    "planning",
+    "preflight",
+    "scripts",
+]
+PLUGINS = "swiftkv.artifacts.kinds"  # imports all modules of its folder by name
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"): path
+    for files in ("src/swiftkv/**/*.py", "workflow/scripts/*.py")
+    for path in ROOT.glob(files)
+}
+
+
+def imported(module, source):
+    """The modules of this project that a module imports: `from package import name` is of the module `name`, if it is one."""
+    tree = ast.parse(source)
+    annotations = {
+        node
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for node in ast.walk(branch)
+    }
+    names = set()
+    for node in set(ast.walk(tree)) - annotations:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            places = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {place if place in FILES else node.module for place in places}
+    if module == PLUGINS:
+        names |= {name for name in FILES if name.startswith(f"{PLUGINS}.")}
+    return (names & FILES.keys()) - {module}
+
+
+def package(module):
+    return module.removeprefix("swiftkv.").partition(".")[0]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return {module: imported(module, path.read_text(encoding="utf-8")) for module, path in FILES.items()}
+
+
+def test_modules_import_in_no_circle(graph):
+    TopologicalSorter(graph).prepare()  # a CycleError names the circle
+
+
+def test_packages_import_from_lower_floors_only(graph):
+    floors = {package: floor for floor, packages in enumerate(FLOORS) for package in packages.split()}
+    assert {package(module) for module in FILES} - {"swiftkv"} == floors.keys(), "each package has its place in FLOORS"
+    arrows = [
+        (above, below) for above, modules in graph.items() for below in modules if package(above) != package(below)
+    ]
+    assert [arrow for arrow in arrows if floors[package(arrow[0])] <= floors[package(arrow[1])]] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import swiftkv.hub", {"swiftkv.hub"}),
+        ("from swiftkv import config as cfg", {"swiftkv.config"}),
+        ("def late():\n    from swiftkv.hub import ask", {"swiftkv.hub"}),
+        ("if TYPE_CHECKING:\n    from swiftkv.hub import ask", set()),
+        ("import torch", set()),
+    ],
+)
+def test_imports_are_found(source, names):
+    assert imported("swiftkv.sources", source) == names
