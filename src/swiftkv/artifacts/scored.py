@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftkv.artifacts.kind import Entry, Files
-from swiftkv.artifacts.records import MISSING, Record, Records, read_published, read_records
+from swiftkv.artifacts.records import MISSING, Published, Record, Records, read_published, read_records
 from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
@@ -54,16 +54,16 @@ class Row:
     def score(self, task: str) -> Record | None:
         """The record of a task that has a value."""
         record = self.scores.get(task)
-        return record if record and record["status"] == "ok" else None
+        return record if record and record.ok else None
 
     @property
     def closeness(self) -> Mapping[str, Any]:
         """The result of the fidelity measurement; empty without one."""
-        return self.fidelity["result"] if self.fidelity and self.fidelity["status"] == "ok" else {}
+        return self.fidelity.result if self.fidelity else {}
 
     def reason(self, record: Record | None) -> str:
         """Why a cell has no value."""
-        return (record or {}).get("reason") or self.absent or "not measured"
+        return (record and record.reason) or self.absent or "not measured"
 
 
 def one_form(entry: Entry) -> None:
@@ -82,8 +82,8 @@ def rows(entry: Entry, files: Files) -> list[Row]:
     Raises:
         UserError: a file that cannot be read, or of another kind.
     """
-    scores = read_records(files.get("scores", ()), "score")
-    fidelity = read_records(files.get("fidelity", ()), "fidelity")
+    scores = read_records(entry, files.get("scores", ()), "score")
+    fidelity = read_records(entry, files.get("fidelity", ()), "fidelity")
     published = read_published(files.get("published", ()))
     return [
         _row(entry, scores, fidelity, published, part, model, *case)
@@ -108,7 +108,7 @@ def _row(
     entry: Entry,
     scores: Records,
     fidelity: Records,
-    published: Sequence[Record],
+    published: Sequence[Published],
     part: str | None,
     model: Mapping[str, Any],
     variant: str,
@@ -118,10 +118,11 @@ def _row(
     if name is None:
         absent = "no model of this scale plays this role"
         return Row(model, part, variant, kv_cache, None, {}, None, None, absent)
-    own = {task: record for task in entry.get("tasks", {}) if (record := scores.find(name, variant, kv_cache, task))}
+    own = {task: scores.find(name, variant, kv_cache, task) for task in entry.get("tasks", {})}
+    own = {task: record for task, record in own.items() if record.exists}
     close = fidelity.find(name, variant, kv_cache)
-    measured = [*own.values(), *([close] if close else [])]
-    spec = measured[0]["spec"] if measured else _exact(entry["specs"][name][variant])
+    measured = [record for record in (*own.values(), close) if record.exists]
+    spec = measured[0].spec if measured else _exact(entry["specs"][name][variant])
     theirs = next((row for row in published if _is_of(row, model, part, variant, kv_cache)), None)
     return Row(model, part, variant, kv_cache, spec, own, close, theirs, entry["unmeasured"].get(name, {}).get(variant))
 
@@ -135,7 +136,7 @@ def _exact(fields: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {**fields, "prefill_reduction": spec.prefill_reduction, "kv_cache_reduction": saved}
 
 
-def _is_of(row: Record, model: Mapping[str, Any], part: str | None, variant: str, kv_cache: str) -> bool:
+def _is_of(row: Published, model: Mapping[str, Any], part: str | None, variant: str, kv_cache: str) -> bool:
     """Whether a published row is of this case; a file without parts is of any."""
     case = (model["published"], variant, kv_cache)
     same = (row.get("model"), row.get("variant"), row.get("kv_cache") or "auto") == case
@@ -151,7 +152,7 @@ def averaged_tasks(found: Sequence[Row], tasks: Iterable[str]) -> list[str]:
 
 def average(row: Row, averaged: Sequence[str]) -> tuple[float | None, float | None]:
     """Mean over tasks in percent, and its standard error (the tasks' questions are independent samples)."""
-    results = [record["result"] for task in averaged if (record := row.score(task))]
+    results = [record.result for task in averaged if (record := row.score(task))]
     if not results or len(results) < len(averaged):
         return None, None
     mean = 100 * sum(result["value"] for result in results) / len(results)
@@ -177,13 +178,13 @@ def published_checkpoints(found: Sequence[Row]) -> dict[str, str]:
         row.variant: f"{origin['id']} ({origin['resolved']})"
         for row in found
         for record in (*row.scores.values(), row.fidelity)
-        if record and (origin := record.get("checkpoint"))
+        if record and (origin := record.checkpoint)
     }
 
 
 def decimals(found: Sequence[Row], tasks: Iterable[str]) -> int:
     """Digits of a score after the point: a second one says nothing on a small subset, but stands beside the paper's two."""
-    results = [record["result"] for row in found for task in tasks if (record := row.score(task))]
+    results = [record.result for row in found for task in tasks if (record := row.score(task))]
     errors = [100 * result["stderr"] for result in results if result["stderr"] is not None]
     return 1 if errors and max(errors) >= 1 and not any(row.published for row in found) else 2
 
@@ -214,10 +215,10 @@ def subsets_note(found: Sequence[Row], tasks: Mapping[str, Mapping[str, Any]]) -
         return "No task was scored."
     parts, seeds = [], set()
     for task, record in records.items():
-        result = record["result"]
+        result = record.result
         if result["n"] < result["n_total"]:
             parts.append(f"{tasks[task]['title']} {result['n']:,} of {result['n_total']:,}")
-            seeds.add(str(record["settings"]["seed"]))
+            seeds.add(str(record.settings["seed"]))
     made = backends_note([record for row in found for record in row.scores.values()], tasks)
     where = " ".join(filter(None, [where, made]))
     if not parts:
@@ -233,14 +234,14 @@ def backends_note(scores: Iterable[Record], tasks: Mapping[str, Mapping[str, Any
     vllm: dict[str, None] = {}
     others: dict[str, dict[str, None]] = {}
     for record in scores:
-        if record["status"] != "ok":
+        if not record.ok:
             continue
-        task = record["settings"]["task"]
-        if record["settings"].get("backend") == "vllm":
+        task = record.settings["task"]
+        if record.settings.get("backend") == "vllm":
             vllm[tasks[task]["title"]] = None
         else:
-            case = record["variant"] + ("/fp8" if record["kv_cache"] == "fp8" else "")
-            others.setdefault(tasks[task]["title"], {})[f"{record['model']['title']} {case}"] = None
+            case = record.variant + ("/fp8" if record.kv_cache == "fp8" else "")
+            others.setdefault(tasks[task]["title"], {})[f"{record.model['title']} {case}"] = None
     if not vllm:
         return None
     apart = list(dict.fromkeys(case for task in vllm for case in others.get(task, ())))

@@ -10,7 +10,7 @@ import pandas as pd
 from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, read_records, reason
+from swiftkv.artifacts.records import MISSING, Record, read_records
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import heading, mean_and_error, show, variant_label
 from swiftkv.errors import UserError
@@ -39,7 +39,7 @@ def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
 
 def make(entry: Entry, files: Files) -> Table:
     """One row a model and variant."""
-    records = read_records(files.get("early_exit", ()), "early_exit")
+    records = read_records(entry, files.get("early_exit", ()), "early_exit")
     footnotes, values, printed = Footnotes(), [], []
     for model in entry["models"]:
         for variant, _ in entry["cases"]:
@@ -63,11 +63,10 @@ def make(entry: Entry, files: Files) -> Table:
     return Table(entry["name"], heading(entry), pd.DataFrame(values), [Panel(pd.DataFrame(printed))], notes)
 
 
-def _values(entry: Entry, model: Mapping[str, Any], variant: str, record: Record | None) -> dict[str, Any]:
+def _values(entry: Entry, model: Mapping[str, Any], variant: str, record: Record) -> dict[str, Any]:
     """A line of the CSV; shares are in percent, times in milliseconds a token."""
-    ok = record is not None and record["status"] == "ok"
-    alignment = record["result"]["alignment"] if ok else {}
-    decoding = record["result"]["decoding"] if ok else {}
+    alignment = record.result.get("alignment", {})
+    decoding = record.result.get("decoding", {})
     sure, every = alignment.get("above_threshold") or {}, alignment.get("all") or {}
     seconds = decoding.get("seconds_per_token") or {}
     return {
@@ -75,9 +74,9 @@ def _values(entry: Entry, model: Mapping[str, Any], variant: str, record: Record
         "title": model["title"],
         "variant": variant,
         "kv_cache": "auto",
-        "threshold": record["settings"]["threshold"] if ok else None,
+        "threshold": record.settings["threshold"] if record.ok else None,
         "positions": every.get("positions"),
-        "sure_percent": 100 * sure["positions"] / every["positions"] if ok else None,
+        "sure_percent": 100 * sure["positions"] / every["positions"] if record.ok else None,
         **_measure("sure_alignment_percent", sure.get("agreement"), 100),
         **_measure("alignment_percent", every.get("agreement"), 100),
         "prompts": decoding.get("prompts"),
@@ -85,7 +84,7 @@ def _values(entry: Entry, model: Mapping[str, Any], variant: str, record: Record
         **{f"{way}_ms": 1000 * seconds[way] if seconds.get(way) else None for way in ("full_depth", "early_exit")},
         **_measure("time_ratio", decoding.get("time_ratio")),
         **_measure("equal_tokens_percent", decoding.get("equal_tokens"), 100),
-        "missing": None if ok else reason(entry, record, model["name"], variant),
+        "missing": None if record.ok else record.why,
     }
 
 
@@ -95,12 +94,12 @@ def _measure(name: str, number: Mapping[str, Any] | None, scale: float = 1) -> d
     return {name: None if value is None else scale * value, f"{name}_stderr": None if error is None else scale * error}
 
 
-def _cells(row: Mapping[str, Any], record: Record | None, footnotes: Footnotes) -> dict[str, str]:
+def _cells(row: Mapping[str, Any], record: Record, footnotes: Footnotes) -> dict[str, str]:
     def cell(name: str, decimals: int) -> str:
         value = row[name]
         return MISSING if value is None else mean_and_error(value, row[f"{name}_stderr"], decimals)
 
-    label = row["variant"] if row["missing"] else variant_label(record["spec"])
+    label = row["variant"] if row["missing"] else variant_label(record.spec)
     return {
         "Variant": f"{label} {footnotes.mark(row['missing'])}" if row["missing"] else label,
         "Sure\n(%)": MISSING if row["sure_percent"] is None else show(row["sure_percent"], 3),

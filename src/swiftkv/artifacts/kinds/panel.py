@@ -11,19 +11,18 @@ import pandas as pd
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.paired import (
-    ERRORS,
-    Difference,
     above_chance,
     average_difference,
     in_bits,
     row_difference,
     unit,
 )
-from swiftkv.artifacts.records import MISSING, Record, read_published
+from swiftkv.artifacts.records import MISSING, Published, Record, read_published
 from swiftkv.artifacts.scored import Row, average, decimals, rows, subsets_note
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, heading, mean_and_error
 from swiftkv.errors import UserError
+from swiftkv.statistics import ERRORS, Difference
 
 Tasks = Mapping[str, Mapping[str, Any]]
 
@@ -103,12 +102,11 @@ def _scores(
 ) -> dict[str, str]:
     cells = {}
     for task, asked in tasks.items():
-        record = row.score(task)
-        sizes = sorted({record["result"]["n"] for one in found if (record := one.score(task))})
+        sizes = sorted({record.result["n"] for one in found if (record := one.score(task))})
         lines = [asked["title"], f"{asked['shots']}-shot", *(f"n = {size:,}" for size in sizes)]
         if in_bits(asked):
             lines.insert(1, "bits a byte")
-        result = (row.score(task) or {}).get("result")
+        result = record.result if (record := row.score(task)) else None
         text = _number(result and Difference(result["value"], result["stderr"]), asked, digits)
         missing = "" if result else f" {footnotes.mark(row.reason(row.scores.get(task)))}"
         cells["\n".join(lines)] = text + missing
@@ -154,7 +152,7 @@ def _values(kind: str, row: Row, against: str | None, tasks: Tasks, averaged: Se
     }
     if kind == "measured":
         for task, asked in tasks.items():
-            result = (row.score(task) or {}).get("result") or {}
+            result = record.result if (record := row.score(task)) else {}
             values[task] = unit(asked) * result["value"] if result else None
             error = result.get("stderr")
             values[f"{task}_stderr"] = None if error is None else unit(asked) * error
@@ -178,7 +176,7 @@ def _difference_values(first: Row, second: Row, tasks: Tasks, averaged: Sequence
     return values
 
 
-def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Record]:
+def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Published]:
     """What others published of the model, on the tasks that were scored here."""
     return [
         card
@@ -190,8 +188,8 @@ def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Record]
     ]
 
 
-def _card(card: Record, record: Record, task: Mapping[str, Any], digits: int) -> dict[str, str]:
-    result = record["result"]
+def _card(card: Published, record: Record, task: Mapping[str, Any], digits: int) -> dict[str, str]:
+    result = record.result
     error = result["stderr"]
     apart = None if not error else (100 * result["value"] - card["value"]) / (100 * error)
     asked = [card["tool"], f"{card['shots']:g}-shot", *([card["metric"]] if card["metric"] else [])]

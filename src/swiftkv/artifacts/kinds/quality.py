@@ -117,7 +117,7 @@ def _values(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
         "kv_cache_reduction_percent": None if cache is None else 100 * cache,
     }
     for task in tasks:
-        result = (row.score(task) or {}).get("result")
+        result = record.result if (record := row.score(task)) else None
         values[task] = 100 * result["value"] if result else None
         values[f"{task}_stderr"] = 100 * result["stderr"] if result and result["stderr"] is not None else None
         values[f"{task}_n"] = result["n"] if result else None
@@ -160,8 +160,8 @@ def _head(row: Row, several: bool, quantized: bool) -> dict[str, str]:
 
 def _task_header(task: str, tasks: Tasks, found: Sequence[Row]) -> str:
     records = [record for row in found if (record := row.score(task))]
-    shots = {record["settings"]["shots"] for record in records} or {tasks[task]["shots"]}
-    sizes = {record["result"]["n"] for record in records}
+    shots = {record.settings["shots"] for record in records} or {tasks[task]["shots"]}
+    sizes = {record.result["n"] for record in records}
     lines = [tasks[task]["title"], f"{'/'.join(map(str, sorted(shots)))}-shot"]
     if sizes:
         lines.append(f"n = {'/'.join(f'{n:,}' for n in sorted(sizes))}")
@@ -170,7 +170,7 @@ def _task_header(task: str, tasks: Tasks, found: Sequence[Row]) -> str:
 
 def _score_cell(row: Row, task: str, digits: int, footnotes: Footnotes) -> str:
     if record := row.score(task):
-        return _measured(record["result"], 100, digits)
+        return _measured(record.result, 100, digits)
     return f"{MISSING} {footnotes.mark(row.reason(row.scores.get(task)))}"
 
 

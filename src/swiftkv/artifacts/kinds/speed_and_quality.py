@@ -16,13 +16,10 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
     heading,
     length_label,
-    limit,
     ratio,
     read_serving,
-    throughput,
 )
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import mean_and_error
@@ -88,17 +85,18 @@ def make(entry: Entry, files: Files) -> Table:
     return Table(entry["name"], heading(serving), pd.DataFrame(values), [panel], [*notes, *footnotes.lines()])
 
 
-def _check_same(entry: Entry, row: Row, speed: Record | None) -> None:
+def _check_same(entry: Entry, row: Row, speed: Record) -> None:
     """Refuse to put a speed beside the quality of something else.
 
     Raises:
         UserError: another rewiring, or, unless its weights are dummies, another model, revision or training.
     """
-    for quality in [*row.scores.values(), *filter(None, [row.fidelity])] if speed else []:
-        differing = [name for name in _SPEC if (speed["spec"] or {}).get(name) != (quality["spec"] or {}).get(name)]
-        if speed["weights"] != "dummy":
-            differing += [name for name in _IDENTITY if speed["model"][name] != quality["model"][name]]
-            differing += ["weights"] if speed["weights"] != quality["weights"] else []
+    measured = [record for record in (*row.scores.values(), row.fidelity) if record.exists] if speed.exists else []
+    for quality in measured:
+        differing = [name for name in _SPEC if (speed.spec or {}).get(name) != (quality.spec or {}).get(name)]
+        if not speed.dummy:
+            differing += [name for name in _IDENTITY if speed.model[name] != quality.model[name]]
+            differing += ["weights"] if speed.weights != quality.weights else []
         if differing:
             raise UserError(
                 f"{entry['name']} would put the speed of {row.model['name']} {row.variant} beside the quality of "
@@ -112,20 +110,23 @@ def _point_header(serving: Serving, point: str) -> str:
 
 def _gain(serving: Serving, row: Row, point: str) -> float | None:
     model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    return ratio(throughput(serving.find(point, model, case)), throughput(serving.find(point, model, BASELINE)))
+    return ratio(
+        serving.find(point, model, case).value("tokens_per_second"),
+        serving.find(point, model, BASELINE).value("tokens_per_second"),
+    )
 
 
 def _speed_cell(serving: Serving, row: Row, point: str, footnotes: Footnotes) -> str:
     model, case = row.model["name"], Case(row.variant, row.kv_cache)
     record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    if throughput(record) is None:
-        return f"{absent(record)} {footnotes.mark(serving.reason(point, model, case))}"
+    if record.value("tokens_per_second") is None:
+        return f"{record.blank} {footnotes.mark(record.why)}"
     if gain is None:
         base = serving.find(point, model, BASELINE)
-        return f"{absent(base)} {footnotes.mark('the baseline, against which it would be, has no value')}"
-    bound = limit(record)
+        return f"{base.blank} {footnotes.mark('the baseline, against which it would be, has no value')}"
+    bound = record.limit()
     text = f"{gain:.2f}×" + (f" (limit {bound:.2f}×)" if bound and case != BASELINE else "")
-    return text + (f" {footnotes.mark(_DUMMY)}" if record["weights"] == "dummy" else "")
+    return text + (f" {footnotes.mark(_DUMMY)}" if record.dummy else "")
 
 
 def _closeness_cell(row: Row, measure: str, scale: int, places: int, footnotes: Footnotes) -> str:
@@ -140,7 +141,7 @@ def _average_cell(row: Row, averaged: Sequence[str], digits: int, footnotes: Foo
     mean, error = average(row, averaged)
     if mean is not None:
         return mean_and_error(mean, error, digits)
-    unscored = next((record for record in row.scores.values() if record["status"] != "ok"), None)
+    unscored = next((record for record in row.scores.values() if not record.ok), None)
     return f"{MISSING} {footnotes.mark(row.reason(unscored))}"
 
 
@@ -148,7 +149,7 @@ def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> 
     """A line of the CSV: one case at one point, with the quality of its checkpoint."""
     model, case = row.model["name"], Case(row.variant, row.kv_cache)
     record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    bound = limit(record)
+    bound = record.limit()
     mean, error = average(row, averaged)
     values = {
         "model": model,
@@ -157,9 +158,9 @@ def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> 
         "kv_cache": row.kv_cache,
         "point": point,
         "input_tokens": serving.entry["points"][point]["input_tokens"],
-        "status": record["status"] if record else "missing",
-        "weights": record["weights"] if record else None,
-        "tokens_per_second": throughput(record),
+        "status": record.status,
+        "weights": record.weights,
+        "tokens_per_second": record.value("tokens_per_second"),
         "speedup": gain,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(gain, bound),
@@ -170,7 +171,7 @@ def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> 
         deviation = measured.get("stderr")
         values[f"{measure}_stderr"] = None if deviation is None else scale * deviation
     values |= {"average": mean, "average_stderr": error, "average_tasks": " ".join(averaged)}
-    values["missing"] = None if throughput(record) is not None else serving.reason(point, model, case)
+    values["missing"] = None if record.value("tokens_per_second") is not None else record.why
     return values
 
 

@@ -115,7 +115,7 @@ def _cell(row: Row | None, averaged: Sequence[str], digits: int, footnotes: Foot
 
 
 def _reason(row: Row) -> str:
-    unscored = next((record for record in row.scores.values() if record["status"] != "ok"), None)
+    unscored = next((record for record in row.scores.values() if not record.ok), None)
     return row.reason(unscored)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, read_published, read_records, reason
+from swiftkv.artifacts.records import MISSING, Record, read_published, read_records
 from swiftkv.artifacts.scored import backends_note
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, heading
@@ -43,7 +43,7 @@ def make(entry: Entry, files: Files) -> Table:
     Raises:
         UserError: two variants were scored in different ways.
     """
-    records = list(read_records(files.get("scores", ()), "score"))
+    records = list(read_records(entry, files.get("scores", ()), "score"))
     published = {row["task"]: row for row in read_published(files.get("published", ()))}
     footnotes, values, settings, runs = Footnotes(), [], [], []
     for task, configured in entry["tasks"].items():
@@ -88,15 +88,15 @@ def make(entry: Entry, files: Files) -> Table:
 
 def _record_of(task: str, records: list[Record]) -> Record | None:
     """The first record of a task, one with a score if there is any."""
-    found = [record for record in records if record["settings"]["task"] == task]
-    scored = [record for record in found if record["status"] == "ok"]
+    found = [record for record in records if record.settings["task"] == task]
+    scored = [record for record in found if record.ok]
     for record in scored[1:]:
         for name in _SETTINGS:
-            first, other = scored[0]["settings"].get(name), record["settings"].get(name)
+            first, other = scored[0].settings.get(name), record.settings.get(name)
             if first != other:
                 raise UserError(
-                    f"task {task} was not run in one way: {name} is {first} for {scored[0]['variant']} and {other} for "
-                    f"{record['variant']}; score them again"
+                    f"task {task} was not run in one way: {name} is {first} for {scored[0].variant} and {other} for "
+                    f"{record.variant}; score them again"
                 )
     return next(iter([*scored, *found]), None)
 
@@ -105,15 +105,19 @@ def _values(
     entry: Entry, task: str, configured: Mapping[str, Any], record: Record | None, theirs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A line of the CSV; empty cells are settings that were not recorded."""
-    settings = record["settings"] if record else {}
-    result = record["result"] if record and record["status"] == "ok" else {}
+    settings = record.settings if record else {}
+    result = record.result if record else {}
     shots = theirs.get("shots")
     (model, *_), ((variant, _), *_) = entry["models"], entry["cases"]
     return {
         "task": task,
         "title": configured["title"],
-        "status": record["status"] if record else "unavailable",
-        "reason": None if result else reason(entry, record, model["name"], variant),
+        "status": record.status if record else "unavailable",
+        "reason": None
+        if result
+        else record.why
+        if record
+        else entry["unmeasured"].get(model["name"], {}).get(variant) or "not measured",
         "shots": settings.get("shots", configured["shots"]),
         "shots_published": None if shots is None else int(shots),
         "metric": settings.get("metric") or configured["metric"],
@@ -129,7 +133,7 @@ def _values(
         "fewshot_examples": settings.get("fewshot"),
         "lm_eval_task": settings.get("lm_eval_task") or configured["task"],
         "lm_eval_version": settings.get("version"),
-        "data_source": _source(record.get("data")) if record and record.get("data") else MISSING,
+        "data_source": _source(record.data) if record and record.data else MISSING,
         "prompt_example": settings.get("prompt_example"),
     }
 

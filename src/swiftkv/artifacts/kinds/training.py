@@ -9,8 +9,7 @@ import pandas as pd
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, published_values, read_published, read_records, reason
-from swiftkv.artifacts.serving import device_name
+from swiftkv.artifacts.records import MISSING, Published, Record, published_values, read_published, read_records
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, heading, show
 
@@ -29,7 +28,7 @@ def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
 
 def make(entry: Entry, files: Files) -> Table:
     """(a) One row a training; (b) the published statements about the models that ran, where there are any."""
-    records = read_records(files.get("training", ()), "training")
+    records = read_records(entry, files.get("training", ()), "training")
     statements = _statements(entry, files)
     footnotes, values, printed, rules = Footnotes(), [], [], []
     for model in entry["models"]:
@@ -56,7 +55,7 @@ def make(entry: Entry, files: Files) -> Table:
     return Table(entry["name"], heading(entry), pd.DataFrame(values), panels, [*notes, *footnotes.lines()])
 
 
-def _statements(entry: Entry, files: Files) -> list[Record]:
+def _statements(entry: Entry, files: Files) -> list[Published]:
     """What the sources state about the cost of training the models that ran."""
     ran = {model["published"] for model in entry["models"]}
     rows = published_values(read_published(files.get("published", ())), entry["name"])
@@ -64,10 +63,10 @@ def _statements(entry: Entry, files: Files) -> list[Record]:
 
 
 def _values(
-    entry: Entry, model: dict[str, Any], variant: str, record: Record | None, statements: Sequence[Record]
+    entry: Entry, model: dict[str, Any], variant: str, record: Record, statements: Sequence[Published]
 ) -> dict[str, Any]:
     """A line of the CSV: one training, with the distinct published values of its model."""
-    result = record["result"] if record and record["status"] == "ok" else {}
+    result = record.result
     names = ("hours", "seconds", "tokens", "steps", "gpus", "tokens_per_second", "tokens_per_second_per_gpu")
     theirs = {}
     for quantity, (name, _) in _QUANTITIES.items():
@@ -83,8 +82,8 @@ def _values(
         "variant": variant,
         "kv_cache": "auto",
         **{name: result.get(name) for name in (*names, "loss_first", "loss_last")},
-        "device": (result["accelerator"] or device_name(record)) if result else None,
-        "missing": None if result else reason(entry, record, model["name"], variant),
+        "device": (result["accelerator"] or record.device) if result else None,
+        "missing": None if result else record.why,
         **theirs,
     }
 
@@ -110,7 +109,7 @@ def _cells(row: dict[str, Any], footnotes: Footnotes) -> dict[str, str]:
     }
 
 
-def _stated(row: Record, footnotes: Footnotes) -> dict[str, str]:
+def _stated(row: Published, footnotes: Footnotes) -> dict[str, str]:
     named = _QUANTITIES.get(row["quantity"], ("", row["quantity"]))[1]
     return {
         "Model": row["model"],
@@ -121,7 +120,7 @@ def _stated(row: Record, footnotes: Footnotes) -> dict[str, str]:
     }
 
 
-def _amount(row: Record) -> str:
+def _amount(row: Published) -> str:
     low, high = row["low"], row["high"]
     if low is None:
         return f"at most {_number(high)}"
@@ -134,7 +133,7 @@ def _number(value: float) -> str:
     return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}"
 
 
-def _contradictions(entry: Entry, statements: Sequence[Record]) -> list[str]:
+def _contradictions(entry: Entry, statements: Sequence[Published]) -> list[str]:
     """Where the sources state different values of one thing."""
     notes = []
     for model in entry["models"]:
