@@ -88,6 +88,11 @@ class Record:
         return self.result.get(name)
 
     @property
+    def throughput(self) -> float | None:
+        """Input and output tokens a second."""
+        return self.value("tokens_per_second")
+
+    @property
     def why(self) -> str:
         """Why it has no numbers."""
         return self.reason or "no reason recorded"

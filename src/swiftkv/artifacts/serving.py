@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from swiftkv.artifacts.kind import Entry, Files
+from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import Published, Record, Records, published_values, read_published, read_records
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
@@ -51,10 +53,14 @@ class Serving:
         """The record of one cell; a missing one where nothing was measured."""
         return self.records.find(model, *case, point)
 
-    def of(self, model: str, points: Sequence[str] | None = None) -> list[Record]:
-        """Every record of a model at `points` (default: all), in the order of the entry."""
-        cells = [(point, case) for point in points or self.points for case in self.cases]
-        return [record for point, case in cells if (record := self.find(point, model, case)).exists]
+    def cells(self, model: str | None = None, point: str | None = None) -> list[Cell]:
+        """Every cell in the order of the entry, of one model or point where it is named."""
+        models, points = (self.models if model is None else [model]), (self.points if point is None else [point])
+        return [Cell(self, *place) for place in itertools.product(models, points, self.cases)]
+
+    def of(self, model: str, point: str | None = None) -> list[Record]:
+        """Every record of a model, in the order of the entry, at one point where it is named."""
+        return [cell.record for cell in self.cells(model, point) if cell.record.exists]
 
     def title(self, model: str) -> str:
         """The model's printed name: what ran, or what the entry says where nothing did."""
@@ -87,19 +93,79 @@ class Serving:
         fallback = "Baseline" if case.variant == BASELINE.variant else case.variant
         return found.pop() if len(found) == 1 else fallback
 
-    def absences(self) -> list[str]:
-        """For a figure: why cells have no value, one line a reason with the models and variants it is about."""
-        found: dict[str, list[str]] = {}
-        for model in self.models:
-            for case in self.cases:
-                for point in self.points:
-                    record = self.find(point, model, case)
-                    if not record.ok:
-                        name = f"{self.title(model)}, " if len(self.models) > 1 else ""
-                        name += f"{self.label(case)}: {record.blank}"
-                        names = found.setdefault(record.why, [])
-                        names += [name] if name not in names else []
-        return [f"{'; '.join(names)} ({why})" for why, names in found.items()]
+    @property
+    def notes(self) -> list[str]:
+        """For a figure: what the entry says, and why cells have no value, one line a reason."""
+        blanks: dict[str, dict[str, None]] = {}
+        for model, case, point in itertools.product(self.models, self.cases, self.points):
+            if not (record := self.find(point, model, case)).ok:
+                name = f"{self.title(model)}, " if len(self.models) > 1 else ""
+                blanks.setdefault(record.why, {})[f"{name}{self.label(case)}: {record.blank}"] = None
+        return [*self.entry.get("notes", []), *(f"{'; '.join(names)} ({why})" for why, names in blanks.items())]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model at one point in one case."""
+
+    serving: Serving
+    model: str
+    point: str
+    case: Case
+
+    @property
+    def record(self) -> Record:
+        """What was measured, or a missing record."""
+        return self.serving.find(self.point, self.model, self.case)
+
+    @property
+    def base(self) -> Record:
+        """The record of the baseline at the same point."""
+        return self.serving.find(self.point, self.model, BASELINE)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the point asks for."""
+        return self.serving.entry["points"][self.point]
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput over the baseline's."""
+        return ratio(self.record.throughput, self.base.throughput)
+
+    @property
+    def title(self) -> dict[str, str]:
+        """The column of the model in a printed table, which one model alone needs not."""
+        return {"Model": self.serving.title(self.model)} if len(self.serving.models) > 1 else {}
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The first columns of every CSV."""
+        return {"model": self.model, "title": self.serving.title(self.model), "point": self.point}
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """The columns of a CSV that name the case."""
+        return self.case._asdict()
+
+    def state(self, value: Any) -> dict[str, Any]:
+        """The columns of a CSV that say whether there is a `value`, and else why not."""
+        return {"status": self.record.status, "reason": None if value else self.record.why}
+
+    def head(self, value: Any) -> dict[str, Any]:
+        """What this is a cell of, and whether there is a `value`."""
+        return self.place | self.variant | self.state(value)
+
+
+def serving_kind(form: str, make: Callable[[Entry, Files], Any], **more: Any) -> Kind:
+    """A kind that needs the serving measurement of every row; `more` are further fields of the `Kind`."""
+    scope = ("models", "variants", "points")
+    return Kind(form, scope, make=make, **({"needs": needs_serving} | more))
+
+
+def needs_serving(config: Config, entry: Entry) -> dict[str, list[str]]:
+    """The serving measurement of every row at every point."""
+    return {"serving": paths.serving(config, entry)}
 
 
 def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = False) -> Serving:
@@ -114,9 +180,8 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
     """
     serving = Serving(entry, read_records(entry, files.get("serving", ()), measure))
     for model in serving.models:
-        for points in [[point] for point in serving.points] if apart else [serving.points]:
-            name = entry["label"] if entry["source"] != "ours" else entry["name"]
-            check_comparable(serving.of(model, points), name)
+        for point in serving.points if apart else [None]:
+            check_comparable(serving.of(model, point), entry["label"] if entry["source"] != "ours" else entry["name"])
     return serving
 
 

@@ -6,25 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import MISSING
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Case,
-    Serving,
-    heading,
-    ratio,
-    read_serving,
-)
+from swiftkv.artifacts.serving import Cell, heading, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
 
 _FORMATS = {"auto": "as weights", "fp8": "FP8"}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {"serving": paths.serving(config, entry)}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -34,24 +22,20 @@ def make(entry: Entry, files: Files) -> Table:
     """
     serving = read_serving(entry, files, "kv_capacity")
     footnotes, values, printed, rules = Footnotes(), [], [], []
-    for model in serving.models:
-        if printed:
+    for cell in serving.cells():
+        if printed and cell.case == serving.cases[0]:
             rules.append(len(printed))
-        for case in serving.cases:
-            row = _values(serving, model, case)
-            values.append(row)
-            tokens, size = row["kv_cache_tokens"], row["kv_cache_bytes"]
-            empty = "" if tokens else f"{_record(serving, model, case).blank} {footnotes.mark(row['reason'])}"
-            printed.append({
-                **({"Model": serving.title(model)} if len(serving.models) > 1 else {}),
-                "Variant": serving.label(case, kv_format=False),
-                "KV format": _FORMATS[case.kv_cache],
-                "KV tokens": f"{tokens:,}" if tokens else empty,
-                "KV memory,\nGiB": show(size / 2**30, 3) if size else MISSING,
-                "KiB a token": f"{row['kv_bytes_per_token'] / 1024:,.4g}" if row["kv_bytes_per_token"] else MISSING,
-                "Against\nbaseline": _times(row["capacity_ratio"]),
-                "Cost model\nallows": _times(row["capacity_ratio_limit"]),
-            })  # fmt: skip
+        values.append(row := _values(cell))
+        tokens, size = row["kv_cache_tokens"], row["kv_cache_bytes"]
+        printed.append(cell.title | {
+            "Variant": serving.label(cell.case, kv_format=False),
+            "KV format": _FORMATS[cell.case.kv_cache],
+            "KV tokens": f"{tokens:,}" if tokens else f"{cell.record.blank} {footnotes.mark(row['reason'])}",
+            "KV memory,\nGiB": show(size / 2**30, 3) if size else MISSING,
+            "KiB a token": f"{row['kv_bytes_per_token'] / 1024:,.4g}" if row["kv_bytes_per_token"] else MISSING,
+            "Against\nbaseline": _times(row["capacity_ratio"]),
+            "Cost model\nallows": _times(row["capacity_ratio_limit"]),
+        })  # fmt: skip
     notes = [
         "KV tokens are vLLM's own count. Against baseline is the ratio of tokens for one byte of cache: variants with "
         "more weights leave a little less memory to the cache. vLLM rounds to whole blocks.",
@@ -67,25 +51,17 @@ def make(entry: Entry, files: Files) -> Table:
     )
 
 
-def _values(serving: Serving, model: str, case: Case) -> dict[str, Any]:
+def _values(cell: Cell) -> dict[str, Any]:
     """A line of the CSV: one model and case."""
-    record, base = _record(serving, model, case), _record(serving, model, BASELINE)
-    tokens, size = record.value("kv_cache_tokens"), record.value("kv_cache_bytes")
-    base_tokens, base_size = base.value("kv_cache_tokens"), base.value("kv_cache_bytes")
+    record, bound = cell.record, cell.record.limit("capacity_limit")
+    (tokens, size), (base_tokens, base_size) = (
+        (one.value("kv_cache_tokens"), one.value("kv_cache_bytes")) for one in (record, cell.base)
+    )
+    gain = ratio(tokens, base_tokens)
     if size and base_size:
         gain = ratio(tokens / size, base_tokens / base_size)
-    else:
-        gain = ratio(tokens, base_tokens)
-    bound = record.limit("capacity_limit")
-    return {
-        "model": model,
-        "title": serving.title(model),
-        "point": serving.points[0],
-        "variant": case.variant,
-        "kv_cache": case.kv_cache,
-        "status": record.status,
-        "reason": None if tokens else record.why,
-        "conditions": record.conditions() or None,
+    return cell.head(tokens) | {
+        "conditions": record.conditions(),
         "weights": record.weights,
         "kv_cache_tokens": tokens,
         "kv_cache_bytes": size,
@@ -96,12 +72,8 @@ def _values(serving: Serving, model: str, case: Case) -> dict[str, Any]:
     }
 
 
-def _record(serving: Serving, model: str, case: Case) -> Any:
-    return serving.find(serving.points[0], model, case)
-
-
 def _times(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}×"
 
 
-KIND = Kind("table", ("models", "variants", "points"), needs, make, exactly={"points": 1})
+KIND = serving_kind("table", make, exactly={"points": 1})

@@ -6,47 +6,25 @@ from typing import Any
 
 import pandas as pd
 
-from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import MISSING, Record
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Case,
-    Serving,
-    heading,
-    ratio,
-    read_serving,
-)
+from swiftkv.artifacts.serving import BASELINE, Cell, heading, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {"serving": paths.serving(config, entry)}
-
-
 def make(entry: Entry, files: Files) -> Table:
     """Median milliseconds per output token, one column a batch size, and the ratio to the baseline with its range."""
-    serving = read_serving(entry, files, "decode")
-    point, footnotes = serving.points[0], Footnotes()
-    sizes = entry["points"][point]["batch_sizes"]
+    serving, footnotes = read_serving(entry, files, "decode"), Footnotes()
     values, times, ratios = [], [], []
-    for model in serving.models:
-        for case in serving.cases:
-            record = serving.find(point, model, case)
-            rows = [_values(serving, model, case, size) for size in sizes]
-            values += rows
-            head = {"Model": serving.title(model)} if len(serving.models) > 1 else {}
-            head["Variant"] = serving.label(case)
-            times.append(
-                {
-                    **head,
-                    "Mode": (record.engine.get("compilation")) or MISSING,
-                    **{_column(row): _time(row, record, footnotes) for row in rows},
-                }
-            )
-            if case != BASELINE:
-                ratios.append({**head, **{_column(row): _times(row) for row in rows}})
+    for cell in serving.cells():
+        rows = {f"{size:,}": _values(cell, size) for size in cell.settings["batch_sizes"]}
+        values += rows.values()
+        head = cell.title | {"Variant": serving.label(cell.case)}
+        mode = {"Mode": cell.record.engine.get("compilation") or MISSING}
+        times.append(head | mode | {size: _time(row, cell.record, footnotes) for size, row in rows.items()})
+        if cell.case != BASELINE:
+            ratios.append(head | {size: _times(row) for size, row in rows.items()})
     panels = [Panel(pd.DataFrame(times), "(a) Median milliseconds per output token, by batch size")]
     if ratios:
         panels.append(Panel(pd.DataFrame(ratios), "(b) Ratio to the baseline; in brackets what all repeats allow"))
@@ -60,24 +38,16 @@ def make(entry: Entry, files: Files) -> Table:
     return Table(entry["name"], heading(serving), pd.DataFrame(values), panels, notes)
 
 
-def _values(serving: Serving, model: str, case: Case, size: int) -> dict[str, Any]:
+def _values(cell: Cell, size: int) -> dict[str, Any]:
     """A line of the CSV: one model, case and batch size; times are milliseconds per output token."""
-    point = serving.points[0]
-    record = serving.find(point, model, case)
+    record = cell.record
     median, lowest, highest = _at(record, size)
-    reason = "not measured at this batch size" if record.status == "ok" else record.why
-    base, base_lowest, base_highest = _at(serving.find(point, model, BASELINE), size)
-    return {
-        "model": model,
-        "title": serving.title(model),
-        "point": point,
-        "variant": case.variant,
-        "kv_cache": case.kv_cache,
-        "status": record.status,
-        "reason": None if median is not None else reason,
+    base, base_lowest, base_highest = _at(cell.base, size)
+    unmeasured = {"reason": "not measured at this batch size"} if record.ok and median is None else {}
+    return cell.head(median) | unmeasured | {
         "batch_size": size,
-        "input_tokens": serving.entry["points"][point].get("input_tokens"),
-        "conditions": record.conditions() or None,
+        "input_tokens": cell.settings.get("input_tokens"),
+        "conditions": record.conditions(),
         "mode": record.engine.get("compilation"),
         "tpot_ms": median,
         "tpot_ms_min": lowest,
@@ -85,7 +55,7 @@ def _values(serving: Serving, model: str, case: Case, size: int) -> dict[str, An
         "tpot_ratio": ratio(median, base),
         "tpot_ratio_min": ratio(lowest, base_highest),
         "tpot_ratio_max": ratio(highest, base_lowest),
-    }
+    }  # fmt: skip
 
 
 def _at(record: Record, size: int) -> tuple[float | None, float | None, float | None]:
@@ -94,10 +64,6 @@ def _at(record: Record, size: int) -> tuple[float | None, float | None, float | 
     if not times or size not in sizes:
         return None, None, None
     return tuple(times[name][sizes.index(size)] for name in ("median", "min", "max"))
-
-
-def _column(row: dict[str, Any]) -> str:
-    return f"{row['batch_size']:,}"
 
 
 def _time(row: dict[str, Any], record: Record, footnotes: Footnotes) -> str:
@@ -112,4 +78,4 @@ def _times(row: dict[str, Any]) -> str:
     return f"{row['tpot_ratio']:.2f}× ({row['tpot_ratio_min']:.2f} to {row['tpot_ratio_max']:.2f})"
 
 
-KIND = Kind("table", ("models", "variants", "points"), needs, make, exactly={"points": 1})
+KIND = serving_kind("table", make, exactly={"points": 1})

@@ -9,19 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.drawing import (
-    LIMIT,
-    PAGE,
-    STYLE,
-    Drawing,
-    handle,
-    headline,
-    legend,
-    look,
-    wide_axis,
-)
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.drawing import LIMIT, PAGE, STYLE, Drawing, handle, headline, legend, look, wide_axis
+from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import (
     ROLES,
     draw_simscores,
@@ -30,16 +19,18 @@ from swiftkv.artifacts.kinds.similarity import (
     read_similarity,
     simscores,
     without,
-)
+)  # fmt: skip
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import (
     BASELINE,
-    Case,
+    Cell,
     Serving,
     captions,
     length_label,
+    needs_serving,
     ratio,
     read_serving,
+    serving_kind,
 )
 
 
@@ -51,10 +42,8 @@ def _extra(config: Config, entry: Entry) -> dict[str, Any]:
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    found = {"serving": paths.serving(config, entry)}
-    if "similar_models" in entry:
-        found["similarity"] = needed(config, entry, entry["similar_models"])
-    return found
+    similar = entry.get("similar_models")
+    return needs_serving(config, entry) | ({} if similar is None else {"similarity": needed(config, entry, similar)})
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -76,12 +65,10 @@ def make(entry: Entry, files: Files) -> Drawing:
                 [curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True
             )
         _curves(times, gains, serving, data[data["panel"] == "forward"])
-        above, _ = captions(serving)
-        headline(figure, *above)
-        labels = [handle(look(*case), _label(serving, case)) for case in serving.cases]
+        headline(figure, *captions(serving)[0])
+        labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
         (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
-        notes = [*entry.get("notes", []), *serving.absences()]
-        legend(figure, [*labels, dotted], notes=notes)
+        legend(figure, [*labels, dotted], notes=serving.notes)
     return Drawing(figure, data)
 
 
@@ -91,33 +78,26 @@ def frame(serving: Serving) -> pd.DataFrame:
     `milliseconds_limit` is the baseline's time divided by `speedup_limit`, the prefill speed-up that the FLOP count
     allows at the largest batch.
     """
-    model, point = serving.models[0], serving.points[0]
-    base = _times(serving.find(point, model, BASELINE))
-    rows = []
-    for case in serving.cases:
-        record = serving.find(point, model, case)
-        bound = record.limit("prefill_speedup_limit")
-        found = _times(record)
-        fastest = _times(record, "min")
-        for tokens in found or [None]:
-            rows.append({
-                "model": model,
-                "title": serving.title(model),
-                "point": point,
-                "variant": case.variant,
-                "kv_cache": case.kv_cache,
-                "status": record.status,
-                "reason": None if found else record.why,
-                "conditions": record.conditions() or None,
-                "batch_tokens": tokens,
-                "milliseconds": _milli(found.get(tokens)),
-                "milliseconds_min": _milli(fastest.get(tokens)),
-                "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
-                "speedup": ratio(base.get(tokens), found.get(tokens)),
-                "speedup_limit": bound,
-                "what": record.value("what"),
-            })  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame([line for cell in serving.cells() for line in _lines(cell)])
+
+
+def _lines(cell: Cell) -> list[dict[str, Any]]:
+    record, bound = cell.record, cell.record.limit("prefill_speedup_limit")
+    base, median, fastest = _times(cell.base), _times(record), _times(record, "min")
+    return [
+        cell.head(median)
+        | {
+            "conditions": record.conditions(),
+            "batch_tokens": tokens,
+            "milliseconds": _milli(median.get(tokens)),
+            "milliseconds_min": _milli(fastest.get(tokens)),
+            "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
+            "speedup": ratio(base.get(tokens), median.get(tokens)),
+            "speedup_limit": bound,
+            "what": record.value("what"),
+        }
+        for tokens in median or [None]
+    ]
 
 
 def _times(record: Record, statistic: str = "median") -> dict[int, float]:
@@ -130,9 +110,8 @@ def _milli(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _label(serving: Serving, case: Case) -> str:
-    record = serving.find(serving.points[0], serving.models[0], case)
-    return serving.label(case) + ("" if _times(record) else f": {record.blank}")
+def _label(cell: Cell) -> str:
+    return cell.serving.label(cell.case) + ("" if _times(cell.record) else f": {cell.record.blank}")
 
 
 def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
@@ -169,11 +148,10 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
     gains.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
 
 
-KIND = Kind(
+KIND = serving_kind(
     "figure",
-    ("models", "variants", "points"),
-    needs,
     make,
+    needs=needs,
     own={"similar_models": ROLES},
     optional=("similar_models",),
     exactly={"models": 1, "points": 1},
