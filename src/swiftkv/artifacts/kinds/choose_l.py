@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, STYLE, Drawing, headline, legend, wide_axis
+from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style, wide_axis
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.text import heading
@@ -37,31 +36,29 @@ def make(entry: Entry, files: Files) -> Drawing:
     if not records:
         raise UserError(f"{entry['name']} has nothing to draw: no start was measured")
     data = pd.concat([starts(record, entry["budget"]) for record in records], ignore_index=True)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 3.2), layout="constrained")
-        headline(figure, heading(entry))
-        axis = figure.subplots()
-        handles, notes = [], list(entry.get("notes", []))
-        groups = data.groupby(["model", "start"], sort=False)
-        for number, ((_, start), curve) in enumerate(groups):
-            style = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)],
-                     "linestyle": DASHES[number % len(DASHES)]}  # fmt: skip
-            axis.errorbar(curve["prefill_reduction_percent"], curve["kl"], yerr=curve["kl_stderr"].fillna(0), **style)
-            name = f"{curve['title'].iloc[0]}, " if len(records) > 1 else ""
-            handles.append(Line2D([], [], label=f"{name}{STARTS[start]}", **style))
-        axis.axhline(entry["budget"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
-        for record in records:
-            notes.append(sentence(record, entry["budget"]))
-            if (chosen := choose(record, entry["budget"])) is not None:
-                axis.plot(100 * chosen["prefill_reduction"], chosen["fitted"]["kl"]["value"], marker="o", markersize=9,
-                          markerfacecolor="none", color="black", linestyle="")  # fmt: skip
-        handles.append(Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"budget: {entry['budget']:g} nats"))
-        axis.set_xlabel("Prefill reduction $(L - l) / L$ (%)")
-        axis.set_ylabel("KL to teacher before training\n(nats a token)")
-        wide_axis(axis.yaxis, data["kl"])
-        axis.grid(axis="y", color="0.9", linewidth=0.6)
-        axis.set_axisbelow(True)
-        legend(figure, handles, [], notes)
+    figure = Figure(figsize=(COLUMN, 3.2), layout="constrained")
+    headline(figure, heading(entry))
+    axis = figure.subplots()
+    handles, notes = [], list(entry.get("notes", []))
+    groups = data.groupby(["model", "start"], sort=False)
+    for number, ((_, start), curve) in enumerate(groups):
+        style = line_style(number)
+        axis.errorbar(curve["prefill_reduction_percent"], curve["kl"], yerr=curve["kl_stderr"].fillna(0), **style)
+        name = f"{curve['title'].iloc[0]}, " if len(records) > 1 else ""
+        handles.append(Line2D([], [], label=f"{name}{STARTS[start]}", **style))
+    axis.axhline(entry["budget"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
+    for record in records:
+        notes.append(sentence(record, entry["budget"]))
+        if (chosen := choose(record, entry["budget"])) is not None:
+            axis.plot(100 * chosen["prefill_reduction"], chosen["fitted"]["kl"]["value"], marker="o", markersize=9,
+                      markerfacecolor="none", color="black", linestyle="")  # fmt: skip
+    handles.append(Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"budget: {entry['budget']:g} nats"))
+    axis.set_xlabel("Prefill reduction $(L - l) / L$ (%)")
+    axis.set_ylabel("KL to teacher before training\n(nats a token)")
+    wide_axis(axis.yaxis, data["kl"])
+    axis.grid(axis="y", color="0.9", linewidth=0.6)
+    axis.set_axisbelow(True)
+    legend(figure, handles, [], notes)
     return Drawing(figure, data)
 
 

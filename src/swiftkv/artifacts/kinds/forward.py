@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from swiftkv.artifacts.drawing import LIMIT, PAGE, STYLE, Drawing, handle, headline, legend, look, wide_axis
+from swiftkv.artifacts.drawing import LIMIT, PAGE, Drawing, handle, headline, legend, look, wide_axis
 from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import (
     ROLES,
@@ -54,21 +53,18 @@ def make(entry: Entry, files: Files) -> Drawing:
     serving = read_serving(entry, files, "forward_time")
     data = frame(serving).assign(panel="forward")
     similar = entry.get("similar_models")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PAGE, 3.5 if similar else 3.0), layout="constrained")
-        axes = figure.subplots(1, 3 if similar else 2, width_ratios=(1.25, 1, 1) if similar else (1, 1))
-        times, gains = axes[-2:]
-        if similar:
-            curves = simscores(similar, read_similarity(entry, files))
-            draw_simscores(axes[0], entry, similar, curves)
-            data = pd.concat(
-                [curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True
-            )
-        _curves(times, gains, serving, data[data["panel"] == "forward"])
-        headline(figure, *captions(serving)[0])
-        labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
-        (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
-        legend(figure, [*labels, dotted], notes=serving.notes)
+    figure = Figure(figsize=(PAGE, 3.5 if similar else 3.0), layout="constrained")
+    axes = figure.subplots(1, 3 if similar else 2, width_ratios=(1.25, 1, 1) if similar else (1, 1))
+    times, gains = axes[-2:]
+    if similar:
+        curves = simscores(similar, read_similarity(entry, files))
+        draw_simscores(axes[0], entry, similar, curves)
+        data = pd.concat([curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True)
+    _curves(times, gains, serving, data[data["panel"] == "forward"])
+    headline(figure, *captions(serving)[0])
+    labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
+    (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
+    legend(figure, [*labels, dotted], notes=serving.notes)
     return Drawing(figure, data)
 
 

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from swiftkv.artifacts.drawing import PAGE, STYLE, Bar, Drawing, draw_bars, handle, headline, legend, look
+from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, headline, legend, look
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, Serving, conditions, ratio, read_serving, serving_kind
@@ -27,21 +26,19 @@ def make(entry: Entry, files: Files) -> Drawing:
     (model,), points = serving.models, serving.points
     # A panel has as much room as it has groups, and never so little that its title does not fit.
     widths = [max(1.5, len(point["workloads"])) for point in entry["points"].values()]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
-        axes = figure.subplots(1, len(points), squeeze=False, width_ratios=widths)[0]
-        for axis, point in zip(axes, points, strict=True):
-            workloads = entry["points"][point]["workloads"]
-            series = [
-                (look(*cell.case), [_bar(cell, workload) for workload in workloads])
-                for cell in serving.cells(model, point)
-            ]
-            draw_bars(axis, [workload["title"] for workload in workloads.values()], series)
-            axis.set_title(_mode(serving, point), fontsize=7)
-        axes[0].set_ylabel("Good requests a second")
-        headline(figure, f"{serving.title(model)}: {entry['title']} ({entry['label']})", _machine(serving.of(model)))
-        handles = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
-        legend(figure, handles, notes=[*_notes(serving), *serving.notes])
+    figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(points), squeeze=False, width_ratios=widths)[0]
+    for axis, point in zip(axes, points, strict=True):
+        workloads = entry["points"][point]["workloads"]
+        series = [
+            (look(*cell.case), [_bar(cell, workload) for workload in workloads]) for cell in serving.cells(model, point)
+        ]
+        draw_bars(axis, [workload["title"] for workload in workloads.values()], series)
+        axis.set_title(_mode(serving, point), fontsize=7)
+    axes[0].set_ylabel("Good requests a second")
+    headline(figure, f"{serving.title(model)}: {entry['title']} ({entry['label']})", _machine(serving.of(model)))
+    handles = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
+    legend(figure, handles, notes=[*_notes(serving), *serving.notes])
     return Drawing(figure, frame(serving))
 
 

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from swiftkv.artifacts.drawing import (
     PAGE,
-    STYLE,
     Bar,
     Drawing,
     Look,
@@ -98,22 +96,21 @@ def make(entry: Entry, files: Files) -> Drawing:
         columns = [[curve for case in serving.cases for curve in curves if curve.case == case]]
         titles = ["; ".join(dict.fromkeys(titles))]
     single = len(columns) == 1
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PAGE, 3.4 if single else 6.4), layout="constrained")
-        axes = figure.subplots(1, 3, squeeze=False).T if single else figure.subplots(3, len(columns), squeeze=False)
-        for number, (title, column) in enumerate(zip(titles, columns, strict=True)):
-            for row, (metric, label) in enumerate(_METRICS.items()):
-                _curves(axes[row, number], column, metric)
-                axes[row, number].set_ylabel(label if single or number == 0 else "")
-                axes[row, number].set_xlabel("Requests a second")
-            axes[1, number].set_xlim(axes[0, number].get_xlim())  # which has the marks of the highest rates too
-            draw_bars(axes[2, number], [""], [(curve.look, [_highest_bar(curve)]) for curve in column])
-            axes[2, number].set_ylabel("Highest sustained\nrequests a second" if single or number == 0 else "")
-            if not single:
-                axes[0, number].set_title(title, pad=9)
-        headline(figure, *captions(serving)[0], *(titles if single else []))
-        handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
-        legend(figure, [*handles.values(), *_keys()], [claim["text"] for claim in claims], serving.notes)
+    figure = Figure(figsize=(PAGE, 3.4 if single else 6.4), layout="constrained")
+    axes = figure.subplots(1, 3, squeeze=False).T if single else figure.subplots(3, len(columns), squeeze=False)
+    for number, (title, column) in enumerate(zip(titles, columns, strict=True)):
+        for row, (metric, label) in enumerate(_METRICS.items()):
+            _curves(axes[row, number], column, metric)
+            axes[row, number].set_ylabel(label if single or number == 0 else "")
+            axes[row, number].set_xlabel("Requests a second")
+        axes[1, number].set_xlim(axes[0, number].get_xlim())  # which has the marks of the highest rates too
+        draw_bars(axes[2, number], [""], [(curve.look, [_highest_bar(curve)]) for curve in column])
+        axes[2, number].set_ylabel("Highest sustained\nrequests a second" if single or number == 0 else "")
+        if not single:
+            axes[0, number].set_title(title, pad=9)
+    headline(figure, *captions(serving)[0], *(titles if single else []))
+    handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
+    legend(figure, [*handles.values(), *_keys()], [claim["text"] for claim in claims], serving.notes)
     return Drawing(figure, with_claims(pd.DataFrame([line for curve in curves for line in _lines(curve)]), claims))
 
 

@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
 from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, PAGE, STYLE, Drawing, headline
+from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING, Published, Record, published_values, read_published, read_records
 from swiftkv.errors import UserError
@@ -72,22 +71,21 @@ def make(entry: Entry, files: Files) -> Drawing:
     curves = {name: simscores(models, records, claims) for name, models in groups}
     measured = [records[model["name"]] for model in every if model["name"] in records]
     matrices, single = bool(entry.get("matrices") and measured), len(every) == 1
-    with matplotlib.rc_context(STYLE):
-        if matrices:
-            columns = max(2, min(3, len(measured)))
-            below = 2.2 * -(-len(measured) // columns)
-            figure = Figure(figsize=(PAGE, 2.8 if single else 3.0 + below), layout="constrained")
-            sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
-            top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
-            _matrices(bottom, measured, 1 if single else columns)
-        else:
-            longest = max(len(models) for _, models in groups)
-            figure = top = Figure(figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest),
-                                  layout="constrained")  # fmt: skip
-        for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
-            above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
-            draw_simscores(axis, entry, models, curves[name], above)
-        headline(figure, f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", *entry.get("notes", []))
+    if matrices:
+        columns = max(2, min(3, len(measured)))
+        below = 2.2 * -(-len(measured) // columns)
+        figure = Figure(figsize=(PAGE, 2.8 if single else 3.0 + below), layout="constrained")
+        sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
+        top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
+        _matrices(bottom, measured, 1 if single else columns)
+    else:
+        longest = max(len(models) for _, models in groups)
+        figure = top = Figure(figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest),
+                              layout="constrained")  # fmt: skip
+    for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+        above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
+        draw_simscores(axis, entry, models, curves[name], above)
+    headline(figure, f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", *entry.get("notes", []))
     frames = [data.assign(panel=f"simscore {name}" if len(groups) > 1 else "simscore") for name, data in curves.items()]
     if matrices:
         frames.append(_pairs(measured).assign(panel="pairwise"))
@@ -131,11 +129,7 @@ def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above
     stated = data.dropna(subset="simscore_published")
     for number, model in enumerate(models):
         curve = data[data["model"] == model["name"]]
-        appearance = {
-            "color": COLORS[number % len(COLORS)],
-            "linestyle": DASHES[number % len(DASHES)],
-            "marker": MARKERS[number % len(MARKERS)],
-        }
+        appearance = line_style(number)
         if not len(curve):
             why = entry["no_similarity"].get(model["name"], "not measured")
             label = "\n".join(textwrap.wrap(f"{model['title']}: {MISSING} ({why})", 52))

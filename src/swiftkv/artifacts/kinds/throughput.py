@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from swiftkv.artifacts.drawing import PAGE, STYLE, Bar, Drawing, draw_bars, handle, headline, legend, limit_handle, look
+from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, headline, legend, limit_handle, look
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import (
@@ -42,24 +41,23 @@ def make(entry: Entry, files: Files) -> Drawing:
     models, single = serving.models, len(serving.models) == 1
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
     above, titles = captions(serving)
-    with matplotlib.rc_context(STYLE):
-        rows, columns = (1, len(panels)) if single else (len(panels), len(models))
-        figure = Figure(figsize=(PAGE, (1.1 if single else 1.4) + 1.75 * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-        for number, (quantity, label) in enumerate(panels.items()):
-            for column, model in enumerate(models):
-                axis = axes[0, number] if single else axes[number, column]
-                bars = {case: [_bar(Cell(serving, model, point, case), quantity, node) for point in serving.points]
-                        for case in serving.cases}  # fmt: skip
-                draw_bars(axis, groups, [(look(*case), own) for case, own in bars.items()])
-                axis.set_ylabel(label if single or column == 0 else "")
-                axis.set_xlabel("Input tokens" if single or number == len(panels) - 1 else "")
-        for model, axis in zip(models, axes[0], strict=False):
-            lines = [part for line in titles.get(model, []) for part in textwrap.wrap(line, 84 // len(models))]
-            axis.set_title("\n".join(lines))
-        headline(figure, *above)
-        cases = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
-        legend(figure, [*cases, limit_handle()], [claim["text"] for claim in claims], serving.notes)
+    rows, columns = (1, len(panels)) if single else (len(panels), len(models))
+    figure = Figure(figsize=(PAGE, (1.1 if single else 1.4) + 1.75 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for number, (quantity, label) in enumerate(panels.items()):
+        for column, model in enumerate(models):
+            axis = axes[0, number] if single else axes[number, column]
+            bars = {case: [_bar(Cell(serving, model, point, case), quantity, node) for point in serving.points]
+                    for case in serving.cases}  # fmt: skip
+            draw_bars(axis, groups, [(look(*case), own) for case, own in bars.items()])
+            axis.set_ylabel(label if single or column == 0 else "")
+            axis.set_xlabel("Input tokens" if single or number == len(panels) - 1 else "")
+    for model, axis in zip(models, axes[0], strict=False):
+        lines = [part for line in titles.get(model, []) for part in textwrap.wrap(line, 84 // len(models))]
+        axis.set_title("\n".join(lines))
+    headline(figure, *above)
+    cases = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
+    legend(figure, [*cases, limit_handle()], [claim["text"] for claim in claims], serving.notes)
     return Drawing(figure, with_claims(frame(serving, node), claims))
 
 

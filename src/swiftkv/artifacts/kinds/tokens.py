@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, STYLE, Drawing, headline, legend
+from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
@@ -41,35 +40,28 @@ def make(entry: Entry, files: Files) -> Drawing:
     if drawn.empty:
         raise UserError(f"{entry['name']} has no point to draw: {data['missing'].iloc[0]}")
     published = _published(entry, files)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 4.0), layout="constrained")
-        headline(figure, heading(entry))
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        handles = []
-        for number, (label, curve) in enumerate(drawn.groupby("label", sort=False)):
-            look = {
-                "color": COLORS[number % len(COLORS)],
-                "marker": MARKERS[number % len(MARKERS)],
-                "linestyle": DASHES[number % len(DASHES)],
-            }
-            for axis, measure in ((upper, "kl"), (lower, "top1_agreement")):
-                curve = curve.sort_values("tokens")
-                error = curve[f"{measure}_stderr"].fillna(0)
-                axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **look)
-            handles.append(Line2D([], [], label=label, **look))
-        for tokens in published:
-            for axis in (upper, lower):
-                axis.axvline(tokens, color="0.4", linestyle=(0, (1, 2)), linewidth=1)
-            upper.annotate(
-                _short(tokens), (tokens, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=7
-            )
-        _axes(upper, lower, drawn)
-        missing = data[data["missing"].notna()]
-        absent = [f"{row.variant}: {MISSING} ({row.missing})" for row in missing.itertuples()]
-        stated = (
-            [f"training tokens {enumeration([_short(tokens) for tokens in published])} (dotted)"] if published else []
+    figure = Figure(figsize=(COLUMN, 4.0), layout="constrained")
+    headline(figure, heading(entry))
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    handles = []
+    for number, (label, curve) in enumerate(drawn.groupby("label", sort=False)):
+        look = line_style(number)
+        for axis, measure in ((upper, "kl"), (lower, "top1_agreement")):
+            curve = curve.sort_values("tokens")
+            error = curve[f"{measure}_stderr"].fillna(0)
+            axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **look)
+        handles.append(Line2D([], [], label=label, **look))
+    for tokens in published:
+        for axis in (upper, lower):
+            axis.axvline(tokens, color="0.4", linestyle=(0, (1, 2)), linewidth=1)
+        upper.annotate(
+            _short(tokens), (tokens, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=7
         )
-        legend(figure, handles, stated, [*entry.get("notes", []), *absent])
+    _axes(upper, lower, drawn)
+    missing = data[data["missing"].notna()]
+    absent = [f"{row.variant}: {MISSING} ({row.missing})" for row in missing.itertuples()]
+    stated = [f"training tokens {enumeration([_short(tokens) for tokens in published])} (dotted)"] if published else []
+    legend(figure, handles, stated, [*entry.get("notes", []), *absent])
     return Drawing(figure, data)
 
 
