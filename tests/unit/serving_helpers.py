@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 
-from artifact_helpers import H100, LLAMA, scale
+from artifact_helpers import H100, LLAMA, made, saved, scale
 from artifact_helpers import record as any_record
 
 from swiftkv import config as cfg
 from swiftkv.artifacts.kinds import KINDS
-from swiftkv.records import write_json
 
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
 TITLES = {LLAMA: "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}
@@ -28,14 +27,14 @@ def record(measure, point, variant, kv_cache="auto", result=None, *,
     said = {"vllm": "0.32.0", "attention_backend": "FLASH_ATTN", "compilation": "eager", "plugin": "swiftkv",
             "kv_cache_tokens": 93184 if result else None}  # fmt: skip
     limits = {"request_speedup_limit": LIMITS[variant], "prefill_speedup_limit": LIMITS[variant] + 0.1}
-    made = any_record(
+    measured = any_record(
         measure, LLAMA, variant, result, kv_cache=kv_cache, weights=weights, status="oom",
         reason=None if result else "no memory is left for the KV cache",
         settings=asked | dict(settings), engine=said | dict(engine), cost=limits | dict(cost),
     )  # fmt: skip
-    made["model"] |= {"name": model, "title": TITLES.get(model, model.title()), "id": model}
-    made["provenance"]["hardware"] = hardware
-    return made
+    measured["model"] |= {"name": model, "title": TITLES.get(model, model.title()), "id": model}
+    measured["provenance"]["hardware"] = hardware
+    return measured
 
 
 def speed(tokens_per_second):
@@ -101,11 +100,7 @@ def entry(kind, points, cases, models=(LLAMA,), **more):
 
 def make(folder, shown, records, **published):
     """What an entry's kind draws of `records`, written to files in `folder`; `published` are further files."""
-    paths = []
-    for number, each in enumerate(records):
-        paths.append(folder / f"{number}.json")
-        write_json(paths[-1], each)
-    return KINDS[shown["kind"]].make(shown, {"serving": paths, **published})
+    return made(shown, serving=saved(folder, records), **published)
 
 
 def rows(table):

@@ -1,8 +1,7 @@
 """Serving tables: the right number in the right cell, missing and OOM visible, nothing compared that must not be."""
 
-from pathlib import Path
-
 import pytest
+from artifact_helpers import PAPER, saved
 
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.serving import (
@@ -20,7 +19,6 @@ from swiftkv.errors import UserError
 from swiftkv.records import write_json
 from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
-PAPER = Path(__file__).parents[2] / "resources" / "paper"
 CASES = [Case("baseline"), Case("merge-all-layers"), Case("swiftkv-50"), Case("swiftkv-50-across4"),
          Case("swiftkv-50-across4", "fp8")]  # fmt: skip
 MEMORY = {
@@ -201,13 +199,9 @@ def test_what_an_engine_did_not_report_is_no_difference():
 
 def shown(tmp_path, records, **more):
     """A `Serving` of records at one point."""
-    paths = []
-    for number, each in enumerate(records):
-        paths.append(tmp_path / f"{number}.json")
-        write_json(paths[-1], each)
-    models = tuple(dict.fromkeys(each["model"]["name"] for each in records))
+    models = tuple(dict.fromkeys(record["model"]["name"] for record in records))
     shown = entry("throughput", {"p": {"input_tokens": 2000}}, CASES, models, **more)
-    return Serving(shown, read_records(shown, paths, "throughput"))
+    return Serving(shown, read_records(shown, saved(tmp_path, records), "throughput"))
 
 
 def test_titles_name_models_machines_and_engines(tmp_path):

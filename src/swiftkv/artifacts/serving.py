@@ -62,14 +62,13 @@ class Serving:
         """Every record of a model, in the order of the entry, at one point where it is named."""
         return [cell.record for cell in self.cells(model, point) if cell.record.exists]
 
-    def title(self, model: str) -> str:
-        """The model's printed name: what ran, or what the entry says where nothing did."""
-        expected = next(each["title"] for each in self.entry["models"] if each["name"] == model)
-        return next((record.model["title"] for record in self.of(model)), expected)
+    def model(self, name: str) -> Mapping[str, str]:
+        """What the entry says of a model: name, title and published name, which is its own in resources/paper."""
+        return next(model for model in self.entry["models"] if model["name"] == name)
 
-    def published_name(self, model: str) -> str:
-        """The model's name in resources/paper."""
-        return next(each["published"] for each in self.entry["models"] if each["name"] == model)
+    def title(self, model: str) -> str:
+        """The model's printed name."""
+        return self.model(model)["title"]
 
     def label(self, case: Case, kv_format: bool = True) -> str:
         """A case in the paper's words where that is the same for all models, else the variant's name.
@@ -187,12 +186,10 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
 
 def read_claims(serving: Serving, files: Files) -> list[Published]:
     """Rows of values.csv that may stand beside an artifact: of the paper's models, on as many H100 GPUs."""
-    found = []
-    for row in published_values(read_published(files.get("published", [])), serving.entry["name"]):
-        model = next((own for own in serving.models if serving.published_name(own) == row["model"]), None)
-        if model and on_paper_hardware(serving.of(model), row.get("gpus")):
-            found.append(row)
-    return found
+    models = {model["published"]: model["name"] for model in serving.entry["models"]}
+    rows = published_values(read_published(files.get("published", [])), serving.entry["name"])
+    rows = [row for row in rows if row["model"] in models]
+    return [row for row in rows if on_paper_hardware(serving.of(models[row["model"]]), row.get("gpus"))]
 
 
 def with_claims(data: pd.DataFrame, claims: Sequence[Published]) -> pd.DataFrame:

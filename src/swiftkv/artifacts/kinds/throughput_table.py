@@ -98,7 +98,7 @@ def _row(cells: Sequence[Cell], published: Sequence[Published]) -> _Row:
         head = {"Input": place}
     row = _Row(cells[0].title | head, cells, {})
     for theirs in published:
-        same = theirs["model"] == serving.published_name(model) and place is not None and theirs.get(key) == place
+        same = theirs["model"] == serving.model(model)["published"] and place is not None and theirs.get(key) == place
         if same and on_paper_hardware(row.records, theirs.get("gpus") or 1):
             return _Row(row.head, cells, theirs)
     return row
