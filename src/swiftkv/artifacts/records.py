@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from swiftkv.artifacts.kind import Entry
+from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
 from swiftkv.measure.run import asked
@@ -264,9 +264,9 @@ def read_published(files: Iterable[str | Path]) -> list[Published]:
     return rows
 
 
-def published_values(rows: Iterable[Published], item: str) -> list[Published]:
-    """The rows of `values.csv` about one artifact."""
-    return [row for row in rows if row.get("item") == item]
+def read_statements(entry: Entry, files: Files) -> list[Published]:
+    """The rows of `values.csv` about an artifact; raises as `read_published`."""
+    return [row for row in read_published(files.get("published", ())) if row.get("item") == entry["name"]]
 
 
 def _number(cell: str | None) -> float | str | None:

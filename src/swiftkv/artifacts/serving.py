@@ -11,7 +11,7 @@ import pandas as pd
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import Published, Record, Records, published_values, read_published, read_records
+from swiftkv.artifacts.records import Published, Record, Records, read_records, read_statements
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
@@ -187,8 +187,7 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
 def read_claims(serving: Serving, files: Files) -> list[Published]:
     """Rows of values.csv that may stand beside an artifact: of the paper's models, on as many H100 GPUs."""
     models = {model["published"]: model["name"] for model in serving.entry["models"]}
-    rows = published_values(read_published(files.get("published", [])), serving.entry["name"])
-    rows = [row for row in rows if row["model"] in models]
+    rows = [row for row in read_statements(serving.entry, files) if row["model"] in models]
     return [row for row in rows if on_paper_hardware(serving.of(models[row["model"]]), row.get("gpus"))]
 
 

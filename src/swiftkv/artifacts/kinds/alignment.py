@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from swiftkv.artifacts.drawing import COLORS, COLUMN, STYLE, Drawing, headline, legend
 from swiftkv.artifacts.kind import Entry, Files, Kind
 from swiftkv.artifacts.kinds import early_exit
-from swiftkv.artifacts.records import Record, published_values, read_published, read_records
+from swiftkv.artifacts.records import Record, read_records, read_statements
 from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
 
@@ -29,7 +29,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     if not record.ok:
         raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
-    bounds = [row for row in published_values(read_published(files.get("published", ())), entry["name"]) if row["low"]]
+    bounds = [row for row in read_statements(entry, files) if row["low"]]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(COLUMN, 3.6), layout="constrained")
         headline(figure, heading(entry))

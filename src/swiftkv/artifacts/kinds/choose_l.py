@@ -83,23 +83,21 @@ def sentence(record: Record, budget: float) -> str:
 def starts(record: Record, budget: float) -> pd.DataFrame:
     """One row a start and l: KL with its error, top-1 agreement in percent, and whether l is the recommended one."""
     chosen = choose(record, budget)
-    rows = []
-    for start in STARTS:
-        for row in record.result["layers"]:
-            close = row[start]
-            rows.append(
-                {
-                    "model": record.model["name"],
-                    "title": record.model["title"],
-                    "start": start,
-                    "num_key_value_layers": row["num_key_value_layers"],
-                    "prefill_reduction_percent": 100 * row["prefill_reduction"],
-                    "kl": close["kl"]["value"],
-                    "kl_stderr": close["kl"]["stderr"],
-                    "top1_agreement": 100 * close["top1_agreement"]["value"],
-                    "recommended": start == "fitted" and row is chosen,
-                }
-            )
+    rows = [
+        {
+            "model": record.model["name"],
+            "title": record.model["title"],
+            "start": start,
+            "num_key_value_layers": row["num_key_value_layers"],
+            "prefill_reduction_percent": 100 * row["prefill_reduction"],
+            "kl": row[start]["kl"]["value"],
+            "kl_stderr": row[start]["kl"]["stderr"],
+            "top1_agreement": 100 * row[start]["top1_agreement"]["value"],
+            "recommended": start == "fitted" and row is chosen,
+        }
+        for start in STARTS
+        for row in record.result["layers"]
+    ]
     return pd.DataFrame(rows).astype({"kl_stderr": float})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,7 +13,7 @@ from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Published, Record, published_values, read_published, read_records
+from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
 from swiftkv.errors import UserError
 
 ROLES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -34,11 +33,8 @@ def players(config: Config, name: str, roles: Iterable[str], known: Collection[s
         model = config["roles"].get(role, role)
         if model is not None and model not in known:
             settings = config["models"][model]
-            found[model] = {
-                "name": model,
-                "title": settings["title"],
-                "published": settings.get("published", model),
-            }
+            title, published = settings["title"], settings.get("published", model)
+            found[model] = {"name": model, "title": title, "published": published}
     return list(found.values())
 
 
@@ -67,8 +63,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     groups = [("small", entry["models"])] + ([("large", entry["large_models"])] if entry["large_models"] else [])
     every = [model for _, models in groups for model in models]
     records = read_similarity(entry, files)
-    claims = published_values(read_published(files.get("published", ())), entry["name"])
-    curves = {name: simscores(models, records, claims) for name, models in groups}
+    curves = {name: simscores(models, records, read_statements(entry, files)) for name, models in groups}
     measured = [records[model["name"]] for model in every if model["name"] in records]
     matrices, single = bool(entry.get("matrices") and measured), len(every) == 1
     if matrices:
@@ -94,8 +89,8 @@ def make(entry: Entry, files: Files) -> Drawing:
 
 def read_similarity(entry: Entry, files: Files) -> dict[str, Record]:
     """Similarity records that have numbers, by model."""
-    paths: Sequence[Path] = files.get("similarity", ())
-    return {record.model["name"]: record for record in read_records(entry, paths, "similarity") if record.ok}
+    records = read_records(entry, files.get("similarity", ()), "similarity")
+    return {record.model["name"]: record for record in records if record.ok}
 
 
 def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Published] = ()) -> pd.DataFrame:
@@ -109,16 +104,13 @@ def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Pu
     stated = {(row["model"], row.get("layer")): row["low"] for row in exact}
     columns = ["model", "title", "num_hidden_layers", "layer", "depth_percent", "simscore", "simscore_published"]
     rows = []
-    for model in models:
-        if model["name"] not in records:
-            continue
+    for model in (model for model in models if model["name"] in records):
         record = records[model["name"]]
-        total = record.result["num_hidden_layers"]
+        head, total = (model["name"], record.model["title"]), record.result["num_hidden_layers"]
         for layer, score in enumerate(record.result["simscore"]):
             if score is not None:
-                theirs = stated.get((model["published"], layer))
-                depth = 100 * layer / total
-                rows.append((model["name"], record.model["title"], total, layer, depth, score, theirs))
+                published = stated.get((model["published"], layer))
+                rows.append((*head, total, layer, 100 * layer / total, score, published))
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -156,18 +148,12 @@ def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above
 def _pairs(records: Sequence[Record]) -> pd.DataFrame:
     """What the heat maps show: mean cosine similarity of the inputs of every two layers, one row a pair."""
     rows = [
-        {
-            "model": record.model["name"],
-            "title": record.model["title"],
-            "layer": layer,
-            "other_layer": other,
-            "similarity": value,
-        }
+        (record.model["name"], record.model["title"], layer, other, value)
         for record in records
         for layer, line in enumerate(record.result["pairwise"])
         for other, value in enumerate(line)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["model", "title", "layer", "other_layer", "similarity"])
 
 
 def _matrices(area, records: Sequence[Record], columns: int) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Published, Record, published_values, read_published, read_records
+from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, heading, show
 
@@ -58,7 +58,7 @@ def make(entry: Entry, files: Files) -> Table:
 def _statements(entry: Entry, files: Files) -> list[Published]:
     """What the sources state about the cost of training the models that ran."""
     ran = {model["published"] for model in entry["models"]}
-    rows = published_values(read_published(files.get("published", ())), entry["name"])
+    rows = read_statements(entry, files)
     return [row for row in rows if row["model"] in ran]
 
 
