@@ -11,12 +11,10 @@ from swiftkv.artifacts.serving import (
     check_comparable,
     heading,
     length_label,
-    read_serving,
     variant_of,
 )
 from swiftkv.artifacts.table import to_html, to_latex, to_markdown
 from swiftkv.errors import UserError
-from swiftkv.records import write_json
 from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
 CASES = [Case("baseline"), Case("merge-all-layers"), Case("swiftkv-50"), Case("swiftkv-50-across4"),
@@ -245,22 +243,15 @@ def test_lengths_are_written_as_in_the_paper():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda made: made.pop("weights"), "x.json is not a measurement file: it has no weights"),
-        (lambda made: made.pop("engine"), "x.json is not a measurement file: it has no engine"),
-        (lambda made: made.update(measure="latency"), "x.json is a latency record"),
-        (lambda made: made.update(result=None), "x.json has status 'ok' and no result"),
+        (lambda made: made.pop("weights"), "1.json is not a measurement file: it has no weights"),
+        (lambda made: made.pop("engine"), "1.json is not a measurement file: it has no engine"),
+        (lambda made: made.update(measure="latency"), "1.json is a latency record"),
+        (lambda made: made.update(result=None), "1.json has status 'ok' and no result"),
+        (lambda made: made, "1.json is a second measurement of llama-3.1-8b baseline auto p"),
     ],
 )
-def test_a_file_of_another_kind_is_named(tmp_path, change, sentence):
-    made = record("throughput", "p", "baseline", "auto", speed(1))
-    change(made)
-    write_json(tmp_path / "x.json", made)
+def test_a_file_of_another_kind_or_of_a_cell_that_has_one_is_named(tmp_path, change, sentence):
+    records = [record("throughput", "p", "baseline", "auto", speed(1)) for _ in range(2)]
+    change(records[1])
     with pytest.raises(UserError, match=sentence):
-        read_serving(entry("throughput", {}, CASES), {"serving": [tmp_path / "x.json"]}, "throughput")
-
-
-def test_two_files_for_one_cell_are_refused(tmp_path):
-    for name in ("a", "b"):
-        write_json(tmp_path / f"{name}.json", record("throughput", "p", "baseline", "auto", speed(1)))
-    with pytest.raises(UserError, match="b.json is a second measurement of llama-3.1-8b baseline auto p"):
-        read_records({}, [tmp_path / "a.json", tmp_path / "b.json"], "throughput")
+        read_records({}, saved(tmp_path, records), "throughput")
