@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.scored import Row, averaged_tasks
+from swiftkv.artifacts.scored import Row, Tasks, averaged_tasks, in_bits
 from swiftkv.errors import UserError
 
 ERRORS = 2  # standard errors from which on a difference is taken for one
@@ -23,16 +23,6 @@ class Difference(NamedTuple):
     def clear(self) -> bool:
         """Whether it is more than `ERRORS` standard errors above zero."""
         return self.stderr is not None and self.value > ERRORS * self.stderr
-
-
-def in_bits(task: Mapping[str, Any]) -> bool:
-    """Whether a task of the config is measured in bits per byte: no share of questions, and less is better."""
-    return task["metric"] == "bits_per_byte"
-
-
-def unit(task: Mapping[str, Any]) -> float:
-    """What a stored score is multiplied with: accuracies are fractions, shown in percent."""
-    return 1.0 if in_bits(task) else 100.0
 
 
 def difference(task: str, first: Record, second: Record) -> Difference:
@@ -74,7 +64,7 @@ def average_difference(averaged: Sequence[str], first: Row, second: Row) -> Diff
     return Difference(mean, math.sqrt(math.fsum(one.stderr**2 for one in found)) / len(found))
 
 
-def above_chance(found: Sequence[Row], baseline: Row | None, tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def above_chance(found: Sequence[Row], baseline: Row | None, tasks: Tasks) -> list[str]:
     """Tasks that every row has an accuracy in and the baseline is clearly better than guessing: what is averaged."""
 
     def clear(task: str) -> bool:

@@ -7,11 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swiftkv.artifacts.columns import Column, measured
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import MISSING, Record, Records, read_published, read_records
 from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
+
+Tasks = Mapping[str, Mapping[str, Any]]
+
+CLOSENESS = {  # factor, header and format of each measure of closeness
+    "kl": (1, "KL to teacher,\nnats a token", ".4f"),
+    "top1_agreement": (100, "Top-1\nagreement, %", ".2f"),
+    "perplexity": (1, "Perplexity", ".2f"),
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,11 @@ class Row:
             return None
         return 1 - (1 - saved) / 2 if self.kv_cache == "fp8" else saved
 
+    @property
+    def prefill_reduction(self) -> float:
+        """The share of layers a prompt skips."""
+        return self.spec["prefill_reduction"] if self.spec else 0.0
+
     def score(self, task: str) -> Record | None:
         """The record of a task that has a value."""
         record = self.scores.get(task)
@@ -64,6 +78,13 @@ class Row:
     def reason(self, record: Record | None) -> str:
         """Why a cell has no value."""
         return (record or {}).get("reason") or self.absent or "not measured"
+
+    @property
+    def head(self) -> dict[str, str | None]:
+        """The first cells of its line."""
+        part = {} if self.part is None else {"part": self.part}
+        names = {"model": self.model["name"], "title": self.model["title"]}
+        return {**names, **part, "variant": self.variant, "kv_cache": self.kv_cache}
 
 
 def one_form(entry: Entry) -> None:
@@ -160,6 +181,56 @@ def average(row: Row, averaged: Sequence[str]) -> tuple[float | None, float | No
     return mean, 100 * math.sqrt(sum(result["stderr"] ** 2 for result in results)) / len(results)
 
 
+def in_bits(task: Mapping[str, Any]) -> bool:
+    """Whether a task of the config is measured in bits per byte: no share of questions, and less is better."""
+    return task["metric"] == "bits_per_byte"
+
+
+def unit(task: Mapping[str, Any]) -> float:
+    """What a stored score is multiplied with: accuracies are fractions, shown in percent."""
+    return 1.0 if in_bits(task) else 100.0
+
+
+def score_cells(row: Row, task: str, tasks: Tasks) -> dict[str, Any]:
+    """Cells of one task: its score in percent or bits per byte, the questions, and the reason where there is none."""
+    result = (row.score(task) or {}).get("result")
+    gap = None if result else row.reason(row.scores.get(task))
+    return {**measured(task, result, unit(tasks[task])), f"{task}_n": result and result["n"], f"_{task}": gap}
+
+
+def average_cells(row: Row, averaged: Sequence[str]) -> dict[str, Any]:
+    """Cells of the average: its value and error in percent, the tasks it is over, and the reason where there is none."""
+    mean, error = average(row, averaged)
+    unscored = next((record for record in row.scores.values() if record["status"] != "ok"), None)
+    gap = None if mean is not None else row.reason(unscored)
+    return {"average": mean, "average_stderr": error, "average_tasks": " ".join(averaged), "_average": gap}
+
+
+def closeness_cells(row: Row, *, start: bool = False) -> dict[str, float | None]:
+    """Cells of every measure of closeness to the teacher; with `start` also from before training."""
+    cells = {}
+    for measure, (scale, _, _) in CLOSENESS.items():
+        cells |= measured(measure, row.closeness.get(measure), scale)
+        cells |= measured(f"start_{measure}", (row.closeness.get("start") or {}).get(measure), scale) if start else {}
+    return cells
+
+
+def missing(row: Row, tasks: Iterable[str]) -> list[str]:
+    """The tasks without a score, each with its reason."""
+    return [f"{task}: {row.reason(row.scores.get(task))}" for task in tasks if not row.score(task)]
+
+
+def task_columns(found: Sequence[Row], tasks: Tasks, digits: int) -> list[Column]:
+    """A column a task, with its shots and questions."""
+    columns = []
+    for task, asked in tasks.items():
+        sizes = sorted({record["result"]["n"] for row in found if (record := row.score(task))})
+        lines = [asked["title"], *(["bits a byte"] if in_bits(asked) else []), f"{asked['shots']}-shot"]
+        lines += [f"n = {'/'.join(f'{size:,}' for size in sizes)}"] if sizes else []
+        columns.append(Column("\n".join(lines), task, f".{3 if in_bits(asked) else digits}f", why=f"_{task}"))
+    return columns
+
+
 def published_average(row: Row, tasks: Sequence[str], averaged: Sequence[str]) -> tuple[float | None, bool]:
     """The published average over `averaged` tasks (all of them if nothing was scored), and whether it is the printed one."""
     theirs, averaged = row.published or {}, averaged or tasks
@@ -197,7 +268,7 @@ def percent_published(value: float | None, theirs: Mapping[str, Any], tasks: Ite
     return f"{value:.{digits}f}"
 
 
-def average_note(averaged: Sequence[str], tasks: Mapping[str, Mapping[str, Any]], of: str = "") -> str | None:
+def average_note(averaged: Sequence[str], tasks: Tasks, of: str = "") -> str | None:
     """Which tasks an average is over; None where it is over none."""
     if not averaged:
         return None
@@ -206,7 +277,7 @@ def average_note(averaged: Sequence[str], tasks: Mapping[str, Mapping[str, Any]]
     return text + (f"; without {enumeration(left_out)}." if left_out else ".")
 
 
-def subsets_note(found: Sequence[Row], tasks: Mapping[str, Mapping[str, Any]]) -> str:
+def subsets_note(found: Sequence[Row], tasks: Tasks) -> str:
     """How many of a task's questions were asked."""
     where = "Prompts, metrics and data sources stand in the score files, those of the paper's tasks also in Table B.1."
     records = {task: record for task in tasks for row in found if (record := row.score(task))}
@@ -228,7 +299,7 @@ def subsets_note(found: Sequence[Row], tasks: Mapping[str, Mapping[str, Any]]) -
     )
 
 
-def backends_note(scores: Iterable[Record], tasks: Mapping[str, Mapping[str, Any]]) -> str | None:
+def backends_note(scores: Iterable[Record], tasks: Tasks) -> str | None:
     """Which answers vLLM generated, and of the same tasks which it did not; None where it generated none."""
     vllm: dict[str, None] = {}
     others: dict[str, dict[str, None]] = {}
