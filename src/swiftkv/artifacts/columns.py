@@ -17,6 +17,7 @@ from swiftkv.artifacts.kind import Entry
 from swiftkv.artifacts.records import MISSING, OOM
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import heading, with_error
+from swiftkv.statistics import Difference
 
 Line = Mapping[str, Any]
 
@@ -51,11 +52,11 @@ class Column:
         )
 
 
-def measured(name: str, result: Mapping[str, Any] | None, scale: float = 1.0) -> dict[str, float | None]:
+def measured(name: str, result: Mapping[str, Any] | Difference | None, scale: float = 1.0) -> dict[str, float | None]:
     """The cells NAME and NAME_stderr of a result's `value` and `stderr`; None where there is none."""
-    result = result or {}
-    numbers = {name: result.get("value"), f"{name}_stderr": result.get("stderr")}
-    return {key: None if number is None else scale * number for key, number in numbers.items()}
+    numbers = result if isinstance(result, tuple) else ((result or {}).get(key) for key in ("value", "stderr"))
+    cells = zip((name, f"{name}_stderr"), numbers, strict=True)
+    return {key: None if number is None else scale * number for key, number in cells}
 
 
 def models(lines: Iterable[Line]) -> list[Column]:

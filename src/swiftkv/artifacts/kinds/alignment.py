@@ -14,7 +14,7 @@ from swiftkv.artifacts.columns import measured
 from swiftkv.artifacts.drawing import COLORS, COLUMN, STYLE, Drawing, headline, legend
 from swiftkv.artifacts.kind import Entry, Files, Kind
 from swiftkv.artifacts.kinds import early_exit
-from swiftkv.artifacts.records import Record, published_values, read_published, read_records, reason
+from swiftkv.artifacts.records import Record, published_values, read_published, read_records
 from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
 
@@ -26,9 +26,9 @@ def make(entry: Entry, files: Files) -> Drawing:
         UserError: a file that cannot be read, or nothing measured.
     """
     (model,), ((variant, _),) = entry["models"], entry["cases"]
-    record = read_records(files.get("early_exit", ()), "early_exit").find(model["name"], variant)
-    if record is None or record["status"] != "ok":
-        raise UserError(f"{entry['name']} has nothing to draw: {reason(entry, record, model['name'], variant)}")
+    record = read_records(entry, files.get("early_exit", ()), "early_exit").find(model["name"], variant)
+    if not record.ok:
+        raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
     bounds = [row for row in published_values(read_published(files.get("published", ())), entry["name"]) if row["low"]]
     with matplotlib.rc_context(STYLE):
@@ -66,15 +66,15 @@ def make(entry: Entry, files: Files) -> Drawing:
 
 def _frame(record: Record) -> pd.DataFrame:
     """What is drawn: one row a bin, its share of all positions and the agreement there, in percent."""
-    alignment = record["result"]["alignment"]
+    alignment = record.result["alignment"]
     total = alignment["all"]["positions"]
     rows: list[dict[str, Any]] = []
     for part in alignment["bins"]:
         rows.append(
             {
-                "model": record["model"]["name"],
-                "title": record["model"]["title"],
-                "variant": record["variant"],
+                "model": record.model["name"],
+                "title": record.model["title"],
+                "variant": record.variant,
                 "kv_cache": "auto",
                 "confidence_from": part["confidence_from"],
                 "confidence_to": part["confidence_to"],

@@ -9,7 +9,7 @@ import pandas as pd
 
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.kinds import early_exit
-from swiftkv.artifacts.records import MISSING, published_values, read_published, read_records, reason
+from swiftkv.artifacts.records import MISSING, published_values, read_published, read_records
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
@@ -34,10 +34,9 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
 def make(entry: Entry, files: Files) -> Table:
     """One panel a question: the answer with early exit, the one at full depth, and the published one."""
     (model,), ((variant, _),) = entry["models"], entry["cases"]
-    record = read_records(files.get("early_exit", ()), "early_exit").find(model["name"], variant)
-    ok = record is not None and record["status"] == "ok"
-    given = {row["question"]: row for row in record["result"]["answers"]} if ok else {}
-    missing = None if ok else reason(entry, record, model["name"], variant)
+    record = read_records(entry, files.get("early_exit", ()), "early_exit").find(model["name"], variant)
+    given = {row["question"]: row for row in record.result.get("answers", ())}
+    missing = None if record.ok else record.why
     statements = published_values(read_published(files.get("published", ())), entry["name"])
     values, panels, footnotes = [], [], Footnotes()
     for question in entry["questions"]:
@@ -49,8 +48,7 @@ def make(entry: Entry, files: Files) -> Table:
                 rows.append({**head, **_published(answer, row["note"])})
         values += rows
         panels.append(Panel(pd.DataFrame([_cells(row, footnotes) for row in rows]), question))
-    settings = record["settings"] if ok else {}
-    cut = f", at most {settings['max_new_tokens']} tokens" if ok else ""
+    cut = f", at most {record.settings['max_new_tokens']} tokens" if record.ok else ""
     notes = [
         f"Greedy decoding{cut}. Exited: of the tokens after the first, which prefill predicts, those that left at layer l "
         f"because the early exit's largest probability was above {100 * entry['threshold']:g} %.",

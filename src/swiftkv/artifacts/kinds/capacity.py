@@ -13,14 +13,9 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
-    conditions,
     heading,
-    limit,
     ratio,
     read_serving,
-    status,
-    value_of,
 )
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
@@ -46,7 +41,7 @@ def make(entry: Entry, files: Files) -> Table:
             row = _values(serving, model, case)
             values.append(row)
             tokens, size = row["kv_cache_tokens"], row["kv_cache_bytes"]
-            empty = "" if tokens else f"{absent(_record(serving, model, case))} {footnotes.mark(row['reason'])}"
+            empty = "" if tokens else f"{_record(serving, model, case).blank} {footnotes.mark(row['reason'])}"
             printed.append({
                 **({"Model": serving.title(model)} if len(serving.models) > 1 else {}),
                 "Variant": serving.label(case, kv_format=False),
@@ -75,23 +70,23 @@ def make(entry: Entry, files: Files) -> Table:
 def _values(serving: Serving, model: str, case: Case) -> dict[str, Any]:
     """A line of the CSV: one model and case."""
     record, base = _record(serving, model, case), _record(serving, model, BASELINE)
-    tokens, size = value_of(record, "kv_cache_tokens"), value_of(record, "kv_cache_bytes")
-    base_tokens, base_size = value_of(base, "kv_cache_tokens"), value_of(base, "kv_cache_bytes")
+    tokens, size = record.value("kv_cache_tokens"), record.value("kv_cache_bytes")
+    base_tokens, base_size = base.value("kv_cache_tokens"), base.value("kv_cache_bytes")
     if size and base_size:
         gain = ratio(tokens / size, base_tokens / base_size)
     else:
         gain = ratio(tokens, base_tokens)
-    bound = limit(record, "capacity_limit")
+    bound = record.limit("capacity_limit")
     return {
         "model": model,
         "title": serving.title(model),
         "point": serving.points[0],
         "variant": case.variant,
         "kv_cache": case.kv_cache,
-        "status": status(record),
-        "reason": None if tokens else serving.reason(serving.points[0], model, case),
-        "conditions": conditions([record]) if record else None,
-        "weights": record["weights"] if record else None,
+        "status": record.status,
+        "reason": None if tokens else record.why,
+        "conditions": record.conditions() or None,
+        "weights": record.weights,
         "kv_cache_tokens": tokens,
         "kv_cache_bytes": size,
         "kv_bytes_per_token": ratio(size, tokens),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
@@ -30,7 +33,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     Raises:
         UserError: a file that cannot be read, or nothing measured.
     """
-    records = [record for record in read_records(files["starts"], "starts") if record["status"] == "ok"]
+    records = [record for record in read_records(entry, files["starts"], "starts") if record.ok]
     if not records:
         raise UserError(f"{entry['name']} has nothing to draw: no start was measured")
     data = pd.concat([starts(record, entry["budget"]) for record in records], ignore_index=True)
@@ -62,18 +65,18 @@ def make(entry: Entry, files: Files) -> Drawing:
     return Drawing(figure, data)
 
 
-def choose(record: Record, budget: float) -> Record | None:
+def choose(record: Record, budget: float) -> Mapping[str, Any] | None:
     """The smallest l whose fitted start has a KL of at most `budget` nats a token; None if no l has."""
-    within = [row for row in record["result"]["layers"] if row["fitted"]["kl"]["value"] <= budget]
+    within = [row for row in record.result["layers"] if row["fitted"]["kl"]["value"] <= budget]
     return min(within, key=lambda row: row["num_key_value_layers"], default=None)
 
 
 def sentence(record: Record, budget: float) -> str:
     """What the budget recommends for a model."""
-    title, chosen = record["model"]["title"], choose(record, budget)
+    title, chosen = record.model["title"], choose(record, budget)
     if chosen is None:
         return f"{title}: no l measured stays within {budget:g} nats a token before training."
-    total, layer = record["result"]["num_hidden_layers"], chosen["num_key_value_layers"]
+    total, layer = record.result["num_hidden_layers"], chosen["num_key_value_layers"]
     return (
         f"{title}: l = {layer} of {total} is the smallest within the budget (circle), a prefill reduction of "
         f"{100 * chosen['prefill_reduction']:.1f} %."
@@ -85,12 +88,12 @@ def starts(record: Record, budget: float) -> pd.DataFrame:
     chosen = choose(record, budget)
     rows = []
     for start in STARTS:
-        for row in record["result"]["layers"]:
+        for row in record.result["layers"]:
             close = row[start]
             rows.append(
                 {
-                    "model": record["model"]["name"],
-                    "title": record["model"]["title"],
+                    "model": record.model["name"],
+                    "title": record.model["title"],
                     "start": start,
                     "num_key_value_layers": row["num_key_value_layers"],
                     "prefill_reduction_percent": 100 * row["prefill_reduction"],

@@ -13,14 +13,9 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
-    conditions,
-    engine,
     heading,
     ratio,
     read_serving,
-    status,
-    value_of,
 )
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
@@ -46,7 +41,7 @@ def make(entry: Entry, files: Files) -> Table:
             times.append(
                 {
                     **head,
-                    "Mode": (engine(record, "compilation") if record else None) or MISSING,
+                    "Mode": (record.engine.get("compilation")) or MISSING,
                     **{_column(row): _time(row, record, footnotes) for row in rows},
                 }
             )
@@ -70,7 +65,7 @@ def _values(serving: Serving, model: str, case: Case, size: int) -> dict[str, An
     point = serving.points[0]
     record = serving.find(point, model, case)
     median, lowest, highest = _at(record, size)
-    reason = "not measured at this batch size" if status(record) == "ok" else serving.reason(point, model, case)
+    reason = "not measured at this batch size" if record.status == "ok" else record.why
     base, base_lowest, base_highest = _at(serving.find(point, model, BASELINE), size)
     return {
         "model": model,
@@ -78,12 +73,12 @@ def _values(serving: Serving, model: str, case: Case, size: int) -> dict[str, An
         "point": point,
         "variant": case.variant,
         "kv_cache": case.kv_cache,
-        "status": status(record),
+        "status": record.status,
         "reason": None if median is not None else reason,
         "batch_size": size,
         "input_tokens": serving.entry["points"][point].get("input_tokens"),
-        "conditions": conditions([record]) if record else None,
-        "mode": engine(record, "compilation") if record else None,
+        "conditions": record.conditions() or None,
+        "mode": record.engine.get("compilation"),
         "tpot_ms": median,
         "tpot_ms_min": lowest,
         "tpot_ms_max": highest,
@@ -93,9 +88,9 @@ def _values(serving: Serving, model: str, case: Case, size: int) -> dict[str, An
     }
 
 
-def _at(record: Record | None, size: int) -> tuple[float | None, float | None, float | None]:
+def _at(record: Record, size: int) -> tuple[float | None, float | None, float | None]:
     """Median, fastest and slowest time at a batch size; None where it was not measured."""
-    times, sizes = value_of(record, "tpot_ms"), value_of(record, "batch_sizes") or []
+    times, sizes = record.value("tpot_ms"), record.value("batch_sizes") or []
     if not times or size not in sizes:
         return None, None, None
     return tuple(times[name][sizes.index(size)] for name in ("median", "min", "max"))
@@ -105,10 +100,10 @@ def _column(row: dict[str, Any]) -> str:
     return f"{row['batch_size']:,}"
 
 
-def _time(row: dict[str, Any], record: Record | None, footnotes: Footnotes) -> str:
+def _time(row: dict[str, Any], record: Record, footnotes: Footnotes) -> str:
     if row["tpot_ms"] is not None:
         return show(row["tpot_ms"], 3)
-    return f"{absent(record)} {footnotes.mark(row['reason'])}"
+    return f"{record.blank} {footnotes.mark(row['reason'])}"
 
 
 def _times(row: dict[str, Any]) -> str:

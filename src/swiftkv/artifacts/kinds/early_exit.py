@@ -9,7 +9,7 @@ from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, measured, models, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import Record, read_records, reason
+from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, variant_label
 from swiftkv.errors import UserError
@@ -38,12 +38,10 @@ def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
 
 def make(entry: Entry, files: Files) -> Table:
     """One row a model and variant."""
-    records = read_records(files.get("early_exit", ()), "early_exit")
+    records = read_records(entry, files.get("early_exit", ()), "early_exit")
     footnotes = Footnotes()
     lines = [
-        _line(entry, model, variant, records.find(model["name"], variant))
-        for model in entry["models"]
-        for variant, _ in entry["cases"]
+        _line(model, records.find(model["name"], variant)) for model in entry["models"] for variant, _ in entry["cases"]
     ]
     columns = [
         *models(lines),
@@ -74,20 +72,19 @@ def make(entry: Entry, files: Files) -> Table:
     return table(entry, lines, [panel], notes, footnotes)
 
 
-def _line(entry: Entry, model: Mapping[str, Any], variant: str, record: Record | None) -> dict[str, Any]:
+def _line(model: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """A line of the CSV; shares are in percent, times in milliseconds a token."""
-    ok = record is not None and record["status"] == "ok"
-    alignment, decoding = (record["result"][part] if ok else {} for part in ("alignment", "decoding"))
+    alignment, decoding = (record.value(part) or {} for part in ("alignment", "decoding"))
     sure, every = alignment.get("above_threshold") or {}, alignment.get("all") or {}
     seconds = decoding.get("seconds_per_token") or {}
     return {
         "model": model["name"],
         "title": model["title"],
-        "variant": variant,
+        "variant": record.variant,
         "kv_cache": "auto",
-        "threshold": record["settings"]["threshold"] if ok else None,
+        "threshold": record.settings["threshold"] if record.ok else None,
         "positions": every.get("positions"),
-        "sure_percent": 100 * sure["positions"] / every["positions"] if ok else None,
+        "sure_percent": 100 * sure["positions"] / every["positions"] if record.ok else None,
         **measured("sure_alignment_percent", sure.get("agreement"), 100),
         **measured("alignment_percent", every.get("agreement"), 100),
         "prompts": decoding.get("prompts"),
@@ -95,8 +92,8 @@ def _line(entry: Entry, model: Mapping[str, Any], variant: str, record: Record |
         **{f"{way}_ms": 1000 * seconds[way] if seconds.get(way) else None for way in ("full_depth", "early_exit")},
         **measured("time_ratio", decoding.get("time_ratio")),
         **measured("equal_tokens_percent", decoding.get("equal_tokens"), 100),
-        "missing": None if ok else reason(entry, record, model["name"], variant),
-        "_label": variant_label(record["spec"]) if ok else variant,
+        "missing": None if record.ok else record.why,
+        "_label": variant_label(record.spec) if record.ok else record.variant,
     }
 
 

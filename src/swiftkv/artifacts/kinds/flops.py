@@ -10,7 +10,7 @@ import pandas as pd
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import Record, read_published
+from swiftkv.artifacts.records import Published, read_published
 from swiftkv.artifacts.table import Panel, Table
 from swiftkv.artifacts.text import heading, percent, show, significant, variant_label
 from swiftkv.cost import GIBI, GIGA, cost_record
@@ -117,7 +117,7 @@ def _cost(entry: Entry, files: Files) -> tuple[dict[str, Any], list[str]]:
 
 
 def _counted(
-    entry: Entry, record: Record, count: _Count, published: Mapping[str, Record]
+    entry: Entry, record: Mapping[str, Any], count: _Count, published: Mapping[str, Published]
 ) -> tuple[list[dict[str, Any]], Panel, list[str]]:
     """CSV rows, printed panel and notes of the source's count, published rows below ours."""
     cells_of = count.cells if published else _unrounded(count.titles)
@@ -166,7 +166,7 @@ def _counted(
     return values, Panel(pd.DataFrame(printed), caption, tuple(rules)), notes
 
 
-def _exact(record: Record, values: list[dict[str, Any]]) -> list[Panel]:
+def _exact(record: Mapping[str, Any], values: list[dict[str, Any]]) -> list[Panel]:
     """The panels of the exact count and of the limits; their numbers are added to the CSV rows."""
     unit, scale = _unit(record)
     exact, limit_rows = [], []
@@ -218,19 +218,19 @@ def _unrounded(titles: Mapping[str, str]) -> Cells:
     return cells
 
 
-def _unit(record: Record) -> tuple[str, int]:
+def _unit(record: Mapping[str, Any]) -> tuple[str, int]:
     """The printed unit and its size in FLOPs."""
     small = sum(_baseline(record)["published_gflops"].values()) < 1
     return ("MFLOPs", 10**6) if small else ("GFLOPs", GIGA)
 
 
-def _baseline(record: Record) -> Mapping[str, Any]:
+def _baseline(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The unchanged model's cost; the first variant's where the table has no baseline."""
     costs = list(record["variants"].values())
     return next((cost for cost in costs if cost["spec"] is None), costs[0])
 
 
-def _counting_note(record: Record) -> str:
+def _counting_note(record: Mapping[str, Any]) -> str:
     """How the paper counts."""
     unit, scale = _unit(record)
     arch, gflops = record["architecture"], _baseline(record)["published_gflops"]
@@ -245,7 +245,7 @@ def _counting_note(record: Record) -> str:
     )
 
 
-def _rounding_note(record: Record, count: _Count) -> str:
+def _rounding_note(record: Mapping[str, Any], count: _Count) -> str:
     """How the source rounds, and what that does to the totals."""
     baseline = _baseline(record)["published_gflops"]
     exact_base, base = sum(baseline.values()), count.cells(baseline)["total"]
@@ -263,7 +263,7 @@ def _rounding_note(record: Record, count: _Count) -> str:
     )
 
 
-def _exact_notes(record: Record) -> list[str]:
+def _exact_notes(record: Mapping[str, Any]) -> list[str]:
     tokens = f"{record['sequence_length']:,}"
     return [
         f"(b) counts only what has to be computed for a prompt of {tokens} tokens: no FLOPs for the embedding look-up, "

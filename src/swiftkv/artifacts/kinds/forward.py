@@ -36,15 +36,10 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
     captions,
-    conditions,
     length_label,
-    limit,
     ratio,
     read_serving,
-    status,
-    value_of,
 )
 
 
@@ -75,7 +70,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         axes = figure.subplots(1, 3 if similar else 2, width_ratios=(1.25, 1, 1) if similar else (1, 1))
         times, gains = axes[-2:]
         if similar:
-            curves = simscores(similar, read_similarity(files))
+            curves = simscores(similar, read_similarity(entry, files))
             draw_simscores(axes[0], entry, similar, curves)
             data = pd.concat(
                 [curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True
@@ -101,7 +96,7 @@ def frame(serving: Serving) -> pd.DataFrame:
     rows = []
     for case in serving.cases:
         record = serving.find(point, model, case)
-        bound = limit(record, "prefill_speedup_limit")
+        bound = record.limit("prefill_speedup_limit")
         found = _times(record)
         fastest = _times(record, "min")
         for tokens in found or [None]:
@@ -111,24 +106,24 @@ def frame(serving: Serving) -> pd.DataFrame:
                 "point": point,
                 "variant": case.variant,
                 "kv_cache": case.kv_cache,
-                "status": status(record),
-                "reason": None if found else serving.reason(point, model, case),
-                "conditions": conditions([record]) if record else None,
+                "status": record.status,
+                "reason": None if found else record.why,
+                "conditions": record.conditions() or None,
                 "batch_tokens": tokens,
                 "milliseconds": _milli(found.get(tokens)),
                 "milliseconds_min": _milli(fastest.get(tokens)),
                 "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
                 "speedup": ratio(base.get(tokens), found.get(tokens)),
                 "speedup_limit": bound,
-                "what": value_of(record, "what"),
+                "what": record.value("what"),
             })  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _times(record: Record | None, statistic: str = "median") -> dict[int, float]:
+def _times(record: Record, statistic: str = "median") -> dict[int, float]:
     """Seconds by tokens in the batch."""
-    seconds = (value_of(record, "seconds") or {}).get(statistic)
-    return dict(zip(value_of(record, "batch_tokens"), seconds, strict=True)) if seconds else {}
+    seconds = (record.value("seconds") or {}).get(statistic)
+    return dict(zip(record.value("batch_tokens"), seconds, strict=True)) if seconds else {}
 
 
 def _milli(seconds: float | None) -> float | None:
@@ -137,7 +132,7 @@ def _milli(seconds: float | None) -> float | None:
 
 def _label(serving: Serving, case: Case) -> str:
     record = serving.find(serving.points[0], serving.models[0], case)
-    return serving.label(case) + ("" if _times(record) else f": {absent(record)}")
+    return serving.label(case) + ("" if _times(record) else f": {record.blank}")
 
 
 def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:

@@ -18,13 +18,9 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
     conditions,
-    engine,
     ratio,
     read_serving,
-    status,
-    value_of,
 )
 
 _LIMITS = {
@@ -80,16 +76,16 @@ def frame(serving: Serving) -> pd.DataFrame:
                     "model": model,
                     "title": serving.title(model),
                     "point": point,
-                    "mode": engine(record, "compilation") if record else None,
-                    "prefix_caching": engine(record, "prefix_caching") if record else None,
+                    "mode": record.engine.get("compilation"),
+                    "prefix_caching": record.engine.get("prefix_caching"),
                     "workload": workload,
                     "source": source.get("id"),
                     "resolved": source.get("resolved"),
                     "variant": case.variant,
                     "kv_cache": case.kv_cache,
-                    "status": status(record),
-                    "reason": None if found else serving.reason(point, model, case),
-                    "conditions": conditions([record]) if record else None,
+                    "status": record.status,
+                    "reason": None if found else record.why,
+                    "conditions": record.conditions() or None,
                     **{f"{name}_limit_ms": asked["goodput"].get(name) for name in _LIMITS},
                     **{name: source.get(name) for name in ("mean_input_tokens", "mean_output_tokens", "repeated")},
                 }
@@ -114,7 +110,7 @@ def frame(serving: Serving) -> pd.DataFrame:
 
 def _found(serving: Serving, point: str, case: Case, workload: str) -> dict[str, Any] | None:
     """What was measured of a workload; None where nothing was."""
-    return (value_of(serving.find(point, serving.models[0], case), "workloads") or {}).get(workload)
+    return (serving.find(point, serving.models[0], case).value("workloads") or {}).get(workload)
 
 
 def _error(found: dict[str, Any] | None) -> float | None:
@@ -143,7 +139,7 @@ def _ratio(serving: Serving, point: str, case: Case, workload: str) -> tuple[flo
 def _bar(serving: Serving, point: str, case: Case, workload: str) -> Bar:
     found = _found(serving, point, case, workload)
     if found is None:
-        return Bar(None, note=absent(serving.find(point, serving.models[0], case)))
+        return Bar(None, note=serving.find(point, serving.models[0], case).blank)
     gain, error = _ratio(serving, point, case, workload)
     sign = "" if found["bounded"] else "≥ "
     text = f"{sign}{found['goodput']:.3g}"
@@ -161,14 +157,14 @@ def _mode(serving: Serving, point: str) -> str:
     """How the engine ran at a point: as it said itself, else as it was asked to."""
     records = serving.of(serving.models[0], [point])
     settings = serving.entry["points"][point]
-    mode = next((engine(record, "compilation") for record in records if engine(record, "compilation")), None)
+    mode = next((record.engine.get("compilation") for record in records if record.engine.get("compilation")), None)
     caching = "with" if settings.get("prefix_caching") else "without"
     return f"{mode or point},\n{caching} prefix caching".replace(", CUDA", ",\nCUDA")
 
 
 def _machine(records: Sequence[Record]) -> str:
-    parts = [conditions(records, software=False), *{f"vLLM {engine(record, 'vllm')}" for record in records}]
-    if any(record["weights"] == "dummy" for record in records):
+    parts = [conditions(records, software=False), *{f"vLLM {record.engine.get('vllm')}" for record in records}]
+    if any(record.dummy for record in records):
         parts.append("dummy weights")
     return ", ".join(filter(None, parts))
 

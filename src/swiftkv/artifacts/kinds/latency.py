@@ -33,15 +33,10 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
     captions,
-    conditions,
-    limit,
     ratio,
     read_claims,
     read_serving,
-    status,
-    value_of,
     with_claims,
 )
 
@@ -55,8 +50,8 @@ class _Series:
 
     point: str
     case: Case
-    record: Record | None
-    base: Record | None
+    record: Record
+    base: Record
     label: str
     appearance: Look
 
@@ -66,18 +61,18 @@ class _Series:
 
     @property
     def highest(self) -> float | None:
-        return value_of(self.record, "highest_sustained_rate")
+        return self.record.value("highest_sustained_rate")
 
     @property
     def highest_limit(self) -> float | None:
         """The baseline's highest sustained rate times the request speed-up that the FLOP count allows."""
-        bound = limit(self.record)
+        bound = self.record.limit()
         return self.base_highest * bound if self.base_highest and bound and self.case != BASELINE else None
 
     @property
     def base_highest(self) -> float | None:
         """The baseline's highest sustained rate; None where it sustained all that were tried."""
-        return value_of(self.base, "highest_sustained_rate") if _bounded(self.base) else None
+        return self.base.value("highest_sustained_rate") if _bounded(self.base) else None
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
@@ -134,18 +129,18 @@ def frame(serving: Serving) -> pd.DataFrame:
                 "variant": case.variant,
                 "kv_cache": case.kv_cache,
                 "speculative": _speculative(serving.entry, point),
-                "status": status(series.record),
-                "reason": None if series.rates else serving.reason(point, model, case),
+                "status": series.record.status,
+                "reason": None if series.rates else series.record.why,
                 "input_tokens": settings["input_tokens"],
-                "conditions": conditions([series.record]) if series.record else None,
+                "conditions": series.record.conditions() or None,
             }
             tail = {
                 "highest_sustained_rate": series.highest,
                 "boundary_found": _bounded(series.record) if series.rates else None,
                 "highest_sustained_rate_limit": series.highest_limit,
                 "sustained_rate_speedup": ratio(series.highest, series.base_highest),
-                "request_speedup_limit": limit(series.record),
-                "criterion": value_of(series.record, "criterion"),
+                "request_speedup_limit": series.record.limit(),
+                "criterion": series.record.value("criterion"),
             }
             grid = {each["request_rate"]: each for each in _rates(series.base)}
             for rate in series.rates or [{}]:
@@ -170,8 +165,10 @@ def _series(serving: Serving, point: str, case: Case) -> _Series:
     model = serving.models[0]
     second = _speculative(serving.entry, point)
     if serving.entry.get("together"):  # all are held against the baseline without speculation
-        plain = [name for name in serving.points if not _speculative(serving.entry, name)]
-        base = next((found for name in plain if (found := serving.find(name, model, BASELINE))), None)
+        bases = [
+            serving.find(name, model, BASELINE) for name in serving.points if not _speculative(serving.entry, name)
+        ]
+        base = next((record for record in bases if record.exists), serving.find("", model, BASELINE))
     else:
         base = serving.find(point, model, BASELINE)
     method = (serving.entry["points"][point].get("speculative") or {}).get("method")
@@ -179,11 +176,11 @@ def _series(serving: Serving, point: str, case: Case) -> _Series:
     return _Series(point, case, serving.find(point, model, case), base, label, look(*case, second))
 
 
-def _rates(record: Record | None) -> list[dict[str, Any]]:
-    return sorted(value_of(record, "rates") or [], key=lambda rate: rate["request_rate"])
+def _rates(record: Record) -> list[dict[str, Any]]:
+    return sorted(record.value("rates") or [], key=lambda rate: rate["request_rate"])
 
 
-def _bounded(record: Record | None) -> bool:
+def _bounded(record: Record) -> bool:
     """Whether a rate was measured that could not be sustained; else the highest sustained one is a lower bound."""
     return any(not rate.get("sustained", True) for rate in _rates(record))
 
@@ -206,7 +203,7 @@ def _curves(axis, series: Sequence[_Series], metric: str) -> None:
     absences = []
     for each in series:
         if not each.rates:
-            absences.append(f"{each.label}: {absent(each.record)}")
+            absences.append(f"{each.label}: {each.record.blank}")
             continue
         color, rates = each.appearance.color, [rate["request_rate"] for rate in each.rates]
         median, p99 = ([_number(rate[metric][name]) for rate in each.rates] for name in ("median", "p99"))
@@ -234,7 +231,7 @@ def _number(value: float | None) -> float:
 
 def _highest_bar(each: _Series) -> Bar:
     if not each.rates:
-        return Bar(None, note=absent(each.record))
+        return Bar(None, note=each.record.blank)
     if each.highest is None:
         return Bar(None, note="none")
     gain = ratio(each.highest, each.base_highest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,8 @@ import pandas as pd
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, measured, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.paired import ERRORS, above_chance, average_difference, row_difference
-from swiftkv.artifacts.records import MISSING, Record, read_published
+from swiftkv.artifacts.paired import above_chance, average_difference, row_difference
+from swiftkv.artifacts.records import MISSING, Published, read_published
 from swiftkv.artifacts.scored import (
     Row,
     Tasks,
@@ -30,6 +31,7 @@ from swiftkv.artifacts.scored import (
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
+from swiftkv.statistics import ERRORS
 
 CARDS = "resources/published"
 
@@ -68,7 +70,7 @@ def make(entry: Entry, files: Files) -> Table:
     columns.append(Column("Avg.", "average", f".{digits}f"))
     differences = [Column(column.header, f"{column.value}_difference", f"+{column.text}") for column in columns]
     scores = [
-        replace(column, below=lambda line, apart=apart: apart.cell(line, footnotes))
+        replace(column, below=partial(apart.cell, footnotes=footnotes))
         for column, apart in zip(columns, differences, strict=True)
     ]
     lines = [_line(row, tasks, averaged) for row in cases]
@@ -96,7 +98,7 @@ def make(entry: Entry, files: Files) -> Table:
             for column in columns
             if column.value == card["task"]
         )
-        cards.append(_card(card, baseline.score(card["task"])["result"], tasks[card["task"]]["title"], here))
+        cards.append(_card(card, baseline.scores[card["task"]].result, tasks[card["task"]]["title"], here))
     if cards:
         caption = f"({'c' if steps else 'b'}) The baseline beside its published scores"
         panels.append(Panel(pd.DataFrame(cards), caption))
@@ -121,17 +123,15 @@ def _line(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
     line = {"row": "measured", **row.head, "against": None}
     for task in tasks:
         line |= score_cells(row, task, tasks)
-    return line | {**average_cells(row, averaged), "missing": "; ".join(missing(row, tasks)) or None}
+    return line | {**average_cells(row, averaged), "missing": missing(row)}
 
 
 def _differences(first: Row, second: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
     """Further cells of a line: first minus second, in the unit of the score."""
     cells = {}
     for task, asked in tasks.items():
-        apart = row_difference(task, first, second)
-        cells |= measured(f"{task}_difference", apart and apart._asdict(), unit(asked))
-    apart = average_difference(averaged, first, second)
-    return cells | measured("average_difference", apart and apart._asdict(), 100)
+        cells |= measured(f"{task}_difference", row_difference(task, first, second), unit(asked))
+    return cells | measured("average_difference", average_difference(averaged, first, second), 100)
 
 
 def _better(line: Line, tasks: Tasks) -> Line:
@@ -140,7 +140,7 @@ def _better(line: Line, tasks: Tasks) -> Line:
     return {key: 0.0 - cell if key in turned and cell is not None else cell for key, cell in line.items()}
 
 
-def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Record]:
+def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Published]:
     """What others published of the model, on the tasks that were scored here."""
     return [
         card
@@ -148,11 +148,11 @@ def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Record]
         if baseline is not None
         and card["model"] == baseline.model["published"]
         and card["task"] in entry["tasks"]
-        and baseline.score(card["task"])
+        and baseline.scores[card["task"]].ok
     ]
 
 
-def _card(card: Record, result: Mapping[str, Any], title: str, here: str) -> dict[str, str]:
+def _card(card: Published, result: Mapping[str, Any], title: str, here: str) -> dict[str, str]:
     error = result["stderr"]
     apart = None if not error else (100 * result["value"] - card["value"]) / (100 * error)
     asked = [card["tool"], f"{card['shots']:g}-shot", *([card["metric"]] if card["metric"] else [])]

@@ -18,6 +18,7 @@ from swiftkv.artifacts.scored import (
     average_note,
     averaged_tasks,
     closeness_cells,
+    closeness_columns,
     decimals,
     missing,
     one_form,
@@ -84,7 +85,7 @@ def make(entry: Entry, files: Files) -> Table:
         caption = "(a) Benchmarks: mean ± standard error, in percent"
         both = [line | _published_below(row) for line, row in zip(lines, cases, strict=True)]
         panels.append(grid(both, [*head, *benchmarks], footnotes, caption, block))
-    closeness = [Column(header, name, form, why="_fidelity") for name, (_, header, form) in CLOSENESS.items()]
+    closeness = closeness_columns()
     for measure, header in _START.items():
         number = Column(header, f"start_{measure}", CLOSENESS[measure][2])
         closeness.append(
@@ -106,16 +107,14 @@ def _line(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
         "kv_cache_reduction_percent": None if cache is None else 100 * cache,
     }
     for task in tasks:
-        line |= {**score_cells(row, task, tasks), f"{task}_published": (row.published or {}).get(task)}
-    gap = [] if row.closeness else [f"fidelity: {row.reason(row.fidelity)}"]
+        line |= {**score_cells(row, task, tasks), f"{task}_published": row.published.get(task)}
     return line | {
         **average_cells(row, averaged),
         "average_published": published_average(row, list(tasks), averaged)[0],
         **closeness_cells(row, start=True),
         "fidelity_documents": row.closeness.get("documents"),
         "fidelity_tokens": row.closeness.get("tokens"),
-        "missing": "; ".join([*missing(row, tasks), *gap]) or None,
-        "_fidelity": row.reason(row.fidelity),
+        "missing": missing(row, fidelity=row.fidelity),
         "_no_start": row.closeness and not row.closeness.get("start"),
         "_row": row,
     }
@@ -192,7 +191,7 @@ def _nominal(found: Sequence[Row]) -> list[str]:
     for what, column in (("prefill", "prefill_reduction_percent"), ("cache", "kv_cache_reduction_percent")):
         differing = []
         for row in found:
-            theirs = (row.published or {}).get(column)
+            theirs = row.published.get(column)
             ours = row.cache_reduction if what == "cache" else row.prefill_reduction
             if theirs is not None and ours is not None and abs(theirs - 100 * ours) >= 0.05:
                 differing.append(f"{theirs:g}% of {row.variant} is {percent(ours)}")

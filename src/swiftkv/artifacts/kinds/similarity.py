@@ -15,7 +15,7 @@ from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, PAGE, STYLE, Drawing, headline
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, published_values, read_published, read_records
+from swiftkv.artifacts.records import MISSING, Published, Record, published_values, read_published, read_records
 from swiftkv.errors import UserError
 
 ROLES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -67,7 +67,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     """SimScore over depth, and with `matrices` the similarity of every pair of layer inputs below."""
     groups = [("small", entry["models"])] + ([("large", entry["large_models"])] if entry["large_models"] else [])
     every = [model for _, models in groups for model in models]
-    records = read_similarity(files)
+    records = read_similarity(entry, files)
     claims = published_values(read_published(files.get("published", ())), entry["name"])
     curves = {name: simscores(models, records, claims) for name, models in groups}
     measured = [records[model["name"]] for model in every if model["name"] in records]
@@ -94,13 +94,13 @@ def make(entry: Entry, files: Files) -> Drawing:
     return Drawing(figure, pd.concat([frame for frame in frames if len(frame)] or frames, ignore_index=True))
 
 
-def read_similarity(files: Files) -> dict[str, Record]:
+def read_similarity(entry: Entry, files: Files) -> dict[str, Record]:
     """Similarity records that have numbers, by model."""
     paths: Sequence[Path] = files.get("similarity", ())
-    return {record["model"]["name"]: record for record in read_records(paths, "similarity") if record["status"] == "ok"}
+    return {record.model["name"]: record for record in read_records(entry, paths, "similarity") if record.ok}
 
 
-def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Record] = ()) -> pd.DataFrame:
+def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Published] = ()) -> pd.DataFrame:
     """What the curves show: one row a model and layer.
 
     Layer l counts from 0; `simscore` is the mean cosine similarity between its input and the inputs of layers l+1 to
@@ -115,12 +115,12 @@ def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Re
         if model["name"] not in records:
             continue
         record = records[model["name"]]
-        total = record["result"]["num_hidden_layers"]
-        for layer, score in enumerate(record["result"]["simscore"]):
+        total = record.result["num_hidden_layers"]
+        for layer, score in enumerate(record.result["simscore"]):
             if score is not None:
                 theirs = stated.get((model["published"], layer))
                 depth = 100 * layer / total
-                rows.append((model["name"], record["model"]["title"], total, layer, depth, score, theirs))
+                rows.append((model["name"], record.model["title"], total, layer, depth, score, theirs))
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -163,14 +163,14 @@ def _pairs(records: Sequence[Record]) -> pd.DataFrame:
     """What the heat maps show: mean cosine similarity of the inputs of every two layers, one row a pair."""
     rows = [
         {
-            "model": record["model"]["name"],
-            "title": record["model"]["title"],
+            "model": record.model["name"],
+            "title": record.model["title"],
             "layer": layer,
             "other_layer": other,
             "similarity": value,
         }
         for record in records
-        for layer, line in enumerate(record["result"]["pairwise"])
+        for layer, line in enumerate(record.result["pairwise"])
         for other, value in enumerate(line)
     ]
     return pd.DataFrame(rows)
@@ -178,14 +178,14 @@ def _pairs(records: Sequence[Record]) -> pd.DataFrame:
 
 def _matrices(area, records: Sequence[Record], columns: int) -> None:
     axes = area.subplots(-(-len(records) // columns), columns, squeeze=False)
-    matrices = [record["result"]["pairwise"] for record in records]
+    matrices = [record.result["pairwise"] for record in records]
     lowest = min(0.0, *(value for matrix in matrices for line in matrix for value in line))
     image = None
     for axis in axes.flat[len(records) :]:
         axis.set_visible(False)
     for axis, record, matrix in zip(axes.flat, records, matrices, strict=False):
         image = axis.imshow(matrix, cmap="cividis", vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
-        axis.set_title(record["model"]["title"])
+        axis.set_title(record.model["title"])
         axis.set_xlabel("Layer")
         axis.set_ylabel("Layer")
         axis.spines[:].set_visible(True)

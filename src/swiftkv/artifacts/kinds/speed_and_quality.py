@@ -12,12 +12,12 @@ from swiftkv.artifacts.columns import Column
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.scored import (
-    CLOSENESS,
     Row,
     average_cells,
     average_note,
     averaged_tasks,
     closeness_cells,
+    closeness_columns,
     decimals,
     rows,
     subsets_note,
@@ -26,13 +26,10 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
     heading,
     length_label,
-    limit,
     ratio,
     read_serving,
-    throughput,
 )
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.errors import UserError
@@ -66,8 +63,7 @@ def make(entry: Entry, files: Files) -> Table:
     """
     serving, found, tasks = read_serving(entry, files, "throughput"), rows(entry, files), entry["tasks"]
     averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
-    quality = [Column(header, name, form, why="_fidelity") for name, (_, header, form) in CLOSENESS.items()]
-    quality.append(Column("Avg.\nscore, %", "average", f".{digits}f", why="_average"))
+    quality = [*closeness_columns(), Column("Avg.\nscore, %", "average", f".{digits}f", why="_average")]
     values, printed, rules = [], [], []
     for row in found:
         model, case = row.model["name"], Case(row.variant, row.kv_cache)
@@ -80,7 +76,7 @@ def make(entry: Entry, files: Files) -> Table:
             _check_same(entry, row, record)
             values.append(_values(serving, row, point, averaged))
             cells[_point_header(serving, point)] = _speed_cell(serving, row, point, footnotes)
-        line = closeness_cells(row) | average_cells(row, averaged) | {"_fidelity": row.reason(row.fidelity)}
+        line = closeness_cells(row) | average_cells(row, averaged)
         cells |= {column.header: column.cell(line, footnotes) for column in quality}
         printed.append(cells)
     notes = [
@@ -98,17 +94,18 @@ def make(entry: Entry, files: Files) -> Table:
     return Table(entry["name"], heading(serving), pd.DataFrame(values), [panel], [*notes, *footnotes.lines()])
 
 
-def _check_same(entry: Entry, row: Row, speed: Record | None) -> None:
+def _check_same(entry: Entry, row: Row, speed: Record) -> None:
     """Refuse to put a speed beside the quality of something else.
 
     Raises:
         UserError: another rewiring, or, unless its weights are dummies, another model, revision or training.
     """
-    for quality in [*row.scores.values(), *filter(None, [row.fidelity])] if speed else []:
-        differing = [name for name in _SPEC if (speed["spec"] or {}).get(name) != (quality["spec"] or {}).get(name)]
-        if speed["weights"] != "dummy":
-            differing += [name for name in _IDENTITY if speed["model"][name] != quality["model"][name]]
-            differing += ["weights"] if speed["weights"] != quality["weights"] else []
+    measured = [record for record in (*row.scores.values(), row.fidelity) if record.exists] if speed.exists else []
+    for quality in measured:
+        differing = [name for name in _SPEC if (speed.spec or {}).get(name) != (quality.spec or {}).get(name)]
+        if not speed.dummy:
+            differing += [name for name in _IDENTITY if speed.model[name] != quality.model[name]]
+            differing += ["weights"] if speed.weights != quality.weights else []
         if differing:
             raise UserError(
                 f"{entry['name']} would put the speed of {row.model['name']} {row.variant} beside the quality of "
@@ -122,27 +119,31 @@ def _point_header(serving: Serving, point: str) -> str:
 
 def _gain(serving: Serving, row: Row, point: str) -> float | None:
     model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    return ratio(throughput(serving.find(point, model, case)), throughput(serving.find(point, model, BASELINE)))
+    return ratio(
+        serving.find(point, model, case).value("tokens_per_second"),
+        serving.find(point, model, BASELINE).value("tokens_per_second"),
+    )
 
 
 def _speed_cell(serving: Serving, row: Row, point: str, footnotes: Footnotes) -> str:
     model, case = row.model["name"], Case(row.variant, row.kv_cache)
     record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    if throughput(record) is None:
-        return f"{absent(record)} {footnotes.mark(serving.reason(point, model, case))}"
+    if record.value("tokens_per_second") is None:
+        return f"{record.blank} {footnotes.mark(record.why)}"
     if gain is None:
         base = serving.find(point, model, BASELINE)
-        return f"{absent(base)} {footnotes.mark('the baseline, against which it would be, has no value')}"
-    bound = limit(record)
+        return f"{base.blank} {footnotes.mark('the baseline, against which it would be, has no value')}"
+    bound = record.limit()
     text = f"{gain:.2f}×" + (f" (limit {bound:.2f}×)" if bound and case != BASELINE else "")
-    return text + (f" {footnotes.mark(_DUMMY)}" if record["weights"] == "dummy" else "")
+    return text + (f" {footnotes.mark(_DUMMY)}" if record.dummy else "")
 
 
 def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV: one case at one point, with the quality of its checkpoint."""
     model, case = row.model["name"], Case(row.variant, row.kv_cache)
     record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    bound = limit(record)
+    bound = record.limit()
+    quality = closeness_cells(row) | average_cells(row, averaged)
     return {
         "model": model,
         "title": row.model["title"],
@@ -150,15 +151,14 @@ def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> 
         "kv_cache": row.kv_cache,
         "point": point,
         "input_tokens": serving.entry["points"][point]["input_tokens"],
-        "status": record["status"] if record else "missing",
-        "weights": record["weights"] if record else None,
-        "tokens_per_second": throughput(record),
+        "status": record.status,
+        "weights": record.weights,
+        "tokens_per_second": record.value("tokens_per_second"),
         "speedup": gain,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(gain, bound),
-        **closeness_cells(row),
-        **{key: cell for key, cell in average_cells(row, averaged).items() if key != "_average"},
-        "missing": None if throughput(record) is not None else serving.reason(point, model, case),
+        **{key: cell for key, cell in quality.items() if not key.startswith("_")},
+        "missing": None if record.value("tokens_per_second") is not None else record.why,
     }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, read_published, read_records, reason
+from swiftkv.artifacts.records import MISSING, Record, read_published, read_records
 from swiftkv.artifacts.scored import backends_note
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import enumeration
@@ -42,11 +42,12 @@ def make(entry: Entry, files: Files) -> Table:
     Raises:
         UserError: two variants were scored in different ways.
     """
-    records = list(read_records(files.get("scores", ()), "score"))
+    records = read_records(entry, files.get("scores", ()), "score")
+    case = entry["models"][0]["name"], *entry["cases"][0]
     published = {row["task"]: row for row in read_published(files.get("published", ()))}
     footnotes = Footnotes()
     lines = [
-        _line(entry, task, configured, _record_of(task, records), published.get(task, {}))
+        _line(task, configured, _record_of(task, records) or records.find(*case, task), published.get(task, {}))
         for task, configured in entry["tasks"].items()
     ]
     settings = [
@@ -87,34 +88,29 @@ def make(entry: Entry, files: Files) -> Table:
     return table(entry, lines, panels, notes, footnotes)
 
 
-def _record_of(task: str, records: list[Record]) -> Record | None:
+def _record_of(task: str, records: Iterable[Record]) -> Record | None:
     """The first record of a task, one with a score if there is any."""
-    found = [record for record in records if record["settings"]["task"] == task]
-    scored = [record for record in found if record["status"] == "ok"]
+    found = [record for record in records if record.settings["task"] == task]
+    scored = [record for record in found if record.ok]
     for record in scored[1:]:
         for name in _SETTINGS:
-            first, other = scored[0]["settings"].get(name), record["settings"].get(name)
+            first, other = scored[0].settings.get(name), record.settings.get(name)
             if first != other:
                 raise UserError(
-                    f"task {task} was not run in one way: {name} is {first} for {scored[0]['variant']} and {other} for "
-                    f"{record['variant']}; score them again"
+                    f"task {task} was not run in one way: {name} is {first} for {scored[0].variant} and {other} for "
+                    f"{record.variant}; score them again"
                 )
     return next(iter([*scored, *found]), None)
 
 
-def _line(
-    entry: Entry, task: str, configured: Mapping[str, Any], record: Record | None, theirs: Mapping[str, Any]
-) -> dict[str, Any]:
+def _line(task: str, configured: Mapping[str, Any], record: Record, theirs: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the CSV; empty cells are settings that were not recorded."""
-    settings = record["settings"] if record else {}
-    result = record["result"] if record and record["status"] == "ok" else {}
-    shots = theirs.get("shots")
-    (model, *_), ((variant, _), *_) = entry["models"], entry["cases"]
+    settings, shots = record.settings, theirs.get("shots")
     return {
         "task": task,
         "title": configured["title"],
-        "status": record["status"] if record else "unavailable",
-        "reason": None if result else reason(entry, record, model["name"], variant),
+        "status": record.status if record.exists else "unavailable",
+        "reason": None if record.ok else record.why,
         "shots": settings.get("shots", configured["shots"]),
         "shots_published": None if shots is None else int(shots),
         "metric": settings.get("metric") or configured["metric"],
@@ -124,13 +120,13 @@ def _line(
         "fewshot_as_multiturn": settings.get("fewshot_as_multiturn"),
         "output_type": settings.get("output_type"),
         "max_gen_toks": (settings.get("generation") or {}).get("max_gen_toks"),
-        "n": result.get("n"),
-        "n_total": result.get("n_total"),
-        "seed": settings.get("seed") if result else None,
+        "n": record.value("n"),
+        "n_total": record.value("n_total"),
+        "seed": settings.get("seed") if record.ok else None,
         "fewshot_examples": settings.get("fewshot"),
         "lm_eval_task": settings.get("lm_eval_task") or configured["task"],
         "lm_eval_version": settings.get("version"),
-        "data_source": _source(record.get("data")) if record and record.get("data") else MISSING,
+        "data_source": _source(record.data) if record.data else MISSING,
         "prompt_example": settings.get("prompt_example"),
     }
 

@@ -28,21 +28,11 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
     captions,
-    conditions,
-    device_name,
-    devices,
-    engine,
-    gpus,
     length_label,
-    limit,
     ratio,
     read_claims,
     read_serving,
-    status,
-    throughput,
-    value_of,
     with_claims,
 )
 
@@ -61,7 +51,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     serving, node = read_serving(entry, files, "throughput"), entry.get("node_gpus")
     claims = read_claims(serving, files)
     data = frame(serving, node)
-    on_gpus = any(gpus(record) for record in serving.records)
+    on_gpus = any(record.gpus for record in serving.records)
     if node:
         label = f"Tokens / s on {node} GPUs" if on_gpus else "Input and output\ntokens / s"
         panels = [(label, "tokens_per_second", lambda record: replicas(record, node))]
@@ -109,37 +99,37 @@ def frame(serving: Serving, node_gpus: int | None = None) -> pd.DataFrame:
     rows = []
     for model in serving.models:
         for point, settings in serving.entry["points"].items():
-            base = throughput(serving.find(point, model, BASELINE))
+            base = serving.find(point, model, BASELINE).value("tokens_per_second")
             first = serving.find(point, serving.models[0], BASELINE)
             for case in serving.cases:
                 record = serving.find(point, model, case)
-                value, bound = throughput(record), limit(record)
+                value, bound = record.value("tokens_per_second"), record.limit()
                 row = {
                     "model": model,
                     "title": serving.title(model),
                     "point": point,
                     "variant": case.variant,
                     "kv_cache": case.kv_cache,
-                    "status": status(record),
-                    "reason": None if value is not None else serving.reason(point, model, case),
+                    "status": record.status,
+                    "reason": None if value is not None else record.why,
                     "input_tokens": settings["input_tokens"],
-                    "devices": devices(record) if record else None,
-                    "conditions": conditions([record]) if record else None,
+                    "devices": record.devices,
+                    "conditions": record.conditions() or None,
                     "tokens_per_second": value,
                     "tokens_per_second_limit": base * bound if base and bound else None,
-                    "tokens_per_second_per_gpu": ratio(value, devices(record)) if record else None,
-                    "normalized_tflops_per_gpu": value_of(record, "normalized_tflops_per_gpu"),
-                    "exact_tflops_per_gpu": value_of(record, "exact_tflops_per_gpu"),
-                    "mfu_percent": value_of(record, "mfu_percent"),
+                    "tokens_per_second_per_gpu": ratio(value, record.devices),
+                    "normalized_tflops_per_gpu": record.value("normalized_tflops_per_gpu"),
+                    "exact_tflops_per_gpu": record.value("exact_tflops_per_gpu"),
+                    "mfu_percent": record.value("mfu_percent"),
                     "speedup": ratio(value, base),
                     "speedup_limit": bound,
                     "fraction_of_limit": ratio(ratio(value, base), bound),
                 }
                 if node_gpus:
                     whole = _node(record, node_gpus)
-                    row["replicas"] = replicas(record, node_gpus) if record else None
+                    row["replicas"] = replicas(record, node_gpus) if record.exists else None
                     row["node_tokens_per_second"] = whole
-                    alike = record and first and _platform(record) == _platform(first)
+                    alike = record.exists and first.exists and _platform(record) == _platform(first)
                     row["speedup_over_first_model"] = ratio(whole, _node(first, node_gpus)) if alike else None
                 rows.append(row)
     return pd.DataFrame(rows)
@@ -147,26 +137,26 @@ def frame(serving: Serving, node_gpus: int | None = None) -> pd.DataFrame:
 
 def replicas(record: Record, node_gpus: int) -> float:
     """Servers like this one that a node holds; 1 on a processor."""
-    return node_gpus / devices(record) if gpus(record) else 1.0
+    return node_gpus / record.devices if record.gpus else 1.0
 
 
-def _node(record: Record | None, node_gpus: int) -> float | None:
-    value = throughput(record)
-    return None if record is None or value is None else value * replicas(record, node_gpus)
+def _node(record: Record, node_gpus: int) -> float | None:
+    value = record.value("tokens_per_second")
+    return None if value is None else value * replicas(record, node_gpus)
 
 
 def _platform(record: Record) -> tuple[Any, ...]:
-    return device_name(record), engine(record, "vllm"), engine(record, "compilation")
+    return record.device, record.engine.get("vllm"), record.engine.get("compilation")
 
 
 def _bar(serving: Serving, point: str, model: str, case: Case, quantity: str, factor: Any) -> Bar:
     record, base = serving.find(point, model, case), serving.find(point, model, BASELINE)
-    value = value_of(record, quantity)
+    value = record.value(quantity)
     if value is None:
-        return Bar(None, note=absent(record))
-    gain, bound = ratio(throughput(record), throughput(base)), limit(record)
+        return Bar(None, note=record.blank)
+    gain, bound = ratio(record.value("tokens_per_second"), base.value("tokens_per_second")), record.limit()
     known = case != BASELINE and gain is not None
-    reference = (value_of(base, quantity) or 0) * factor(base) if known else 0
+    reference = (base.value(quantity) or 0) * factor(base) if known else 0
     text = f"{gain:.2f}×" if known else ""
     return Bar(value * factor(record), reference * bound if reference and bound else None, text)
 

@@ -10,24 +10,16 @@ import pandas as pd
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, read_published
+from swiftkv.artifacts.records import MISSING, Published, Record, read_published
 from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Serving,
-    absent,
-    conditions,
-    devices,
-    engine,
     heading,
     length_label,
-    limit,
     on_paper_hardware,
     ratio,
     read_serving,
-    status,
-    throughput,
-    value_of,
 )
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, show
@@ -44,8 +36,8 @@ class _Row:
     published: Mapping[str, Any] | None
 
     @property
-    def baseline(self) -> Record | None:
-        return self.records.get(BASELINE)
+    def baseline(self) -> Record:
+        return self.records[BASELINE]
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
@@ -80,9 +72,9 @@ def published_column(case: Case) -> str:
     return case.variant.replace("-", "_") + ("_fp8" if case.kv_cache == "fp8" else "")
 
 
-def _row(serving: Serving, model: str, point: str, theirs: Sequence[Record]) -> _Row:
+def _row(serving: Serving, model: str, point: str, theirs: Sequence[Published]) -> _Row:
     settings = serving.entry["points"][point]
-    found = {case: record for case in serving.cases if (record := serving.find(point, model, case))}
+    found = {case: serving.find(point, model, case) for case in (*serving.cases, BASELINE)}
     length = length_label(settings["input_tokens"])
     if serving.entry["head"] == "memory":
         key, mine = "memory_gb", settings.get("memory_gib")
@@ -95,7 +87,7 @@ def _row(serving: Serving, model: str, point: str, theirs: Sequence[Record]) -> 
         if row["model"] == serving.published_name(model)
         and mine is not None
         and row.get(key) == mine
-        and on_paper_hardware(list(found.values()), row.get("gpus") or 1)
+        and on_paper_hardware([record for record in found.values() if record.exists], row.get("gpus") or 1)
     ]
     title = {"Model": serving.title(model)} if len(serving.models) > 1 else {}
     return _Row(model, point, title | head, found, next(iter(published), None))
@@ -118,10 +110,10 @@ def _speeds(serving: Serving, rows: Sequence[_Row], footnotes: Footnotes) -> tup
 
 
 def _speed(serving: Serving, row: _Row, case: Case, footnotes: Footnotes) -> str:
-    value = throughput(row.records.get(case))
+    value = row.records[case].value("tokens_per_second")
     if value is not None:
         return show(value, 3)
-    return f"{absent(row.records.get(case))} {footnotes.mark(serving.reason(row.point, row.model, case))}"
+    return f"{row.records[case].blank} {footnotes.mark(row.records[case].why)}"
 
 
 def _published(theirs: Mapping[str, Any], case: Case) -> str:
@@ -134,13 +126,13 @@ def _gains(serving: Serving, row: _Row) -> dict[str, str]:
     for case in serving.cases:
         if case == BASELINE:
             continue
-        record = row.records.get(case)
-        value, bound = throughput(record), limit(record)
-        gain = ratio(value, throughput(row.baseline))
+        record = row.records[case]
+        value, bound = record.value("tokens_per_second"), record.limit()
+        gain = ratio(value, row.baseline.value("tokens_per_second"))
         if value is None:
-            text = absent(record)
+            text = record.blank
         elif gain is None:
-            text = f"– (baseline {absent(row.baseline)})"
+            text = f"– (baseline {row.baseline.blank})"
         else:
             text = f"{gain:.2f}×" + (f" (limit {bound:.2f}×)" if bound else "")
         cells[serving.label(case)] = text
@@ -150,23 +142,23 @@ def _gains(serving: Serving, row: _Row) -> dict[str, str]:
 def _capacity(serving: Serving, row: _Row, footnotes: Footnotes) -> dict[str, str]:
     cells = {}
     for case in serving.cases:
-        record = row.records.get(case)
-        tokens = engine(record, "kv_cache_tokens") if record else None
+        record = row.records[case]
+        tokens = record.engine.get("kv_cache_tokens")
         if tokens:
             text = f"{tokens:,}"
-        elif status(record) == "ok":
+        elif record.status == "ok":
             text = f"{MISSING} {footnotes.mark('the engine did not report it')}"
         else:
-            text = absent(record)
+            text = record.blank
         cells[serving.label(case)] = text
     return {**row.head, **cells}
 
 
 def _values(serving: Serving, row: _Row, case: Case) -> dict[str, Any]:
     """A line of the CSV: one model, point and case."""
-    record = row.records.get(case)
+    record = row.records[case]
     settings = serving.entry["points"][row.point]
-    gain, bound = ratio(throughput(record), throughput(row.baseline)), limit(record)
+    gain, bound = ratio(record.value("tokens_per_second"), row.baseline.value("tokens_per_second")), record.limit()
     theirs = (row.published or {}).get(published_column(case))
     their_base = (row.published or {}).get(published_column(BASELINE))
     numbers = isinstance(theirs, float) and isinstance(their_base, float)
@@ -176,23 +168,23 @@ def _values(serving: Serving, row: _Row, case: Case) -> dict[str, Any]:
         "point": row.point,
         "variant": case.variant,
         "kv_cache": case.kv_cache,
-        "status": status(record),
-        "reason": None if throughput(record) is not None else serving.reason(row.point, row.model, case),
-        "weights": record["weights"] if record else None,
-        "conditions": conditions([record]) if record else None,
-        "devices": devices(record) if record else None,
+        "status": record.status,
+        "reason": None if record.value("tokens_per_second") is not None else row.records[case].why,
+        "weights": record.weights,
+        "conditions": record.conditions() or None,
+        "devices": record.devices,
         "memory_gb": settings.get("memory_gib"),
-        "memory": record["settings"].get("memory") if record else None,
+        "memory": record.settings.get("memory"),
         "input_tokens": settings["input_tokens"],
         "output_tokens": settings.get("output_tokens"),
-        "num_prompts": record["settings"].get("num_prompts") if record else None,
-        "tokens_per_second": throughput(record),
-        "normalized_tflops_per_gpu": value_of(record, "normalized_tflops_per_gpu"),
+        "num_prompts": record.settings.get("num_prompts"),
+        "tokens_per_second": record.value("tokens_per_second"),
+        "normalized_tflops_per_gpu": record.value("normalized_tflops_per_gpu"),
         "speedup": gain,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(gain, bound),
-        "kv_cache_tokens": engine(record, "kv_cache_tokens") if record else None,
-        "attention_backend": engine(record, "attention_backend") if record else None,
+        "kv_cache_tokens": record.engine.get("kv_cache_tokens"),
+        "attention_backend": record.engine.get("attention_backend"),
         "tokens_per_second_published": theirs,
         "speedup_published": theirs / their_base if numbers else None,
     }
@@ -205,7 +197,7 @@ def _notes(serving: Serving, rows: Sequence[_Row]) -> list[str]:
             "Memory is the stated limit for weights and KV cache, on a GPU for activations too; GB here are 2^30 bytes. "
             "OOM: nothing is left for a KV cache that holds one request."
         )
-    settings = [record["settings"] for row in rows for record in row.records.values()]
+    settings = [record.settings for row in rows for record in row.records.values() if record.exists]
     if settings:
 
         def listed(name: str) -> str:

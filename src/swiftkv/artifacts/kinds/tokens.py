@@ -15,7 +15,7 @@ from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import measured
 from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, STYLE, Drawing, headline, legend
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, read_published, read_records, reason
+from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
 from swiftkv.errors import UserError
 
@@ -76,26 +76,25 @@ def make(entry: Entry, files: Files) -> Drawing:
 
 def _frame(entry: Entry, files: Files) -> pd.DataFrame:
     """What is drawn: one row a training, and one a curve for the rewired model before training (0 tokens)."""
-    fidelity = read_records(files.get("fidelity", ()), "fidelity")
-    training = read_records(files.get("training", ()), "training")
+    fidelity = read_records(entry, files.get("fidelity", ()), "fidelity")
+    training = read_records(entry, files.get("training", ()), "training")
     rows: list[dict[str, Any]] = []
     started = set()
     for model in entry["models"]:
         for variant, kv_cache in entry["cases"]:
             close, trained = fidelity.find(model["name"], variant, kv_cache), training.find(model["name"], variant)
             head = {"model": model["name"], "title": model["title"], "variant": variant, "kv_cache": kv_cache}
-            without = next((r for r in (close, trained) if r is None or r["status"] != "ok"), False)
-            if without is not False:
-                rows.append({**head, "missing": reason(entry, without, model["name"], variant)})
+            if missing := [record.why for record in (close, trained) if not record.ok]:
+                rows.append({**head, "missing": missing[0]})
                 continue
             name = f"{model['title']}, " if len(entry["models"]) > 1 else ""
-            start_from = trained["settings"]["start"]
-            head["label"] = f"{name}{variant_label(close['spec'])}, {start_from} start"
-            start = close["result"]["start"]
+            start_from = trained.settings["start"]
+            head["label"] = f"{name}{variant_label(close.spec)}, {start_from} start"
+            start = close.result["start"]
             if start and head["label"] not in started:
                 started.add(head["label"])
                 rows.append({**head, "variant": _START, "tokens": 0, **_measures(start)})
-            rows.append({**head, "tokens": trained["result"]["tokens"], **_measures(close["result"])})
+            rows.append({**head, "tokens": trained.result["tokens"], **_measures(close.result)})
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 

@@ -10,8 +10,7 @@ import pandas as pd
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, models, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import Record, published_values, read_published, read_records, reason
-from swiftkv.artifacts.serving import device_name
+from swiftkv.artifacts.records import Published, Record, published_values, read_published, read_records
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import digits, enumeration
 
@@ -42,11 +41,11 @@ def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
 
 def make(entry: Entry, files: Files) -> Table:
     """(a) One row a training; (b) the published statements about the models that ran, where there are any."""
-    records = read_records(files.get("training", ()), "training")
+    records = read_records(entry, files.get("training", ()), "training")
     statements = _statements(entry, files)
     footnotes = Footnotes()
     lines = [
-        _line(entry, model, variant, records.find(model["name"], variant), statements)
+        _line(model, records.find(model["name"], variant), statements)
         for model in entry["models"]
         for variant, _ in entry["cases"]
     ]
@@ -79,39 +78,37 @@ def make(entry: Entry, files: Files) -> Table:
     return table(entry, lines, panels, notes, footnotes)
 
 
-def _statements(entry: Entry, files: Files) -> list[Record]:
+def _statements(entry: Entry, files: Files) -> list[Published]:
     """What the sources state about the cost of training the models that ran."""
     ran = {model["published"] for model in entry["models"]}
     rows = published_values(read_published(files.get("published", ())), entry["name"])
     return [row for row in rows if row["model"] in ran]
 
 
-def _line(
-    entry: Entry, model: dict[str, Any], variant: str, record: Record | None, statements: Sequence[Record]
-) -> dict[str, Any]:
+def _line(model: dict[str, Any], record: Record, statements: Sequence[Published]) -> dict[str, Any]:
     """A line of the CSV: one training, with the distinct published values of its model."""
-    result = record["result"] if record and record["status"] == "ok" else {}
     theirs = {}
     for quantity, (name, _) in _QUANTITIES.items():
         found = [
             _amount(row)
             for row in statements
-            if (row["model"], row["quantity"]) == (model["published"], quantity) and row["variant"] in (None, variant)
+            if (row["model"], row["quantity"]) == (model["published"], quantity)
+            and row["variant"] in (None, record.variant)
         ]
         theirs[f"{name}_published"] = " / ".join(dict.fromkeys(found)) or None
     return {
         "model": model["name"],
         "title": model["title"],
-        "variant": variant,
+        "variant": record.variant,
         "kv_cache": "auto",
-        **{name: result.get(name) for name in _NUMBERS},
-        "device": (result["accelerator"] or device_name(record)) if result else None,
-        "missing": None if result else reason(entry, record, model["name"], variant),
+        **{name: record.value(name) for name in _NUMBERS},
+        "device": (record.result["accelerator"] or record.device) if record.ok else None,
+        "missing": None if record.ok else record.why,
         **theirs,
     }
 
 
-def _stated(row: Record, footnotes: Footnotes) -> dict[str, str]:
+def _stated(row: Published, footnotes: Footnotes) -> dict[str, str]:
     named = _QUANTITIES.get(row["quantity"], ("", row["quantity"]))[1]
     return {
         "Model": row["model"],
@@ -122,7 +119,7 @@ def _stated(row: Record, footnotes: Footnotes) -> dict[str, str]:
     }
 
 
-def _amount(row: Record) -> str:
+def _amount(row: Published) -> str:
     low, high = row["low"], row["high"]
     if low is None:
         return f"at most {_number(high)}"
@@ -135,7 +132,7 @@ def _number(value: float) -> str:
     return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}"
 
 
-def _contradictions(entry: Entry, statements: Sequence[Record]) -> list[str]:
+def _contradictions(entry: Entry, statements: Sequence[Published]) -> list[str]:
     """Where the sources state different values of one thing."""
     notes = []
     for model in entry["models"]:
