@@ -341,7 +341,7 @@ def test_rows_know_their_model_and_reason():
     config["models"]["llama-3.1-405b"]["unavailable"] = {"quality": "nobody has it"}
     found = rows(contents.resolve(config, "tableB3"), {})
     assert [row.variant for row in found] == ["baseline", "swiftkv-50"]
-    assert all(row.reason(None) == "nobody has it" for row in found)
+    assert all(row.fidelity.why == "nobody has it" for row in found)
 
 
 def test_tables_say_which_answers_vllm_generated(tmp_path):

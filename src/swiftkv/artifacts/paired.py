@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.scored import Row, averaged_tasks
+from swiftkv.artifacts.scored import Row, Tasks, averaged_tasks, in_bits
 from swiftkv.errors import UserError
 from swiftkv.statistics import Difference, mean_of, paired_difference
-
-
-def in_bits(task: Mapping[str, Any]) -> bool:
-    """Whether a task of the config is measured in bits per byte: no share of questions, and less is better."""
-    return task["metric"] == "bits_per_byte"
-
-
-def unit(task: Mapping[str, Any]) -> float:
-    """What a stored score is multiplied with: accuracies are fractions, shown in percent."""
-    return 1.0 if in_bits(task) else 100.0
 
 
 def difference(task: str, first: Record, second: Record) -> Difference:
@@ -38,8 +27,8 @@ def difference(task: str, first: Record, second: Record) -> Difference:
 
 def row_difference(task: str, first: Row, second: Row) -> Difference | None:
     """The difference of two rows on a task; None where one of them has no score."""
-    records = first.score(task), second.score(task)
-    return difference(task, *records) if all(records) else None
+    records = first.scores[task], second.scores[task]
+    return difference(task, *records) if all(record.ok for record in records) else None
 
 
 def average_difference(averaged: Sequence[str], first: Row, second: Row) -> Difference | None:
@@ -48,15 +37,12 @@ def average_difference(averaged: Sequence[str], first: Row, second: Row) -> Diff
     return mean_of(differences) if differences and None not in differences else None
 
 
-def above_chance(found: Sequence[Row], baseline: Row | None, tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def above_chance(found: Sequence[Row], baseline: Row | None, tasks: Tasks) -> list[str]:
     """Tasks that every row has an accuracy in and the baseline is clearly better than guessing: what is averaged."""
 
     def clear(task: str) -> bool:
-        score = baseline.score(task)
-        return (
-            bool(score)
-            and Difference(score.value("value") - tasks[task].get("chance", 0.0), score.value("stderr")).clear
-        )
+        score = baseline.scores[task].result
+        return bool(score) and Difference(score["value"] - tasks[task].get("chance", 0.0), score["stderr"]).clear
 
-    accuracies: Iterable[str] = [task for task in tasks if not in_bits(tasks[task])]
+    accuracies = [task for task in tasks if not in_bits(tasks[task])]
     return [task for task in averaged_tasks(found, accuracies) if baseline is not None and clear(task)]

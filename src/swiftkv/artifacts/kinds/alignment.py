@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from swiftkv.artifacts.columns import measured
 from swiftkv.artifacts.drawing import COLORS, COLUMN, STYLE, Drawing, headline, legend
 from swiftkv.artifacts.kind import Entry, Files, Kind
 from swiftkv.artifacts.kinds import early_exit
@@ -69,7 +70,6 @@ def _frame(record: Record) -> pd.DataFrame:
     total = alignment["all"]["positions"]
     rows: list[dict[str, Any]] = []
     for part in alignment["bins"]:
-        found = part["agreement"] or {"value": None, "stderr": None}
         rows.append(
             {
                 "model": record.model["name"],
@@ -80,8 +80,7 @@ def _frame(record: Record) -> pd.DataFrame:
                 "confidence_to": part["confidence_to"],
                 "positions": part["positions"],
                 "density_percent": 100 * part["positions"] / total,
-                "alignment_percent": None if found["value"] is None else 100 * found["value"],
-                "alignment_percent_stderr": None if found["stderr"] is None else 100 * found["stderr"],
+                **measured("alignment_percent", part["agreement"], 100),
                 "missing": None if part["positions"] else "at no position is the early exit this sure",
             }
         )

@@ -8,10 +8,20 @@ from typing import Any
 import pandas as pd
 
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import Column
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.kinds.quality import CLOSENESS
-from swiftkv.artifacts.records import MISSING, Record
-from swiftkv.artifacts.scored import Row, average, average_note, averaged_tasks, decimals, rows, subsets_note
+from swiftkv.artifacts.records import Record
+from swiftkv.artifacts.scored import (
+    Row,
+    average_cells,
+    average_note,
+    averaged_tasks,
+    closeness_cells,
+    closeness_columns,
+    decimals,
+    rows,
+    subsets_note,
+)
 from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
@@ -22,7 +32,6 @@ from swiftkv.artifacts.serving import (
     read_serving,
 )
 from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import mean_and_error
 from swiftkv.errors import UserError
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
@@ -54,6 +63,7 @@ def make(entry: Entry, files: Files) -> Table:
     """
     serving, found, tasks = read_serving(entry, files, "throughput"), rows(entry, files), entry["tasks"]
     averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
+    quality = [*closeness_columns(), Column("Avg.\nscore, %", "average", f".{digits}f", why="_average")]
     values, printed, rules = [], [], []
     for row in found:
         model, case = row.model["name"], Case(row.variant, row.kv_cache)
@@ -66,9 +76,8 @@ def make(entry: Entry, files: Files) -> Table:
             _check_same(entry, row, record)
             values.append(_values(serving, row, point, averaged))
             cells[_point_header(serving, point)] = _speed_cell(serving, row, point, footnotes)
-        for measure, (header, scale, places) in CLOSENESS.items():
-            cells[header] = _closeness_cell(row, measure, scale, places, footnotes)
-        cells["Avg.\nscore, %"] = _average_cell(row, averaged, digits, footnotes)
+        line = closeness_cells(row) | average_cells(row, averaged)
+        cells |= {column.header: column.cell(line, footnotes) for column in quality}
         printed.append(cells)
     notes = [
         *entry.get("notes", []),
@@ -129,29 +138,13 @@ def _speed_cell(serving: Serving, row: Row, point: str, footnotes: Footnotes) ->
     return text + (f" {footnotes.mark(_DUMMY)}" if record.dummy else "")
 
 
-def _closeness_cell(row: Row, measure: str, scale: int, places: int, footnotes: Footnotes) -> str:
-    measured = row.closeness.get(measure)
-    if not measured:
-        return f"{MISSING} {footnotes.mark(row.reason(row.fidelity))}"
-    error = measured["stderr"]
-    return mean_and_error(scale * measured["value"], None if error is None else scale * error, places)
-
-
-def _average_cell(row: Row, averaged: Sequence[str], digits: int, footnotes: Footnotes) -> str:
-    mean, error = average(row, averaged)
-    if mean is not None:
-        return mean_and_error(mean, error, digits)
-    unscored = next((record for record in row.scores.values() if not record.ok), None)
-    return f"{MISSING} {footnotes.mark(row.reason(unscored))}"
-
-
 def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV: one case at one point, with the quality of its checkpoint."""
     model, case = row.model["name"], Case(row.variant, row.kv_cache)
     record, gain = serving.find(point, model, case), _gain(serving, row, point)
     bound = record.limit()
-    mean, error = average(row, averaged)
-    values = {
+    quality = closeness_cells(row) | average_cells(row, averaged)
+    return {
         "model": model,
         "title": row.model["title"],
         "variant": row.variant,
@@ -164,15 +157,9 @@ def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> 
         "speedup": gain,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(gain, bound),
+        **{key: cell for key, cell in quality.items() if not key.startswith("_")},
+        "missing": None if record.value("tokens_per_second") is not None else record.why,
     }
-    for measure, (_, scale, _) in CLOSENESS.items():
-        measured = row.closeness.get(measure) or {}
-        values[measure] = scale * measured["value"] if measured else None
-        deviation = measured.get("stderr")
-        values[f"{measure}_stderr"] = None if deviation is None else scale * deviation
-    values |= {"average": mean, "average_stderr": error, "average_tasks": " ".join(averaged)}
-    values["missing"] = None if record.value("tokens_per_second") is not None else record.why
-    return values
 
 
 KIND = Kind("table", ("models", "variants", "points", "tasks"), needs, make)

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import measured
 from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING, read_published, read_records
@@ -91,12 +92,7 @@ def _frame(entry: Entry, files: Files) -> pd.DataFrame:
 
 def _measures(result: Mapping[str, Any]) -> dict[str, float | None]:
     """KL in nats a token and agreement in percent, with their standard errors."""
-    cells = {}
-    for measure, scale in (("kl", 1), ("top1_agreement", 100)):
-        error = result[measure]["stderr"]
-        cells[measure] = scale * result[measure]["value"]
-        cells[f"{measure}_stderr"] = None if error is None else scale * error
-    return cells
+    return measured("kl", result["kl"]) | measured("top1_agreement", result["top1_agreement"], 100)
 
 
 def _published(entry: Entry, files: Files) -> list[float]:
