@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import pandas as pd
-
 from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.columns import Column
+from swiftkv.artifacts.columns import Column, Line, grid, models, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.scored import (
@@ -22,16 +17,8 @@ from swiftkv.artifacts.scored import (
     rows,
     subsets_note,
 )
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Case,
-    Serving,
-    heading,
-    length_label,
-    ratio,
-    read_serving,
-)
-from swiftkv.artifacts.table import Footnotes, Panel, Table
+from swiftkv.artifacts.serving import BASELINE, Case, Cell, heading, length_label, ratio, read_serving
+from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.errors import UserError
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
@@ -63,22 +50,24 @@ def make(entry: Entry, files: Files) -> Table:
     """
     serving, found, tasks = read_serving(entry, files, "throughput"), rows(entry, files), entry["tasks"]
     averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
-    quality = [*closeness_columns(), Column("Avg.\nscore, %", "average", f".{digits}f", why="_average")]
-    values, printed, rules = [], [], []
+    lines, printed = [], []
     for row in found:
-        model, case = row.model["name"], Case(row.variant, row.kv_cache)
-        if printed and printed[-1].get("Model", row.model["title"]) != row.model["title"]:
-            rules.append(len(printed))
-        cells = {"Model": row.model["title"]} if len(entry["models"]) > 1 else {}
-        cells["Variant"] = serving.label(case)
-        for point in serving.points:
-            record = serving.find(point, model, case)
-            _check_same(entry, row, record)
-            values.append(_values(serving, row, point, averaged))
-            cells[_point_header(serving, point)] = _speed_cell(serving, row, point, footnotes)
-        line = closeness_cells(row) | average_cells(row, averaged)
-        cells |= {column.header: column.cell(line, footnotes) for column in quality}
-        printed.append(cells)
+        case, quality = Case(row.variant, row.kv_cache), closeness_cells(row) | average_cells(row, averaged)
+        cells = {point: Cell(serving, row.model["name"], point, case) for point in serving.points}
+        for cell in cells.values():
+            _check_same(entry, row, cell.record)
+            lines.append(_line(cell, quality))
+        head = {"model": row.model["name"], "title": row.model["title"], "_variant": serving.label(case)}
+        printed.append(head | quality | {"_cells": cells})
+    speeds = [
+        Column(
+            f"Speed-up,\n{length_label(settings['input_tokens'])} input",
+            lambda line, point=point: _speed(line["_cells"][point], footnotes),
+        )
+        for point, settings in entry["points"].items()
+    ]
+    columns = [*models(printed), Column("Variant", "_variant"), *speeds, *closeness_columns()]
+    columns.append(Column("Avg.\nscore, %", "average", f".{digits}f", why="_average"))
     notes = [
         *entry.get("notes", []),
         "Speed-up: input and output tokens a second over the baseline's, each measured once; limit: what the FLOP count "
@@ -90,8 +79,8 @@ def make(entry: Entry, files: Files) -> Table:
     ]
     if any(row.kv_cache == "fp8" for row in found):
         notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
-    panel = Panel(pd.DataFrame(printed), None, tuple(rules))
-    return Table(entry["name"], heading(serving), pd.DataFrame(values), [panel], [*notes, *footnotes.lines()])
+    panel = grid(printed, columns, footnotes)
+    return table(entry, lines, [panel], notes, footnotes, heading(serving))
 
 
 def _check_same(entry: Entry, row: Row, speed: Record) -> None:
@@ -113,52 +102,30 @@ def _check_same(entry: Entry, row: Row, speed: Record) -> None:
             )
 
 
-def _point_header(serving: Serving, point: str) -> str:
-    return f"Speed-up,\n{length_label(serving.entry['points'][point]['input_tokens'])} input"
-
-
-def _gain(serving: Serving, row: Row, point: str) -> float | None:
-    model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    return ratio(
-        serving.find(point, model, case).value("tokens_per_second"),
-        serving.find(point, model, BASELINE).value("tokens_per_second"),
-    )
-
-
-def _speed_cell(serving: Serving, row: Row, point: str, footnotes: Footnotes) -> str:
-    model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    if record.value("tokens_per_second") is None:
+def _speed(cell: Cell, footnotes: Footnotes) -> str:
+    record, bound = cell.record, cell.record.limit()
+    if record.throughput is None:
         return f"{record.blank} {footnotes.mark(record.why)}"
-    if gain is None:
-        base = serving.find(point, model, BASELINE)
-        return f"{base.blank} {footnotes.mark('the baseline, against which it would be, has no value')}"
-    bound = record.limit()
-    text = f"{gain:.2f}×" + (f" (limit {bound:.2f}×)" if bound and case != BASELINE else "")
+    if cell.speedup is None:
+        return f"{cell.base.blank} {footnotes.mark('the baseline, against which it would be, has no value')}"
+    text = f"{cell.speedup:.2f}×" + (f" (limit {bound:.2f}×)" if bound and cell.case != BASELINE else "")
     return text + (f" {footnotes.mark(_DUMMY)}" if record.dummy else "")
 
 
-def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> dict[str, Any]:
+def _line(cell: Cell, quality: Line) -> Line:
     """A line of the CSV: one case at one point, with the quality of its checkpoint."""
-    model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    bound = record.limit()
-    quality = closeness_cells(row) | average_cells(row, averaged)
+    record, bound, head = cell.record, cell.record.limit(), cell.head(cell.record.throughput)
     return {
-        "model": model,
-        "title": row.model["title"],
-        "variant": row.variant,
-        "kv_cache": row.kv_cache,
-        "point": point,
-        "input_tokens": serving.entry["points"][point]["input_tokens"],
+        **{key: head[key] for key in ("model", "title", "variant", "kv_cache", "point")},
+        "input_tokens": cell.settings["input_tokens"],
         "status": record.status,
         "weights": record.weights,
-        "tokens_per_second": record.value("tokens_per_second"),
-        "speedup": gain,
+        "tokens_per_second": record.throughput,
+        "speedup": cell.speedup,
         "speedup_limit": bound,
-        "fraction_of_limit": ratio(gain, bound),
-        **{key: cell for key, cell in quality.items() if not key.startswith("_")},
-        "missing": None if record.value("tokens_per_second") is not None else record.why,
+        "fraction_of_limit": ratio(cell.speedup, bound),
+        **quality,
+        "missing": head["reason"],
     }
 
 
