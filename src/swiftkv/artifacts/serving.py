@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -244,13 +244,12 @@ def conditions(records: Sequence[Record], hardware: bool = True, software: bool 
 
 def heading(serving: Serving) -> str:
     """A table's title: the models that ran, their machines and engine, and what is shown of them."""
-    records = {model: serving.of(model) for model in serving.models}
-    engines = {conditions(found, hardware=False) for found in records.values() if found}
+    engine, differ = _shared(serving, hardware=False)
     parts = []
-    for model, found in records.items():
-        own = conditions(found, software=len(engines) > 1)
+    for model in serving.models:
+        own = conditions(serving.of(model), software=bool(differ))
         parts.append(serving.title(model) + (f" ({own})" if own else ""))
-    ran = ", ".join([enumeration(parts), *(engines if len(engines) == 1 else [])])
+    ran = ", ".join(filter(None, [enumeration(parts), engine]))
     return f"{ran}: {serving.entry['title']} ({serving.entry['label']})"
 
 
@@ -263,16 +262,18 @@ def captions(serving: Serving) -> tuple[list[str], dict[str, list[str]]]:
     if len(serving.models) == 1:
         model = serving.models[0]
         return [f"{serving.title(model)}: {title}", conditions(serving.of(model))], {}
-    groups = {model: serving.of(model) for model in serving.models}
-    machines = {conditions(found, software=False) for found in groups.values() if found}
-    engines = {conditions(found, hardware=False) for found in groups.values() if found}
-    shared = [next(iter(found)) for found in (machines, engines) if len(found) == 1]
-    above = {}
-    for model, found in groups.items():
-        own = [conditions(found, software=False)] if len(machines) > 1 else []
-        own += [conditions(found, hardware=False)] if len(engines) > 1 else []
-        above[model] = [serving.title(model), *filter(None, own)]
-    return [title[0].upper() + title[1:], ", ".join(shared)], above
+    parts = [_shared(serving, software=False), _shared(serving, hardware=False)]
+    above = {model: [serving.title(model)] for model in serving.models}
+    for model, lines in above.items():
+        lines += filter(None, [differ.get(model) for _, differ in parts])
+    return [title[0].upper() + title[1:], ", ".join(shared for shared, _ in parts if shared)], above
+
+
+def _shared(serving: Serving, **part: bool) -> tuple[str, dict[str, str]]:
+    """The hardware or software that all models with records ran on, or else that of each."""
+    ran = {model: conditions(records, **part) for model in serving.models if (records := serving.of(model))}
+    values = set(ran.values())
+    return (values.pop(), {}) if len(values) == 1 else ("", ran)
 
 
 def variant_of(record: Record) -> str:
@@ -292,6 +293,11 @@ def described(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 def ratio(value: float | None, base: float | None) -> float | None:
     """`value / base` where there are both."""
     return None if value is None or not base else value / base
+
+
+def rate_cells(rate: Mapping[str, Any], metrics: Iterable[str], statistics: Sequence[str]) -> dict[str, float | None]:
+    """The columns of a request rate's times, such as `ttft_median_ms`."""
+    return {f"{m}_{s}_ms": rate.get(f"{m}_ms", {}).get(s) for m in metrics for s in statistics}
 
 
 def on_paper_hardware(records: Sequence[Record], count: float | None = None) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from swiftkv.artifacts.columns import measured
-from swiftkv.artifacts.drawing import COLORS, COLUMN, STYLE, Drawing, headline, legend
+from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, headline, legend
 from swiftkv.artifacts.kind import Entry, Files, Kind
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import Record, read_records, read_statements
@@ -31,36 +30,35 @@ def make(entry: Entry, files: Files) -> Drawing:
         raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
     bounds = [row for row in read_statements(entry, files) if row["low"]]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 3.6), layout="constrained")
-        headline(figure, heading(entry))
-        density = figure.subplots()
-        width = data["confidence_to"] - data["confidence_from"]
-        middle = data["confidence_from"] + width / 2
-        gray = {"facecolor": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
-        density.bar(middle, data["density_percent"], width=width, **gray)
-        density.set_xlabel("Largest probability of the early exit")
-        density.set_ylabel("Positions (%)")
-        density.set_xlim(0, 1)
-        agreement = density.twinx()
-        agreement.spines["right"].set_visible(True)
-        look = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
-        known = data["alignment_percent"].notna()
-        error = data["alignment_percent_stderr"][known].fillna(0)
-        agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **look)
-        agreement.set_ylabel("Agreement (%)")
-        agreement.set_ylim(0, 105)
-        agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
-        handles = [
-            Patch(**gray, label="positions"),
-            Line2D([], [], **look, label="agreement with full model"),
-            Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"threshold {entry['threshold']:g}"),
-        ]
-        stated = []
-        for row in bounds:
-            agreement.hlines(row["low"], entry["threshold"], 1, color=COLORS[1], linewidth=2)
-            stated.append(f"{row['text']} (orange; {row['note']})")
-        legend(figure, handles, stated, entry.get("notes", []))
+    figure = Figure(figsize=(COLUMN, 3.6), layout="constrained")
+    headline(figure, heading(entry))
+    density = figure.subplots()
+    width = data["confidence_to"] - data["confidence_from"]
+    middle = data["confidence_from"] + width / 2
+    gray = {"facecolor": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
+    density.bar(middle, data["density_percent"], width=width, **gray)
+    density.set_xlabel("Largest probability of the early exit")
+    density.set_ylabel("Positions (%)")
+    density.set_xlim(0, 1)
+    agreement = density.twinx()
+    agreement.spines["right"].set_visible(True)
+    look = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
+    known = data["alignment_percent"].notna()
+    error = data["alignment_percent_stderr"][known].fillna(0)
+    agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **look)
+    agreement.set_ylabel("Agreement (%)")
+    agreement.set_ylim(0, 105)
+    agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
+    handles = [
+        Patch(**gray, label="positions"),
+        Line2D([], [], **look, label="agreement with full model"),
+        Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"threshold {entry['threshold']:g}"),
+    ]
+    stated = []
+    for row in bounds:
+        agreement.hlines(row["low"], entry["threshold"], 1, color=COLORS[1], linewidth=2)
+        stated.append(f"{row['text']} (orange; {row['note']})")
+    legend(figure, handles, stated, entry.get("notes", []))
     return Drawing(figure, data)
 
 

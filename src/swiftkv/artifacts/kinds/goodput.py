@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, headline, legend, look
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.serving import BASELINE, Cell, Serving, conditions, ratio, read_serving, serving_kind
+from swiftkv.artifacts.serving import BASELINE, Cell, Serving, conditions, rate_cells, ratio, read_serving, serving_kind
 from swiftkv.statistics import share_stderr
 
 _LIMITS = {
@@ -87,10 +87,7 @@ def _lines(cell: Cell, workload: str) -> list[dict[str, Any]]:
     for rate in measured.get("rates") or [{}]:
         names = ("request_rate", "requests", "completed", "failed", "good", "goodput", "cached_share")
         cells = {name: rate.get(name) for name in (*names, "achieved_request_rate", "tokens_per_second")}
-        for metric in ("ttft", "tpot"):
-            for statistic in ("median", "p99"):
-                cells[f"{metric}_{statistic}_ms"] = rate.get(f"{metric}_ms", {}).get(statistic)
-        lines.append(head | cells | tail)
+        lines.append(head | cells | rate_cells(rate, ("ttft", "tpot"), ("median", "p99")) | tail)
     return lines
 
 

@@ -29,6 +29,7 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Cell,
     captions,
+    rate_cells,
     ratio,
     read_claims,
     read_serving,
@@ -36,7 +37,7 @@ from swiftkv.artifacts.serving import (
     with_claims,
 )  # fmt: skip
 
-_METRICS = {"ttft_ms": "Time to first\ntoken (ms)", "tpot_ms": "Time per output\ntoken (ms)"}
+_METRICS = {"ttft": "Time to first\ntoken (ms)", "tpot": "Time per output\ntoken (ms)"}
 _METHODS = {"ngram": "n-gram"}
 
 
@@ -100,7 +101,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     axes = figure.subplots(1, 3, squeeze=False).T if single else figure.subplots(3, len(columns), squeeze=False)
     for number, (title, column) in enumerate(zip(titles, columns, strict=True)):
         for row, (metric, label) in enumerate(_METRICS.items()):
-            _curves(axes[row, number], column, metric)
+            _curves(axes[row, number], column, f"{metric}_ms")
             axes[row, number].set_ylabel(label if single or number == 0 else "")
             axes[row, number].set_xlabel("Requests a second")
         axes[1, number].set_xlim(axes[0, number].get_xlim())  # which has the marks of the highest rates too
@@ -139,12 +140,10 @@ def _lines(curve: _Curve) -> list[dict[str, Any]]:
         cells = {name: rate.get(name) for name in (*names, "tokens_per_second", "sustained")}
         on_grid = rate.get("request_rate") in curve.settings["request_rates"]
         same = base.get(rate.get("request_rate"), {}) if on_grid else {}
+        cells |= rate_cells(rate, _METRICS, ("mean", "median", "p99"))
         for metric in _METRICS:
-            for statistic in ("mean", "median", "p99"):
-                cells[f"{metric.removesuffix('_ms')}_{statistic}_ms"] = rate.get(metric, {}).get(statistic)
-        for metric in _METRICS:
-            part = ratio(*(one.get(metric, {}).get("median") for one in (rate, same)))
-            cells[f"{metric.removesuffix('_ms')}_reduction_percent"] = None if part is None else 100 * (1 - part)
+            part = ratio(*(times.get(f"{metric}_ms", {}).get("median") for times in (rate, same)))
+            cells[f"{metric}_reduction_percent"] = None if part is None else 100 * (1 - part)
         lines.append(head | cells | {"baseline_sustained": same.get("sustained")} | tail)
     return lines
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -82,17 +81,14 @@ def _frame(entry: Entry, files: Files) -> pd.DataFrame:
             name = f"{model['title']}, " if len(entry["models"]) > 1 else ""
             start_from = trained.settings["start"]
             head["label"] = f"{name}{variant_label(close.spec)}, {start_from} start"
-            start = close.result["start"]
-            if start and head["label"] not in started:
+            trainings = [({"tokens": trained.result["tokens"]}, close.result)]
+            if close.result["start"] and head["label"] not in started:
                 started.add(head["label"])
-                rows.append({**head, "variant": _START, "tokens": 0, **_measures(start)})
-            rows.append({**head, "tokens": trained.result["tokens"], **_measures(close.result)})
+                trainings.insert(0, ({"variant": _START, "tokens": 0}, close.result["start"]))
+            for training_of, result in trainings:
+                agreement = measured("top1_agreement", result["top1_agreement"], 100)
+                rows.append(head | training_of | measured("kl", result["kl"]) | agreement)
     return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def _measures(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """KL in nats a token and agreement in percent, with their standard errors."""
-    return measured("kl", result["kl"]) | measured("top1_agreement", result["top1_agreement"], 100)
 
 
 def _published(entry: Entry, files: Files) -> list[float]:
