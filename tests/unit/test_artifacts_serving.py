@@ -7,9 +7,7 @@ from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.serving import (
     Case,
     Serving,
-    captions,
     check_comparable,
-    heading,
     length_label,
     variant_of,
 )
@@ -211,11 +209,11 @@ def test_titles_name_models_machines_and_engines(tmp_path):
     assert Record.of(parallel).machine.startswith("4 × ")
     other = record("throughput", "p", "baseline", "auto", speed(1), model="big", settings={"tensor_parallel_size": 4})
     both = shown(tmp_path, [plain, other])
-    assert heading(both) == (
+    assert both.heading == (
         "Llama-3.1-8B-Instruct (1 × NVIDIA H100 80GB HBM3) and Big (4 × NVIDIA H100 80GB HBM3), vLLM 0.32.0, eager: "
         "what is shown (paper's Figure 0)"
     )
-    above, panels = captions(both)
+    above, panels = both.captions()
     assert above == ["What is shown (paper's Figure 0)", "vLLM 0.32.0, eager"]
     assert panels["big"] == ["Big", "4 × NVIDIA H100 80GB HBM3"]
 

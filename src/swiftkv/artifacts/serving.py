@@ -102,6 +102,44 @@ class Serving:
                 blanks.setdefault(record.why, {})[f"{name}{self.label(case)}: {record.blank}"] = None
         return [*self.entry.get("notes", []), *(f"{'; '.join(names)} ({why})" for why, names in blanks.items())]
 
+    def claims(self, files: Files) -> list[Published]:
+        """Rows of values.csv that may stand beside an artifact: of the paper's models, on as many H100 GPUs."""
+        models = {model["published"]: model["name"] for model in self.entry["models"]}
+        rows = [row for row in read_statements(self.entry, files) if row["model"] in models]
+        return [row for row in rows if on_paper_hardware(self.of(models[row["model"]]), row.get("gpus"))]
+
+    @property
+    def heading(self) -> str:
+        """A table's title: the models that ran, their machines and engine, and what is shown of them."""
+        engine, differ = self._shared(hardware=False)
+        parts = []
+        for model in self.models:
+            own = conditions(self.of(model), software=bool(differ))
+            parts.append(self.title(model) + (f" ({own})" if own else ""))
+        ran = ", ".join(filter(None, [enumeration(parts), engine]))
+        return f"{ran}: {self.entry['title']} ({self.entry['label']})"
+
+    def captions(self) -> tuple[list[str], dict[str, list[str]]]:
+        """A figure's headline, and the lines above each model's panel where there are several.
+
+        What all models share (machine, engine) stands in the headline, the rest above the panels.
+        """
+        title = f"{self.entry['title']} ({self.entry['label']})"
+        if len(self.models) == 1:
+            model = self.models[0]
+            return [f"{self.title(model)}: {title}", conditions(self.of(model))], {}
+        parts = [self._shared(software=False), self._shared(hardware=False)]
+        above = {model: [self.title(model)] for model in self.models}
+        for model, lines in above.items():
+            lines += filter(None, [differ.get(model) for _, differ in parts])
+        return [title[0].upper() + title[1:], ", ".join(shared for shared, _ in parts if shared)], above
+
+    def _shared(self, **part: bool) -> tuple[str, dict[str, str]]:
+        """The hardware or software that all models with records ran on, or else that of each."""
+        ran = {model: conditions(records, **part) for model in self.models if (records := self.of(model))}
+        values = set(ran.values())
+        return (values.pop(), {}) if len(values) == 1 else ("", ran)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -184,13 +222,6 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
     return serving
 
 
-def read_claims(serving: Serving, files: Files) -> list[Published]:
-    """Rows of values.csv that may stand beside an artifact: of the paper's models, on as many H100 GPUs."""
-    models = {model["published"]: model["name"] for model in serving.entry["models"]}
-    rows = [row for row in read_statements(serving.entry, files) if row["model"] in models]
-    return [row for row in rows if on_paper_hardware(serving.of(models[row["model"]]), row.get("gpus"))]
-
-
 def with_claims(data: pd.DataFrame, claims: Sequence[Published]) -> pd.DataFrame:
     """The plotted data, with the published statements as rows of their own where they may stand beside it.
 
@@ -240,40 +271,6 @@ def conditions(records: Sequence[Record], hardware: bool = True, software: bool 
     """Hardware, engine, mode and weights behind comparable records, for titles; empty without records."""
     first = next((record for record in records if record.ok), next(iter(records), None))
     return first.conditions(hardware, software) if first else ""
-
-
-def heading(serving: Serving) -> str:
-    """A table's title: the models that ran, their machines and engine, and what is shown of them."""
-    engine, differ = _shared(serving, hardware=False)
-    parts = []
-    for model in serving.models:
-        own = conditions(serving.of(model), software=bool(differ))
-        parts.append(serving.title(model) + (f" ({own})" if own else ""))
-    ran = ", ".join(filter(None, [enumeration(parts), engine]))
-    return f"{ran}: {serving.entry['title']} ({serving.entry['label']})"
-
-
-def captions(serving: Serving) -> tuple[list[str], dict[str, list[str]]]:
-    """A figure's headline, and the lines above each model's panel where there are several.
-
-    What all models share (machine, engine) stands in the headline, the rest above the panels.
-    """
-    title = f"{serving.entry['title']} ({serving.entry['label']})"
-    if len(serving.models) == 1:
-        model = serving.models[0]
-        return [f"{serving.title(model)}: {title}", conditions(serving.of(model))], {}
-    parts = [_shared(serving, software=False), _shared(serving, hardware=False)]
-    above = {model: [serving.title(model)] for model in serving.models}
-    for model, lines in above.items():
-        lines += filter(None, [differ.get(model) for _, differ in parts])
-    return [title[0].upper() + title[1:], ", ".join(shared for shared, _ in parts if shared)], above
-
-
-def _shared(serving: Serving, **part: bool) -> tuple[str, dict[str, str]]:
-    """The hardware or software that all models with records ran on, or else that of each."""
-    ran = {model: conditions(records, **part) for model in serving.models if (records := serving.of(model))}
-    values = set(ran.values())
-    return (values.pop(), {}) if len(values) == 1 else ("", ran)
 
 
 def variant_of(record: Record) -> str:

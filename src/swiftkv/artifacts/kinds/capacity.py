@@ -6,7 +6,7 @@ from typing import Any
 
 from swiftkv.artifacts.columns import Column, grid, models, table
 from swiftkv.artifacts.kind import Entry, Files
-from swiftkv.artifacts.serving import Cell, heading, ratio, read_serving, serving_kind
+from swiftkv.artifacts.serving import Cell, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits
 
@@ -35,7 +35,7 @@ def make(entry: Entry, files: Files) -> Table:
         "Cost model allows: layers that keep a cache of their own (l, one for each AcrossKV group, one for "
         "Merge-all-Layers) against the model's L, and one byte a number with FP8 against two.",
     ]
-    return table(entry, lines, [panel], [*notes, *entry.get("notes", [])], footnotes, heading(serving))
+    return table(entry, lines, [panel], [*notes, *entry.get("notes", [])], footnotes, serving.heading)
 
 
 def _line(cell: Cell) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import MISSING, Record
-from swiftkv.artifacts.serving import BASELINE, Cell, heading, ratio, read_serving, serving_kind
+from swiftkv.artifacts.serving import BASELINE, Cell, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
 
@@ -35,7 +35,7 @@ def make(entry: Entry, files: Files) -> Table:
         *entry.get("notes", []),
         *footnotes.lines(),
     ]
-    return Table(entry["name"], heading(serving), pd.DataFrame(values), panels, notes)
+    return Table(entry["name"], serving.heading, pd.DataFrame(values), panels, notes)
 
 
 def _values(cell: Cell, size: int) -> dict[str, Any]:

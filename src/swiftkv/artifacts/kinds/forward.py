@@ -18,13 +18,12 @@ from swiftkv.artifacts.kinds.similarity import (
     read_similarity,
     simscores,
     without,
-)  # fmt: skip
+)
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import (
     BASELINE,
     Cell,
     Serving,
-    captions,
     length_label,
     needs_serving,
     ratio,
@@ -61,7 +60,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         draw_simscores(axes[0], entry, similar, curves)
         data = pd.concat([curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True)
     _curves(times, gains, serving, data[data["panel"] == "forward"])
-    headline(figure, *captions(serving)[0])
+    headline(figure, *serving.captions()[0])
     labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
     (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
     legend(figure, [*labels, dotted], notes=serving.notes)

@@ -25,17 +25,7 @@ from swiftkv.artifacts.drawing import (
 )  # fmt: skip
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Cell,
-    captions,
-    rate_cells,
-    ratio,
-    read_claims,
-    read_serving,
-    serving_kind,
-    with_claims,
-)  # fmt: skip
+from swiftkv.artifacts.serving import BASELINE, Cell, rate_cells, ratio, read_serving, serving_kind, with_claims
 
 _METRICS = {"ttft": "Time to first\ntoken (ms)", "tpot": "Time per output\ntoken (ms)"}
 _METHODS = {"ngram": "n-gram"}
@@ -89,7 +79,7 @@ class _Curve(Cell):
 def make(entry: Entry, files: Files) -> Drawing:
     """TTFT, TPOT and the highest sustained rate of one model; one column a point, or one for all with `together`."""
     serving = read_serving(entry, files, "latency")
-    claims = read_claims(serving, files)
+    claims = serving.claims(files)
     curves = [_Curve(serving, cell.model, cell.point, cell.case) for cell in serving.cells()]
     columns = [[curve for curve in curves if curve.point == point] for point in serving.points]
     titles = [_input(column[0]) for column in columns]
@@ -109,7 +99,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         axes[2, number].set_ylabel("Highest sustained\nrequests a second" if single or number == 0 else "")
         if not single:
             axes[0, number].set_title(title, pad=9)
-    headline(figure, *captions(serving)[0], *(titles if single else []))
+    headline(figure, *serving.captions()[0], *(titles if single else []))
     handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
     legend(figure, [*handles.values(), *_keys()], [claim["text"] for claim in claims], serving.notes)
     return Drawing(figure, with_claims(pd.DataFrame([line for curve in curves for line in _lines(curve)]), claims))

@@ -17,7 +17,7 @@ from swiftkv.artifacts.scored import (
     rows,
     subsets_note,
 )
-from swiftkv.artifacts.serving import BASELINE, Case, Cell, heading, length_label, ratio, read_serving
+from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, ratio, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.errors import UserError
 
@@ -80,7 +80,7 @@ def make(entry: Entry, files: Files) -> Table:
     if any(row.kv_cache == "fp8" for row in found):
         notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
     panel = grid(printed, columns, footnotes)
-    return table(entry, lines, [panel], notes, footnotes, heading(serving))
+    return table(entry, lines, [panel], notes, footnotes, serving.heading)
 
 
 def _check_same(entry: Entry, row: Row, speed: Record) -> None:

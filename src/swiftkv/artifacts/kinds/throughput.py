@@ -15,14 +15,12 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Cell,
     Serving,
-    captions,
     length_label,
     ratio,
-    read_claims,
     read_serving,
     serving_kind,
     with_claims,
-)  # fmt: skip
+)
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -33,14 +31,14 @@ def make(entry: Entry, files: Files) -> Drawing:
     node of so many GPUs, each group of them serving a replica.
     """
     serving, node = read_serving(entry, files, "throughput"), entry.get("node_gpus")
-    claims = read_claims(serving, files)
+    claims = serving.claims(files)
     on_gpus = any(record.gpus for record in serving.records)
     panels = {"tokens_per_second": f"Tokens / s on {node} GPUs" if node and on_gpus else "Input and output\ntokens / s"}
     if not node:
         panels["normalized_tflops_per_gpu"] = f"Normalized\nTFLOP/s per {'GPU' if on_gpus else 'device'}"
     models, single = serving.models, len(serving.models) == 1
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
-    above, titles = captions(serving)
+    above, titles = serving.captions()
     rows, columns = (1, len(panels)) if single else (len(panels), len(models))
     figure = Figure(figsize=(PAGE, (1.1 if single else 1.4) + 1.75 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)

@@ -15,13 +15,12 @@ from swiftkv.artifacts.serving import (
     Case,
     Cell,
     Serving,
-    heading,
     length_label,
     on_paper_hardware,
     ratio,
     read_serving,
     serving_kind,
-)  # fmt: skip
+)
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, show
 
@@ -80,7 +79,7 @@ def make(entry: Entry, files: Files) -> Table:
     panels.append(Panel(capacities, "(c) Tokens that fit into the KV cache, as vLLM reports them"))
     values = pd.DataFrame([_line(cell, row.published) for row in rows for cell in row.cells])
     notes = [*_notes(serving, rows), *entry.get("notes", []), *footnotes.lines()]
-    return Table(entry["name"], heading(serving), values, panels, notes)
+    return Table(entry["name"], serving.heading, values, panels, notes)
 
 
 def published_column(case: Case) -> str:
