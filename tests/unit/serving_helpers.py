@@ -5,92 +5,36 @@ from __future__ import annotations
 import csv
 import io
 
-from swiftkv.artifacts.kinds import KINDS
-from swiftkv.records import describe_spec, write_json
+from artifact_helpers import H100, LLAMA, made, saved, scale
+from artifact_helpers import record as any_record
 
-H100 = {"processor": "Some(R) CPU @ 2.00GHz", "cores": 96, "threads": 96, "gpus": ["NVIDIA H100 80GB HBM3"] * 8}
+from swiftkv import config as cfg
+from swiftkv.artifacts.kinds import KINDS
+
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
-TITLES = {"llama-3.1-8b": "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}
-SPECS = {
-    "baseline": None,
-    "merge-all-layers": None,
-    "swiftkv-50": {"num_key_value_layers": 16, "key_value_group_size": 1},
-    "swiftkv-50-across4": {"num_key_value_layers": 16, "key_value_group_size": 4},
-}
-SPECS = {
-    variant: spec and {"num_hidden_layers": 32, **spec, "num_key_value_heads": None} for variant, spec in SPECS.items()
-}
+TITLES = {LLAMA: "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}
 LIMITS = {"baseline": 1.0, "merge-all-layers": 1.0, "swiftkv-50": 1.8, "swiftkv-50-across4": 1.9}
 
 
-def record(
-    measure,
-    point,
-    variant,
-    kv_cache="auto",
-    result=None,
-    *,
-    model="llama-3.1-8b",
-    hardware=H100,
-    weights=None,
-    settings=(),
-    engine=(),
-    cost=(),
-):
-    """One record; without a result it is an out-of-memory one."""
-    spec = SPECS[variant]
-    return {
-        "measure": measure,
-        "model": {
-            "name": model,
-            "title": TITLES.get(model, model.title()),
-            "kind": "hub",
-            "id": model,
-            "revision": "main",
-            "resolved": "0",
-        },
-        "variant": variant,
-        "kv_cache": kv_cache,
-        "weights": weights or ("trained" if spec else "original"),
-        "spec": describe_spec(spec, 8),
-        "status": "ok" if result else "oom",
-        "reason": None if result else "no memory is left for the KV cache",
-        "settings": {
-            "point": point,
-            "merge_all_layers": variant == "merge-all-layers",
-            "dtype": "bfloat16",
-            "max_num_batched_tokens": 2048,
-            "max_num_seqs": 256,
-            "enforce_eager": True,
-            "tensor_parallel_size": 1,
-            "memory_gib": None,
-            "quantization": None,
-            "speculative": None,
-            "seed": 0,
-            "threads": None,
-            "input_tokens": 2000,
-            "output_tokens": 256,
-            "num_prompts": 100,
-            "command": ["vllm"],
-            **dict(settings),
-        },
-        "result": result,
-        "engine": {
-            "vllm": "0.32.0",
-            "attention_backend": "FLASH_ATTN",
-            "compilation": "eager",
-            "kv_cache_tokens": 93184 if result else None,
-            "plugin": "swiftkv",
-            **dict(engine),
-        },
-        "cost": {
-            "baseline_flops_per_token": 16e9,
-            "request_speedup_limit": LIMITS[variant],
-            "prefill_speedup_limit": LIMITS[variant] + 0.1,
-            **dict(cost),
-        },
-        "provenance": {"finished": "2026-01-01", "wall_seconds": 1.0, "libraries": {}, "hardware": hardware},
-    }
+def record(measure, point, variant, kv_cache="auto", result=None, *,
+           model=LLAMA, hardware=H100, weights=None, settings=(), engine=(), cost=()):  # fmt: skip
+    """One record of a model with the dimensions of Llama-3.1-8B; without a result it is an out-of-memory one."""
+    asked = {
+        "point": point, "merge_all_layers": variant == "merge-all-layers", "dtype": "bfloat16", "input_tokens": 2000,
+        "output_tokens": 256, "num_prompts": 100, "max_num_batched_tokens": 2048, "max_num_seqs": 256,
+        "tensor_parallel_size": 1, "quantization": None,
+    }  # fmt: skip
+    said = {"vllm": "0.32.0", "attention_backend": "FLASH_ATTN", "compilation": "eager", "plugin": "swiftkv",
+            "kv_cache_tokens": 93184 if result else None}  # fmt: skip
+    limits = {"request_speedup_limit": LIMITS[variant], "prefill_speedup_limit": LIMITS[variant] + 0.1}
+    measured = any_record(
+        measure, LLAMA, variant, result, kv_cache=kv_cache, weights=weights, status="oom",
+        reason=None if result else "no memory is left for the KV cache",
+        settings=asked | dict(settings), engine=said | dict(engine), cost=limits | dict(cost),
+    )  # fmt: skip
+    measured["model"] |= {"name": model, "title": TITLES.get(model, model.title()), "id": model}
+    measured["provenance"]["hardware"] = hardware
+    return measured
 
 
 def speed(tokens_per_second):
@@ -140,34 +84,23 @@ def good(capacity, rates=(1, 2, 4, 8, 16), **source):
             "bounded": best is not entries[-1]}  # fmt: skip
 
 
-def entry(kind, points, cases, models=("llama-3.1-8b",), **more):
+def entry(kind, points, cases, models=(LLAMA,), **more):
     """A resolved entry; `points` maps names to what they ask for."""
+    specs = {variant: cfg.spec(scale(), LLAMA, variant) for variant, _ in cases}
     return {
-        "name": "an_artifact",
-        "kind": kind,
-        "form": KINDS[kind].form,
-        "source": "paper",
-        "item": "Figure 0",
-        "label": "paper's Figure 0",
-        "title": "what is shown",
+        "name": "an_artifact", "kind": kind, "form": KINDS[kind].form, "source": "paper", "item": "Figure 0",
+        "label": "paper's Figure 0", "title": "what is shown",
         "models": [
             {"name": name, "title": TITLES.get(name, name.title()), "published": name, "role": name} for name in models
         ],
-        "cases": [list(case) for case in cases],
-        "specs": {name: {variant: SPECS[variant] for variant, _ in cases} for name in models},
-        "unmeasured": {},
-        "points": points,
-        **more,
-    }
+        "cases": [list(case) for case in cases], "specs": {name: dict(specs) for name in models},
+        "unmeasured": {}, "points": points, **more,
+    }  # fmt: skip
 
 
 def make(folder, shown, records, **published):
     """What an entry's kind draws of `records`, written to files in `folder`; `published` are further files."""
-    paths = []
-    for number, each in enumerate(records):
-        paths.append(folder / f"{number}.json")
-        write_json(paths[-1], each)
-    return KINDS[shown["kind"]].make(shown, {"serving": paths, **published})
+    return made(shown, serving=saved(folder, records), **published)
 
 
 def rows(table):

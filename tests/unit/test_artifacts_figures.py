@@ -4,6 +4,8 @@ import copy
 
 import pandas as pd
 import pytest
+from artifact_helpers import LLAMA
+from artifact_helpers import record as any_record
 from matplotlib.figure import Figure
 
 from swiftkv.artifacts.drawing import Drawing, write_figure
@@ -23,24 +25,11 @@ CONFIG = {
 
 def measured(name):
     """A made-up similarity record."""
-    layers = LAYERS[name]
-    pairwise = [
-        [1.0 if i == j else 0.9 - 0.1 * abs(i - j) + 0.01 * min(i, j) for j in range(layers)] for i in range(layers)
-    ]
-    simscore = [sum(row[layer + 1 :]) / (layers - 1 - layer) for layer, row in enumerate(pairwise[:-1])]
-    return {
-        "measure": "similarity",
-        "model": {"name": name, "title": name.title()},
-        "variant": "baseline",
-        "kv_cache": "auto",
-        "weights": "original",
-        "spec": None,
-        "status": "ok",
-        "reason": None,
-        "settings": {},
-        "result": {"num_hidden_layers": layers, "simscore": simscore, "pairwise": pairwise},
-        "provenance": {},
-    }
+    layers = range(LAYERS[name])
+    pairwise = [[1.0 if i == j else 0.9 - 0.1 * abs(i - j) + 0.01 * min(i, j) for j in layers] for i in layers]
+    simscore = [sum(row[layer + 1 :]) / len(row[layer + 1 :]) for layer, row in enumerate(pairwise[:-1])]
+    result = {"num_hidden_layers": len(layers), "simscore": simscore, "pairwise": pairwise}
+    return any_record("similarity", LLAMA, "baseline", result) | {"model": {"name": name, "title": name.title()}}
 
 
 def described(names):
@@ -149,25 +138,15 @@ def test_forward_times_stand_beside_similarities(tmp_path):
 
 def wired(total, **variants):
     """The kind's entry for variants given as (l, group size), None for the unchanged model."""
+    fields = ("num_key_value_layers", "key_value_group_size")
     specs = {
-        name: spec
-        and {
-            "num_hidden_layers": total,
-            "num_key_value_layers": spec[0],
-            "key_value_group_size": spec[1],
-            "num_key_value_heads": None,
-        }
+        name: spec and {"num_hidden_layers": total, **dict(zip(fields, spec, strict=True)), "num_key_value_heads": None}
         for name, spec in variants.items()
     }
     return {
-        "name": "figure1",
-        "label": "paper's Figure 1",
-        "title": "wiring",
-        "models": [{"name": "m", "title": "M", "published": "m"}],
-        "cases": [[name, "auto"] for name in variants],
-        "specs": {"m": specs},
-        "num_hidden_layers": {"m": total},
-    }
+        "name": "figure1", "label": "paper's Figure 1", "title": "wiring", "models": described(["m"]),
+        "cases": [[name, "auto"] for name in variants], "specs": {"m": specs}, "num_hidden_layers": {"m": total},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from artifact_helpers import PAPER, ROOT, made, resolved, scale
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.table import to_markdown
-from swiftkv.artifacts.text import mean_and_error, percent, show, significant
+from swiftkv.artifacts.text import percent, show, significant, with_error
 from swiftkv.cost import cost_record
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
@@ -73,4 +73,4 @@ def test_numbers():
     assert [percent(value) for value in (0.46875, 0.5, 16 / 30, 0, 1 / 3)] == ["46.875%", "50%", "53.3%", "0%", "33.3%"]
     assert (significant(10.737, 2), significant(112.7, 2), significant(0.83886, 2)) == (11, 113, 0.84)
     assert (show(0.0199, 2), show(9.96, 2), show(0, 2)) == ("0.020", "10", "0")
-    assert mean_and_error(1.25, None, 1) == "1.2"
+    assert with_error(1.25, None, ".1f") == "1.2"

@@ -7,6 +7,7 @@ import pytest
 from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, saved, scale, score
 
 from swiftkv.artifacts import contents
+from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.scored import backends_note, rows
 from swiftkv.artifacts.table import to_markdown
 from swiftkv.errors import UserError
@@ -340,12 +341,14 @@ def test_rows_know_their_model_and_reason():
     config["models"]["llama-3.1-405b"]["unavailable"] = {"quality": "nobody has it"}
     found = rows(contents.resolve(config, "tableB3"), {})
     assert [row.variant for row in found] == ["baseline", "swiftkv-50"]
-    assert all(row.reason(None) == "nobody has it" for row in found)
+    assert all(row.fidelity.why == "nobody has it" for row in found)
 
 
 def test_tables_say_which_answers_vllm_generated(tmp_path):
     def told(*records):
-        return backends_note(records, {"winogrande": {"title": "Winogrande"}, "gsm8k": {"title": "GSM8K"}})
+        return backends_note(
+            map(Record.of, records), {"winogrande": {"title": "Winogrande"}, "gsm8k": {"title": "GSM8K"}}
+        )
 
     plain, generated = score(SMOL, "baseline", "winogrande", 0.5), score(SMOL, "baseline", "gsm8k", 0.5)
     quantized = score(SMOL, "swiftkv-50", "gsm8k", 0.5, kv_cache="fp8")

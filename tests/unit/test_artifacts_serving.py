@@ -1,28 +1,20 @@
 """Serving tables: the right number in the right cell, missing and OOM visible, nothing compared that must not be."""
 
-from pathlib import Path
-
 import pytest
+from artifact_helpers import PAPER, saved
 
-from swiftkv.artifacts.records import read_records
+from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.serving import (
     Case,
     Serving,
-    captions,
     check_comparable,
-    conditions,
-    heading,
     length_label,
-    machine,
-    read_serving,
     variant_of,
 )
 from swiftkv.artifacts.table import to_html, to_latex, to_markdown
 from swiftkv.errors import UserError
-from swiftkv.records import write_json
 from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
-PAPER = Path(__file__).parents[2] / "resources" / "paper"
 CASES = [Case("baseline"), Case("merge-all-layers"), Case("swiftkv-50"), Case("swiftkv-50-across4"),
          Case("swiftkv-50-across4", "fp8")]  # fmt: skip
 MEMORY = {
@@ -198,43 +190,39 @@ def test_records_of_different_conditions_are_never_compared(tmp_path, changes, w
 def test_what_an_engine_did_not_report_is_no_difference():
     one = record("throughput", "p", "baseline", "auto", speed(1))
     two = record("throughput", "p", "swiftkv-50", engine={"vllm": None, "compilation": None})
-    check_comparable([one, two], "Table 5")
+    check_comparable([Record.of(one), Record.of(two)], "Table 5")
 
 
 def shown(tmp_path, records, **more):
     """A `Serving` of records at one point."""
-    paths = []
-    for number, each in enumerate(records):
-        paths.append(tmp_path / f"{number}.json")
-        write_json(paths[-1], each)
-    models = tuple(dict.fromkeys(each["model"]["name"] for each in records))
-    return Serving(
-        entry("throughput", {"p": {"input_tokens": 2000}}, CASES, models, **more), read_records(paths, "throughput")
-    )
+    models = tuple(dict.fromkeys(record["model"]["name"] for record in records))
+    shown = entry("throughput", {"p": {"input_tokens": 2000}}, CASES, models, **more)
+    return Serving(shown, read_records(shown, saved(tmp_path, records), "throughput"))
 
 
 def test_titles_name_models_machines_and_engines(tmp_path):
     plain = record("throughput", "p", "baseline", "auto", speed(1))
     dummy = record("throughput", "p", "baseline", hardware=CPU, weights="dummy", settings={"quantization": "fp8"})
-    assert conditions([plain]) == "1 × NVIDIA H100 80GB HBM3, vLLM 0.32.0, eager"
-    assert conditions([dummy]) == "Intel Xeon Processor, 2 cores, vLLM 0.32.0, eager, dummy FP8 weights"
-    assert machine(record("throughput", "p", "baseline", settings={"tensor_parallel_size": 4})).startswith("4 × ")
+    assert Record.of(plain).conditions() == "1 × NVIDIA H100 80GB HBM3, vLLM 0.32.0, eager"
+    assert Record.of(dummy).conditions() == "Intel Xeon Processor, 2 cores, vLLM 0.32.0, eager, dummy FP8 weights"
+    parallel = record("throughput", "p", "baseline", settings={"tensor_parallel_size": 4})
+    assert Record.of(parallel).machine.startswith("4 × ")
     other = record("throughput", "p", "baseline", "auto", speed(1), model="big", settings={"tensor_parallel_size": 4})
     both = shown(tmp_path, [plain, other])
-    assert heading(both) == (
+    assert both.heading == (
         "Llama-3.1-8B-Instruct (1 × NVIDIA H100 80GB HBM3) and Big (4 × NVIDIA H100 80GB HBM3), vLLM 0.32.0, eager: "
         "what is shown (paper's Figure 0)"
     )
-    above, panels = captions(both)
+    above, panels = both.captions()
     assert above == ["What is shown (paper's Figure 0)", "vLLM 0.32.0, eager"]
     assert panels["big"] == ["Big", "4 × NVIDIA H100 80GB HBM3"]
 
 
 def test_labels_come_from_specs_and_settings_not_from_names(tmp_path):
     renamed = record("throughput", "p", "swiftkv-50", "auto", speed(1), settings={"merge_all_layers": True})
-    assert variant_of(renamed) == "Merge-all-Layers"
+    assert variant_of(Record.of(renamed)) == "Merge-all-Layers"
     reference = record("throughput", "p", "swiftkv-50", "auto", speed(1), engine={"plugin": "other-plugin 0.1"})
-    assert variant_of(reference) == "50% SingleInputKV, other-plugin 0.1"
+    assert variant_of(Record.of(reference)) == "50% SingleInputKV, other-plugin 0.1"
     serving = shown(tmp_path, [record("throughput", "p", "baseline", "auto", speed(1))])
     assert serving.label(Case("swiftkv-50-across4", "fp8")) == "50% SingleInputKV + 4× AcrossKV (FP8 KV)"
     assert serving.label(Case("swiftkv-50-across4", "fp8"), kv_format=False) == "50% SingleInputKV + 4× AcrossKV"
@@ -253,22 +241,15 @@ def test_lengths_are_written_as_in_the_paper():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda made: made.pop("weights"), "x.json is not a measurement file: it has no weights"),
-        (lambda made: made.pop("engine"), "p/llama-3.1-8b/baseline/auto has no engine"),
-        (lambda made: made.update(measure="latency"), "x.json is a latency record"),
-        (lambda made: made.update(result=None), "x.json has status 'ok' and no result"),
+        (lambda made: made.pop("weights"), "1.json is not a measurement file: it has no weights"),
+        (lambda made: made.pop("engine"), "1.json is not a measurement file: it has no engine"),
+        (lambda made: made.update(measure="latency"), "1.json is a latency record"),
+        (lambda made: made.update(result=None), "1.json has status 'ok' and no result"),
+        (lambda made: made, "1.json is a second measurement of llama-3.1-8b baseline auto p"),
     ],
 )
-def test_a_file_of_another_kind_is_named(tmp_path, change, sentence):
-    made = record("throughput", "p", "baseline", "auto", speed(1))
-    change(made)
-    write_json(tmp_path / "x.json", made)
+def test_a_file_of_another_kind_or_of_a_cell_that_has_one_is_named(tmp_path, change, sentence):
+    records = [record("throughput", "p", "baseline", "auto", speed(1)) for _ in range(2)]
+    change(records[1])
     with pytest.raises(UserError, match=sentence):
-        read_serving(entry("throughput", {}, CASES), {"serving": [tmp_path / "x.json"]}, "throughput")
-
-
-def test_two_files_for_one_cell_are_refused(tmp_path):
-    for name in ("a", "b"):
-        write_json(tmp_path / f"{name}.json", record("throughput", "p", "baseline", "auto", speed(1)))
-    with pytest.raises(UserError, match="b.json is a second measurement of llama-3.1-8b baseline auto p"):
-        read_records([tmp_path / "a.json", tmp_path / "b.json"], "throughput")
+        read_records({}, saved(tmp_path, records), "throughput")

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, scale, score, training
 
-from swiftkv.artifacts import contents
+from swiftkv.artifacts import columns, contents
+from swiftkv.artifacts.columns import Column, grid, measured, models
 from swiftkv.artifacts.records import MISSING, OOM
 from swiftkv.artifacts.table import Footnotes, Panel, Table, to_csv, to_html, to_latex, to_markdown, write_table
 from swiftkv.errors import UserError
@@ -185,3 +186,42 @@ def test_footnotes_number_each_text_once():
     footnotes = Footnotes()
     assert [footnotes.mark(text) for text in ("a", "b", "a")] == ["[1]", "[2]", "[1]"]
     assert footnotes.lines() == ["[1] a", "[2] b"]
+
+
+LINES = [
+    {"model": "a", "title": "A", "speed": 1.25, "speed_stderr": 0.5, "hours": 1},
+    {"model": "a", "title": "A", "speed": None, "hours": None, "_why": "no hub", "_below": ("published", "cut")},
+    {"model": "b", "title": "B", "speed": None, "hours": 2, "_why": "no memory", "status": "oom"},
+]
+COLUMNS = [Column("Speed", "speed", "+.1f", why="_why", below=lambda line: "7"), Column("Hours", "hours", str)]
+
+
+def test_a_column_prints_values_errors_gaps_with_their_reasons_and_a_second_line():
+    footnotes = Footnotes()
+    panel = grid(LINES, [*models(LINES), *COLUMNS], footnotes, "caption")
+    assert panel.frame.to_numpy().tolist() == [
+        ["A", "+1.2\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.5", "1"],
+        ["A", "n/a [1]", "n/a"],
+        ["published [2]", "7", ""],
+        ["B", "OOM [3]", "2"],
+    ]
+    assert footnotes.texts == ["no hub", "cut", "no memory"]
+    assert (panel.caption, panel.rules, models(LINES[:2])) == ("caption", (3,), [])
+
+
+def test_a_part_has_a_heading_in_place_of_a_rule():
+    lines = [{"model": model, "part": part} for model, part in (("a", "x"), ("b", "x"), ("c", "y"))]
+    panel = grid(lines, [Column("Model", "model")], Footnotes())
+    assert (panel.headings, panel.rules) == ({0: "x", 2: "y"}, (1,))
+
+
+def test_a_csv_holds_what_is_no_printing_detail():
+    entry = {"name": "x", "models": [{"title": "A"}], "title": "speed", "label": "Table 1"}
+    values = columns.table(entry, LINES, [], [], Footnotes()).values
+    assert list(values) == ["model", "title", "speed", "speed_stderr", "hours", "status"]
+
+
+def test_a_result_has_its_error_in_the_unit_of_its_value():
+    assert measured("x", {"value": 0.5, "stderr": 0.1}, 100) == {"x": 50, "x_stderr": 10}
+    assert measured("x", {"value": 0.5, "stderr": None}) == {"x": 0.5, "x_stderr": None}
+    assert measured("x", None) == {"x": None, "x_stderr": None}

@@ -15,8 +15,9 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.early_exit import early_logits
 from swiftkv.records import ORIGIN
-from swiftkv.score.early_exit import agreement, measure_early_exit, share, summarize_agreement, summarize_answers
+from swiftkv.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.statistics import share
 
 EXIT = SPEC | {"early_exit": True}
 SETTINGS = {

@@ -14,8 +14,9 @@ from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
 from swiftkv.score import fidelity
-from swiftkv.score.fidelity import compare, measure_fidelity, ratio
+from swiftkv.score.fidelity import compare, measure_fidelity
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.statistics import ratio
 
 
 def test_compare_equals_the_definition(monkeypatch):

@@ -20,10 +20,10 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score.catalogue import KNOWN, leaf_entries
 from swiftkv.score.data import TaskData, read_table
-from swiftkv.score.result import mean_and_stderr
 from swiftkv.score.run import bits_per_byte, measure_scores
 from swiftkv.score.tasks import build_benchmark, choose
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.statistics import mean_and_stderr
 
 
 def test_all_are_taken_without_a_limit():

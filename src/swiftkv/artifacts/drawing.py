@@ -41,6 +41,7 @@ STYLE = {
     "pdf.fonttype": 42,
     "figure.dpi": 100,
 }
+matplotlib.rcParams.update(STYLE)  # whatever is drawn with this module is drawn in it
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 LIMIT = "limit by FLOPs"
 
@@ -99,12 +100,11 @@ class Bar:
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
     """Write the picture as "pdf" and "png" (300 dpi) and its data as "csv"; equal input gives equal bytes."""
-    with matplotlib.rc_context(STYLE):
-        with atomic_path(outputs["pdf"]) as scratch:
-            metadata = {"CreationDate": None, "Creator": None, "Producer": None}
-            drawing.figure.savefig(scratch, format="pdf", metadata=metadata)
-        with atomic_path(outputs["png"]) as scratch:
-            drawing.figure.savefig(scratch, format="png", dpi=300, metadata={"Software": None})
+    with atomic_path(outputs["pdf"]) as scratch:
+        metadata = {"CreationDate": None, "Creator": None, "Producer": None}
+        drawing.figure.savefig(scratch, format="pdf", metadata=metadata)
+    with atomic_path(outputs["png"]) as scratch:
+        drawing.figure.savefig(scratch, format="png", dpi=300, metadata={"Software": None})
     with atomic_path(outputs["csv"]) as scratch:
         drawing.data.to_csv(scratch, index=False, lineterminator="\n")
 
@@ -114,6 +114,12 @@ def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
     number = sum(variant.encode())
     other = (COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)], _HATCHES[number % len(_HATCHES)])
     return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8")
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Color, dashes and marker of the curve `number` where curves are not variants, as keyword arguments."""
+    cycles = {"color": COLORS, "linestyle": DASHES, "marker": MARKERS}
+    return {name: cycle[number % len(cycle)] for name, cycle in cycles.items()}
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:

@@ -4,75 +4,209 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
 from swiftkv.measure.run import asked
 from swiftkv.records import read_json
 
-Record = Mapping[str, Any]
+Published = Mapping[str, Any]
+"""A row of a file of resources/paper."""
 
 MISSING, OOM = "n/a", "OOM"
-_FIELDS = (
+_SECTIONS = (
     "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
 )  # fmt: skip
-_WHAT = {
-    "score": "task",
-    "throughput": "point",
-    "latency": "point",
-    "goodput": "point",
-    "forward_time": "point",
-    "kv_capacity": "point",
-    "decode": "point",
-}
+_SERVING = ("throughput", "latency", "goodput", "forward_time", "kv_capacity", "decode")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measurement, or the cell of one that was never made: its status is "missing", and its sections are empty.
+
+    Attributes are the sections of a measurement file, see `swiftkv.records.measurement`; without numbers `result` is empty.
+    """
+
+    measure: str
+    model: Mapping[str, Any]
+    variant: str
+    kv_cache: str = "auto"
+    status: str = "missing"
+    reason: str | None = None
+    weights: str | None = None
+    spec: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] | None = None
+    checkpoint: Mapping[str, Any] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Record:
+        """The content of a measurement file.
+
+        Raises:
+            UserError: the file is missing, damaged or incomplete.
+        """
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise UserError(f"{path} is not a measurement file; delete it and run again")
+        required = (*_SECTIONS, *(("engine", "cost") if content.get("measure") in _SERVING else ()))
+        if missing := [name for name in required if name not in content]:
+            raise UserError(
+                f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"
+            )
+        if content["status"] == "ok" and not content["result"]:
+            raise UserError(f"{path} has status 'ok' and no result; delete it and run again")
+        return cls.of(content)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Record:
+        """The record of a measurement file's content."""
+        return cls(**{each.name: content[each.name] for each in fields(cls) if content.get(each.name) is not None})
+
+    @property
+    def exists(self) -> bool:
+        """Whether it was measured, with or without success."""
+        return self.status != "missing"
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has numbers."""
+        return self.status == "ok"
+
+    def value(self, name: str) -> Any:
+        """A number of the result; None where there is none."""
+        return self.result.get(name)
+
+    @property
+    def throughput(self) -> float | None:
+        """Input and output tokens a second."""
+        return self.value("tokens_per_second")
+
+    @property
+    def why(self) -> str:
+        """Why it has no numbers."""
+        return self.reason or "no reason recorded"
+
+    @property
+    def blank(self) -> str:
+        """What stands in a cell without a number: `OOM`, or `n/a`."""
+        return OOM if self.status == "oom" else MISSING
+
+    @property
+    def what(self) -> str:
+        """The task or the point; empty where there is none."""
+        return self.settings.get("task") or self.settings.get("point") or ""
+
+    @property
+    def case(self) -> tuple[str, str]:
+        """Variant and KV-cache format."""
+        return self.variant, self.kv_cache
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return "/".join([self.what or self.measure, self.model["name"], *self.case])
+
+    @property
+    def gpus(self) -> list[str]:
+        """Names of the machine's GPUs; empty on a processor."""
+        return list(self.provenance.get("hardware", {}).get("gpus") or [])
+
+    @property
+    def devices(self) -> int | None:
+        """GPUs one server used (tensor parallel size); 1 on a processor, None where nothing was measured."""
+        return self.settings.get("tensor_parallel_size") or 1 if self.exists else None
+
+    @property
+    def device(self) -> str:
+        """What one device is: the GPU's name, or the processor and its cores."""
+        if self.gpus:
+            return "/".join(sorted(set(self.gpus)))
+        hardware = self.provenance["hardware"]
+        processor = re.sub(r"\((R|TM|r|tm)\)| CPU\b| @ .*$", "", str(hardware.get("processor") or "unknown processor"))
+        cores = hardware.get("cores")
+        return " ".join(processor.split()) + (f", {cores} core{'s' if cores != 1 else ''}" if cores else "")
+
+    @property
+    def machine(self) -> str:
+        """The hardware: `4 × NVIDIA H100 80GB HBM3`, or the processor and its cores."""
+        return f"{self.devices} × {self.device}" if self.gpus else self.device
+
+    def conditions(self, hardware: bool = True, software: bool = True) -> str:
+        """Hardware, engine, mode and weights, for titles; empty where nothing was measured."""
+        if not self.exists:
+            return ""
+        parts = [self.machine] if hardware else []
+        if software:
+            version, quantization = self.engine.get("vllm"), self.settings.get("quantization")
+            parts += [f"vLLM {version}"] if version else []
+            parts += [str(self.engine["compilation"])] if self.engine.get("compilation") else []
+            if self.dummy or quantization:
+                parts.append(
+                    " ".join(filter(None, [self.dummy and "dummy", quantization and quantization.upper(), "weights"]))
+                )
+        return ", ".join(parts)
+
+    @property
+    def dummy(self) -> bool:
+        """Whether its weights are not a model's, but numbers of the same shapes."""
+        return self.weights == "dummy"
+
+    def limit(self, name: str = "request_speedup_limit") -> float | None:
+        """The speed-up over the baseline that the FLOP count allows; None where nothing is known."""
+        return self.cost.get(name)
 
 
 @dataclass(frozen=True)
 class Records:
-    """Measurements by (model, variant, KV-cache format, what), where what is the task or the point, or empty."""
+    """Measurements of one kind by (model, variant, KV-cache format, task or point or empty).
 
+    `unmeasured` says by model and variant why there can be none, as a resolved entry does.
+    """
+
+    measure: str
     by_key: Mapping[tuple[str, str, str, str], Record]
+    unmeasured: Mapping[str, Mapping[str, str]]
 
-    def find(self, model: str, variant: str, kv_cache: str = "auto", what: str = "") -> Record | None:
-        """The record of one cell; None where nothing was measured."""
-        return self.by_key.get((model, variant, kv_cache, what))
-
-    def ok(self, model: str, variant: str, kv_cache: str = "auto", what: str = "") -> Record | None:
-        """The record of one cell if it has numbers."""
-        record = self.find(model, variant, kv_cache, what)
-        return record if record and record["status"] == "ok" else None
+    def find(self, model: str, variant: str, kv_cache: str = "auto", what: str = "") -> Record:
+        """The record of one cell; a missing one where nothing was measured."""
+        reason = self.unmeasured.get(model, {}).get(variant) or "not measured"
+        missing = Record(self.measure, {"name": model}, variant, kv_cache, reason=reason)
+        return self.by_key.get((model, variant, kv_cache, what), missing)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.by_key.values())
 
 
-def read_records(files: Iterable[str | Path], *measures: str) -> Records:
-    """Measurement files, all of the given kinds.
+def read_records(entry: Entry, files: Iterable[str | Path], measure: str) -> Records:
+    """What was measured of an entry.
+
+    Args:
+        files: measurement files, all of the kind `measure`.
 
     Raises:
         UserError: a missing, damaged or incomplete file, another kind of measurement, or two files for one cell.
     """
     records: dict[tuple[str, str, str, str], Record] = {}
     for file in files:
-        record = read_json(file)
-        if not isinstance(record, dict) or (missing := [name for name in _FIELDS if name not in record]):
-            lacking = f": it has no {', '.join(missing)}" if isinstance(record, dict) else ""
-            raise UserError(f"{file} is not a measurement file{lacking}; delete it and run again")
-        if record["measure"] not in measures:
-            wanted = " or ".join(measures)
-            raise UserError(f"{file} is a {record['measure']} record, but this artifact is made of {wanted} ones")
-        if record["status"] == "ok" and not record["result"]:
-            raise UserError(f"{file} has status 'ok' and no result; delete it and run again")
-        what = record["settings"].get(_WHAT.get(record["measure"], ""), "")
-        key = (record["model"]["name"], record["variant"], record["kv_cache"], what)
+        record = Record.read(file)
+        if record.measure != measure:
+            raise UserError(f"{file} is a {record.measure} record, but this artifact is made of {measure} ones")
+        key = (record.model["name"], *record.case, record.what)
         if key in records:
             raise UserError(f"{file} is a second measurement of {' '.join(filter(None, key))}; give one file for each")
         records[key] = record
-    return Records(records)
+    return Records(measure, records, entry.get("unmeasured", {}))
 
 
 def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> None:
@@ -86,10 +220,11 @@ def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | 
     """
     for name, paths in files.items():
         for path in (path for path in paths if Path(path).suffix == ".json"):
-            record = read_json(path)
-            if not isinstance(record, dict) or any(field not in record for field in _FIELDS):
+            try:
+                record = Record.read(path)
+            except UserError:
                 continue
-            shown, found = _shown(entry, name, record), {**record["settings"], "spec": record["spec"]}
+            shown, found = _shown(entry, name, record), {**record.settings, "spec": record.spec}
             if found["spec"] and shown.get("spec"):  # a record's has its reductions too
                 found["spec"] = {key: found["spec"].get(key) for key in shown["spec"]}
             for key in shown:
@@ -103,17 +238,17 @@ def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | 
 def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any]:
     """What an entry says of the settings of one of its records, which is among its files called `name`."""
     shown = dict(entry["settings"].get(name, {}))
-    task, point = (entry.get(what, {}).get(record["settings"].get(what[:-1])) for what in ("tasks", "points"))
-    if record["measure"] == "score" and task:
+    task, point = (entry.get(what, {}).get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
+    if record.measure == "score" and task:
         shown |= {key: task[key] for key in ("metric", "filter", "shots", "limit", "chat_template")}
         shown["lm_eval_task"] = task["task"]
     elif point:
-        shown |= asked(Point(record["settings"]["point"], point, gpus=0, threads=0))
-    specs = entry["specs"].get(record["model"]["name"], {})
-    return shown | ({"spec": specs[record["variant"]]} if record["variant"] in specs else {})
+        shown |= asked(Point(record.what, point, gpus=0, threads=0))
+    specs = entry["specs"].get(record.model["name"], {})
+    return shown | ({"spec": specs[record.variant]} if record.variant in specs else {})
 
 
-def read_published(files: Iterable[str | Path]) -> list[Record]:
+def read_published(files: Iterable[str | Path]) -> list[Published]:
     """Rows of published CSV files, in order; numbers where a cell is a number, None where it is empty.
 
     Raises:
@@ -129,16 +264,9 @@ def read_published(files: Iterable[str | Path]) -> list[Record]:
     return rows
 
 
-def published_values(rows: Iterable[Record], item: str) -> list[Record]:
-    """The rows of `values.csv` about one artifact."""
-    return [row for row in rows if row.get("item") == item]
-
-
-def reason(entry: Mapping[str, Any], record: Record | None, model: str, variant: str) -> str:
-    """Why a cell has no value."""
-    if record is not None:
-        return record["reason"] or "no reason recorded"
-    return entry["unmeasured"].get(model, {}).get(variant) or "not measured"
+def read_statements(entry: Entry, files: Files) -> list[Published]:
+    """The rows of `values.csv` about an artifact; raises as `read_published`."""
+    return [row for row in read_published(files.get("published", ())) if row.get("item") == entry["name"]]
 
 
 def _number(cell: str | None) -> float | str | None:

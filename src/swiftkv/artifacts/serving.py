@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from swiftkv.artifacts import records as reading
-from swiftkv.artifacts.kind import Entry, Files
-from swiftkv.artifacts.records import MISSING, OOM, Record, Records
+from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.records import Published, Record, Records, read_records, read_statements
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
@@ -49,23 +49,26 @@ class Serving:
         """Variants with their KV-cache formats, in the order of the entry."""
         return [Case(*case) for case in self.entry["cases"]]
 
-    def find(self, point: str, model: str, case: Case) -> Record | None:
-        """The record of one cell; None where nothing was measured."""
+    def find(self, point: str, model: str, case: Case) -> Record:
+        """The record of one cell; a missing one where nothing was measured."""
         return self.records.find(model, *case, point)
 
-    def of(self, model: str, points: Sequence[str] | None = None) -> list[Record]:
-        """Every record of a model at `points` (default: all), in the order of the entry."""
-        cells = [(point, case) for point in points or self.points for case in self.cases]
-        return [record for point, case in cells if (record := self.find(point, model, case))]
+    def cells(self, model: str | None = None, point: str | None = None) -> list[Cell]:
+        """Every cell in the order of the entry, of one model or point where it is named."""
+        models, points = (self.models if model is None else [model]), (self.points if point is None else [point])
+        return [Cell(self, *place) for place in itertools.product(models, points, self.cases)]
+
+    def of(self, model: str, point: str | None = None) -> list[Record]:
+        """Every record of a model, in the order of the entry, at one point where it is named."""
+        return [cell.record for cell in self.cells(model, point) if cell.record.exists]
+
+    def model(self, name: str) -> Mapping[str, str]:
+        """What the entry says of a model: name, title and published name, which is its own in resources/paper."""
+        return next(model for model in self.entry["models"] if model["name"] == name)
 
     def title(self, model: str) -> str:
-        """The model's printed name: what ran, or what the entry says where nothing did."""
-        expected = next(each["title"] for each in self.entry["models"] if each["name"] == model)
-        return next((record["model"]["title"] for record in self.of(model)), expected)
-
-    def published_name(self, model: str) -> str:
-        """The model's name in resources/paper."""
-        return next(each["published"] for each in self.entry["models"] if each["name"] == model)
+        """The model's printed name."""
+        return self.model(model)["title"]
 
     def label(self, case: Case, kv_format: bool = True) -> str:
         """A case in the paper's words where that is the same for all models, else the variant's name.
@@ -81,7 +84,7 @@ class Serving:
         return words + (" (FP8 KV)" if kv_format and case.kv_cache == "fp8" else "")
 
     def _words(self, case: Case) -> str:
-        made = [record for model in self.models for record in self.of(model) if case_of(record) == case]
+        made = [record for model in self.models for record in self.of(model) if record.case == case]
         found = {variant_of(record) for record in made}
         if not made:
             specs = [self.entry["specs"].get(model, {}).get(case.variant) for model in self.models]
@@ -89,23 +92,117 @@ class Serving:
         fallback = "Baseline" if case.variant == BASELINE.variant else case.variant
         return found.pop() if len(found) == 1 else fallback
 
-    def reason(self, point: str, model: str, case: Case) -> str:
-        """Why a cell has no value."""
-        return reading.reason(self.entry, self.find(point, model, case), model, case.variant)
+    @property
+    def notes(self) -> list[str]:
+        """For a figure: what the entry says, and why cells have no value, one line a reason."""
+        blanks: dict[str, dict[str, None]] = {}
+        for model, case, point in itertools.product(self.models, self.cases, self.points):
+            if not (record := self.find(point, model, case)).ok:
+                name = f"{self.title(model)}, " if len(self.models) > 1 else ""
+                blanks.setdefault(record.why, {})[f"{name}{self.label(case)}: {record.blank}"] = None
+        return [*self.entry.get("notes", []), *(f"{'; '.join(names)} ({why})" for why, names in blanks.items())]
 
-    def absences(self) -> list[str]:
-        """For a figure: why cells have no value, one line a reason with the models and variants it is about."""
-        found: dict[str, list[str]] = {}
+    def claims(self, files: Files) -> list[Published]:
+        """Rows of values.csv that may stand beside an artifact: of the paper's models, on as many H100 GPUs."""
+        models = {model["published"]: model["name"] for model in self.entry["models"]}
+        rows = [row for row in read_statements(self.entry, files) if row["model"] in models]
+        return [row for row in rows if on_paper_hardware(self.of(models[row["model"]]), row.get("gpus"))]
+
+    @property
+    def heading(self) -> str:
+        """A table's title: the models that ran, their machines and engine, and what is shown of them."""
+        engine, differ = self._shared(hardware=False)
+        parts = []
         for model in self.models:
-            for case in self.cases:
-                for point in self.points:
-                    record = self.find(point, model, case)
-                    if record is None or record["status"] != "ok":
-                        name = f"{self.title(model)}, " if len(self.models) > 1 else ""
-                        name += f"{self.label(case)}: {absent(record)}"
-                        names = found.setdefault(self.reason(point, model, case), [])
-                        names += [name] if name not in names else []
-        return [f"{'; '.join(names)} ({why})" for why, names in found.items()]
+            own = conditions(self.of(model), software=bool(differ))
+            parts.append(self.title(model) + (f" ({own})" if own else ""))
+        ran = ", ".join(filter(None, [enumeration(parts), engine]))
+        return f"{ran}: {self.entry['title']} ({self.entry['label']})"
+
+    def captions(self) -> tuple[list[str], dict[str, list[str]]]:
+        """A figure's headline, and the lines above each model's panel where there are several.
+
+        What all models share (machine, engine) stands in the headline, the rest above the panels.
+        """
+        title = f"{self.entry['title']} ({self.entry['label']})"
+        if len(self.models) == 1:
+            model = self.models[0]
+            return [f"{self.title(model)}: {title}", conditions(self.of(model))], {}
+        parts = [self._shared(software=False), self._shared(hardware=False)]
+        above = {model: [self.title(model)] for model in self.models}
+        for model, lines in above.items():
+            lines += filter(None, [differ.get(model) for _, differ in parts])
+        return [title[0].upper() + title[1:], ", ".join(shared for shared, _ in parts if shared)], above
+
+    def _shared(self, **part: bool) -> tuple[str, dict[str, str]]:
+        """The hardware or software that all models with records ran on, or else that of each."""
+        ran = {model: conditions(records, **part) for model in self.models if (records := self.of(model))}
+        values = set(ran.values())
+        return (values.pop(), {}) if len(values) == 1 else ("", ran)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model at one point in one case."""
+
+    serving: Serving
+    model: str
+    point: str
+    case: Case
+
+    @property
+    def record(self) -> Record:
+        """What was measured, or a missing record."""
+        return self.serving.find(self.point, self.model, self.case)
+
+    @property
+    def base(self) -> Record:
+        """The record of the baseline at the same point."""
+        return self.serving.find(self.point, self.model, BASELINE)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What the point asks for."""
+        return self.serving.entry["points"][self.point]
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput over the baseline's."""
+        return ratio(self.record.throughput, self.base.throughput)
+
+    @property
+    def title(self) -> dict[str, str]:
+        """The column of the model in a printed table, which one model alone needs not."""
+        return {"Model": self.serving.title(self.model)} if len(self.serving.models) > 1 else {}
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """The first columns of every CSV."""
+        return {"model": self.model, "title": self.serving.title(self.model), "point": self.point}
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """The columns of a CSV that name the case."""
+        return self.case._asdict()
+
+    def state(self, value: Any) -> dict[str, Any]:
+        """The columns of a CSV that say whether there is a `value`, and else why not."""
+        return {"status": self.record.status, "reason": None if value else self.record.why}
+
+    def head(self, value: Any) -> dict[str, Any]:
+        """What this is a cell of, and whether there is a `value`."""
+        return self.place | self.variant | self.state(value)
+
+
+def serving_kind(form: str, make: Callable[[Entry, Files], Any], **more: Any) -> Kind:
+    """A kind that needs the serving measurement of every row; `more` are further fields of the `Kind`."""
+    scope = ("models", "variants", "points")
+    return Kind(form, scope, make=make, **({"needs": needs_serving} | more))
+
+
+def needs_serving(config: Config, entry: Entry) -> dict[str, list[str]]:
+    """The serving measurement of every row at every point."""
+    return {"serving": paths.serving(config, entry)}
 
 
 def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = False) -> Serving:
@@ -118,30 +215,14 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
         UserError: a missing, damaged or incomplete file, another kind of measurement, two files for one cell, or records
             of one model made under different conditions.
     """
-    paths = files.get("serving", [])
-    records = reading.read_records(paths, measure)
-    for record in records:
-        if missing := [name for name in ("engine", "cost") if name not in record]:
-            raise UserError(f"the record {_name(record)} has no {missing[0]}; delete its file and run again")
-    serving = Serving(entry, records)
+    serving = Serving(entry, read_records(entry, files.get("serving", ()), measure))
     for model in serving.models:
-        for points in [[point] for point in serving.points] if apart else [serving.points]:
-            name = entry["label"] if entry["source"] != "ours" else entry["name"]
-            check_comparable(serving.of(model, points), name)
+        for point in serving.points if apart else [None]:
+            check_comparable(serving.of(model, point), entry["label"] if entry["source"] != "ours" else entry["name"])
     return serving
 
 
-def read_claims(serving: Serving, files: Files) -> list[Record]:
-    """Rows of values.csv that may stand beside an artifact: of the paper's models, on as many H100 GPUs."""
-    found = []
-    for row in reading.published_values(reading.read_published(files.get("published", [])), serving.entry["name"]):
-        model = next((own for own in serving.models if serving.published_name(own) == row["model"]), None)
-        if model and on_paper_hardware(serving.of(model), row.get("gpus")):
-            found.append(row)
-    return found
-
-
-def with_claims(data: pd.DataFrame, claims: Sequence[Record]) -> pd.DataFrame:
+def with_claims(data: pd.DataFrame, claims: Sequence[Published]) -> pd.DataFrame:
     """The plotted data, with the published statements as rows of their own where they may stand beside it.
 
     The column `row` tells them apart: measured or published.
@@ -152,11 +233,6 @@ def with_claims(data: pd.DataFrame, claims: Sequence[Record]) -> pd.DataFrame:
     names = ("model", "variant", "input_tokens", "quantity", "low", "high", "text", "source")
     rows = [{"row": "published", **{name: claim.get(name) for name in names}} for claim in claims]
     return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
-
-
-def case_of(record: Record) -> Case:
-    """The case a record was measured for."""
-    return Case(record["variant"], record["kv_cache"])
 
 
 def check_comparable(records: Sequence[Record], where: str) -> None:
@@ -172,123 +248,35 @@ def check_comparable(records: Sequence[Record], where: str) -> None:
             first, expected = known[0]
             if value != expected:
                 raise UserError(
-                    f"{where} would compare records that differ in {what}: {_name(first)} has {expected}, "
-                    f"{_name(record)} has {value}; measure them again under the same conditions"
+                    f"{where} would compare records that differ in {what}: {first.name} has {expected}, "
+                    f"{record.name} has {value}; measure them again under the same conditions"
                 )
 
 
-def _name(record: Record) -> str:
-    return "/".join(
-        [
-            str(record["settings"].get("point", record["measure"])),
-            record["model"]["name"],
-            record["variant"],
-            record["kv_cache"],
-        ]
-    )
-
-
-def gpus(record: Record) -> list[str]:
-    """Names of the machine's GPUs; empty on a processor."""
-    return list(record["provenance"]["hardware"].get("gpus") or [])
-
-
-def device_name(record: Record) -> str:
-    """What one device is: the GPU's name, or the processor and its cores."""
-    if gpus(record):
-        return "/".join(sorted(set(gpus(record))))
-    hardware = record["provenance"]["hardware"]
-    processor = re.sub(r"\((R|TM|r|tm)\)| CPU\b| @ .*$", "", str(hardware.get("processor") or "unknown processor"))
-    cores = hardware.get("cores")
-    return " ".join(processor.split()) + (f", {cores} core{'s' if cores != 1 else ''}" if cores else "")
-
-
-def machine(record: Record) -> str:
-    """The hardware a record was measured on: `4 × NVIDIA H100 80GB HBM3`, or the processor and its cores."""
-    return f"{devices(record)} × {device_name(record)}" if gpus(record) else device_name(record)
-
-
-def devices(record: Record) -> int:
-    """GPUs one server used (tensor parallel size); 1 on a processor."""
-    return record["settings"].get("tensor_parallel_size") or 1
-
-
-def engine(record: Record, name: str) -> Any:
-    """What vLLM said about itself; None if it did not."""
-    return (record["engine"] or {}).get(name)
-
-
-def _dummy(record: Record) -> str:
-    return "dummy weights" if record["weights"] == "dummy" else "real weights"
-
-
 _CONDITIONS: Mapping[str, Callable[[Record], Any]] = {
-    "hardware": machine,
-    "vLLM version": lambda record: engine(record, "vllm"),
-    "compilation": lambda record: engine(record, "compilation"),
-    "prefix caching": lambda record: engine(record, "prefix_caching"),
-    "tensor parallel size": devices,
-    "chunk of the chunked prefill": lambda record: record["settings"].get("max_num_batched_tokens"),
-    "most sequences in a batch": lambda record: record["settings"].get("max_num_seqs"),
-    "number format": lambda record: record["settings"].get("dtype"),
-    "weights": _dummy,
-    "quantization": lambda record: record["settings"].get("quantization"),
+    "hardware": lambda record: record.machine,
+    "vLLM version": lambda record: record.engine.get("vllm"),
+    "compilation": lambda record: record.engine.get("compilation"),
+    "prefix caching": lambda record: record.engine.get("prefix_caching"),
+    "tensor parallel size": lambda record: record.devices,
+    "chunk of the chunked prefill": lambda record: record.settings.get("max_num_batched_tokens"),
+    "most sequences in a batch": lambda record: record.settings.get("max_num_seqs"),
+    "number format": lambda record: record.settings.get("dtype"),
+    "weights": lambda record: "dummy weights" if record.dummy else "real weights",
+    "quantization": lambda record: record.settings.get("quantization"),
 }
 
 
 def conditions(records: Sequence[Record], hardware: bool = True, software: bool = True) -> str:
     """Hardware, engine, mode and weights behind comparable records, for titles; empty without records."""
-    if not records:
-        return ""
-    first = next((record for record in records if record["status"] == "ok"), records[0])
-    parts = [machine(first)] if hardware else []
-    if software:
-        version, quantization = engine(first, "vllm"), first["settings"].get("quantization")
-        parts += [f"vLLM {version}"] if version else []
-        parts += [str(engine(first, "compilation"))] if engine(first, "compilation") else []
-        dummy = "dummy" if first["weights"] == "dummy" else None
-        if dummy or quantization:
-            parts.append(" ".join(filter(None, [dummy, quantization and quantization.upper(), "weights"])))
-    return ", ".join(parts)
-
-
-def heading(serving: Serving) -> str:
-    """A table's title: the models that ran, their machines and engine, and what is shown of them."""
-    records = {model: serving.of(model) for model in serving.models}
-    engines = {conditions(found, hardware=False) for found in records.values() if found}
-    parts = []
-    for model, found in records.items():
-        own = conditions(found, software=len(engines) > 1)
-        parts.append(serving.title(model) + (f" ({own})" if own else ""))
-    ran = ", ".join([enumeration(parts), *(engines if len(engines) == 1 else [])])
-    return f"{ran}: {serving.entry['title']} ({serving.entry['label']})"
-
-
-def captions(serving: Serving) -> tuple[list[str], dict[str, list[str]]]:
-    """A figure's headline, and the lines above each model's panel where there are several.
-
-    What all models share (machine, engine) stands in the headline, the rest above the panels.
-    """
-    title = f"{serving.entry['title']} ({serving.entry['label']})"
-    if len(serving.models) == 1:
-        model = serving.models[0]
-        return [f"{serving.title(model)}: {title}", conditions(serving.of(model))], {}
-    groups = {model: serving.of(model) for model in serving.models}
-    machines = {conditions(found, software=False) for found in groups.values() if found}
-    engines = {conditions(found, hardware=False) for found in groups.values() if found}
-    shared = [next(iter(found)) for found in (machines, engines) if len(found) == 1]
-    above = {}
-    for model, found in groups.items():
-        own = [conditions(found, software=False)] if len(machines) > 1 else []
-        own += [conditions(found, hardware=False)] if len(engines) > 1 else []
-        above[model] = [serving.title(model), *filter(None, own)]
-    return [title[0].upper() + title[1:], ", ".join(shared)], above
+    first = next((record for record in records if record.ok), next(iter(records), None))
+    return first.conditions(hardware, software) if first else ""
 
 
 def variant_of(record: Record) -> str:
     """A record's variant in the paper's words, with the exact reduction of the model at hand."""
-    merged, plugin = record["settings"].get("merge_all_layers"), engine(record, "plugin")
-    label = "Merge-all-Layers" if merged else variant_label(described(record["spec"]))
+    merged, plugin = record.settings.get("merge_all_layers"), record.engine.get("plugin")
+    label = "Merge-all-Layers" if merged else variant_label(described(record.spec))
     return label + (f", {plugin}" if plugin and plugin != "swiftkv" else "")
 
 
@@ -299,40 +287,20 @@ def described(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return {**spec, "prefill_reduction": SwiftKVSpec(**spec).prefill_reduction}
 
 
-def throughput(record: Record | None) -> float | None:
-    """Input and output tokens a second; None where not measured or out of memory."""
-    return value_of(record, "tokens_per_second")
-
-
-def value_of(record: Record | None, name: str) -> Any:
-    """A number of a record's result; None where there is none."""
-    return record["result"].get(name) if record and record["status"] == "ok" else None
-
-
-def status(record: Record | None) -> str:
-    """`ok`, `oom`, `unavailable` or, without a record, `missing`."""
-    return record["status"] if record else "missing"
-
-
-def absent(record: Record | None) -> str:
-    """What stands in a cell without a value: `OOM`, or `n/a` (not measured)."""
-    return OOM if record and record["status"] == "oom" else MISSING
-
-
-def limit(record: Record | None, name: str = "request_speedup_limit") -> float | None:
-    """The speed-up over the baseline that the FLOP count allows; None where nothing is known."""
-    return ((record or {}).get("cost") or {}).get(name)
-
-
 def ratio(value: float | None, base: float | None) -> float | None:
     """`value / base` where there are both."""
     return None if value is None or not base else value / base
 
 
+def rate_cells(rate: Mapping[str, Any], metrics: Iterable[str], statistics: Sequence[str]) -> dict[str, float | None]:
+    """The columns of a request rate's times, such as `ttft_median_ms`."""
+    return {f"{m}_{s}_ms": rate.get(f"{m}_ms", {}).get(s) for m in metrics for s in statistics}
+
+
 def on_paper_hardware(records: Sequence[Record], count: float | None = None) -> bool:
     """Whether all records ran on H100 GPUs, as the paper's and the blog's did, `count` of them where that is given."""
     return bool(records) and all(
-        gpus(record) and all("H100" in name for name in gpus(record)) and (count is None or devices(record) == count)
+        record.gpus and all("H100" in name for name in record.gpus) and (count is None or record.devices == count)
         for record in records
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -21,6 +21,11 @@ def show(value: float, digits: int) -> str:
     return f"{rounded:,.{decimals}f}"
 
 
+def digits(number: int) -> Callable[[float], str]:
+    """`show` with so many significant digits."""
+    return lambda value: show(value, number)
+
+
 def percent(fraction: float) -> str:
     """A fraction as an exact percentage where three decimals are enough (46.875%), else to one decimal (53.3%)."""
     value = 100 * fraction
@@ -30,11 +35,11 @@ def percent(fraction: float) -> str:
     return f"{value:.1f}%"
 
 
-def mean_and_error(value: float, stderr: float | None, decimals: int) -> str:
-    """`value ± stderr`; only the value where no standard error is known."""
+def with_error(value: Any, stderr: float | None, form: str) -> str:
+    """`value ± stderr` in a format such as ".2f" or "+.2f"; only the value where no standard error is known."""
     if stderr is None:
-        return f"{value:.{decimals}f}"
-    return f"{value:.{decimals}f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{stderr:.{decimals}f}"
+        return f"{value:{form}}"
+    return f"{value:{form}}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{stderr:{form.lstrip('+')}}"
 
 
 def variant_label(spec: Mapping[str, Any] | None) -> str:

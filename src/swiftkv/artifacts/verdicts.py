@@ -11,13 +11,13 @@ from typing import Any
 
 from swiftkv.artifacts.claims_file import Claim, cells
 from swiftkv.errors import UserError
+from swiftkv.statistics import ERRORS, quadrature
 
 Row = Mapping[str, Any]
 
 HOLDS, DIRECTION, UNDECIDED, UNMEASURED = "holds", "holds in direction", "undecided", "not measured"
 FAILS, FAILS_HERE = "does not hold", "does not hold here"
 VERDICTS = (HOLDS, DIRECTION, UNDECIDED, FAILS, FAILS_HERE, UNMEASURED)
-ERRORS = 2  # standard errors on either side that an error bar reaches
 NEAR = 0.05  # how far, relatively, a length or a depth may be from the one a claim names and still be the same
 
 
@@ -286,7 +286,7 @@ def _cell(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
 
 def _difference(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
     (first, error), (second, other) = (_one(*pair, claim) for pair in zip(picked, claim["difference"], strict=True))
-    return first - second, _quadrature(error, other), []
+    return first - second, quadrature(error, other), []
 
 
 def _ratio(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
@@ -294,7 +294,7 @@ def _ratio(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
     if second == 0:
         raise Unmeasured("the quantity it is divided by is 0")
     value = first / second  # and its error to first order
-    stderr = None if error is None or other is None else _quadrature(error / second, value * other / second)
+    stderr = None if error is None or other is None else quadrature(error / second, value * other / second)
     return value, stderr, []
 
 
@@ -320,15 +320,10 @@ def _rises(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
         raise Unmeasured(f"{cell['artifact']} has {cell['column']} at one {cell['along']} only")
     column, errors = cell["column"], f"{cell['column']}_stderr"
     steps = [
-        (after[column] - before[column], _quadrature(before.get(errors), after.get(errors)))
+        (after[column] - before[column], quadrature(before.get(errors), after.get(errors)))
         for before, after in itertools.combinations(ordered, 2)
     ]
     return *min(steps, key=lambda step: step[0]), remarks
-
-
-def _quadrature(first: float | None, second: float | None) -> float | None:
-    """The standard error of a difference of independent quantities."""
-    return None if first is None or second is None else math.hypot(first, second)
 
 
 _QUANTITIES: Mapping[str, Callable[[Claim, Sequence[Sequence[Row]]], Quantity]] = {

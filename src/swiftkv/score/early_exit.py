@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from swiftkv.measure.prompts import chat_prompts, opening
 from swiftkv.models import load_swiftkv, load_tokenizer
 from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
 from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
-from swiftkv.score.fidelity import POSITIONS, ratio
+from swiftkv.score.fidelity import POSITIONS
 from swiftkv.score.result import BROKEN
 from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.statistics import ratio, share
 
 
 @torch.inference_mode()
@@ -82,15 +82,6 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
         ],
         "documents": len(sums),
     }
-
-
-def share(sums: list[float], counts: list[float]) -> dict[str, Any]:
-    """As `ratio`; none or all would have no error, so they get that of two positions with and two without more."""
-    found, total = ratio(sums, counts), sum(counts)
-    if found["value"] in (0.0, 1.0):
-        moved = (found["value"] * total + 2) / (total + 4)
-        found["stderr"] = math.sqrt(moved * (1 - moved) / (total + 4))
-    return found
 
 
 def answers(

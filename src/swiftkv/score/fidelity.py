@@ -22,6 +22,7 @@ from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments
+from swiftkv.statistics import ratio
 
 POSITIONS = 128  # logits of so many positions are in memory at once
 
@@ -100,14 +101,6 @@ def compare(
                 kl = (log_p - log_q).mul_(p).sum(dim=-1)
             sums[number] += torch.stack([row.double().sum() for row in (kl, agreed, nll)]).cpu()
     return [tuple(row) for row in sums.tolist()]
-
-
-def ratio(sums: list[float], counts: list[int]) -> dict[str, Any]:
-    """Sum over sum, with its standard error over documents (linearized ratio estimator); None for one document."""
-    n, total = len(sums), sum(counts)
-    value = math.fsum(sums) / total
-    squares = math.fsum((part - value * count) ** 2 for part, count in zip(sums, counts, strict=True))
-    return {"value": value, "stderr": math.sqrt(squares * n / (n - 1)) / total if n > 1 else None, "n": n}
 
 
 def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict[str, Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from swiftkv.artifacts.drawing import COLORS, COLUMN, STYLE, Drawing, headline, legend
+from swiftkv.artifacts.columns import measured
+from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, headline, legend
 from swiftkv.artifacts.kind import Entry, Files, Kind
 from swiftkv.artifacts.kinds import early_exit
-from swiftkv.artifacts.records import Record, published_values, read_published, read_records, reason
+from swiftkv.artifacts.records import Record, read_records, read_statements
 from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
 
@@ -25,63 +25,60 @@ def make(entry: Entry, files: Files) -> Drawing:
         UserError: a file that cannot be read, or nothing measured.
     """
     (model,), ((variant, _),) = entry["models"], entry["cases"]
-    record = read_records(files.get("early_exit", ()), "early_exit").find(model["name"], variant)
-    if record is None or record["status"] != "ok":
-        raise UserError(f"{entry['name']} has nothing to draw: {reason(entry, record, model['name'], variant)}")
+    record = read_records(entry, files.get("early_exit", ()), "early_exit").find(model["name"], variant)
+    if not record.ok:
+        raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
-    bounds = [row for row in published_values(read_published(files.get("published", ())), entry["name"]) if row["low"]]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 3.6), layout="constrained")
-        headline(figure, heading(entry))
-        density = figure.subplots()
-        width = data["confidence_to"] - data["confidence_from"]
-        middle = data["confidence_from"] + width / 2
-        gray = {"facecolor": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
-        density.bar(middle, data["density_percent"], width=width, **gray)
-        density.set_xlabel("Largest probability of the early exit")
-        density.set_ylabel("Positions (%)")
-        density.set_xlim(0, 1)
-        agreement = density.twinx()
-        agreement.spines["right"].set_visible(True)
-        look = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
-        known = data["alignment_percent"].notna()
-        error = data["alignment_percent_stderr"][known].fillna(0)
-        agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **look)
-        agreement.set_ylabel("Agreement (%)")
-        agreement.set_ylim(0, 105)
-        agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
-        handles = [
-            Patch(**gray, label="positions"),
-            Line2D([], [], **look, label="agreement with full model"),
-            Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"threshold {entry['threshold']:g}"),
-        ]
-        stated = []
-        for row in bounds:
-            agreement.hlines(row["low"], entry["threshold"], 1, color=COLORS[1], linewidth=2)
-            stated.append(f"{row['text']} (orange; {row['note']})")
-        legend(figure, handles, stated, entry.get("notes", []))
+    bounds = [row for row in read_statements(entry, files) if row["low"]]
+    figure = Figure(figsize=(COLUMN, 3.6), layout="constrained")
+    headline(figure, heading(entry))
+    density = figure.subplots()
+    width = data["confidence_to"] - data["confidence_from"]
+    middle = data["confidence_from"] + width / 2
+    gray = {"facecolor": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
+    density.bar(middle, data["density_percent"], width=width, **gray)
+    density.set_xlabel("Largest probability of the early exit")
+    density.set_ylabel("Positions (%)")
+    density.set_xlim(0, 1)
+    agreement = density.twinx()
+    agreement.spines["right"].set_visible(True)
+    look = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
+    known = data["alignment_percent"].notna()
+    error = data["alignment_percent_stderr"][known].fillna(0)
+    agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **look)
+    agreement.set_ylabel("Agreement (%)")
+    agreement.set_ylim(0, 105)
+    agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
+    handles = [
+        Patch(**gray, label="positions"),
+        Line2D([], [], **look, label="agreement with full model"),
+        Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"threshold {entry['threshold']:g}"),
+    ]
+    stated = []
+    for row in bounds:
+        agreement.hlines(row["low"], entry["threshold"], 1, color=COLORS[1], linewidth=2)
+        stated.append(f"{row['text']} (orange; {row['note']})")
+    legend(figure, handles, stated, entry.get("notes", []))
     return Drawing(figure, data)
 
 
 def _frame(record: Record) -> pd.DataFrame:
     """What is drawn: one row a bin, its share of all positions and the agreement there, in percent."""
-    alignment = record["result"]["alignment"]
+    alignment = record.result["alignment"]
     total = alignment["all"]["positions"]
     rows: list[dict[str, Any]] = []
     for part in alignment["bins"]:
-        found = part["agreement"] or {"value": None, "stderr": None}
         rows.append(
             {
-                "model": record["model"]["name"],
-                "title": record["model"]["title"],
-                "variant": record["variant"],
+                "model": record.model["name"],
+                "title": record.model["title"],
+                "variant": record.variant,
                 "kv_cache": "auto",
                 "confidence_from": part["confidence_from"],
                 "confidence_to": part["confidence_to"],
                 "positions": part["positions"],
                 "density_percent": 100 * part["positions"] / total,
-                "alignment_percent": None if found["value"] is None else 100 * found["value"],
-                "alignment_percent_stderr": None if found["stderr"] is None else 100 * found["stderr"],
+                **measured("alignment_percent", part["agreement"], 100),
                 "missing": None if part["positions"] else "at no position is the early exit this sure",
             }
         )

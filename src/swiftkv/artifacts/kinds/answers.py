@@ -9,11 +9,24 @@ import pandas as pd
 
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.kinds import early_exit
-from swiftkv.artifacts.records import MISSING, published_values, read_published, read_records, reason
+from swiftkv.artifacts.records import MISSING, read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
 
+_COLUMNS = [
+    "model",
+    "title",
+    "variant",
+    "question",
+    "decoding",
+    "text",
+    "tokens",
+    "exited",
+    "seconds",
+    "missing",
+    "note",
+]
 _WAYS = {"early_exit": "early exit", "full_depth": "full depth"}
 
 
@@ -34,11 +47,10 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
 def make(entry: Entry, files: Files) -> Table:
     """One panel a question: the answer with early exit, the one at full depth, and the published one."""
     (model,), ((variant, _),) = entry["models"], entry["cases"]
-    record = read_records(files.get("early_exit", ()), "early_exit").find(model["name"], variant)
-    ok = record is not None and record["status"] == "ok"
-    given = {row["question"]: row for row in record["result"]["answers"]} if ok else {}
-    missing = None if ok else reason(entry, record, model["name"], variant)
-    statements = published_values(read_published(files.get("published", ())), entry["name"])
+    record = read_records(entry, files.get("early_exit", ()), "early_exit").find(model["name"], variant)
+    given = {row["question"]: row for row in record.result.get("answers", ())}
+    missing = None if record.ok else record.why
+    statements = read_statements(entry, files)
     values, panels, footnotes = [], [], Footnotes()
     for question in entry["questions"]:
         head = {"model": model["name"], "title": model["title"], "variant": variant, "question": question}
@@ -46,31 +58,17 @@ def make(entry: Entry, files: Files) -> Table:
         for row in statements:
             asked, _, answer = row["text"].partition(" - ")
             if asked == question:
-                rows.append({**head, **_published(answer, row["note"])})
+                rows.append({**head, "decoding": "published", "text": answer, "note": row["note"]})
         values += rows
         panels.append(Panel(pd.DataFrame([_cells(row, footnotes) for row in rows]), question))
-    settings = record["settings"] if ok else {}
-    cut = f", at most {settings['max_new_tokens']} tokens" if ok else ""
+    cut = f", at most {record.settings['max_new_tokens']} tokens" if record.ok else ""
     notes = [
         f"Greedy decoding{cut}. Exited: of the tokens after the first, which prefill predicts, those that left at layer l "
         f"because the early exit's largest probability was above {100 * entry['threshold']:g} %.",
         *entry.get("notes", []),
         *footnotes.lines(),
     ]
-    columns = [
-        "model",
-        "title",
-        "variant",
-        "question",
-        "decoding",
-        "text",
-        "tokens",
-        "exited",
-        "seconds",
-        "missing",
-        "note",
-    ]
-    return Table(entry["name"], heading(entry), pd.DataFrame(values, columns=columns), panels, notes)
+    return Table(entry["name"], heading(entry), pd.DataFrame(values, columns=_COLUMNS), panels, notes)
 
 
 def _answer(row: Mapping[str, Any] | None, way: str, missing: str | None) -> dict[str, Any]:
@@ -81,15 +79,13 @@ def _answer(row: Mapping[str, Any] | None, way: str, missing: str | None) -> dic
     return {"text": run["text"], "tokens": run["tokens"], "exited": run["exited"], "seconds": seconds}
 
 
-def _published(text: str, note: str) -> dict[str, Any]:
-    return {"decoding": "published", "text": text, "note": note}
-
-
 def _cells(row: Mapping[str, Any], footnotes: Footnotes) -> dict[str, str]:
+    numbers = ("Tokens", "Exited", "Seconds")
     if row.get("missing"):
-        return {"": _WAYS[row["decoding"]], "Answer": f"{MISSING} {footnotes.mark(row['missing'])}"} | _empty()
+        answer = {"": _WAYS[row["decoding"]], "Answer": f"{MISSING} {footnotes.mark(row['missing'])}"}
+        return answer | dict.fromkeys(numbers, MISSING)
     if row["decoding"] == "published":
-        return {"": f"published {footnotes.mark(row['note'])}", "Answer": row["text"]} | _empty("")
+        return {"": f"published {footnotes.mark(row['note'])}", "Answer": row["text"]} | dict.fromkeys(numbers, "")
     steps = row["tokens"] - 1
     exited = f"{row['exited']} of {steps}" if row["decoding"] == "early_exit" else "–"
     return {
@@ -99,10 +95,6 @@ def _cells(row: Mapping[str, Any], footnotes: Footnotes) -> dict[str, str]:
         "Exited": exited,
         "Seconds": f"{row['seconds']:.2f}",
     }
-
-
-def _empty(text: str = MISSING) -> dict[str, str]:
-    return dict.fromkeys(("Tokens", "Exited", "Seconds"), text)
 
 
 KIND = Kind(

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
+from swiftkv.artifacts.columns import Column, grid, models, table
+from swiftkv.artifacts.kind import Entry, Files
+from swiftkv.artifacts.serving import Cell, ratio, read_serving, serving_kind
+from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.text import digits
 
-from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Case,
-    Serving,
-    absent,
-    conditions,
-    heading,
-    limit,
-    ratio,
-    read_serving,
-    status,
-    value_of,
-)
-from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import show
-
-_FORMATS = {"auto": "as weights", "fp8": "FP8"}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {"serving": paths.serving(config, entry)}
+_COLUMNS = [
+    Column("Variant", "_label"),
+    Column("KV format", lambda line: {"auto": "as weights", "fp8": "FP8"}[line["kv_cache"]]),
+    Column("KV tokens", "kv_cache_tokens", ",", why="reason"),
+    Column("KV memory,\nGiB", lambda line: line["kv_cache_bytes"] and line["kv_cache_bytes"] / 2**30, digits(3)),
+    Column("KiB a token", lambda line: line["kv_bytes_per_token"] and line["kv_bytes_per_token"] / 1024, ",.4g"),
+    Column("Against\nbaseline", "capacity_ratio", "{:.3f}×".format),
+    Column("Cost model\nallows", "capacity_ratio_limit", "{:.3f}×".format),
+]
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -38,75 +27,37 @@ def make(entry: Entry, files: Files) -> Table:
     The ratio is taken at equal cache memory: the budgets differ a little where the weights do.
     """
     serving = read_serving(entry, files, "kv_capacity")
-    footnotes, values, printed, rules = Footnotes(), [], [], []
-    for model in serving.models:
-        if printed:
-            rules.append(len(printed))
-        for case in serving.cases:
-            row = _values(serving, model, case)
-            values.append(row)
-            tokens, size = row["kv_cache_tokens"], row["kv_cache_bytes"]
-            empty = "" if tokens else f"{absent(_record(serving, model, case))} {footnotes.mark(row['reason'])}"
-            printed.append({
-                **({"Model": serving.title(model)} if len(serving.models) > 1 else {}),
-                "Variant": serving.label(case, kv_format=False),
-                "KV format": _FORMATS[case.kv_cache],
-                "KV tokens": f"{tokens:,}" if tokens else empty,
-                "KV memory,\nGiB": show(size / 2**30, 3) if size else MISSING,
-                "KiB a token": f"{row['kv_bytes_per_token'] / 1024:,.4g}" if row["kv_bytes_per_token"] else MISSING,
-                "Against\nbaseline": _times(row["capacity_ratio"]),
-                "Cost model\nallows": _times(row["capacity_ratio_limit"]),
-            })  # fmt: skip
+    lines, footnotes = [_line(cell) for cell in serving.cells()], Footnotes()
+    panel = grid(lines, [*models(lines), *_COLUMNS], footnotes)
     notes = [
         "KV tokens are vLLM's own count. Against baseline is the ratio of tokens for one byte of cache: variants with "
         "more weights leave a little less memory to the cache. vLLM rounds to whole blocks.",
         "Cost model allows: layers that keep a cache of their own (l, one for each AcrossKV group, one for "
         "Merge-all-Layers) against the model's L, and one byte a number with FP8 against two.",
     ]
-    return Table(
-        entry["name"],
-        heading(serving),
-        pd.DataFrame(values),
-        [Panel(pd.DataFrame(printed), None, tuple(rules))],
-        [*notes, *entry.get("notes", []), *footnotes.lines()],
-    )
+    return table(entry, lines, [panel], [*notes, *entry.get("notes", [])], footnotes, serving.heading)
 
 
-def _values(serving: Serving, model: str, case: Case) -> dict[str, Any]:
+def _line(cell: Cell) -> dict[str, Any]:
     """A line of the CSV: one model and case."""
-    record, base = _record(serving, model, case), _record(serving, model, BASELINE)
-    tokens, size = value_of(record, "kv_cache_tokens"), value_of(record, "kv_cache_bytes")
-    base_tokens, base_size = value_of(base, "kv_cache_tokens"), value_of(base, "kv_cache_bytes")
+    record, bound = cell.record, cell.record.limit("capacity_limit")
+    (tokens, size), (base_tokens, base_size) = (
+        (one.value("kv_cache_tokens"), one.value("kv_cache_bytes")) for one in (record, cell.base)
+    )
+    gain = ratio(tokens, base_tokens)
     if size and base_size:
         gain = ratio(tokens / size, base_tokens / base_size)
-    else:
-        gain = ratio(tokens, base_tokens)
-    bound = limit(record, "capacity_limit")
-    return {
-        "model": model,
-        "title": serving.title(model),
-        "point": serving.points[0],
-        "variant": case.variant,
-        "kv_cache": case.kv_cache,
-        "status": status(record),
-        "reason": None if tokens else serving.reason(serving.points[0], model, case),
-        "conditions": conditions([record]) if record else None,
-        "weights": record["weights"] if record else None,
+    return cell.head(tokens) | {
+        "conditions": record.conditions(),
+        "weights": record.weights,
         "kv_cache_tokens": tokens,
         "kv_cache_bytes": size,
         "kv_bytes_per_token": ratio(size, tokens),
         "capacity_ratio": gain,
         "capacity_ratio_limit": bound,
         "fraction_of_limit": ratio(gain, bound),
+        "_label": cell.serving.label(cell.case, kv_format=False),
     }
 
 
-def _record(serving: Serving, model: str, case: Case) -> Any:
-    return serving.find(serving.points[0], model, case)
-
-
-def _times(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.3f}×"
-
-
-KIND = Kind("table", ("models", "variants", "points"), needs, make, exactly={"points": 1})
+KIND = serving_kind("table", make, exactly={"points": 1})

@@ -6,52 +6,25 @@ from typing import Any
 
 import pandas as pd
 
-from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import MISSING, Record
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Case,
-    Serving,
-    absent,
-    conditions,
-    engine,
-    heading,
-    ratio,
-    read_serving,
-    status,
-    value_of,
-)
+from swiftkv.artifacts.serving import BASELINE, Cell, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import show
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {"serving": paths.serving(config, entry)}
-
-
 def make(entry: Entry, files: Files) -> Table:
     """Median milliseconds per output token, one column a batch size, and the ratio to the baseline with its range."""
-    serving = read_serving(entry, files, "decode")
-    point, footnotes = serving.points[0], Footnotes()
-    sizes = entry["points"][point]["batch_sizes"]
+    serving, footnotes = read_serving(entry, files, "decode"), Footnotes()
     values, times, ratios = [], [], []
-    for model in serving.models:
-        for case in serving.cases:
-            record = serving.find(point, model, case)
-            rows = [_values(serving, model, case, size) for size in sizes]
-            values += rows
-            head = {"Model": serving.title(model)} if len(serving.models) > 1 else {}
-            head["Variant"] = serving.label(case)
-            times.append(
-                {
-                    **head,
-                    "Mode": (engine(record, "compilation") if record else None) or MISSING,
-                    **{_column(row): _time(row, record, footnotes) for row in rows},
-                }
-            )
-            if case != BASELINE:
-                ratios.append({**head, **{_column(row): _times(row) for row in rows}})
+    for cell in serving.cells():
+        rows = {f"{size:,}": _values(cell, size) for size in cell.settings["batch_sizes"]}
+        values += rows.values()
+        head = cell.title | {"Variant": serving.label(cell.case)}
+        mode = {"Mode": cell.record.engine.get("compilation") or MISSING}
+        times.append(head | mode | {size: _time(row, cell.record, footnotes) for size, row in rows.items()})
+        if cell.case != BASELINE:
+            ratios.append(head | {size: _times(row) for size, row in rows.items()})
     panels = [Panel(pd.DataFrame(times), "(a) Median milliseconds per output token, by batch size")]
     if ratios:
         panels.append(Panel(pd.DataFrame(ratios), "(b) Ratio to the baseline; in brackets what all repeats allow"))
@@ -62,53 +35,41 @@ def make(entry: Entry, files: Files) -> Table:
         *entry.get("notes", []),
         *footnotes.lines(),
     ]
-    return Table(entry["name"], heading(serving), pd.DataFrame(values), panels, notes)
+    return Table(entry["name"], serving.heading, pd.DataFrame(values), panels, notes)
 
 
-def _values(serving: Serving, model: str, case: Case, size: int) -> dict[str, Any]:
+def _values(cell: Cell, size: int) -> dict[str, Any]:
     """A line of the CSV: one model, case and batch size; times are milliseconds per output token."""
-    point = serving.points[0]
-    record = serving.find(point, model, case)
+    record = cell.record
     median, lowest, highest = _at(record, size)
-    reason = "not measured at this batch size" if status(record) == "ok" else serving.reason(point, model, case)
-    base, base_lowest, base_highest = _at(serving.find(point, model, BASELINE), size)
-    return {
-        "model": model,
-        "title": serving.title(model),
-        "point": point,
-        "variant": case.variant,
-        "kv_cache": case.kv_cache,
-        "status": status(record),
-        "reason": None if median is not None else reason,
+    base, base_lowest, base_highest = _at(cell.base, size)
+    unmeasured = {"reason": "not measured at this batch size"} if record.ok and median is None else {}
+    return cell.head(median) | unmeasured | {
         "batch_size": size,
-        "input_tokens": serving.entry["points"][point].get("input_tokens"),
-        "conditions": conditions([record]) if record else None,
-        "mode": engine(record, "compilation") if record else None,
+        "input_tokens": cell.settings.get("input_tokens"),
+        "conditions": record.conditions(),
+        "mode": record.engine.get("compilation"),
         "tpot_ms": median,
         "tpot_ms_min": lowest,
         "tpot_ms_max": highest,
         "tpot_ratio": ratio(median, base),
         "tpot_ratio_min": ratio(lowest, base_highest),
         "tpot_ratio_max": ratio(highest, base_lowest),
-    }
+    }  # fmt: skip
 
 
-def _at(record: Record | None, size: int) -> tuple[float | None, float | None, float | None]:
+def _at(record: Record, size: int) -> tuple[float | None, float | None, float | None]:
     """Median, fastest and slowest time at a batch size; None where it was not measured."""
-    times, sizes = value_of(record, "tpot_ms"), value_of(record, "batch_sizes") or []
+    times, sizes = record.value("tpot_ms"), record.value("batch_sizes") or []
     if not times or size not in sizes:
         return None, None, None
     return tuple(times[name][sizes.index(size)] for name in ("median", "min", "max"))
 
 
-def _column(row: dict[str, Any]) -> str:
-    return f"{row['batch_size']:,}"
-
-
-def _time(row: dict[str, Any], record: Record | None, footnotes: Footnotes) -> str:
+def _time(row: dict[str, Any], record: Record, footnotes: Footnotes) -> str:
     if row["tpot_ms"] is not None:
         return show(row["tpot_ms"], 3)
-    return f"{absent(record)} {footnotes.mark(row['reason'])}"
+    return f"{record.blank} {footnotes.mark(row['reason'])}"
 
 
 def _times(row: dict[str, Any]) -> str:
@@ -117,4 +78,4 @@ def _times(row: dict[str, Any]) -> str:
     return f"{row['tpot_ratio']:.2f}× ({row['tpot_ratio_min']:.2f} to {row['tpot_ratio_max']:.2f})"
 
 
-KIND = Kind("table", ("models", "variants", "points"), needs, make, exactly={"points": 1})
+KIND = serving_kind("table", make, exactly={"points": 1})

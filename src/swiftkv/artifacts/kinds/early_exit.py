@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
 from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import Column, grid, measured, models, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, read_records, reason
-from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import heading, mean_and_error, show, variant_label
+from swiftkv.artifacts.records import Record, read_records
+from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.text import digits, variant_label
 from swiftkv.errors import UserError
 
 
@@ -39,15 +38,26 @@ def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
 
 def make(entry: Entry, files: Files) -> Table:
     """One row a model and variant."""
-    records = read_records(files.get("early_exit", ()), "early_exit")
-    footnotes, values, printed = Footnotes(), [], []
-    for model in entry["models"]:
-        for variant, _ in entry["cases"]:
-            record = records.find(model["name"], variant)
-            row = _values(entry, model, variant, record)
-            values.append(row)
-            head = {"Model": model["title"]} if len(entry["models"]) > 1 else {}
-            printed.append(head | _cells(row, record, footnotes))
+    records = read_records(entry, files.get("early_exit", ()), "early_exit")
+    footnotes = Footnotes()
+    lines = [
+        _line(model, records.find(model["name"], variant)) for model in entry["models"] for variant, _ in entry["cases"]
+    ]
+    columns = [
+        *models(lines),
+        Column(
+            "Variant", lambda line: line["_label"] + (f" {footnotes.mark(line['missing'])}" if line["missing"] else "")
+        ),
+        Column("Sure\n(%)", "sure_percent", digits(3)),
+        Column("Aligned where\nsure (%)", "sure_alignment_percent", ".1f"),
+        Column("Aligned\n(%)", "alignment_percent", ".1f"),
+        Column("Exited\n(%)", "exited_percent", ".1f"),
+        Column("ms a token,\nfull depth", "full_depth_ms", digits(3)),
+        Column("ms a token,\nearly exit", "early_exit_ms", digits(3)),
+        Column("Time\nratio", "time_ratio", ".3f"),
+        Column("Same\ntokens (%)", "equal_tokens_percent", ".1f"),
+    ]
+    panel = grid(lines, columns, footnotes)
     sure = f"above {100 * entry['threshold']:g} %"
     notes = [
         f"Sure: positions of held-out chats where the early exit's largest probability is {sure}. Aligned: of those, and of all "
@@ -58,59 +68,32 @@ def make(entry: Entry, files: Files) -> Table:
         "mean of the pairs. Same tokens: places where both answers have the same token; one different token changes all "
         "that follows.",
         *entry.get("notes", []),
-        *footnotes.lines(),
     ]
-    return Table(entry["name"], heading(entry), pd.DataFrame(values), [Panel(pd.DataFrame(printed))], notes)
+    return table(entry, lines, [panel], notes, footnotes)
 
 
-def _values(entry: Entry, model: Mapping[str, Any], variant: str, record: Record | None) -> dict[str, Any]:
+def _line(model: Mapping[str, Any], record: Record) -> dict[str, Any]:
     """A line of the CSV; shares are in percent, times in milliseconds a token."""
-    ok = record is not None and record["status"] == "ok"
-    alignment = record["result"]["alignment"] if ok else {}
-    decoding = record["result"]["decoding"] if ok else {}
+    alignment, decoding = (record.value(part) or {} for part in ("alignment", "decoding"))
     sure, every = alignment.get("above_threshold") or {}, alignment.get("all") or {}
     seconds = decoding.get("seconds_per_token") or {}
     return {
         "model": model["name"],
         "title": model["title"],
-        "variant": variant,
+        "variant": record.variant,
         "kv_cache": "auto",
-        "threshold": record["settings"]["threshold"] if ok else None,
+        "threshold": record.settings["threshold"] if record.ok else None,
         "positions": every.get("positions"),
-        "sure_percent": 100 * sure["positions"] / every["positions"] if ok else None,
-        **_measure("sure_alignment_percent", sure.get("agreement"), 100),
-        **_measure("alignment_percent", every.get("agreement"), 100),
+        "sure_percent": 100 * sure["positions"] / every["positions"] if record.ok else None,
+        **measured("sure_alignment_percent", sure.get("agreement"), 100),
+        **measured("alignment_percent", every.get("agreement"), 100),
         "prompts": decoding.get("prompts"),
-        **_measure("exited_percent", decoding.get("exited"), 100),
+        **measured("exited_percent", decoding.get("exited"), 100),
         **{f"{way}_ms": 1000 * seconds[way] if seconds.get(way) else None for way in ("full_depth", "early_exit")},
-        **_measure("time_ratio", decoding.get("time_ratio")),
-        **_measure("equal_tokens_percent", decoding.get("equal_tokens"), 100),
-        "missing": None if ok else reason(entry, record, model["name"], variant),
-    }
-
-
-def _measure(name: str, number: Mapping[str, Any] | None, scale: float = 1) -> dict[str, float | None]:
-    """A value and its standard error, as columns."""
-    value, error = (number["value"], number["stderr"]) if number else (None, None)
-    return {name: None if value is None else scale * value, f"{name}_stderr": None if error is None else scale * error}
-
-
-def _cells(row: Mapping[str, Any], record: Record | None, footnotes: Footnotes) -> dict[str, str]:
-    def cell(name: str, decimals: int) -> str:
-        value = row[name]
-        return MISSING if value is None else mean_and_error(value, row[f"{name}_stderr"], decimals)
-
-    label = row["variant"] if row["missing"] else variant_label(record["spec"])
-    return {
-        "Variant": f"{label} {footnotes.mark(row['missing'])}" if row["missing"] else label,
-        "Sure\n(%)": MISSING if row["sure_percent"] is None else show(row["sure_percent"], 3),
-        "Aligned where\nsure (%)": cell("sure_alignment_percent", 1),
-        "Aligned\n(%)": cell("alignment_percent", 1),
-        "Exited\n(%)": cell("exited_percent", 1),
-        "ms a token,\nfull depth": MISSING if row["full_depth_ms"] is None else show(row["full_depth_ms"], 3),
-        "ms a token,\nearly exit": MISSING if row["early_exit_ms"] is None else show(row["early_exit_ms"], 3),
-        "Time\nratio": cell("time_ratio", 3),
-        "Same\ntokens (%)": cell("equal_tokens_percent", 1),
+        **measured("time_ratio", decoding.get("time_ratio")),
+        **measured("equal_tokens_percent", decoding.get("equal_tokens"), 100),
+        "missing": None if record.ok else record.why,
+        "_label": variant_label(record.spec) if record.ok else record.variant,
     }
 
 

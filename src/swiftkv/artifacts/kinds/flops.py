@@ -2,71 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
-
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import Column, grid, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import Record, read_published
-from swiftkv.artifacts.table import Panel, Table
-from swiftkv.artifacts.text import heading, percent, show, significant, variant_label
+from swiftkv.artifacts.records import Published, read_published
+from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.text import digits, heading, percent, show, significant, variant_label
 from swiftkv.cost import GIBI, GIGA, cost_record
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
 
 OUTPUT_TOKENS = 256  # of the request limit; what the paper's serving measurements generate
 
-_PAPER_TITLES = {"vocab": "Vocab", "kv": "K,V", "qo": "Q,O", "mlp": "MLP", "attention": "Attn."}
-_BLOG_TITLES = {"vocab": "Vocab", "q": "Q", "k": "K", "v": "V", "o": "O", "mlp": "MLP", "attention": "Attn."}
-
-Cells = Callable[[Mapping[str, float]], dict[str, float]]
-
-
-def paper_cells(gflops: Mapping[str, float]) -> dict[str, float]:
-    """A row of Table 1 as the paper rounds it, without the last column.
-
-    Q, K, V and O are rounded to two significant digits before they are added (11 + 11 = 22, 1.3 + 1.3 = 2.6), every
-    cell is rounded again, and the total is the sum of the printed cells.
-    """
-    rounded = {operation: significant(value, 2) for operation, value in gflops.items()}
-    cells = {
-        "vocab": rounded["vocab"],
-        "kv": significant(rounded["k"] + rounded["v"], 2),
-        "qo": significant(rounded["q"] + rounded["o"], 2),
-        "mlp": rounded["mlp"],
-        "attention": rounded["attention"],
-    }
-    return {**cells, "total": sum(cells.values())}
-
-
-def blog_cells(gflops: Mapping[str, float]) -> dict[str, float]:
-    """A row of the blog's Table 2: three significant digits, and the sum of the printed cells."""
-    cells = {operation: significant(gflops[operation], 3) for operation in _BLOG_TITLES}
-    return {**cells, "total": sum(cells.values())}
-
 
 @dataclass(frozen=True)
 class _Count:
-    """How a source counts and rounds: its columns, digits, and the rule in words."""
+    """How a source counts and rounds: its columns, significant digits (None: it does not round), and the rule in words."""
 
     titles: Mapping[str, str]
-    cells: Cells
-    digits: int
+    digits: int | None
     rule: str
+
+    def cells(self, gflops: Mapping[str, float]) -> dict[str, float]:
+        """A printed row, without the last column: every cell is rounded, and the total is the sum of the printed cells."""
+        rounded = {operation: self._round(value) for operation, value in gflops.items()}
+        rounded |= {"kv": self._round(rounded["k"] + rounded["v"]), "qo": self._round(rounded["q"] + rounded["o"])}
+        cells = {name: rounded[name] for name in self.titles}
+        return {**cells, "total": sum(cells.values())}
+
+    def _round(self, value: float) -> float:
+        return value if self.digits is None else significant(value, self.digits)
 
 
 _COUNTS = {
     "paper": _Count(
-        _PAPER_TITLES,
-        paper_cells,
+        {"vocab": "Vocab", "kv": "K,V", "qo": "Q,O", "mlp": "MLP", "attention": "Attn."},
         2,
         "Q, K, V and O are rounded to two digits before they are added (11 + 11 = 22, 1.3 + 1.3 = 2.6)",
     ),
-    "blog": _Count(_BLOG_TITLES, blog_cells, 3, "cells have three digits"),
+    "blog": _Count(
+        {"vocab": "Vocab", "q": "Q", "k": "K", "v": "V", "o": "O", "mlp": "MLP", "attention": "Attn."},
+        3,
+        "cells have three digits",
+    ),
 }
+_MODEL = Column("Model", "label")
+_PERCENT, _TIMES = "{:.1f}%".format, "{:.2f}×".format
+_RELATIVE = Column(
+    "Rel.", "relative_percent", _PERCENT, below=lambda line: _PERCENT(line["relative_percent_published"])
+)
+_EXACT = {"K,V": "kv", "Q,O": "qo", "MLP": ["mlp"], "Attn.": ["attention"], "Total": ["total"]}
+_LIMITS = [
+    _MODEL,
+    Column("Prefill\nspeed-up", "prefill_speedup_limit", _TIMES),
+    Column("Request\nspeed-up", "request_speedup_limit", _TIMES),
+    Column("KV cache,\nKiB a token", lambda line: line["kv_bytes_per_token_bfloat16"] / 1024, ",.4g"),
+    Column("KV cache\nreduction", lambda line: line["kv_cache_reduction_percent"] / 100, percent),
+    Column("KV\ncapacity", "kv_capacity_limit_bfloat16", _TIMES),
+    Column("KV capacity\nwith FP8", "kv_capacity_limit_fp8", _TIMES),
+]
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
@@ -82,20 +80,48 @@ def make(entry: Entry, files: Files) -> Table:
     Raises:
         UserError: the dimensions cannot be read, or the model has no cost model.
     """
-    record, shortened = _cost(entry, files)
+    (record, shortened), footnotes = _cost(entry, files), Footnotes()
     published = {
         row["variant"]: row
         for row in read_published(files.get("published", ()))
         if (row["model"], row["sequence_length"]) == (entry["models"][0]["published"], record["sequence_length"])
     }
-    count = _COUNTS[entry["count"]]
-    values, panel, notes = _counted(entry, record, count, published)
-    panels = [panel]
-    if entry["count"] == "paper":
-        panels += _exact(record, values)
+    count, exact = _COUNTS[entry["count"]], entry["count"] == "paper"
+    if not published:
+        count = replace(count, digits=None)
+    lines, (unit, scale) = _lines(record, count, published, exact), _unit(record)
+    letter = "(a) " if exact else ""
+    columns = [_amount(title, name, scale, count.digits or 3) for name, title in count.titles.items()]
+    columns = [_MODEL, *columns, _amount("Total", "total", scale, 3), _RELATIVE]
+    caption = f"{letter}Counted as in the {entry['count']}: {unit} per prefill token"
+    panels = [grid(lines, columns, footnotes, caption, lambda line: line["variant"] if published else None)]
+    notes = [*entry.get("notes", []), _counting_note(record)]
+    if published:
+        sources = {row["source"] for row in published.values()}
+        remarks = {row["note"] for row in published.values() if row.get("note")}
+        notes += [_rounding_note(record, count), f"published: {'; '.join([*sorted(sources), *sorted(remarks)])}."]
+    if exact:
+        lines = [line | {"_below": None} for line in lines]
+        columns = [
+            Column(title, lambda line, names=names: sum(line[f"exact_{name}_gflops"] for name in names) * GIGA / scale, digits(3))
+            for title, names in _EXACT.items()
+        ]  # fmt: skip
+        columns = [_MODEL, *columns, Column("Rel.", "exact_relative_percent", _PERCENT)]
+        panels.append(grid(lines, columns, footnotes, f"(b) Exact count: {unit} per prefill token"))
+        panels.append(grid(lines, _LIMITS, footnotes, "(c) Limits of each variant, by the exact count"))
         notes += _exact_notes(record)
     title = f"{heading(entry)}, {record['sequence_length']:,} tokens"
-    return Table(entry["name"], title, pd.DataFrame(values), panels, [*entry.get("notes", []), *notes, *shortened])
+    return table(entry, lines, panels, [*notes, *shortened], footnotes, title)
+
+
+def _amount(title: str, name: str, scale: int, number: int) -> Column:
+    """A column of the source's count, with the published number below."""
+    return Column(
+        title,
+        lambda line: line[f"{name}_gflops"] * GIGA / scale,
+        digits(number),
+        below=lambda line: f"{line[f'{name}_published']:.12g}",
+    )
 
 
 def _cost(entry: Entry, files: Files) -> tuple[dict[str, Any], list[str]]:
@@ -116,121 +142,60 @@ def _cost(entry: Entry, files: Files) -> tuple[dict[str, Any], list[str]]:
     return record, notes
 
 
-def _counted(
-    entry: Entry, record: Record, count: _Count, published: Mapping[str, Record]
-) -> tuple[list[dict[str, Any]], Panel, list[str]]:
-    """CSV rows, printed panel and notes of the source's count, published rows below ours."""
-    cells_of = count.cells if published else _unrounded(count.titles)
-    digits = count.digits if published else 3
-    unit, scale = _unit(record)
-    base = cells_of(_baseline(record)["published_gflops"])["total"]
-    values, printed, rules = [], [], []
+def _lines(
+    record: Mapping[str, Any], count: _Count, published: Mapping[str, Published], exact: bool
+) -> list[dict[str, Any]]:
+    """The lines of the CSV: what the source's count gives, what it printed, and with `exact` the count and the limits."""
+    base, lines = count.cells(_baseline(record)["published_gflops"])["total"], []
     for variant, cost in record["variants"].items():
-        cells, theirs = cells_of(cost["published_gflops"]), published.get(variant)
-        relative = 100 * cells["total"] / base
-        row = {
+        cells, theirs = count.cells(cost["published_gflops"]), published.get(variant)
+        line = {
             "model": record["model"],
             "title": record["title"],
             "variant": variant,
             "label": variant_label(cost["spec"]),
             "sequence_length": record["sequence_length"],
             **{f"{name}_gflops": round(value, 9) for name, value in cells.items()},
-            "relative_percent": round(relative, 3),
+            "relative_percent": round(100 * cells["total"] / base, 3),
         }
         if published:
-            row |= {f"{name}_unrounded_gflops": value for name, value in cost["published_gflops"].items()}
+            line |= {f"{name}_unrounded_gflops": value for name, value in cost["published_gflops"].items()}
             columns = (*count.titles, "total", "relative_percent")
-            row |= {f"{name}_published": theirs[name] if theirs else None for name in columns}
-            rules += [len(printed)] if printed else []
-        values.append(row)
-        printed.append({
-            "Model": row["label"],
-            **{title: show(cells[name] * GIGA / scale, digits) for name, title in count.titles.items()},
-            "Total": show(cells["total"] * GIGA / scale, 3),
-            "Rel.": f"{relative:.1f}%",
-        })  # fmt: skip
-        if theirs:
-            printed.append({
-                "Model": "published",
-                **{title: f"{theirs[name]:.12g}" for name, title in count.titles.items()},
-                "Total": f"{theirs['total']:.12g}",
-                "Rel.": f"{theirs['relative_percent']:.1f}%",
-            })  # fmt: skip
-    letter = "(a) " if entry["count"] == "paper" else ""
-    caption = f"{letter}Counted as in the {entry['count']}: {unit} per prefill token"
-    notes = [_counting_note(record)]
-    if published:
-        sources = {row["source"] for row in published.values()}
-        remarks = {row["note"] for row in published.values() if row.get("note")}
-        notes += [_rounding_note(record, count), f"published: {'; '.join([*sorted(sources), *sorted(remarks)])}."]
-    return values, Panel(pd.DataFrame(printed), caption, tuple(rules)), notes
+            line |= {f"{name}_published": theirs[name] if theirs else None for name in columns}
+        lines.append(line | (_exact(cost) if exact else {}) | {"_below": ("published", None) if theirs else None})
+    return lines
 
 
-def _exact(record: Record, values: list[dict[str, Any]]) -> list[Panel]:
-    """The panels of the exact count and of the limits; their numbers are added to the CSV rows."""
-    unit, scale = _unit(record)
-    exact, limit_rows = [], []
-    for row, cost in zip(values, record["variants"].values(), strict=True):
-        flops, limits, sizes = cost["flops_per_prefill_token"], cost["limits"], cost["kv_bytes_per_token"]
-        row |= {f"exact_{operation}_gflops": flops[operation] / GIGA for operation in flops if operation != "vocab"}
-        row |= {
-            "exact_total_gflops": cost["total_flops_per_prefill_token"] / GIGA,
-            "exact_relative_percent": 100 * cost["relative_flops"],
-            "kv_bytes_per_token_bfloat16": sizes["bfloat16"],
-            "kv_bytes_per_token_fp8": sizes["fp8"],
-            "kv_cache_reduction_percent": 100 * cost["spec"]["kv_cache_reduction"] if cost["spec"] else 0.0,
-            "prefill_speedup_limit": limits["prefill_speedup"],
-            "request_speedup_limit": limits["request_speedup"],
-            "kv_capacity_limit_bfloat16": limits["kv_capacity"]["bfloat16"],
-            "kv_capacity_limit_fp8": limits["kv_capacity"]["fp8"],
-        }
-        exact.append({
-            "Model": row["label"],
-            "K,V": show((flops["k"] + flops["v"]) / scale, 3),
-            "Q,O": show((flops["q"] + flops["o"]) / scale, 3),
-            "MLP": show(flops["mlp"] / scale, 3),
-            "Attn.": show(flops["attention"] / scale, 3),
-            "Total": show(cost["total_flops_per_prefill_token"] / scale, 3),
-            "Rel.": f"{row['exact_relative_percent']:.1f}%",
-        })  # fmt: skip
-        limit_rows.append({
-            "Model": row["label"],
-            "Prefill\nspeed-up": f"{row['prefill_speedup_limit']:.2f}×",
-            "Request\nspeed-up": f"{row['request_speedup_limit']:.2f}×",
-            "KV cache,\nKiB a token": f"{sizes['bfloat16'] / 1024:,.4g}",
-            "KV cache\nreduction": percent(row["kv_cache_reduction_percent"] / 100),
-            "KV\ncapacity": f"{row['kv_capacity_limit_bfloat16']:.2f}×",
-            "KV capacity\nwith FP8": f"{row['kv_capacity_limit_fp8']:.2f}×",
-        })  # fmt: skip
-    return [
-        Panel(pd.DataFrame(exact), f"(b) Exact count: {unit} per prefill token"),
-        Panel(pd.DataFrame(limit_rows), "(c) Limits of each variant, by the exact count"),
-    ]
+def _exact(cost: Mapping[str, Any]) -> dict[str, float]:
+    """The columns of the exact count and of the limits."""
+    flops, limits, sizes = cost["flops_per_prefill_token"], cost["limits"], cost["kv_bytes_per_token"]
+    return {
+        **{f"exact_{operation}_gflops": flops[operation] / GIGA for operation in flops if operation != "vocab"},
+        "exact_total_gflops": cost["total_flops_per_prefill_token"] / GIGA,
+        "exact_relative_percent": 100 * cost["relative_flops"],
+        "kv_bytes_per_token_bfloat16": sizes["bfloat16"],
+        "kv_bytes_per_token_fp8": sizes["fp8"],
+        "kv_cache_reduction_percent": 100 * cost["spec"]["kv_cache_reduction"] if cost["spec"] else 0.0,
+        "prefill_speedup_limit": limits["prefill_speedup"],
+        "request_speedup_limit": limits["request_speedup"],
+        "kv_capacity_limit_bfloat16": limits["kv_capacity"]["bfloat16"],
+        "kv_capacity_limit_fp8": limits["kv_capacity"]["fp8"],
+    }
 
 
-def _unrounded(titles: Mapping[str, str]) -> Cells:
-    """Cells of a table without the source's intermediate rounding."""
-
-    def cells(gflops: Mapping[str, float]) -> dict[str, float]:
-        joined = {**gflops, "kv": gflops["k"] + gflops["v"], "qo": gflops["q"] + gflops["o"]}
-        return {**{name: joined[name] for name in titles}, "total": sum(gflops.values())}
-
-    return cells
-
-
-def _unit(record: Record) -> tuple[str, int]:
+def _unit(record: Mapping[str, Any]) -> tuple[str, int]:
     """The printed unit and its size in FLOPs."""
     small = sum(_baseline(record)["published_gflops"].values()) < 1
     return ("MFLOPs", 10**6) if small else ("GFLOPs", GIGA)
 
 
-def _baseline(record: Record) -> Mapping[str, Any]:
+def _baseline(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The unchanged model's cost; the first variant's where the table has no baseline."""
     costs = list(record["variants"].values())
     return next((cost for cost in costs if cost["spec"] is None), costs[0])
 
 
-def _counting_note(record: Record) -> str:
+def _counting_note(record: Mapping[str, Any]) -> str:
     """How the paper counts."""
     unit, scale = _unit(record)
     arch, gflops = record["architecture"], _baseline(record)["published_gflops"]
@@ -245,7 +210,7 @@ def _counting_note(record: Record) -> str:
     )
 
 
-def _rounding_note(record: Record, count: _Count) -> str:
+def _rounding_note(record: Mapping[str, Any], count: _Count) -> str:
     """How the source rounds, and what that does to the totals."""
     baseline = _baseline(record)["published_gflops"]
     exact_base, base = sum(baseline.values()), count.cells(baseline)["total"]
@@ -263,7 +228,7 @@ def _rounding_note(record: Record, count: _Count) -> str:
     )
 
 
-def _exact_notes(record: Record) -> list[str]:
+def _exact_notes(record: Mapping[str, Any]) -> list[str]:
     tokens = f"{record['sequence_length']:,}"
     return [
         f"(b) counts only what has to be computed for a prompt of {tokens} tokens: no FLOPs for the embedding look-up, "

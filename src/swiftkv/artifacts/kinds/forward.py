@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.drawing import (
-    LIMIT,
-    PAGE,
-    STYLE,
-    Drawing,
-    handle,
-    headline,
-    legend,
-    look,
-    wide_axis,
-)
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.drawing import LIMIT, PAGE, Drawing, handle, headline, legend, look, wide_axis
+from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import (
     ROLES,
     draw_simscores,
@@ -34,17 +22,13 @@ from swiftkv.artifacts.kinds.similarity import (
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import (
     BASELINE,
-    Case,
+    Cell,
     Serving,
-    absent,
-    captions,
-    conditions,
     length_label,
-    limit,
+    needs_serving,
     ratio,
     read_serving,
-    status,
-    value_of,
+    serving_kind,
 )
 
 
@@ -56,10 +40,8 @@ def _extra(config: Config, entry: Entry) -> dict[str, Any]:
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    found = {"serving": paths.serving(config, entry)}
-    if "similar_models" in entry:
-        found["similarity"] = needed(config, entry, entry["similar_models"])
-    return found
+    similar = entry.get("similar_models")
+    return needs_serving(config, entry) | ({} if similar is None else {"similarity": needed(config, entry, similar)})
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -70,23 +52,18 @@ def make(entry: Entry, files: Files) -> Drawing:
     serving = read_serving(entry, files, "forward_time")
     data = frame(serving).assign(panel="forward")
     similar = entry.get("similar_models")
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PAGE, 3.5 if similar else 3.0), layout="constrained")
-        axes = figure.subplots(1, 3 if similar else 2, width_ratios=(1.25, 1, 1) if similar else (1, 1))
-        times, gains = axes[-2:]
-        if similar:
-            curves = simscores(similar, read_similarity(files))
-            draw_simscores(axes[0], entry, similar, curves)
-            data = pd.concat(
-                [curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True
-            )
-        _curves(times, gains, serving, data[data["panel"] == "forward"])
-        above, _ = captions(serving)
-        headline(figure, *above)
-        labels = [handle(look(*case), _label(serving, case)) for case in serving.cases]
-        (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
-        notes = [*entry.get("notes", []), *serving.absences()]
-        legend(figure, [*labels, dotted], notes=notes)
+    figure = Figure(figsize=(PAGE, 3.5 if similar else 3.0), layout="constrained")
+    axes = figure.subplots(1, 3 if similar else 2, width_ratios=(1.25, 1, 1) if similar else (1, 1))
+    times, gains = axes[-2:]
+    if similar:
+        curves = simscores(similar, read_similarity(entry, files))
+        draw_simscores(axes[0], entry, similar, curves)
+        data = pd.concat([curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True)
+    _curves(times, gains, serving, data[data["panel"] == "forward"])
+    headline(figure, *serving.captions()[0])
+    labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
+    (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
+    legend(figure, [*labels, dotted], notes=serving.notes)
     return Drawing(figure, data)
 
 
@@ -96,48 +73,40 @@ def frame(serving: Serving) -> pd.DataFrame:
     `milliseconds_limit` is the baseline's time divided by `speedup_limit`, the prefill speed-up that the FLOP count
     allows at the largest batch.
     """
-    model, point = serving.models[0], serving.points[0]
-    base = _times(serving.find(point, model, BASELINE))
-    rows = []
-    for case in serving.cases:
-        record = serving.find(point, model, case)
-        bound = limit(record, "prefill_speedup_limit")
-        found = _times(record)
-        fastest = _times(record, "min")
-        for tokens in found or [None]:
-            rows.append({
-                "model": model,
-                "title": serving.title(model),
-                "point": point,
-                "variant": case.variant,
-                "kv_cache": case.kv_cache,
-                "status": status(record),
-                "reason": None if found else serving.reason(point, model, case),
-                "conditions": conditions([record]) if record else None,
-                "batch_tokens": tokens,
-                "milliseconds": _milli(found.get(tokens)),
-                "milliseconds_min": _milli(fastest.get(tokens)),
-                "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
-                "speedup": ratio(base.get(tokens), found.get(tokens)),
-                "speedup_limit": bound,
-                "what": value_of(record, "what"),
-            })  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame([line for cell in serving.cells() for line in _lines(cell)])
 
 
-def _times(record: Record | None, statistic: str = "median") -> dict[int, float]:
+def _lines(cell: Cell) -> list[dict[str, Any]]:
+    record, bound = cell.record, cell.record.limit("prefill_speedup_limit")
+    base, median, fastest = _times(cell.base), _times(record), _times(record, "min")
+    return [
+        cell.head(median)
+        | {
+            "conditions": record.conditions(),
+            "batch_tokens": tokens,
+            "milliseconds": _milli(median.get(tokens)),
+            "milliseconds_min": _milli(fastest.get(tokens)),
+            "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
+            "speedup": ratio(base.get(tokens), median.get(tokens)),
+            "speedup_limit": bound,
+            "what": record.value("what"),
+        }
+        for tokens in median or [None]
+    ]
+
+
+def _times(record: Record, statistic: str = "median") -> dict[int, float]:
     """Seconds by tokens in the batch."""
-    seconds = (value_of(record, "seconds") or {}).get(statistic)
-    return dict(zip(value_of(record, "batch_tokens"), seconds, strict=True)) if seconds else {}
+    seconds = (record.value("seconds") or {}).get(statistic)
+    return dict(zip(record.value("batch_tokens"), seconds, strict=True)) if seconds else {}
 
 
 def _milli(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _label(serving: Serving, case: Case) -> str:
-    record = serving.find(serving.points[0], serving.models[0], case)
-    return serving.label(case) + ("" if _times(record) else f": {absent(record)}")
+def _label(cell: Cell) -> str:
+    return cell.serving.label(cell.case) + ("" if _times(cell.record) else f": {cell.record.blank}")
 
 
 def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
@@ -174,11 +143,10 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
     gains.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
 
 
-KIND = Kind(
+KIND = serving_kind(
     "figure",
-    ("models", "variants", "points"),
-    needs,
     make,
+    needs=needs,
     own={"similar_models": ROLES},
     optional=("similar_models",),
     exactly={"models": 1, "points": 1},

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.drawing import (
     PAGE,
-    STYLE,
     Bar,
     Drawing,
     Look,
@@ -26,39 +22,39 @@ from swiftkv.artifacts.drawing import (
     limit_handle,
     look,
     wide_axis,
-)
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+)  # fmt: skip
+from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Case,
-    Serving,
-    absent,
-    captions,
-    conditions,
-    limit,
-    ratio,
-    read_claims,
-    read_serving,
-    status,
-    value_of,
-    with_claims,
-)
+from swiftkv.artifacts.serving import BASELINE, Cell, rate_cells, ratio, read_serving, serving_kind, with_claims
 
-_METRICS = {"ttft_ms": "Time to first\ntoken (ms)", "tpot_ms": "Time per output\ntoken (ms)"}
+_METRICS = {"ttft": "Time to first\ntoken (ms)", "tpot": "Time per output\ntoken (ms)"}
 _METHODS = {"ngram": "n-gram"}
 
 
-@dataclass(frozen=True)
-class _Series:
-    """One curve: a case at a point, and the baseline's record it is compared with."""
+class _Curve(Cell):
+    """One curve: a case at a point, and the baseline it is compared with."""
 
-    point: str
-    case: Case
-    record: Record | None
-    base: Record | None
-    label: str
-    appearance: Look
+    @property
+    def base(self) -> Record:
+        if not self.serving.entry.get("together"):
+            return super().base
+        # All are held against the baseline without speculation.
+        cells = [_Curve(self.serving, self.model, point, BASELINE) for point in self.serving.points]
+        plain = [cell.record for cell in cells if not cell.speculative]
+        return next((record for record in plain if record.exists), Record("latency", {}, *BASELINE))
+
+    @property
+    def speculative(self) -> bool:
+        return bool(self.settings.get("speculative"))
+
+    @property
+    def label(self) -> str:
+        label, method = self.serving.label(self.case), (self.settings.get("speculative") or {}).get("method")
+        return label + (f", {_METHODS.get(method, method)} speculation" if self.speculative else "")
+
+    @property
+    def look(self) -> Look:
+        return look(*self.case, self.speculative)
 
     @property
     def rates(self) -> list[dict[str, Any]]:
@@ -66,55 +62,51 @@ class _Series:
 
     @property
     def highest(self) -> float | None:
-        return value_of(self.record, "highest_sustained_rate")
+        return self.record.value("highest_sustained_rate")
 
     @property
     def highest_limit(self) -> float | None:
         """The baseline's highest sustained rate times the request speed-up that the FLOP count allows."""
-        bound = limit(self.record)
+        bound = self.record.limit()
         return self.base_highest * bound if self.base_highest and bound and self.case != BASELINE else None
 
     @property
     def base_highest(self) -> float | None:
         """The baseline's highest sustained rate; None where it sustained all that were tried."""
-        return value_of(self.base, "highest_sustained_rate") if _bounded(self.base) else None
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {"serving": paths.serving(config, entry)}
+        return self.base.value("highest_sustained_rate") if _bounded(self.base) else None
 
 
 def make(entry: Entry, files: Files) -> Drawing:
     """TTFT, TPOT and the highest sustained rate of one model; one column a point, or one for all with `together`."""
     serving = read_serving(entry, files, "latency")
-    claims = read_claims(serving, files)
-    columns = [[_series(serving, point, case) for case in serving.cases] for point in serving.points]
+    claims = serving.claims(files)
+    curves = [_Curve(serving, cell.model, cell.point, cell.case) for cell in serving.cells()]
+    columns = [[curve for curve in curves if curve.point == point] for point in serving.points]
+    titles = [_input(column[0]) for column in columns]
     if entry.get("together"):
-        columns = [[each for same in zip(*columns, strict=True) for each in same]]
+        columns = [[curve for case in serving.cases for curve in curves if curve.case == case]]
+        titles = ["; ".join(dict.fromkeys(titles))]
     single = len(columns) == 1
-    titles = [_input(entry, {each.point for each in series}) for series in columns]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PAGE, 3.4 if single else 6.4), layout="constrained")
-        axes = figure.subplots(1, 3, squeeze=False).T if single else figure.subplots(3, len(columns), squeeze=False)
-        for number, (title, series) in enumerate(zip(titles, columns, strict=True)):
-            for row, (metric, label) in enumerate(_METRICS.items()):
-                _curves(axes[row, number], series, metric)
-                axes[row, number].set_ylabel(label if single or number == 0 else "")
-                axes[row, number].set_xlabel("Requests a second")
-            axes[1, number].set_xlim(axes[0, number].get_xlim())  # which has the marks of the highest rates too
-            draw_bars(axes[2, number], [""], [(each.appearance, [_highest_bar(each)]) for each in series])
-            axes[2, number].set_ylabel("Highest sustained\nrequests a second" if single or number == 0 else "")
-            if not single:
-                axes[0, number].set_title(title, pad=9)
-        above, _ = captions(serving)
-        headline(figure, *above, *(titles if single else []))
-        notes = [*entry.get("notes", []), *serving.absences()]
-        legend(figure, [*_handles(columns), *_keys()], [claim["text"] for claim in claims], notes)
-    return Drawing(figure, with_claims(frame(serving), claims))
+    figure = Figure(figsize=(PAGE, 3.4 if single else 6.4), layout="constrained")
+    axes = figure.subplots(1, 3, squeeze=False).T if single else figure.subplots(3, len(columns), squeeze=False)
+    for number, (title, column) in enumerate(zip(titles, columns, strict=True)):
+        for row, (metric, label) in enumerate(_METRICS.items()):
+            _curves(axes[row, number], column, f"{metric}_ms")
+            axes[row, number].set_ylabel(label if single or number == 0 else "")
+            axes[row, number].set_xlabel("Requests a second")
+        axes[1, number].set_xlim(axes[0, number].get_xlim())  # which has the marks of the highest rates too
+        draw_bars(axes[2, number], [""], [(curve.look, [_highest_bar(curve)]) for curve in column])
+        axes[2, number].set_ylabel("Highest sustained\nrequests a second" if single or number == 0 else "")
+        if not single:
+            axes[0, number].set_title(title, pad=9)
+    headline(figure, *serving.captions()[0], *(titles if single else []))
+    handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
+    legend(figure, [*handles.values(), *_keys()], [claim["text"] for claim in claims], serving.notes)
+    return Drawing(figure, with_claims(pd.DataFrame([line for curve in curves for line in _lines(curve)]), claims))
 
 
-def frame(serving: Serving) -> pd.DataFrame:
-    """What the curves show: one row a point, case and request rate, times in milliseconds.
+def _lines(curve: _Curve) -> list[dict[str, Any]]:
+    """What a curve shows: one row a request rate, times in milliseconds.
 
     `ttft_reduction_percent` and `tpot_reduction_percent` are of the medians, against the baseline at the same rate:
     only where that is one of the point's own rates, as those a search adds differ between variants.
@@ -122,106 +114,66 @@ def frame(serving: Serving) -> pd.DataFrame:
     length of the measurement. `highest_sustained_rate` and what the FLOP count allows repeat in every row of a curve;
     the rate is a lower bound where `boundary_found` is false.
     """
-    rows = []
-    model = serving.models[0]
-    for point, settings in serving.entry["points"].items():
-        for case in serving.cases:
-            series = _series(serving, point, case)
-            head = {
-                "model": model,
-                "title": serving.title(model),
-                "point": point,
-                "variant": case.variant,
-                "kv_cache": case.kv_cache,
-                "speculative": _speculative(serving.entry, point),
-                "status": status(series.record),
-                "reason": None if series.rates else serving.reason(point, model, case),
-                "input_tokens": settings["input_tokens"],
-                "conditions": conditions([series.record]) if series.record else None,
-            }
-            tail = {
-                "highest_sustained_rate": series.highest,
-                "boundary_found": _bounded(series.record) if series.rates else None,
-                "highest_sustained_rate_limit": series.highest_limit,
-                "sustained_rate_speedup": ratio(series.highest, series.base_highest),
-                "request_speedup_limit": limit(series.record),
-                "criterion": value_of(series.record, "criterion"),
-            }
-            grid = {each["request_rate"]: each for each in _rates(series.base)}
-            for rate in series.rates or [{}]:
-                names = ("request_rate", "requests", "completed", "failed", "achieved_request_rate")
-                cells = {name: rate.get(name) for name in (*names, "tokens_per_second", "sustained")}
-                on_grid = rate.get("request_rate") in settings["request_rates"]
-                same = grid.get(rate.get("request_rate"), {}) if on_grid else {}
-                for metric in _METRICS:
-                    for statistic in ("mean", "median", "p99"):
-                        cells[f"{metric.removesuffix('_ms')}_{statistic}_ms"] = rate.get(metric, {}).get(statistic)
-                for metric in _METRICS:
-                    part = ratio(rate.get(metric, {}).get("median"), same.get(metric, {}).get("median"))
-                    cells[f"{metric.removesuffix('_ms')}_reduction_percent"] = (
-                        None if part is None else 100 * (1 - part)
-                    )
-                cells["baseline_sustained"] = same.get("sustained")
-                rows.append({**head, **cells, **tail})
-    return pd.DataFrame(rows)
+    head = curve.place | curve.variant | {"speculative": curve.speculative} | curve.state(curve.rates)
+    head |= {"input_tokens": curve.settings["input_tokens"], "conditions": curve.record.conditions()}
+    tail = {
+        "highest_sustained_rate": curve.highest,
+        "boundary_found": _bounded(curve.record) if curve.rates else None,
+        "highest_sustained_rate_limit": curve.highest_limit,
+        "sustained_rate_speedup": ratio(curve.highest, curve.base_highest),
+        "request_speedup_limit": curve.record.limit(),
+        "criterion": curve.record.value("criterion"),
+    }
+    base, lines = {rate["request_rate"]: rate for rate in _rates(curve.base)}, []
+    for rate in curve.rates or [{}]:
+        names = ("request_rate", "requests", "completed", "failed", "achieved_request_rate")
+        cells = {name: rate.get(name) for name in (*names, "tokens_per_second", "sustained")}
+        on_grid = rate.get("request_rate") in curve.settings["request_rates"]
+        same = base.get(rate.get("request_rate"), {}) if on_grid else {}
+        cells |= rate_cells(rate, _METRICS, ("mean", "median", "p99"))
+        for metric in _METRICS:
+            part = ratio(*(times.get(f"{metric}_ms", {}).get("median") for times in (rate, same)))
+            cells[f"{metric}_reduction_percent"] = None if part is None else 100 * (1 - part)
+        lines.append(head | cells | {"baseline_sustained": same.get("sustained")} | tail)
+    return lines
 
 
-def _series(serving: Serving, point: str, case: Case) -> _Series:
-    model = serving.models[0]
-    second = _speculative(serving.entry, point)
-    if serving.entry.get("together"):  # all are held against the baseline without speculation
-        plain = [name for name in serving.points if not _speculative(serving.entry, name)]
-        base = next((found for name in plain if (found := serving.find(name, model, BASELINE))), None)
-    else:
-        base = serving.find(point, model, BASELINE)
-    method = (serving.entry["points"][point].get("speculative") or {}).get("method")
-    label = serving.label(case) + (f", {_METHODS.get(method, method)} speculation" if second else "")
-    return _Series(point, case, serving.find(point, model, case), base, label, look(*case, second))
+def _rates(record: Record) -> list[dict[str, Any]]:
+    return sorted(record.value("rates") or [], key=lambda rate: rate["request_rate"])
 
 
-def _rates(record: Record | None) -> list[dict[str, Any]]:
-    return sorted(value_of(record, "rates") or [], key=lambda rate: rate["request_rate"])
-
-
-def _bounded(record: Record | None) -> bool:
+def _bounded(record: Record) -> bool:
     """Whether a rate was measured that could not be sustained; else the highest sustained one is a lower bound."""
     return any(not rate.get("sustained", True) for rate in _rates(record))
 
 
-def _speculative(entry: Entry, point: str) -> bool:
-    return bool(entry["points"][point].get("speculative"))
+def _input(curve: _Curve) -> str:
+    """What the requests of a curve are."""
+    chats = "held-out chats, up to " if curve.settings.get("dataset") else ""
+    return f"{chats}{curve.settings['input_tokens']:,} input tokens"
 
 
-def _input(entry: Entry, points: set[str]) -> str:
-    """What the requests of a column are."""
-    found = []
-    for settings in (entry["points"][point] for point in entry["points"] if point in points):
-        chats = f"held-out chats, up to {settings['input_tokens']:,} input tokens"
-        found.append(chats if settings.get("dataset") else f"{settings['input_tokens']:,} input tokens")
-    return "; ".join(dict.fromkeys(found))
-
-
-def _curves(axis, series: Sequence[_Series], metric: str) -> None:
+def _curves(axis, curves: Sequence[_Curve], metric: str) -> None:
     """Median with markers and p99 dotted; open markers are rates that were not sustained."""
     absences = []
-    for each in series:
-        if not each.rates:
-            absences.append(f"{each.label}: {absent(each.record)}")
+    for curve in curves:
+        if not curve.rates:
+            absences.append(f"{curve.label}: {curve.record.blank}")
             continue
-        color, rates = each.appearance.color, [rate["request_rate"] for rate in each.rates]
-        median, p99 = ([_number(rate[metric][name]) for rate in each.rates] for name in ("median", "p99"))
+        color, rates = curve.look.color, [rate["request_rate"] for rate in curve.rates]
+        median, p99 = ([_number(rate[metric][name]) for rate in curve.rates] for name in ("median", "p99"))
         axis.plot(rates, p99, color=color, linewidth=0.8, linestyle=":")
-        axis.plot(rates, median, color=color, linestyle=each.appearance.line)
-        for rate, value in zip(each.rates, median, strict=True):
+        axis.plot(rates, median, color=color, linestyle=curve.look.line)
+        for rate, value in zip(curve.rates, median, strict=True):
             fill = color if rate.get("sustained", True) else "white"
-            axis.plot(rate["request_rate"], value, color=color, marker=each.appearance.marker, markerfacecolor=fill)
-        for place, filled in ((each.highest, True), (each.highest_limit, False)):
+            axis.plot(rate["request_rate"], value, color=color, marker=curve.look.marker, markerfacecolor=fill)
+        for place, filled in ((curve.highest, True), (curve.highest_limit, False)):
             if place and metric == "ttft_ms":
                 axis.plot(place, 1.03, marker="v", color=color, markerfacecolor=color if filled else "white",
                           markersize=4, transform=axis.get_xaxis_transform(), clip_on=False)  # fmt: skip
     if absences:
         axis.text(0.03, 0.97, "\n".join(absences), transform=axis.transAxes, va="top", fontsize=6)
-    drawn = [rate for each in series for rate in each.rates]
+    drawn = [rate for curve in curves for rate in curve.rates]
     values = [_number(rate[metric][statistic]) for rate in drawn for statistic in ("median", "p99")]
     wide_axis(axis.xaxis, [rate["request_rate"] for rate in drawn])
     wide_axis(axis.yaxis, [value for value in values if not math.isnan(value)])
@@ -232,22 +184,14 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _highest_bar(each: _Series) -> Bar:
-    if not each.rates:
-        return Bar(None, note=absent(each.record))
-    if each.highest is None:
-        return Bar(None, note="none")
-    gain = ratio(each.highest, each.base_highest)
-    known = gain is not None and each.record is not each.base
-    sign = "" if _bounded(each.record) else "≥ "
-    return Bar(
-        each.highest, each.highest_limit, f"{sign}{each.highest:.3g}" + (f"\n{sign}{gain:.2f}×" if known else "")
-    )
-
-
-def _handles(columns: Sequence[Sequence[_Series]]) -> list[Any]:
-    found = {each.label: handle(each.appearance, each.label) for series in columns for each in series}
-    return list(found.values())
+def _highest_bar(curve: _Curve) -> Bar:
+    if curve.highest is None:
+        return Bar(None, note="none" if curve.rates else curve.record.blank)
+    sign = "" if _bounded(curve.record) else "≥ "
+    text, gain = f"{sign}{curve.highest:.3g}", ratio(curve.highest, curve.base_highest)
+    if gain is not None and curve.record is not curve.base:
+        text += f"\n{sign}{gain:.2f}×"
+    return Bar(curve.highest, curve.highest_limit, text)
 
 
 def _keys() -> list[Any]:
@@ -265,12 +209,6 @@ def _keys() -> list[Any]:
     ]
 
 
-KIND = Kind(
-    "figure",
-    ("models", "variants", "points"),
-    needs,
-    make,
-    own={"together": {"type": "boolean"}},
-    optional=("together",),
-    exactly={"models": 1},
+KIND = serving_kind(
+    "figure", make, own={"together": {"type": "boolean"}}, optional=("together",), exactly={"models": 1}
 )

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pandas as pd
 
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import Column, Line, grid, measured, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.paired import (
-    ERRORS,
-    Difference,
-    above_chance,
-    average_difference,
+from swiftkv.artifacts.paired import above_chance, average_difference, row_difference
+from swiftkv.artifacts.records import MISSING, Published, read_published
+from swiftkv.artifacts.scored import (
+    Row,
+    Tasks,
+    average_cells,
+    decimals,
     in_bits,
-    row_difference,
+    missing,
+    rows,
+    score_cells,
+    subsets_note,
+    task_columns,
     unit,
 )
-from swiftkv.artifacts.records import MISSING, Record, read_published
-from swiftkv.artifacts.scored import Row, average, decimals, rows, subsets_note
 from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import enumeration, heading, mean_and_error
+from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
-
-Tasks = Mapping[str, Mapping[str, Any]]
+from swiftkv.statistics import ERRORS
 
 CARDS = "resources/published"
-_BITS_DIGITS = 3
 
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
@@ -57,83 +62,54 @@ def make(entry: Entry, files: Files) -> Table:
     Raises:
         UserError: two rows were not asked the same questions.
     """
-    found, tasks, footnotes = rows(entry, files), entry["tasks"], Footnotes()
-    baseline = next((row for row in found if row.spec is None and row.kv_cache == "auto"), None)
-    averaged = above_chance(found, baseline, tasks)
-    digits = decimals(found, [task for task in tasks if not in_bits(tasks[task])])
-    printed, values, rules = [], [], []
-    for row in found:
-        rules.append(len(printed))
-        printed.append({"Variant": row.variant, **_scores(row, tasks, averaged, digits, footnotes, found)})
-        values.append(_values("measured", row, None, tasks, averaged))
+    cases, tasks, footnotes = rows(entry, files), entry["tasks"], Footnotes()
+    baseline = next((row for row in cases if row.spec is None and row.kv_cache == "auto"), None)
+    averaged = above_chance(cases, baseline, tasks)
+    digits = decimals(cases, [task for task in tasks if not in_bits(tasks[task])])
+    columns = task_columns(cases, tasks, digits)
+    columns.append(Column("Avg.", "average", f".{digits}f"))
+    differences = [Column(column.header, f"{column.value}_difference", f"+{column.text}") for column in columns]
+    scores = [
+        replace(column, below=partial(apart.cell, footnotes=footnotes))
+        for column, apart in zip(columns, differences, strict=True)
+    ]
+    lines = [_line(row, tasks, averaged) for row in cases]
+    for row, line in zip(cases, lines, strict=True):
         if baseline not in (None, row):
-            apart = _differences(row, baseline, tasks, averaged, digits, sign=False)
-            printed.append({"Variant": "difference", **dict(zip(list(printed[-1])[1:], apart, strict=True))})
-            values[-1] |= _difference_values(row, baseline, tasks, averaged)
-    panels = [Panel(pd.DataFrame(printed), "(a) Scores, and below each the difference to the baseline", tuple(rules))]
-    steps = [step for order in entry["orders"] for step in _steps(order)]
-    by_variant = {row.variant: row for row in found if row.kv_cache == "auto"}
+            line |= _differences(row, baseline, tasks, averaged) | {"_below": ("difference", None)}
+    caption = "(a) Scores, and below each the difference to the baseline"
+    panels = [grid(lines, [Column("Variant", "variant"), *scores], footnotes, caption, id)]
+    by_variant = {row.variant: row for row in cases if row.kv_cache == "auto"}
+    steps = [
+        {"row": "step", **by_variant[first].head, "against": second}
+        | _differences(by_variant[first], by_variant[second], tasks, averaged)
+        for order in entry["orders"]
+        for first, second in _steps(order)
+    ]
     if steps:
-        compared = []
-        for first, second in steps:
-            pair = by_variant[first], by_variant[second]
-            apart = _differences(*pair, tasks, averaged, digits, sign=True)
-            head = {"Variant": first, "against": second}
-            compared.append(head | dict(zip(list(printed[0])[1:], apart, strict=True)))
-            values.append(_values("step", pair[0], second, tasks, averaged))
-            values[-1] |= _difference_values(*pair, tasks, averaged)
-        panels.append(Panel(pd.DataFrame(compared), "(b) How much better the first is than the second"))
+        head = [Column("Variant", "variant"), Column("against", "against")]
+        caption = "(b) How much better the first is than the second"
+        panels.append(grid([_better(line, tasks) for line in steps], [*head, *differences], footnotes, caption))
     published = _published(entry, files, baseline)
-    cards = [_card(card, baseline.score(card["task"]), tasks[card["task"]], digits) for card in published]
+    cards = []
+    for card in published:
+        (here,) = (
+            column.cell(score_cells(baseline, card["task"], tasks), footnotes)
+            for column in columns
+            if column.value == card["task"]
+        )
+        cards.append(_card(card, baseline.scores[card["task"]].result, tasks[card["task"]]["title"], here))
     if cards:
-        panels.append(Panel(pd.DataFrame(cards), f"({'c' if steps else 'b'}) The baseline beside its published scores"))
+        caption = f"({'c' if steps else 'b'}) The baseline beside its published scores"
+        panels.append(Panel(pd.DataFrame(cards), caption))
     notes = [
         *entry.get("notes", []),
-        *_notes(found, tasks, averaged),
+        *_notes(cases, tasks, averaged),
         *(_order_note(by_variant[order[0]], by_variant[order[-1]], tasks) for order in entry["orders"]),
         *([_cards_note(cards)] if cards else []),
         *dict.fromkeys(card["note"] for card in published if card["note"]),
-        *footnotes.lines(),
     ]
-    return Table(entry["name"], heading(entry), pd.DataFrame(values), panels, notes)
-
-
-def _scores(
-    row: Row, tasks: Tasks, averaged: Sequence[str], digits: int, footnotes: Footnotes, found: Sequence[Row]
-) -> dict[str, str]:
-    cells = {}
-    for task, asked in tasks.items():
-        record = row.score(task)
-        sizes = sorted({record["result"]["n"] for one in found if (record := one.score(task))})
-        lines = [asked["title"], f"{asked['shots']}-shot", *(f"n = {size:,}" for size in sizes)]
-        if in_bits(asked):
-            lines.insert(1, "bits a byte")
-        result = (row.score(task) or {}).get("result")
-        text = _number(result and Difference(result["value"], result["stderr"]), asked, digits)
-        missing = "" if result else f" {footnotes.mark(row.reason(row.scores.get(task)))}"
-        cells["\n".join(lines)] = text + missing
-    mean, error = average(row, averaged)
-    return cells | {"Avg.": MISSING if mean is None else mean_and_error(mean, error, digits)}
-
-
-def _differences(
-    first: Row, second: Row, tasks: Tasks, averaged: Sequence[str], digits: int, *, sign: bool
-) -> list[str]:
-    """Cells of the differences; with `sign` positive is better, in bits per byte too."""
-    cells = []
-    for task, asked in tasks.items():
-        pair = (second, first) if sign and in_bits(asked) else (first, second)
-        cells.append(_number(row_difference(task, *pair), asked, digits, "+"))
-    return [*cells, _number(average_difference(averaged, first, second), None, digits, "+")]
-
-
-def _number(found: Difference | None, task: Mapping[str, Any] | None, digits: int, sign: str = "") -> str:
-    """A value with its error in the unit of its task; the average is in percent."""
-    if not found:
-        return MISSING
-    scale, places = (100.0, digits) if task is None or not in_bits(task) else (1.0, _BITS_DIGITS)
-    error = None if found.stderr is None else scale * found.stderr
-    return (sign if found.value >= 0 else "") + mean_and_error(scale * found.value, error, places)
+    return table(entry, [*lines, *steps], panels, notes, footnotes)
 
 
 def _steps(order: Sequence[str]) -> list[tuple[str, str]]:
@@ -142,43 +118,29 @@ def _steps(order: Sequence[str]) -> list[tuple[str, str]]:
     return [*pairwise(order), *ends]
 
 
-def _values(kind: str, row: Row, against: str | None, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
+def _line(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV: scores and their errors in percent, or bits per byte."""
-    values: dict[str, Any] = {
-        "row": kind,
-        "model": row.model["name"],
-        "title": row.model["title"],
-        "variant": row.variant,
-        "kv_cache": row.kv_cache,
-        "against": against,
-    }
-    if kind == "measured":
-        for task, asked in tasks.items():
-            result = (row.score(task) or {}).get("result") or {}
-            values[task] = unit(asked) * result["value"] if result else None
-            error = result.get("stderr")
-            values[f"{task}_stderr"] = None if error is None else unit(asked) * error
-            values[f"{task}_n"] = result.get("n")
-        values["average"], values["average_stderr"] = average(row, averaged)
-        values["average_tasks"] = " ".join(averaged)
-        missing = [f"{task}: {row.reason(row.scores.get(task))}" for task in tasks if not row.score(task)]
-        values["missing"] = "; ".join(missing) or None
-    return values
+    line = {"row": "measured", **row.head, "against": None}
+    for task in tasks:
+        line |= score_cells(row, task, tasks)
+    return line | {**average_cells(row, averaged), "missing": missing(row)}
 
 
-def _difference_values(first: Row, second: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
+def _differences(first: Row, second: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
     """Further cells of a line: first minus second, in the unit of the score."""
-    found = {task: (row_difference(task, first, second), unit(tasks[task])) for task in tasks}
-    found["average"] = average_difference(averaged, first, second), 100.0
-    values = {}
-    for name, (apart, scale) in found.items():
-        values[f"{name}_difference"] = scale * apart.value if apart else None
-        known = apart and apart.stderr is not None
-        values[f"{name}_difference_stderr"] = scale * apart.stderr if known else None
-    return values
+    cells = {}
+    for task, asked in tasks.items():
+        cells |= measured(f"{task}_difference", row_difference(task, first, second), unit(asked))
+    return cells | measured("average_difference", average_difference(averaged, first, second), 100)
 
 
-def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Record]:
+def _better(line: Line, tasks: Tasks) -> Line:
+    """A line with the differences in bits per byte turned around, so that positive is better."""
+    turned = {f"{task}_difference" for task, asked in tasks.items() if in_bits(asked)}
+    return {key: 0.0 - cell if key in turned and cell is not None else cell for key, cell in line.items()}
+
+
+def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Published]:
     """What others published of the model, on the tasks that were scored here."""
     return [
         card
@@ -186,18 +148,17 @@ def _published(entry: Entry, files: Files, baseline: Row | None) -> list[Record]
         if baseline is not None
         and card["model"] == baseline.model["published"]
         and card["task"] in entry["tasks"]
-        and baseline.score(card["task"])
+        and baseline.scores[card["task"]].ok
     ]
 
 
-def _card(card: Record, record: Record, task: Mapping[str, Any], digits: int) -> dict[str, str]:
-    result = record["result"]
+def _card(card: Published, result: Mapping[str, Any], title: str, here: str) -> dict[str, str]:
     error = result["stderr"]
     apart = None if not error else (100 * result["value"] - card["value"]) / (100 * error)
     asked = [card["tool"], f"{card['shots']:g}-shot", *([card["metric"]] if card["metric"] else [])]
     return {
-        "Task": task["title"],
-        "Here": _number(Difference(result["value"], error), task, digits),
+        "Task": title,
+        "Here": here,
         "Published": f"{card['value']:g}",
         "Apart,\nstandard errors": MISSING if apart is None else f"{apart:+.1f}",
         "Within errors": MISSING if apart is None else "yes" if abs(apart) <= ERRORS else "no",

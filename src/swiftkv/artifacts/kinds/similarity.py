@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
 from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, PAGE, STYLE, Drawing, headline
+from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, published_values, read_published, read_records
+from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
 from swiftkv.errors import UserError
 
 ROLES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -35,11 +33,8 @@ def players(config: Config, name: str, roles: Iterable[str], known: Collection[s
         model = config["roles"].get(role, role)
         if model is not None and model not in known:
             settings = config["models"][model]
-            found[model] = {
-                "name": model,
-                "title": settings["title"],
-                "published": settings.get("published", model),
-            }
+            title, published = settings["title"], settings.get("published", model)
+            found[model] = {"name": model, "title": title, "published": published}
     return list(found.values())
 
 
@@ -67,40 +62,38 @@ def make(entry: Entry, files: Files) -> Drawing:
     """SimScore over depth, and with `matrices` the similarity of every pair of layer inputs below."""
     groups = [("small", entry["models"])] + ([("large", entry["large_models"])] if entry["large_models"] else [])
     every = [model for _, models in groups for model in models]
-    records = read_similarity(files)
-    claims = published_values(read_published(files.get("published", ())), entry["name"])
-    curves = {name: simscores(models, records, claims) for name, models in groups}
+    records = read_similarity(entry, files)
+    curves = {name: simscores(models, records, read_statements(entry, files)) for name, models in groups}
     measured = [records[model["name"]] for model in every if model["name"] in records]
     matrices, single = bool(entry.get("matrices") and measured), len(every) == 1
-    with matplotlib.rc_context(STYLE):
-        if matrices:
-            columns = max(2, min(3, len(measured)))
-            below = 2.2 * -(-len(measured) // columns)
-            figure = Figure(figsize=(PAGE, 2.8 if single else 3.0 + below), layout="constrained")
-            sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
-            top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
-            _matrices(bottom, measured, 1 if single else columns)
-        else:
-            longest = max(len(models) for _, models in groups)
-            figure = top = Figure(figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest),
-                                  layout="constrained")  # fmt: skip
-        for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
-            above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
-            draw_simscores(axis, entry, models, curves[name], above)
-        headline(figure, f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", *entry.get("notes", []))
+    if matrices:
+        columns = max(2, min(3, len(measured)))
+        below = 2.2 * -(-len(measured) // columns)
+        figure = Figure(figsize=(PAGE, 2.8 if single else 3.0 + below), layout="constrained")
+        sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
+        top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
+        _matrices(bottom, measured, 1 if single else columns)
+    else:
+        longest = max(len(models) for _, models in groups)
+        figure = top = Figure(figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest),
+                              layout="constrained")  # fmt: skip
+    for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+        above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
+        draw_simscores(axis, entry, models, curves[name], above)
+    headline(figure, f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", *entry.get("notes", []))
     frames = [data.assign(panel=f"simscore {name}" if len(groups) > 1 else "simscore") for name, data in curves.items()]
     if matrices:
         frames.append(_pairs(measured).assign(panel="pairwise"))
     return Drawing(figure, pd.concat([frame for frame in frames if len(frame)] or frames, ignore_index=True))
 
 
-def read_similarity(files: Files) -> dict[str, Record]:
+def read_similarity(entry: Entry, files: Files) -> dict[str, Record]:
     """Similarity records that have numbers, by model."""
-    paths: Sequence[Path] = files.get("similarity", ())
-    return {record["model"]["name"]: record for record in read_records(paths, "similarity") if record["status"] == "ok"}
+    records = read_records(entry, files.get("similarity", ()), "similarity")
+    return {record.model["name"]: record for record in records if record.ok}
 
 
-def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Record] = ()) -> pd.DataFrame:
+def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Published] = ()) -> pd.DataFrame:
     """What the curves show: one row a model and layer.
 
     Layer l counts from 0; `simscore` is the mean cosine similarity between its input and the inputs of layers l+1 to
@@ -111,16 +104,13 @@ def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Re
     stated = {(row["model"], row.get("layer")): row["low"] for row in exact}
     columns = ["model", "title", "num_hidden_layers", "layer", "depth_percent", "simscore", "simscore_published"]
     rows = []
-    for model in models:
-        if model["name"] not in records:
-            continue
+    for model in (model for model in models if model["name"] in records):
         record = records[model["name"]]
-        total = record["result"]["num_hidden_layers"]
-        for layer, score in enumerate(record["result"]["simscore"]):
+        head, total = (model["name"], record.model["title"]), record.result["num_hidden_layers"]
+        for layer, score in enumerate(record.result["simscore"]):
             if score is not None:
-                theirs = stated.get((model["published"], layer))
-                depth = 100 * layer / total
-                rows.append((model["name"], record["model"]["title"], total, layer, depth, score, theirs))
+                published = stated.get((model["published"], layer))
+                rows.append((*head, total, layer, 100 * layer / total, score, published))
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -131,11 +121,7 @@ def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above
     stated = data.dropna(subset="simscore_published")
     for number, model in enumerate(models):
         curve = data[data["model"] == model["name"]]
-        appearance = {
-            "color": COLORS[number % len(COLORS)],
-            "linestyle": DASHES[number % len(DASHES)],
-            "marker": MARKERS[number % len(MARKERS)],
-        }
+        appearance = line_style(number)
         if not len(curve):
             why = entry["no_similarity"].get(model["name"], "not measured")
             label = "\n".join(textwrap.wrap(f"{model['title']}: {MISSING} ({why})", 52))
@@ -162,30 +148,24 @@ def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above
 def _pairs(records: Sequence[Record]) -> pd.DataFrame:
     """What the heat maps show: mean cosine similarity of the inputs of every two layers, one row a pair."""
     rows = [
-        {
-            "model": record["model"]["name"],
-            "title": record["model"]["title"],
-            "layer": layer,
-            "other_layer": other,
-            "similarity": value,
-        }
+        (record.model["name"], record.model["title"], layer, other, value)
         for record in records
-        for layer, line in enumerate(record["result"]["pairwise"])
+        for layer, line in enumerate(record.result["pairwise"])
         for other, value in enumerate(line)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["model", "title", "layer", "other_layer", "similarity"])
 
 
 def _matrices(area, records: Sequence[Record], columns: int) -> None:
     axes = area.subplots(-(-len(records) // columns), columns, squeeze=False)
-    matrices = [record["result"]["pairwise"] for record in records]
+    matrices = [record.result["pairwise"] for record in records]
     lowest = min(0.0, *(value for matrix in matrices for line in matrix for value in line))
     image = None
     for axis in axes.flat[len(records) :]:
         axis.set_visible(False)
     for axis, record, matrix in zip(axes.flat, records, matrices, strict=False):
         image = axis.imshow(matrix, cmap="cividis", vmin=lowest, vmax=1, origin="lower", interpolation="nearest")
-        axis.set_title(record["model"]["title"])
+        axis.set_title(record.model["title"])
         axis.set_xlabel("Layer")
         axis.set_ylabel("Layer")
         axis.spines[:].set_visible(True)

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import pandas as pd
-
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import Column, Line, grid, models, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.kinds.quality import CLOSENESS
-from swiftkv.artifacts.records import MISSING, Record
-from swiftkv.artifacts.scored import Row, average, average_note, averaged_tasks, decimals, rows, subsets_note
-from swiftkv.artifacts.serving import (
-    BASELINE,
-    Case,
-    Serving,
-    absent,
-    heading,
-    length_label,
-    limit,
-    ratio,
-    read_serving,
-    throughput,
+from swiftkv.artifacts.records import Record
+from swiftkv.artifacts.scored import (
+    Row,
+    average_cells,
+    average_note,
+    averaged_tasks,
+    closeness_cells,
+    closeness_columns,
+    decimals,
+    rows,
+    subsets_note,
 )
-from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import mean_and_error
+from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, ratio, read_serving
+from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.errors import UserError
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
@@ -57,22 +50,24 @@ def make(entry: Entry, files: Files) -> Table:
     """
     serving, found, tasks = read_serving(entry, files, "throughput"), rows(entry, files), entry["tasks"]
     averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
-    values, printed, rules = [], [], []
+    lines, printed = [], []
     for row in found:
-        model, case = row.model["name"], Case(row.variant, row.kv_cache)
-        if printed and printed[-1].get("Model", row.model["title"]) != row.model["title"]:
-            rules.append(len(printed))
-        cells = {"Model": row.model["title"]} if len(entry["models"]) > 1 else {}
-        cells["Variant"] = serving.label(case)
-        for point in serving.points:
-            record = serving.find(point, model, case)
-            _check_same(entry, row, record)
-            values.append(_values(serving, row, point, averaged))
-            cells[_point_header(serving, point)] = _speed_cell(serving, row, point, footnotes)
-        for measure, (header, scale, places) in CLOSENESS.items():
-            cells[header] = _closeness_cell(row, measure, scale, places, footnotes)
-        cells["Avg.\nscore, %"] = _average_cell(row, averaged, digits, footnotes)
-        printed.append(cells)
+        case, quality = Case(row.variant, row.kv_cache), closeness_cells(row) | average_cells(row, averaged)
+        cells = {point: Cell(serving, row.model["name"], point, case) for point in serving.points}
+        for cell in cells.values():
+            _check_same(entry, row, cell.record)
+            lines.append(_line(cell, quality))
+        head = {"model": row.model["name"], "title": row.model["title"], "_variant": serving.label(case)}
+        printed.append(head | quality | {"_cells": cells})
+    speeds = [
+        Column(
+            f"Speed-up,\n{length_label(settings['input_tokens'])} input",
+            lambda line, point=point: _speed(line["_cells"][point], footnotes),
+        )
+        for point, settings in entry["points"].items()
+    ]
+    columns = [*models(printed), Column("Variant", "_variant"), *speeds, *closeness_columns()]
+    columns.append(Column("Avg.\nscore, %", "average", f".{digits}f", why="_average"))
     notes = [
         *entry.get("notes", []),
         "Speed-up: input and output tokens a second over the baseline's, each measured once; limit: what the FLOP count "
@@ -84,21 +79,22 @@ def make(entry: Entry, files: Files) -> Table:
     ]
     if any(row.kv_cache == "fp8" for row in found):
         notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
-    panel = Panel(pd.DataFrame(printed), None, tuple(rules))
-    return Table(entry["name"], heading(serving), pd.DataFrame(values), [panel], [*notes, *footnotes.lines()])
+    panel = grid(printed, columns, footnotes)
+    return table(entry, lines, [panel], notes, footnotes, serving.heading)
 
 
-def _check_same(entry: Entry, row: Row, speed: Record | None) -> None:
+def _check_same(entry: Entry, row: Row, speed: Record) -> None:
     """Refuse to put a speed beside the quality of something else.
 
     Raises:
         UserError: another rewiring, or, unless its weights are dummies, another model, revision or training.
     """
-    for quality in [*row.scores.values(), *filter(None, [row.fidelity])] if speed else []:
-        differing = [name for name in _SPEC if (speed["spec"] or {}).get(name) != (quality["spec"] or {}).get(name)]
-        if speed["weights"] != "dummy":
-            differing += [name for name in _IDENTITY if speed["model"][name] != quality["model"][name]]
-            differing += ["weights"] if speed["weights"] != quality["weights"] else []
+    measured = [record for record in (*row.scores.values(), row.fidelity) if record.exists] if speed.exists else []
+    for quality in measured:
+        differing = [name for name in _SPEC if (speed.spec or {}).get(name) != (quality.spec or {}).get(name)]
+        if not speed.dummy:
+            differing += [name for name in _IDENTITY if speed.model[name] != quality.model[name]]
+            differing += ["weights"] if speed.weights != quality.weights else []
         if differing:
             raise UserError(
                 f"{entry['name']} would put the speed of {row.model['name']} {row.variant} beside the quality of "
@@ -106,72 +102,31 @@ def _check_same(entry: Entry, row: Row, speed: Record | None) -> None:
             )
 
 
-def _point_header(serving: Serving, point: str) -> str:
-    return f"Speed-up,\n{length_label(serving.entry['points'][point]['input_tokens'])} input"
+def _speed(cell: Cell, footnotes: Footnotes) -> str:
+    record, bound = cell.record, cell.record.limit()
+    if record.throughput is None:
+        return f"{record.blank} {footnotes.mark(record.why)}"
+    if cell.speedup is None:
+        return f"{cell.base.blank} {footnotes.mark('the baseline, against which it would be, has no value')}"
+    text = f"{cell.speedup:.2f}×" + (f" (limit {bound:.2f}×)" if bound and cell.case != BASELINE else "")
+    return text + (f" {footnotes.mark(_DUMMY)}" if record.dummy else "")
 
 
-def _gain(serving: Serving, row: Row, point: str) -> float | None:
-    model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    return ratio(throughput(serving.find(point, model, case)), throughput(serving.find(point, model, BASELINE)))
-
-
-def _speed_cell(serving: Serving, row: Row, point: str, footnotes: Footnotes) -> str:
-    model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    if throughput(record) is None:
-        return f"{absent(record)} {footnotes.mark(serving.reason(point, model, case))}"
-    if gain is None:
-        base = serving.find(point, model, BASELINE)
-        return f"{absent(base)} {footnotes.mark('the baseline, against which it would be, has no value')}"
-    bound = limit(record)
-    text = f"{gain:.2f}×" + (f" (limit {bound:.2f}×)" if bound and case != BASELINE else "")
-    return text + (f" {footnotes.mark(_DUMMY)}" if record["weights"] == "dummy" else "")
-
-
-def _closeness_cell(row: Row, measure: str, scale: int, places: int, footnotes: Footnotes) -> str:
-    measured = row.closeness.get(measure)
-    if not measured:
-        return f"{MISSING} {footnotes.mark(row.reason(row.fidelity))}"
-    error = measured["stderr"]
-    return mean_and_error(scale * measured["value"], None if error is None else scale * error, places)
-
-
-def _average_cell(row: Row, averaged: Sequence[str], digits: int, footnotes: Footnotes) -> str:
-    mean, error = average(row, averaged)
-    if mean is not None:
-        return mean_and_error(mean, error, digits)
-    unscored = next((record for record in row.scores.values() if record["status"] != "ok"), None)
-    return f"{MISSING} {footnotes.mark(row.reason(unscored))}"
-
-
-def _values(serving: Serving, row: Row, point: str, averaged: Sequence[str]) -> dict[str, Any]:
+def _line(cell: Cell, quality: Line) -> Line:
     """A line of the CSV: one case at one point, with the quality of its checkpoint."""
-    model, case = row.model["name"], Case(row.variant, row.kv_cache)
-    record, gain = serving.find(point, model, case), _gain(serving, row, point)
-    bound = limit(record)
-    mean, error = average(row, averaged)
-    values = {
-        "model": model,
-        "title": row.model["title"],
-        "variant": row.variant,
-        "kv_cache": row.kv_cache,
-        "point": point,
-        "input_tokens": serving.entry["points"][point]["input_tokens"],
-        "status": record["status"] if record else "missing",
-        "weights": record["weights"] if record else None,
-        "tokens_per_second": throughput(record),
-        "speedup": gain,
+    record, bound, head = cell.record, cell.record.limit(), cell.head(cell.record.throughput)
+    return {
+        **{key: head[key] for key in ("model", "title", "variant", "kv_cache", "point")},
+        "input_tokens": cell.settings["input_tokens"],
+        "status": record.status,
+        "weights": record.weights,
+        "tokens_per_second": record.throughput,
+        "speedup": cell.speedup,
         "speedup_limit": bound,
-        "fraction_of_limit": ratio(gain, bound),
+        "fraction_of_limit": ratio(cell.speedup, bound),
+        **quality,
+        "missing": head["reason"],
     }
-    for measure, (_, scale, _) in CLOSENESS.items():
-        measured = row.closeness.get(measure) or {}
-        values[measure] = scale * measured["value"] if measured else None
-        deviation = measured.get("stderr")
-        values[f"{measure}_stderr"] = None if deviation is None else scale * deviation
-    values |= {"average": mean, "average_stderr": error, "average_tasks": " ".join(averaged)}
-    values["missing"] = None if throughput(record) is not None else serving.reason(point, model, case)
-    return values
 
 
 KIND = Kind("table", ("models", "variants", "points", "tasks"), needs, make)

@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import Column, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import (
     Row,
-    average,
+    average_cells,
     average_note,
     averaged_tasks,
     decimals,
@@ -22,7 +23,7 @@ from swiftkv.artifacts.scored import (
     subsets_note,
 )
 from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import enumeration, heading, mean_and_error, percent
+from swiftkv.artifacts.text import enumeration, percent
 from swiftkv.errors import UserError
 
 
@@ -38,18 +39,20 @@ def make(entry: Entry, files: Files) -> Table:
     columns = _columns(rows(entry, files))
     tasks, footnotes, notes = list(entry["tasks"]), Footnotes(), []
     same: dict[tuple[str, ...], list[str]] = {}  # columns by the tasks they average over
-    printed, values = [{"Variant": line["title"]} for line in entry["rows"]], []
+    printed, lines = [{"Variant": shown["title"]} for shown in entry["rows"]], []
     for title, (parts, cases) in columns.items():
         averaged = averaged_tasks(list(cases.values()), tasks)
         digits = decimals(list(cases.values()), tasks)
+        mean = Column(title, "average", f".{digits}f", why="_average")
         published = any(row.published for row in cases.values())
-        for line, cells in zip(entry["rows"], printed, strict=True):
-            row = next((cases[key] for key in _keys(line) if key in cases), None)
-            cells[title] = _cell(row, averaged, digits, footnotes)
+        for shown, cells in zip(entry["rows"], printed, strict=True):
+            row = next((cases[key] for key in _keys(shown) if key in cases), None)
+            cells[title] = ""
+            if row is not None:
+                lines.append(_line(shown["title"], row, tasks, averaged))
+                cells[title] = mean.cell(lines[-1], footnotes)
             if published:
                 cells[f"{title},\npublished"] = _published(row, tasks, averaged, footnotes)
-            if row is not None:
-                values.append(_values(line["title"], row, tasks, averaged))
         if averaged:
             same.setdefault(tuple(averaged), []).append(title)
         if len(parts) > 1:
@@ -62,7 +65,7 @@ def make(entry: Entry, files: Files) -> Table:
     if sources := sorted({row.published["source"] for row in found if row.published}):
         notes.append(f"published: {enumeration(sources)}.")
     panel = Panel(pd.DataFrame(printed), "Average score: mean ± standard error, in percent")
-    return Table(entry["name"], heading(entry), pd.DataFrame(values), [panel], [*notes, *footnotes.lines()])
+    return table(entry, lines, [panel], notes, footnotes)
 
 
 def _keys(line: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -105,20 +108,6 @@ def _columns(found: Sequence[Row]) -> dict[str, tuple[list[str], dict[tuple[str,
     return columns
 
 
-def _cell(row: Row | None, averaged: Sequence[str], digits: int, footnotes: Footnotes) -> str:
-    if row is None:
-        return ""
-    mean, error = average(row, averaged)
-    if mean is not None:
-        return mean_and_error(mean, error, digits)
-    return f"{MISSING} {footnotes.mark(_reason(row))}"
-
-
-def _reason(row: Row) -> str:
-    unscored = next((record for record in row.scores.values() if record["status"] != "ok"), None)
-    return row.reason(unscored)
-
-
 def _published(row: Row | None, tasks: Sequence[str], averaged: Sequence[str], footnotes: Footnotes) -> str:
     if row is None or not row.published:
         return "" if row is None else MISSING
@@ -132,22 +121,20 @@ def _published(row: Row | None, tasks: Sequence[str], averaged: Sequence[str], f
     return text + (f" {footnotes.mark('; '.join(notes))}" if notes else "")
 
 
-def _values(line: str, row: Row, tasks: Sequence[str], averaged: Sequence[str]) -> dict[str, Any]:
+def _line(title: str, row: Row, tasks: Sequence[str], averaged: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV: one case of one model."""
-    mean, error = average(row, averaged)
+    cells = average_cells(row, averaged)
     return {
         "model": row.model["name"],
         "title": row.model["title"],
         "part": row.part,
-        "row": line,
+        "row": title,
         "variant": row.variant,
         "kv_cache": row.kv_cache,
-        "prefill_reduction_percent": 100 * (row.spec or {}).get("prefill_reduction", 0.0) if row.known else None,
-        "average": mean,
-        "average_stderr": error,
-        "average_tasks": " ".join(averaged),
+        "prefill_reduction_percent": 100 * row.prefill_reduction if row.known else None,
+        **cells,
         "average_published": published_average(row, tasks, averaged)[0],
-        "missing": None if mean is not None else _reason(row),
+        "missing": cells["_average"],
     }
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pandas as pd
-
 from swiftkv.artifacts import files as paths
+from swiftkv.artifacts.columns import Column, Line, grid, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, Record, read_published, read_records, reason
+from swiftkv.artifacts.records import MISSING, Record, read_published, read_records
 from swiftkv.artifacts.scored import backends_note
-from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import enumeration, heading
+from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
 
 # What belongs to the task and not to the variant.
@@ -43,32 +42,39 @@ def make(entry: Entry, files: Files) -> Table:
     Raises:
         UserError: two variants were scored in different ways.
     """
-    records = list(read_records(files.get("scores", ()), "score"))
+    records = read_records(entry, files.get("scores", ()), "score")
+    case = entry["models"][0]["name"], *entry["cases"][0]
     published = {row["task"]: row for row in read_published(files.get("published", ()))}
-    footnotes, values, settings, runs = Footnotes(), [], [], []
-    for task, configured in entry["tasks"].items():
-        record = _record_of(task, records)
-        row = _values(entry, task, configured, record, published.get(task, {}))
-        values.append(row)
-        settings.append({
-            "Task": row["title"],
-            "Shots": _cell(row["shots"]),
-            "Shots\n(paper)": _cell(row["shots_published"]),
-            "Metric": row["metric"] + (f" / {row['filter']}" if row["filter"] not in (None, "none") else ""),
-            "Metric (paper)": _cell(row["metric_published"]),
-            "Chat\ntemplate": _yes(row["chat_template"]),
-            "Few-shot as\nmulti-turn": _yes(row["fewshot_as_multiturn"]),
-        })  # fmt: skip
-        questions = f"{row['n']:,} of {row['n_total']:,}" if row["status"] == "ok" else ""
-        runs.append({
-            "Task": row["title"],
-            "lm-eval task": row["lm_eval_task"] + (f" (v{row['lm_eval_version']})" if row["lm_eval_version"] else ""),
-            "Generation\nlimit": _limit(row),
-            "Questions": questions or f"{MISSING} {footnotes.mark(row['reason'])}",
-            "Seed": _cell(row["seed"]),
-            "Few-shot examples": _cell(row["fewshot_examples"]),
-            "Data": row["data_source"],
-        })  # fmt: skip
+    footnotes = Footnotes()
+    lines = [
+        _line(task, configured, _record_of(task, records) or records.find(*case, task), published.get(task, {}))
+        for task, configured in entry["tasks"].items()
+    ]
+    settings = [
+        Column("Task", "title"),
+        Column("Shots", "shots"),
+        Column("Shots\n(paper)", "shots_published"),
+        Column("Metric", _metric),
+        Column("Metric (paper)", "metric_published"),
+        Column("Chat\ntemplate", "chat_template", _yes),
+        Column("Few-shot as\nmulti-turn", "fewshot_as_multiturn", _yes),
+    ]
+    runs = [
+        Column("Task", "title"),
+        Column(
+            "lm-eval task",
+            lambda line: line["lm_eval_task"] + (f" (v{line['lm_eval_version']})" if line["lm_eval_version"] else ""),
+        ),
+        Column("Generation\nlimit", _limit),
+        Column("Questions", lambda line: f"{line['n']:,} of {line['n_total']:,}" if line["n"] else None, why="reason"),
+        Column("Seed", "seed"),
+        Column("Few-shot examples", "fewshot_examples"),
+        Column("Data", "data_source"),
+    ]
+    panels = [
+        grid(lines, settings, footnotes, "(a) Prompt and metric"),
+        grid(lines, runs, footnotes, "(b) What was run"),
+    ]
     notes = [
         *entry.get("notes", []),
         "Generation limit: tokens a generated answer may have; log-likelihood tasks generate nothing.",
@@ -79,41 +85,32 @@ def make(entry: Entry, files: Files) -> Table:
         notes.append(made)
     if sources := sorted({row["source"] for row in published.values()}):
         notes.append(f"(paper): {enumeration(sources)}.")
-    panels = [
-        Panel(pd.DataFrame(settings), "(a) Prompt and metric"),
-        Panel(pd.DataFrame(runs), "(b) What was run"),
-    ]
-    return Table(entry["name"], heading(entry), pd.DataFrame(values), panels, [*notes, *footnotes.lines()])
+    return table(entry, lines, panels, notes, footnotes)
 
 
-def _record_of(task: str, records: list[Record]) -> Record | None:
+def _record_of(task: str, records: Iterable[Record]) -> Record | None:
     """The first record of a task, one with a score if there is any."""
-    found = [record for record in records if record["settings"]["task"] == task]
-    scored = [record for record in found if record["status"] == "ok"]
+    found = [record for record in records if record.settings["task"] == task]
+    scored = [record for record in found if record.ok]
     for record in scored[1:]:
         for name in _SETTINGS:
-            first, other = scored[0]["settings"].get(name), record["settings"].get(name)
+            first, other = scored[0].settings.get(name), record.settings.get(name)
             if first != other:
                 raise UserError(
-                    f"task {task} was not run in one way: {name} is {first} for {scored[0]['variant']} and {other} for "
-                    f"{record['variant']}; score them again"
+                    f"task {task} was not run in one way: {name} is {first} for {scored[0].variant} and {other} for "
+                    f"{record.variant}; score them again"
                 )
     return next(iter([*scored, *found]), None)
 
 
-def _values(
-    entry: Entry, task: str, configured: Mapping[str, Any], record: Record | None, theirs: Mapping[str, Any]
-) -> dict[str, Any]:
+def _line(task: str, configured: Mapping[str, Any], record: Record, theirs: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the CSV; empty cells are settings that were not recorded."""
-    settings = record["settings"] if record else {}
-    result = record["result"] if record and record["status"] == "ok" else {}
-    shots = theirs.get("shots")
-    (model, *_), ((variant, _), *_) = entry["models"], entry["cases"]
+    settings, shots = record.settings, theirs.get("shots")
     return {
         "task": task,
         "title": configured["title"],
-        "status": record["status"] if record else "unavailable",
-        "reason": None if result else reason(entry, record, model["name"], variant),
+        "status": record.status if record.exists else "unavailable",
+        "reason": None if record.ok else record.why,
         "shots": settings.get("shots", configured["shots"]),
         "shots_published": None if shots is None else int(shots),
         "metric": settings.get("metric") or configured["metric"],
@@ -123,13 +120,13 @@ def _values(
         "fewshot_as_multiturn": settings.get("fewshot_as_multiturn"),
         "output_type": settings.get("output_type"),
         "max_gen_toks": (settings.get("generation") or {}).get("max_gen_toks"),
-        "n": result.get("n"),
-        "n_total": result.get("n_total"),
-        "seed": settings.get("seed") if result else None,
+        "n": record.value("n"),
+        "n_total": record.value("n_total"),
+        "seed": settings.get("seed") if record.ok else None,
         "fewshot_examples": settings.get("fewshot"),
         "lm_eval_task": settings.get("lm_eval_task") or configured["task"],
         "lm_eval_version": settings.get("version"),
-        "data_source": _source(record.get("data")) if record and record.get("data") else MISSING,
+        "data_source": _source(record.data) if record.data else MISSING,
         "prompt_example": settings.get("prompt_example"),
     }
 
@@ -145,20 +142,20 @@ def _source(source: Mapping[str, Any]) -> str:
     return " ".join(words) or "not recorded"
 
 
-def _limit(row: Mapping[str, Any]) -> str:
-    if row["output_type"] is None:
-        return MISSING
-    if row["output_type"] != "generate_until":
+def _limit(line: Line) -> str | None:
+    if line["output_type"] is None:
+        return None
+    if line["output_type"] != "generate_until":
         return "–"
-    return f"{row['max_gen_toks']:,}" if row["max_gen_toks"] else "lm-eval's default"
+    return f"{line['max_gen_toks']:,}" if line["max_gen_toks"] else "lm-eval's default"
 
 
-def _cell(value: Any) -> str:
-    return MISSING if value is None else str(value)
+def _metric(line: Line) -> str:
+    return line["metric"] + (f" / {line['filter']}" if line["filter"] not in (None, "none") else "")
 
 
-def _yes(value: bool | None) -> str:
-    return MISSING if value is None else "yes" if value else "no"
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 KIND = Kind("table", ("models", "variants", "tasks"), needs, make, exactly={"models": 1})

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, STYLE, Drawing, headline, legend
+from swiftkv.artifacts.columns import measured
+from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.records import MISSING, read_published, read_records, reason
+from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
 from swiftkv.errors import UserError
 
@@ -41,71 +40,55 @@ def make(entry: Entry, files: Files) -> Drawing:
     if drawn.empty:
         raise UserError(f"{entry['name']} has no point to draw: {data['missing'].iloc[0]}")
     published = _published(entry, files)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(COLUMN, 4.0), layout="constrained")
-        headline(figure, heading(entry))
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        handles = []
-        for number, (label, curve) in enumerate(drawn.groupby("label", sort=False)):
-            look = {
-                "color": COLORS[number % len(COLORS)],
-                "marker": MARKERS[number % len(MARKERS)],
-                "linestyle": DASHES[number % len(DASHES)],
-            }
-            for axis, measure in ((upper, "kl"), (lower, "top1_agreement")):
-                curve = curve.sort_values("tokens")
-                error = curve[f"{measure}_stderr"].fillna(0)
-                axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **look)
-            handles.append(Line2D([], [], label=label, **look))
-        for tokens in published:
-            for axis in (upper, lower):
-                axis.axvline(tokens, color="0.4", linestyle=(0, (1, 2)), linewidth=1)
-            upper.annotate(
-                _short(tokens), (tokens, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=7
-            )
-        _axes(upper, lower, drawn)
-        missing = data[data["missing"].notna()]
-        absent = [f"{row.variant}: {MISSING} ({row.missing})" for row in missing.itertuples()]
-        stated = (
-            [f"training tokens {enumeration([_short(tokens) for tokens in published])} (dotted)"] if published else []
+    figure = Figure(figsize=(COLUMN, 4.0), layout="constrained")
+    headline(figure, heading(entry))
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    handles = []
+    for number, (label, curve) in enumerate(drawn.groupby("label", sort=False)):
+        look = line_style(number)
+        for axis, measure in ((upper, "kl"), (lower, "top1_agreement")):
+            curve = curve.sort_values("tokens")
+            error = curve[f"{measure}_stderr"].fillna(0)
+            axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **look)
+        handles.append(Line2D([], [], label=label, **look))
+    for tokens in published:
+        for axis in (upper, lower):
+            axis.axvline(tokens, color="0.4", linestyle=(0, (1, 2)), linewidth=1)
+        upper.annotate(
+            _short(tokens), (tokens, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=7
         )
-        legend(figure, handles, stated, [*entry.get("notes", []), *absent])
+    _axes(upper, lower, drawn)
+    missing = data[data["missing"].notna()]
+    absent = [f"{row.variant}: {MISSING} ({row.missing})" for row in missing.itertuples()]
+    stated = [f"training tokens {enumeration([_short(tokens) for tokens in published])} (dotted)"] if published else []
+    legend(figure, handles, stated, [*entry.get("notes", []), *absent])
     return Drawing(figure, data)
 
 
 def _frame(entry: Entry, files: Files) -> pd.DataFrame:
     """What is drawn: one row a training, and one a curve for the rewired model before training (0 tokens)."""
-    fidelity = read_records(files.get("fidelity", ()), "fidelity")
-    training = read_records(files.get("training", ()), "training")
+    fidelity = read_records(entry, files.get("fidelity", ()), "fidelity")
+    training = read_records(entry, files.get("training", ()), "training")
     rows: list[dict[str, Any]] = []
     started = set()
     for model in entry["models"]:
         for variant, kv_cache in entry["cases"]:
             close, trained = fidelity.find(model["name"], variant, kv_cache), training.find(model["name"], variant)
             head = {"model": model["name"], "title": model["title"], "variant": variant, "kv_cache": kv_cache}
-            without = next((r for r in (close, trained) if r is None or r["status"] != "ok"), False)
-            if without is not False:
-                rows.append({**head, "missing": reason(entry, without, model["name"], variant)})
+            if missing := [record.why for record in (close, trained) if not record.ok]:
+                rows.append({**head, "missing": missing[0]})
                 continue
             name = f"{model['title']}, " if len(entry["models"]) > 1 else ""
-            start_from = trained["settings"]["start"]
-            head["label"] = f"{name}{variant_label(close['spec'])}, {start_from} start"
-            start = close["result"]["start"]
-            if start and head["label"] not in started:
+            start_from = trained.settings["start"]
+            head["label"] = f"{name}{variant_label(close.spec)}, {start_from} start"
+            trainings = [({"tokens": trained.result["tokens"]}, close.result)]
+            if close.result["start"] and head["label"] not in started:
                 started.add(head["label"])
-                rows.append({**head, "variant": _START, "tokens": 0, **_measures(start)})
-            rows.append({**head, "tokens": trained["result"]["tokens"], **_measures(close["result"])})
+                trainings.insert(0, ({"variant": _START, "tokens": 0}, close.result["start"]))
+            for training_of, result in trainings:
+                agreement = measured("top1_agreement", result["top1_agreement"], 100)
+                rows.append(head | training_of | measured("kl", result["kl"]) | agreement)
     return pd.DataFrame(rows, columns=_COLUMNS)
-
-
-def _measures(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """KL in nats a token and agreement in percent, with their standard errors."""
-    cells = {}
-    for measure, scale in (("kl", 1), ("top1_agreement", 100)):
-        error = result[measure]["stderr"]
-        cells[measure] = scale * result[measure]["value"]
-        cells[f"{measure}_stderr"] = None if error is None else scale * error
-    return cells
 
 
 def _published(entry: Entry, files: Files) -> list[float]:

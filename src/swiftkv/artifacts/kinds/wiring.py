@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from swiftkv.artifacts.drawing import COLUMN, PAGE, STYLE, Drawing, headline, legend
+from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, legend
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.serving import described
 from swiftkv.artifacts.text import variant_label
@@ -36,21 +35,20 @@ def make(entry: Entry, files: Files) -> Drawing:
     specs = {variant: _spec(entry, variant) for variant, _ in entry["cases"]}
     rows = -(-len(specs) // 3)
     columns = -(-len(specs) // rows)
-    with matplotlib.rc_context(STYLE):
-        size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-        for axis in axes.flat[len(specs) :]:
-            axis.set_visible(False)
-        for axis, (variant, spec) in zip(axes.flat, specs.items(), strict=False):
-            _panel(axis, spec)
-            axis.set_title(variant_label(described(entry["specs"][model["name"]][variant])))
-        headline(figure, f"{model['title']}: {entry['title']} ({entry['label']})")
-        notes = [
-            "Layers count from 0, upward. Generated tokens and the last prompt token go through every layer.",
-            *entry.get("notes", []),
-        ]
-        legend(figure, _handles(list(specs.values())), notes=notes)
+    size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat[len(specs) :]:
+        axis.set_visible(False)
+    for axis, (variant, spec) in zip(axes.flat, specs.items(), strict=False):
+        _panel(axis, spec)
+        axis.set_title(variant_label(described(entry["specs"][model["name"]][variant])))
+    headline(figure, f"{model['title']}: {entry['title']} ({entry['label']})")
+    notes = [
+        "Layers count from 0, upward. Generated tokens and the last prompt token go through every layer.",
+        *entry.get("notes", []),
+    ]
+    legend(figure, _handles(list(specs.values())), notes=notes)
     return Drawing(figure, frame(entry))
 
 

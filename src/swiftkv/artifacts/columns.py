@@ -1,0 +1,99 @@
+"""Printing lines of a CSV: a column names the cell, how its value is written, and where the reason of a gap stands.
+
+A line is a dict, one row of the CSV, in its order. Keys that start with "_" are for printing only. Some have a meaning:
+`status` "oom" makes OOM of a gap; `part` is the title above its lines; `_below` is a second printed line under the first,
+a label and a remark on it or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from swiftkv.artifacts.kind import Entry
+from swiftkv.artifacts.records import MISSING, OOM
+from swiftkv.artifacts.table import Footnotes, Panel, Table
+from swiftkv.artifacts.text import heading, with_error
+from swiftkv.statistics import Difference
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A printed column.
+
+    Attributes:
+        header: may hold line breaks.
+        value: the cell's key, or a function of the line; None is printed as n/a.
+        text: a format such as ".2f", in which the error KEY_stderr follows where the line has one, or a function.
+        why: key of the reason for a gap, which becomes a footnote.
+        below: the cell of the second line, where there is one.
+    """
+
+    header: str
+    value: str | Callable[[Line], Any]
+    text: str | Callable[[Any], str] = ""
+    why: str | None = None
+    below: Callable[[Line], str] = lambda line: ""
+
+    def cell(self, line: Line, footnotes: Footnotes) -> str:
+        """What is printed of a line."""
+        value = self.value(line) if callable(self.value) else line[self.value]
+        if value is None:
+            oom = self.why is not None and line.get("status") == "oom"
+            mark = f" {footnotes.mark(line[self.why])}" if self.why else ""
+            return (OOM if oom else MISSING) + mark
+        return (
+            self.text(value) if callable(self.text) else with_error(value, line.get(f"{self.value}_stderr"), self.text)
+        )
+
+
+def measured(name: str, result: Mapping[str, Any] | Difference | None, scale: float = 1.0) -> dict[str, float | None]:
+    """The cells NAME and NAME_stderr of a result's `value` and `stderr`; None where there is none."""
+    numbers = result if isinstance(result, tuple) else ((result or {}).get(key) for key in ("value", "stderr"))
+    cells = zip((name, f"{name}_stderr"), numbers, strict=True)
+    return {key: None if number is None else scale * number for key, number in cells}
+
+
+def models(lines: Iterable[Line]) -> list[Column]:
+    """A column with the model's title, where the lines are of several."""
+    return [Column("Model", "title")] if len({line["model"] for line in lines}) > 1 else []
+
+
+def grid(
+    lines: Sequence[Line],
+    columns: Sequence[Column],
+    footnotes: Footnotes,
+    caption: str | None = None,
+    block: Callable[[Line], Any] = lambda line: line.get("model"),
+) -> Panel:
+    """The printed lines, with a rule where `block` changes and a heading above every part."""
+    printed, rules, headings = [], [], {}
+    for before, line in zip([None, *lines], lines, strict=False):
+        if line.get("part") is not None and (before is None or before["part"] != line["part"]):
+            headings[len(printed)] = line["part"]
+        elif before is not None and block(before) != block(line):
+            rules.append(len(printed))
+        printed.append({column.header: column.cell(line, footnotes) for column in columns})
+        if line.get("_below"):
+            label, remark = line["_below"]
+            first = label + (f" {footnotes.mark(remark)}" if remark else "")
+            printed.append({columns[0].header: first} | {column.header: column.below(line) for column in columns[1:]})
+    return Panel(pd.DataFrame(printed), caption, tuple(rules), headings)
+
+
+def table(
+    entry: Entry,
+    lines: Iterable[Line],
+    panels: Sequence[Panel],
+    notes: Iterable[str],
+    footnotes: Footnotes,
+    title: str | None = None,
+) -> Table:
+    """An artifact of its lines and what is printed of them; the title is `heading`'s where none is given."""
+    values = [{key: value for key, value in line.items() if not key.startswith("_")} for line in lines]
+    return Table(entry["name"], title or heading(entry), pd.DataFrame(values), panels, [*notes, *footnotes.lines()])

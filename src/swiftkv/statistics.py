@@ -1,0 +1,97 @@
+"""Standard errors: of means, shares, ratios and differences. Every error of a record or an artifact comes from here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+ERRORS = 2  # standard errors that an error bar reaches on either side, and from which on a difference is taken for one
+
+
+class Difference(NamedTuple):
+    """A mean difference and its standard error, None where it is not known."""
+
+    value: float
+    stderr: float | None
+
+    @property
+    def clear(self) -> bool:
+        """Whether it is more than `ERRORS` standard errors above zero."""
+        return self.stderr is not None and self.value > ERRORS * self.stderr
+
+
+def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean, and the standard error of the mean from the sample's standard deviation; None for one value.
+
+    Where all questions come out wrong, or all right, that would be 0: see `share_stderr`.
+    """
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    if mean in (0.0, 1.0) and set(values) == {mean}:
+        return mean, share_stderr(math.fsum(values), len(values))
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
+
+
+def share_stderr(hits: float, number: float, added: int = 2) -> float:
+    """Standard error of the share `hits / number`, of a sample with `added` hits and as many misses more.
+
+    So none or all are not without error. With two (Agresti and Coull) it is of the size of the interval's real width.
+    """
+    total = number + 2 * added
+    share = (hits + added) / total
+    return math.sqrt(share * (1 - share) / total)
+
+
+def ratio(sums: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
+    """Sum over sum as `value`, `stderr` and `n`: a linearized ratio estimator over documents.
+
+    Args:
+        sums: of each document.
+        counts: of each document, what its sum is over. One document alone has no standard error.
+    """
+    n, total = len(sums), sum(counts)
+    value = math.fsum(sums) / total
+    squares = math.fsum((part - value * count) ** 2 for part, count in zip(sums, counts, strict=True))
+    return {"value": value, "stderr": math.sqrt(squares * n / (n - 1)) / total if n > 1 else None, "n": n}
+
+
+def share(hits: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
+    """As `ratio`, of hits among positions; none or all would have no error, so they get that of `share_stderr`."""
+    found = ratio(hits, counts)
+    if found["value"] in (0.0, 1.0):
+        found["stderr"] = share_stderr(found["value"] * sum(counts), sum(counts))
+    return found
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Mean over questions of the first value minus the second, with the standard error of that mean.
+
+    Where no question comes out differently, that error would be 0. It then is that of a sample with one question more
+    that the first alone gets right and one that the second alone does.
+    """
+    differences = [mine - other for mine, other in zip(first, second, strict=True)]
+    number = len(differences)
+    mean = math.fsum(differences) / number
+    if number < 2:
+        return Difference(mean, None)
+    if not any(differences):
+        return Difference(mean, math.sqrt(2 / (number + 1) / (number + 2)))
+    squares = math.fsum((one - mean) ** 2 for one in differences)
+    return Difference(mean, math.sqrt(squares / (number - 1) / number))
+
+
+def mean_of(differences: Sequence[Difference]) -> Difference:
+    """The mean of independent differences."""
+    number, errors = len(differences), [one.stderr for one in differences]
+    mean = math.fsum(one.value for one in differences) / number
+    known = [error for error in errors if error is not None]
+    stderr = math.sqrt(math.fsum(error**2 for error in known)) / number if len(known) == number else None
+    return Difference(mean, stderr)
+
+
+def quadrature(first: float | None, second: float | None) -> float | None:
+    """The standard error of a sum or a difference of two independent quantities; None where one has none."""
+    return None if first is None or second is None else math.hypot(first, second)
