@@ -87,8 +87,13 @@ def grid(
 
 
 def table(
-    entry: Entry, lines: Iterable[Line], panels: Sequence[Panel], notes: Iterable[str], footnotes: Footnotes
+    entry: Entry,
+    lines: Iterable[Line],
+    panels: Sequence[Panel],
+    notes: Iterable[str],
+    footnotes: Footnotes,
+    title: str | None = None,
 ) -> Table:
-    """An artifact of its lines and what is printed of them."""
+    """An artifact of its lines and what is printed of them, by default under its `heading`."""
     values = [{key: value for key, value in line.items() if not key.startswith("_")} for line in lines]
-    return Table(entry["name"], heading(entry), pd.DataFrame(values), panels, [*notes, *footnotes.lines()])
+    return Table(entry["name"], title or heading(entry), pd.DataFrame(values), panels, [*notes, *footnotes.lines()])
