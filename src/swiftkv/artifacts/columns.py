@@ -94,6 +94,6 @@ def table(
     footnotes: Footnotes,
     title: str | None = None,
 ) -> Table:
-    """An artifact of its lines and what is printed of them, by default under its `heading`."""
+    """An artifact of its lines and what is printed of them; the title is `heading`'s where none is given."""
     values = [{key: value for key, value in line.items() if not key.startswith("_")} for line in lines]
     return Table(entry["name"], title or heading(entry), pd.DataFrame(values), panels, [*notes, *footnotes.lines()])
