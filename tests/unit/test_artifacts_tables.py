@@ -13,6 +13,7 @@ from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, s
 
 from swiftkv.artifacts import columns, contents
 from swiftkv.artifacts.columns import Column, grid, measured, models
+from swiftkv.artifacts.make import make
 from swiftkv.artifacts.records import MISSING, OOM
 from swiftkv.artifacts.table import Footnotes, Panel, Table, to_csv, to_html, to_latex, to_markdown, write_table
 from swiftkv.errors import UserError
@@ -171,8 +172,11 @@ def test_writing_twice_gives_equal_bytes(tables, tmp_path):
     assert len(first) == len(forms) * len(chosen)
     for file in first:
         assert file.read_bytes() == file.with_name(file.name.replace("-0.", "-1.")).read_bytes()
-    with pytest.raises(UserError, match="a table cannot be written as pdf"):
-        write_table(tables[0], {"pdf": tmp_path / "x.pdf"})
+
+
+def test_an_artifact_is_written_in_the_forms_it_has(tmp_path):
+    with pytest.raises(UserError, match="contents is a table; it is written as csv, tex, md, html"):
+        make(contents.resolve(scale("local"), "contents"), {}, {"pdf": tmp_path / "x.pdf"})
 
 
 def test_csv_is_read_back(tables):

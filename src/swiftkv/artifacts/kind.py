@@ -11,6 +11,8 @@ Config = Mapping[str, Any]
 Entry = Mapping[str, Any]
 Files = Mapping[str, list[Path]]
 
+FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
+
 # Keys every entry of artifacts.yaml has or may have, as JSON schema.
 COMMON: Mapping[str, Mapping[str, Any]] = {
     "kind": {"type": "string"},
@@ -65,7 +67,7 @@ class Kind:
     """One kind of artifact.
 
     Attributes:
-        form: "table" (CSV, LaTeX, Markdown, HTML) or "figure" (PDF, PNG, CSV).
+        form: "table" or "figure"; `FORMS` are the files of each.
         scope: the keys of `SCOPE` its entries take; those in `optional` need not be there.
         own: further keys, as JSON schema; those in `optional` need not be there.
         needs: the files an artifact is made of, by name: `needs(config, entry)` with the entry as `contents.resolve`

@@ -9,9 +9,8 @@ from typing import Any
 
 from swiftkv.artifacts.columns import Column, measured
 from swiftkv.artifacts.kind import Entry, Files
-from swiftkv.artifacts.records import MISSING, Published, Record, Records, read_published, read_records
+from swiftkv.artifacts.records import MISSING, Published, Record, read_published, read_records
 from swiftkv.artifacts.text import enumeration
-from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 Tasks = Mapping[str, Mapping[str, Any]]
@@ -76,16 +75,6 @@ class Row:
         return {**names, **part, "variant": self.variant, "kv_cache": self.kv_cache}
 
 
-def one_form(entry: Entry) -> None:
-    """Refuse an entry that names both parts and variants, or neither.
-
-    Raises:
-        UserError: it does.
-    """
-    if ("parts" in entry) == ("cases" in entry):
-        raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
-
-
 def rows(entry: Entry, files: Files) -> list[Row]:
     """What an entry shows, in its order; a part that no model plays has a row without a model for each variant.
 
@@ -95,45 +84,28 @@ def rows(entry: Entry, files: Files) -> list[Row]:
     scores = read_records(entry, files.get("scores", ()), "score")
     fidelity = read_records(entry, files.get("fidelity", ()), "fidelity")
     published = read_published(files.get("published", ()))
-    return [
-        _row(entry, scores, fidelity, published, part, model, *case)
-        for part, models, cases in _scopes(entry)
-        for model in models
-        for case in cases
-    ]
-
-
-def _scopes(entry: Entry) -> Iterable[tuple[str | None, list[Mapping[str, Any]], list[list[str]]]]:
-    if "parts" not in entry:
-        return [(None, entry["models"], entry["cases"])]
-    described = {model["name"]: model for model in entry["models"]}
+    models = {model["name"]: model for model in entry["models"]}
     nobody = {"name": None, "title": MISSING, "published": None}
+
+    def row(part: str | None, model: Mapping[str, Any], variant: str, kv_cache: str) -> Row:
+        name, tasks = model["name"], entry.get("tasks", ())
+        if name is None:
+            nothing = Record("score", model, variant, kv_cache, reason="no model of this scale plays this role")
+            return Row(model, part, variant, kv_cache, None, dict.fromkeys(tasks, nothing), nothing, {})
+        own = {task: scores.find(name, variant, kv_cache, task) for task in tasks}
+        close = fidelity.find(name, variant, kv_cache)
+        specs = [record.spec for record in (*own.values(), close) if record.exists]
+        spec = specs[0] if specs else _exact(entry["specs"][name][variant])
+        theirs = next((row for row in published if _is_of(row, model, part, variant, kv_cache)), {})
+        return Row(model, part, variant, kv_cache, spec, own, close, theirs)
+
+    parts = entry.get("parts") or [{"title": None, "models": list(models), "cases": entry["cases"]}]
     return [
-        (part["title"], [described[name] for name in part["models"]] or [nobody], part["cases"])
-        for part in entry["parts"]
+        row(part["title"], model, *case)
+        for part in parts
+        for model in [models[name] for name in part["models"]] or [nobody]
+        for case in part["cases"]
     ]
-
-
-def _row(
-    entry: Entry,
-    scores: Records,
-    fidelity: Records,
-    published: Sequence[Published],
-    part: str | None,
-    model: Mapping[str, Any],
-    variant: str,
-    kv_cache: str,
-) -> Row:
-    name = model["name"]
-    if name is None:
-        nothing = Record("score", model, variant, kv_cache, reason="no model of this scale plays this role")
-        return Row(model, part, variant, kv_cache, None, dict.fromkeys(entry.get("tasks", ()), nothing), nothing, {})
-    own = {task: scores.find(name, variant, kv_cache, task) for task in entry.get("tasks", ())}
-    close = fidelity.find(name, variant, kv_cache)
-    specs = [record.spec for record in (*own.values(), close) if record.exists]
-    spec = specs[0] if specs else _exact(entry["specs"][name][variant])
-    theirs = next((row for row in published if _is_of(row, model, part, variant, kv_cache)), {})
-    return Row(model, part, variant, kv_cache, spec, own, close, theirs)
 
 
 def _exact(fields: Mapping[str, Any] | None) -> dict[str, Any] | None:

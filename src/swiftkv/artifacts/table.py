@@ -13,7 +13,6 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from swiftkv.artifacts.records import MISSING, OOM
-from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
 
 # Typed by hand, as pandas' own escaping leaves characters that pdflatex only knows in math mode.
@@ -242,23 +241,14 @@ def to_html(table: Table) -> str:
     return _HTML.render(table=table, numbers=numbers, rule=Markup(' class="rule"'))
 
 
-_FORMS = {"csv": to_csv, "tex": to_latex, "md": to_markdown, "html": to_html}
+_WRITERS = {"csv": to_csv, "tex": to_latex, "md": to_markdown, "html": to_html}
 
 
 def write_table(table: Table, outputs: Mapping[str, str | Path]) -> None:
-    """Write forms of a table, each whole or not at all.
-
-    Args:
-        outputs: path by form: csv, tex, md, html.
-
-    Raises:
-        UserError: another form.
-    """
-    if unknown := set(outputs) - set(_FORMS):
-        raise UserError(f"a table cannot be written as {min(unknown)}, only as {', '.join(_FORMS)}")
+    """Write forms of a table (csv, tex, md, html), each whole or not at all."""
     for form, path in outputs.items():
         with atomic_path(path) as scratch:
-            scratch.write_text(_FORMS[form](table))
+            scratch.write_text(_WRITERS[form](table))
 
 
 def _tabular(panel: Panel) -> str:

@@ -60,8 +60,8 @@ def heads_label(spec: Mapping[str, Any] | None) -> str:
 
 def heading(entry: Mapping[str, Any]) -> str:
     """The title of an artifact: the models that ran, what it shows, and the published item it regenerates."""
-    models = enumeration([model["title"] for model in entry["models"]])
-    return f"{models}: {entry['title']} ({entry['label']})"
+    models, title = enumeration([model["title"] for model in entry["models"]]), entry["title"]
+    return f"{f'{models}: {title}' if entry['models'] else title[0].upper() + title[1:]} ({entry['label']})"
 
 
 def enumeration(items: Sequence[str]) -> str:

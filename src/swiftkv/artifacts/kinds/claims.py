@@ -7,13 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.claims_file import Claim, cells, read_claims
+from swiftkv.artifacts.columns import Column, Line, grid, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind, Listed
-from swiftkv.artifacts.records import MISSING, read_published
-from swiftkv.artifacts.table import Footnotes, Panel, Table
+from swiftkv.artifacts.records import read_published
+from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import show
 from swiftkv.artifacts.verdicts import VERDICTS, Measured, Scene, Verdict, judge
 
@@ -64,39 +63,33 @@ def make(entry: Entry, files: Files) -> Table:
         stand_ins=entry["stand_ins"],
         tasks=entry["tasks"],
     )
-    verdicts = {claim["id"]: judge(claim, scene) for group in content["claims"].values() for claim in group}
-    footnotes, panels = Footnotes(), []
-    for title, group in content["claims"].items():
-        panels.append(
-            Panel(pd.DataFrame([_printed(claim, verdicts[claim["id"]], footnotes) for claim in group]), title)
-        )
-    values = pd.DataFrame(
-        [_values(title, claim, verdicts[claim["id"]]) for title, group in content["claims"].items() for claim in group]
-    )
-    counts = {name: sum(found.verdict == name for found in verdicts.values()) for name in VERDICTS}
+    lines = [_line(title, claim, judge(claim, scene)) for title, group in content["claims"].items() for claim in group]
+    footnotes = Footnotes()
+
+    def verdict(line: Line) -> str:
+        return " ".join([line["verdict"], *(footnotes.mark(line[key]) for key in ("reason", "note") if line[key])])
+
+    columns = [
+        Column("Claim", "text"),
+        Column("Place", "place"),
+        Column("Needed\n(in direction)", lambda line: _needed(line["_claim"])),
+        Column("Measured", lambda line: line["_measured"] and _measured(line["_measured"], line["unit"])),
+        Column("Verdict", verdict),
+    ]
+    panels = [
+        grid([line for line in lines if line["about"] == title], columns, footnotes, title, lambda line: None)
+        for title in content["claims"]
+    ]
+    counts = {name: sum(line["verdict"] == name for line in lines) for name in VERDICTS}
     notes = [
-        f"{len(verdicts)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count) + ".",
+        f"{len(lines)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count) + ".",
         "holds, does not hold: to the digits stated, on the model and hardware the claim is about. holds in direction, does "
         "not hold here: the claim's weaker form (in brackets), or measured on another model or other hardware. undecided: "
         "the error bar of two standard errors reaches over the bound. Errors of two cells are taken as independent. Speed has "
         "no error bar here; its weaker forms ask for 5 %.",
         *entry.get("notes", []),
-        *footnotes.lines(),
     ]
-    return Table(
-        entry["name"], f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", values, panels, notes
-    )
-
-
-def _printed(claim: Claim, found: Verdict, footnotes: Footnotes) -> dict[str, str]:
-    marks = [footnotes.mark(text) for text in (found.reason, claim.get("note")) if text]
-    return {
-        "Claim": claim["text"],
-        "Place": claim["place"],
-        "Needed\n(in direction)": _needed(claim),
-        "Measured": _measured(found.measured, claim.get("unit")),
-        "Verdict": " ".join([found.verdict, *marks]),
-    }
+    return table(entry, lines, panels, notes, footnotes)
 
 
 def _needed(claim: Claim) -> str:
@@ -112,9 +105,7 @@ def _bounds(bounds: str | Sequence[float | None]) -> str:
     return f"{low} to {high}" if low and high else f"≥ {low}" if low else f"≤ {high}"
 
 
-def _measured(measured: Measured | None, unit: str | None) -> str:
-    if measured is None:
-        return MISSING
+def _measured(measured: Measured, unit: str | None) -> str:
     if isinstance(measured.value, str):
         value = measured.value
     else:
@@ -125,7 +116,7 @@ def _measured(measured: Measured | None, unit: str | None) -> str:
     return f"{value}\n{', '.join(measured.models)}"
 
 
-def _values(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
+def _line(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
     """A line of the CSV; `low` and `high` are what holds needs, `direction_low` and `direction_high` its weaker form."""
     low, high = (None, None) if isinstance(claim["holds"], str) else claim["holds"]
     weaker_low, weaker_high = claim.get("direction", (None, None))
@@ -146,6 +137,8 @@ def _values(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
         "verdict": found.verdict,
         "reason": found.reason or None,
         "note": claim.get("note"),
+        "_claim": claim,
+        "_measured": measured,
     }
 
 

@@ -13,12 +13,12 @@ import pandas as pd
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, measured, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
-from swiftkv.artifacts.paired import above_chance, average_difference, row_difference
-from swiftkv.artifacts.records import MISSING, Published, read_published
+from swiftkv.artifacts.records import MISSING, Published, Record, read_published
 from swiftkv.artifacts.scored import (
     Row,
     Tasks,
     average_cells,
+    averaged_tasks,
     decimals,
     in_bits,
     missing,
@@ -31,7 +31,7 @@ from swiftkv.artifacts.scored import (
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
-from swiftkv.statistics import ERRORS
+from swiftkv.statistics import ERRORS, Difference, mean_of, paired_difference
 
 CARDS = "resources/published"
 
@@ -64,7 +64,7 @@ def make(entry: Entry, files: Files) -> Table:
     """
     cases, tasks, footnotes = rows(entry, files), entry["tasks"], Footnotes()
     baseline = next((row for row in cases if row.spec is None and row.kv_cache == "auto"), None)
-    averaged = above_chance(cases, baseline, tasks)
+    averaged = _above_chance(cases, baseline, tasks)
     digits = decimals(cases, [task for task in tasks if not in_bits(tasks[task])])
     columns = task_columns(cases, tasks, digits)
     columns.append(Column("Avg.", "average", f".{digits}f"))
@@ -130,8 +130,8 @@ def _differences(first: Row, second: Row, tasks: Tasks, averaged: Sequence[str])
     """Further cells of a line: first minus second, in the unit of the score."""
     cells = {}
     for task, asked in tasks.items():
-        cells |= measured(f"{task}_difference", row_difference(task, first, second), unit(asked))
-    return cells | measured("average_difference", average_difference(averaged, first, second), 100)
+        cells |= measured(f"{task}_difference", _row_difference(task, first, second), unit(asked))
+    return cells | measured("average_difference", _average_difference(averaged, first, second), 100)
 
 
 def _better(line: Line, tasks: Tasks) -> Line:
@@ -192,7 +192,7 @@ def _order_note(first: Row, last: Row, tasks: Tasks) -> str:
     clear, unclear = [], []
     for task, asked in tasks.items():
         pair = (last, first) if in_bits(asked) else (first, last)
-        apart = row_difference(task, *pair)
+        apart = _row_difference(task, *pair)
         if apart:
             (clear if apart.clear else unclear).append(asked["title"])
     where = enumeration(clear) if clear else "no task"
@@ -209,6 +209,44 @@ def _cards_note(cards: Sequence[Mapping[str, str]]) -> str:
     elif outside:
         text += f" Where the settings agree, {enumeration(outside)} is not."
     return text
+
+
+def _difference(task: str, first: Record, second: Record) -> Difference:
+    """The first score minus the second, as `paired_difference` of their questions.
+
+    Raises:
+        UserError: the questions, prompts or expected answers were not the same.
+    """
+    questions = [record.value("questions") for record in (first, second)]
+    if None in questions or questions[0]["sha256"] != questions[1]["sha256"]:
+        raise UserError(
+            f"task {task!r} did not ask {first.variant} and {second.variant} the same questions in the same way; "
+            "score both again"
+        )
+    return paired_difference(*(asked["values"] for asked in questions))
+
+
+def _row_difference(task: str, first: Row, second: Row) -> Difference | None:
+    """The difference of two rows on a task; None where one of them has no score."""
+    records = first.scores[task], second.scores[task]
+    return _difference(task, *records) if all(record.ok for record in records) else None
+
+
+def _average_difference(averaged: Sequence[str], first: Row, second: Row) -> Difference | None:
+    """The mean of the differences over tasks, whose questions are independent samples."""
+    differences = [_row_difference(task, first, second) for task in averaged]
+    return mean_of(differences) if differences and None not in differences else None
+
+
+def _above_chance(found: Sequence[Row], baseline: Row | None, tasks: Tasks) -> list[str]:
+    """Tasks that every row has an accuracy in and the baseline is clearly better than guessing: what is averaged."""
+
+    def clear(task: str) -> bool:
+        score = baseline.scores[task].result
+        return bool(score) and Difference(score["value"] - tasks[task].get("chance", 0.0), score["stderr"]).clear
+
+    accuracies = [task for task in tasks if not in_bits(tasks[task])]
+    return [task for task in averaged_tasks(found, accuracies) if baseline is not None and clear(task)]
 
 
 KIND = Kind(

@@ -21,7 +21,6 @@ from swiftkv.artifacts.scored import (
     closeness_columns,
     decimals,
     missing,
-    one_form,
     percent_published,
     published_average,
     published_checkpoints,
@@ -32,14 +31,20 @@ from swiftkv.artifacts.scored import (
 )
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import enumeration, heads_label, percent
+from swiftkv.errors import UserError
 
 _START = {"kl": "KL before\ntraining", "top1_agreement": "Top-1 before\ntraining, %"}
 _COMPUTED = "computed from the published scores of the averaged tasks"
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Scores and fidelity of every row."""
-    one_form(entry)
+    """Scores and fidelity of every row.
+
+    Raises:
+        UserError: the entry names both parts and variants, or neither.
+    """
+    if ("parts" in entry) == ("cases" in entry):
+        raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
     scores = {"scores": paths.scores(config, entry)} if "tasks" in entry else {}
     return {**scores, "fidelity": paths.fidelity(config, entry)}
 
