@@ -24,7 +24,8 @@ import yaml
 
 from swiftkv import config as cfg
 from swiftkv.artifacts import contents
-from swiftkv.cost import Architecture, parameter_count, request_flops
+from swiftkv.cost import parameter_count, request_flops
+from swiftkv.dimensions import Dimensions
 from swiftkv.errors import command_line
 from swiftkv.planning.scoring import LONGEST, TASKS
 from swiftkv.records import read_json
@@ -50,7 +51,7 @@ def scored_by_vllm(config: dict[str, Any]) -> list[tuple[str, str, str]]:
 def gpu_hours(config: dict[str, Any], model: str, variant: str, task: str) -> dict[str, float]:
     """GPU-hours of one score with each back end."""
     source = read_json(ROOT / config["models"][model]["architecture"])["config"]
-    arch, gpus = Architecture.from_config(source), config["models"][model]["gpus"]["score"]
+    arch, gpus = Dimensions.from_config(source), config["models"][model]["gpus"]["score"]
     fields = cfg.spec(config, model, variant)
     questions, prompt, answer = (getattr(TASKS[task], name) for name in ("questions", "prompt", "answer"))
     gpu = {name: assumed["value"] for name, assumed in config["planning"]["gpu"].items() if name != "name"}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swiftkv.cost import Architecture
+from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError, command_line
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -41,7 +41,7 @@ class Passes:
     head: int
 
     @classmethod
-    def of(cls, arch: Architecture, spec: SwiftKVSpec) -> Passes:
+    def of(cls, arch: Dimensions, spec: SwiftKVSpec) -> Passes:
         """Of a model without biases and norms, which weigh nothing."""
         query = arch.hidden_size * arch.num_attention_heads * arch.head_dim
         key_value = 2 * arch.hidden_size * arch.num_key_value_heads * arch.head_dim
@@ -109,9 +109,9 @@ def main() -> None:
     config = options.config or options.record.parents[2] / "checkpoints" / model / variant / "config.json"
     alignment = record["result"]["alignment"]
     spec = SwiftKVSpec(**{name: record["spec"][name] for name in SwiftKVSpec.__dataclass_fields__})
-    small = Passes.of(Architecture.from_config(read_json(config)), spec)
+    small = Passes.of(Dimensions.from_config(read_json(config)), spec)
     large_config = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
-    large = Passes.of(Architecture.from_config(large_config), SwiftKVSpec(large_config["num_hidden_layers"], 16))
+    large = Passes.of(Dimensions.from_config(large_config), SwiftKVSpec(large_config["num_hidden_layers"], 16))
     agreement = alignment["all"]["agreement"]
     print(f"{model}, {variant}: agreement {agreement['value']:.3f} +- {agreement['stderr']:.3f} at all positions\n")
     print("| weights read as in | best speed-up with that agreement | sure above | tokens a cycle | agreement needed |")

@@ -7,14 +7,13 @@ from typing import Any
 
 import yaml
 
+from swiftkv.architectures import architecture, check_fit, check_latent_heads
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.points import check_points, engine
 from swiftkv.score.shards import check_shards
-from swiftkv.serve import NOT_SERVED
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start import check_fit
 
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
@@ -220,8 +219,7 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
     try:
         SwiftKVSpec(**fields)
         kind = family(config, model)
-        if kind == "deepseek_v2" and fields["num_key_value_heads"] is not None:
-            raise UserError("latent attention has no key/value heads that layers could have more or fewer of")
+        check_latent_heads(kind is not None and architecture(kind).latent, fields["num_key_value_heads"])
         trained = config["variants"][variant].get("recipe")
         if kind and trained and config["recipes"][trained]["start"] == "fitted":
             check_fit(kind, fields["key_value_group_size"])
@@ -395,4 +393,5 @@ def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool
     if (config["variants"][variant].get("kv_heads") or 1) > 1:
         return "of key/value heads that differ between layers, vLLM serves a number that divides the other, as 1 always does"
     rewired = config["variants"][variant]["prefill_reduction"] is not None
-    return NOT_SERVED.get(family(config, model)) if rewired else None
+    kind = family(config, model)
+    return architecture(kind).not_served or None if rewired and kind else None

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from performance.scoring_hours import ROOT, gpu_hours, scored_by_vllm, table
-from swiftkv.cost import Architecture, parameter_count, request_flops
+from swiftkv.cost import parameter_count, request_flops
+from swiftkv.dimensions import Dimensions
 from swiftkv.records import read_json
 from swiftkv.score.shards import shards_of
 
@@ -43,7 +44,7 @@ def test_no_job_is_expected_to_take_half_the_time_it_has(config):
     gpu = config["planning"]["gpu"]
     rate = 1e12 * gpu["tflops"]["value"] * gpu["forward"]["value"]
     for model in ("llama-3.1-70b", "llama-3.1-405b"):
-        arch = Architecture.from_config(read_json(ROOT / config["models"][model]["architecture"])["config"])
+        arch = Dimensions.from_config(read_json(ROOT / config["models"][model]["architecture"])["config"])
         seconds = 4 * 10042 * sum(request_flops(arch, None, 730, 1).values()) / rate
         hours[model, "hellaswag"] = seconds / 3600 / shards_of(config, model, "hellaswag")
     assert hours["llama-3.1-405b", "mmlu-cot"] > 2.5 and hours["llama-3.1-405b", "hellaswag"] > 2.5
@@ -52,7 +53,7 @@ def test_no_job_is_expected_to_take_half_the_time_it_has(config):
 
 def test_hours_are_those_of_the_flops_and_of_reading_the_weights(config):
     source = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
-    flops = 1319 * sum(request_flops(Architecture.from_config(source), None, 1250, 150).values())
+    flops = 1319 * sum(request_flops(Dimensions.from_config(source), None, 1250, 150).values())
     gpu = config["planning"]["gpu"]
     peak, share, bandwidth = 1e12 * gpu["tflops"]["value"], gpu["forward"]["value"], 1e9 * gpu["memory_gb"]["value"]
     read = 2 * parameter_count(source) / bandwidth

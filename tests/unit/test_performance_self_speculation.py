@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from performance.self_speculation import Passes, best, needed, thresholds
-from swiftkv.cost import Architecture, parameter_count
+from swiftkv.cost import parameter_count
+from swiftkv.dimensions import Dimensions
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -28,7 +29,7 @@ def alignment(*bins):
 
 def test_passes_read_all_weights_of_the_model_but_the_embedding():
     spec = SwiftKVSpec(32, 16)
-    passes = Passes.of(Architecture.from_config(LLAMA), spec)
+    passes = Passes.of(Dimensions.from_config(LLAMA), spec)
     embedding = LLAMA["vocab_size"] * LLAMA["hidden_size"]
     norms = 65 * LLAMA["hidden_size"]
     assert passes.lower + passes.upper + passes.head == parameter_count(LLAMA) - embedding - norms

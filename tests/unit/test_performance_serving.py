@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swiftkv.cost import Architecture
+from swiftkv.dimensions import Dimensions
 from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def module(monkeypatch):
 
 def test_throughput_is_held_against_the_flop_limit(module):
     serving = module("serving")
-    arch, spec = Architecture.from_config(SMOLLM2), SwiftKVSpec(30, 14)
+    arch, spec = Dimensions.from_config(SMOLLM2), SwiftKVSpec(30, 14)
     runs = {
         "baseline": [{"tokens": 100, "seconds": seconds} for seconds in (10, 11, 12)],
         "swiftkv": [{"tokens": 100, "seconds": seconds} for seconds in (5, 5, 4)],

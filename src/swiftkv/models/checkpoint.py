@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import logging
 
+from swiftkv.architectures import ARCHITECTURES
 from swiftkv.errors import UserError
+from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.quantized import check_places, load_quantized
+from swiftkv.models.rewire import rewire
+from swiftkv.models.swiftkv import quiet
 from swiftkv.quantize.linear import (
     SCALE,
     check_scheme,
@@ -55,8 +56,6 @@ def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map:
         UserError: a file is missing, damaged or of another architecture, a tensor is absent or misshapen, or the GPUs are too
             few for the model.
     """
-    from swiftkv.models import ARCHITECTURES
-
     return _load(path, dtype, set(ARCHITECTURES), device_map)
 
 
@@ -78,7 +77,7 @@ def load_swiftkv(
     Raises:
         UserError: as `load_base`; a SwiftKV tensor that is absent is named.
     """
-    return _load(path, dtype, _swiftkv_types(), device_map)
+    return _load(path, dtype, SWIFTKV_TYPES, device_map)
 
 
 @torch.no_grad()
@@ -95,10 +94,8 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     Raises:
         UserError: as `load_swiftkv`, or the checkpoint is not of this model.
     """
-    from swiftkv.models.rewire import rewire
-
     path = Path(path)
-    config = _read_config(path, _swiftkv_types())
+    config = _read_config(path, SWIFTKV_TYPES)
     model = rewire(teacher, SwiftKVSpec.from_config(config))
     use_float8(model, quantized_names(model) if is_quantized(config) else ())
     parameters = dict(model.named_parameters())
@@ -226,13 +223,7 @@ def check_swiftkv(path: str | Path) -> None:
     Raises:
         UserError: as `load_swiftkv`.
     """
-    _read_config(Path(path), _swiftkv_types())
-
-
-def _swiftkv_types() -> set[str]:
-    from swiftkv.models import ARCHITECTURES
-
-    return {config.model_type for config, *_ in ARCHITECTURES.values()}
+    _read_config(Path(path), SWIFTKV_TYPES)
 
 
 def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
@@ -334,17 +325,3 @@ def _model_type(path: str | Path) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers from reporting on tensors and drawing progress bars."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -9,6 +9,8 @@ through the same module.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,13 +20,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from swiftkv.errors import UserError
 from swiftkv.models.attention import PositionEmbeddings, each_table
-from swiftkv.models.checkpoint import quiet
 from swiftkv.models.configuration import layer_types
 from swiftkv.spec import SwiftKVSpec
 
@@ -63,6 +64,20 @@ class LowerState:
         )
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from reporting on tensors and drawing progress bars."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 class SwiftKVPreTrainedMixin:
     """Loading that never leaves a parameter at random values."""
 
@@ -92,12 +107,11 @@ class SwiftKVPreTrainedMixin:
 class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
     """Decoder whose layers >= l can run as the teacher's or as the student's.
 
-    An architecture gives `attention_class` and `norm_class`, and `output_class` where its language model reads more of
-    the decoder's output than Llama's.
+    An architecture gives `attention_class`, and `output_class` where its language model reads more of the decoder's output
+    than Llama's.
     """
 
     attention_class: type[nn.Module]
-    norm_class: type[nn.Module]
     output_class: type[ModelOutput] = BaseModelOutputWithPast
 
     def __init__(self, config: Any) -> None:
@@ -107,7 +121,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         for index in range(self.spec.num_key_value_layers, config.num_hidden_layers):
             self.layers[index].self_attn = self.attention_class(config, index)
         if self.spec.groups:
-            self.norm_swiftkv = self.norm_class(config.hidden_size, eps=config.rms_norm_eps)
+            self.norm_swiftkv = type(self.norm)(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
     @property
