@@ -204,7 +204,7 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
         known = ", ".join(settings["num_key_value_layers"])
         raise UserError(
             f"variant {variant!r} asks for {reduction} % prefill reduction, but models.{model}.num_key_value_layers "
-            f"only has {known}"
+            f"only has {known}; add its l, or let another variant stand in (stand_ins)"
         )
     if "recipe" not in config["variants"][variant] and variant not in settings.get("checkpoints", {}):
         raise UserError(f"variant {variant!r} is not trained here, and models.{model}.checkpoints names none for it")
@@ -224,7 +224,9 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
         if kind and trained and config["recipes"][trained]["start"] == "fitted":
             check_fit(kind, fields["key_value_group_size"])
     except (ValueError, UserError) as error:
-        raise UserError(f"variant {variant!r} cannot be made of model {model!r}: {error}") from None
+        raise UserError(
+            f"variant {variant!r} cannot be made of model {model!r}: {error}; another may stand in (stand_ins)"
+        ) from None
     return fields
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ class SwiftKVAttentionMixin:
     """Attention of a layer >= l; without `key_value` it is the teacher's.
 
     An architecture that does more to queries and keys than RoPE overrides `finish_query` and `finish_key`. One with other
-    projections than q_proj, k_proj and v_proj names them and overrides the three methods that use them.
+    projections than q_proj, k_proj and v_proj names them and overrides `project_query` and `project_key_value`.
 
     Attributes:
         query_projections: modules that make the queries, in order; one that the model has none of is None.
@@ -40,13 +41,14 @@ class SwiftKVAttentionMixin:
         self.add_projections(config, spec, owner=layer_idx == spec.owner(layer_idx))
 
     def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
-        """Make the student's projections: of queries, and of keys and values if the layer is its group's `owner`."""
-        bias = self.q_proj.bias is not None
-        self.q_proj_swiftkv = nn.Linear(config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
-        if owner:
-            width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
-            self.k_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
-            self.v_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
+        """Make the student's modules like the teacher's, those of keys and values if the layer is its group's `owner`."""
+        for name in self.query_projections + (self.key_value_projections if owner else ()):
+            if (module := getattr(self, name)) is None:
+                continue
+            if name in ("k_proj", "v_proj"):
+                width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
+                module = nn.Linear(config.hidden_size, width, bias=module.bias is not None)
+            setattr(self, f"{name}_swiftkv", copy.deepcopy(module))
 
     def finish_query(self, query: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
         """What projected queries [B, T, heads, head size] become before attention: here RoPE turns them."""

@@ -6,9 +6,6 @@ Layers of an AcrossKV group share all three modules of the first one. As transfo
 keeps the normed latent and RoPE(k_R), not keys and values. Experts stay the model's own.
 """
 
-import copy
-from typing import Any
-
 import torch
 from transformers.cache_utils import Cache
 from transformers.conversion_mapping import (
@@ -19,7 +16,6 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from swiftkv.models.attention import PositionEmbeddings, SwiftKVAttentionMixin, each_table
 from swiftkv.models.swiftkv import SwiftKVCausalLMMixin, SwiftKVModelMixin
-from swiftkv.spec import SwiftKVSpec
 
 
 class Attention(SwiftKVAttentionMixin):
@@ -27,12 +23,6 @@ class Attention(SwiftKVAttentionMixin):
 
     query_projections = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")  # the first, or the other three
     key_value_projections = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
-
-    def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
-        """See `SwiftKVAttentionMixin`."""
-        for name in self.query_projections + (self.key_value_projections if owner else ()):
-            if (projection := getattr(self, name)) is not None:
-                setattr(self, f"{name}_swiftkv", copy.deepcopy(projection))
 
     def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
         """See `SwiftKVAttentionMixin`."""

@@ -1,12 +1,8 @@
 """What Qwen3 has of its own: queries and keys are normalised by head before RoPE, in the student by norms of its own."""
 
-from typing import Any
-
 import torch
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from swiftkv.models.attention import PositionEmbeddings, SwiftKVAttentionMixin
-from swiftkv.spec import SwiftKVSpec
 
 
 class Attention(SwiftKVAttentionMixin):
@@ -14,13 +10,6 @@ class Attention(SwiftKVAttentionMixin):
 
     query_projections = ("q_proj", "q_norm")
     key_value_projections = ("k_proj", "v_proj", "k_norm")
-
-    def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
-        """See `SwiftKVAttentionMixin`."""
-        super().add_projections(config, spec, owner)
-        self.q_norm_swiftkv = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
-        if owner:
-            self.k_norm_swiftkv = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
     def finish_query(self, query: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
         """See `SwiftKVAttentionMixin`."""
