@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swiftkv.cost import Architecture, request_flops
+from swiftkv.cost import request_flops
+from swiftkv.dimensions import Dimensions
 from swiftkv.errors import command_line
 from swiftkv.measure.engine import observed
 from swiftkv.measure.point import Point, engine_environment
@@ -212,7 +213,7 @@ def compare(baseline: list[float], swiftkv: list[float], pairs: int) -> dict[str
 
 
 def throughput_result(
-    runs: dict[str, list[dict[str, float]]], arch: Architecture, spec: SwiftKVSpec, load: Load
+    runs: dict[str, list[dict[str, float]]], arch: Dimensions, spec: SwiftKVSpec, load: Load
 ) -> dict[str, Any]:
     """Combined tokens/s of both sides and their ratio next to the ratio of FLOPs of such requests."""
     speeds = {side: [run["tokens"] / run["seconds"] for run in runs[side]] for side in SIDES}
@@ -237,7 +238,7 @@ def measure_mode(
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
     """All loads of eager or of compiled engines, and what vLLM really ran."""
     config = read_json(models["baseline"] / "config.json")
-    arch, spec = Architecture.from_config(config), SwiftKVSpec(config["num_hidden_layers"], options.layers)
+    arch, spec = Dimensions.from_config(config), SwiftKVSpec(config["num_hidden_layers"], options.layers)
     rows: dict[str, list[dict[str, Any]]] = {"throughput": [], "decode": []}
     with contextlib.ExitStack() as running:
         engines: dict[str, Worker] = {}

@@ -7,14 +7,13 @@ from typing import Any
 
 import yaml
 
+from swiftkv.architectures import architecture, check_fit, check_latent_heads
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.points import check_points, engine
 from swiftkv.score.shards import check_shards
-from swiftkv.serve.served import NOT_SERVED
 from swiftkv.sources import source_name
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start import check_fit
 
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
@@ -206,7 +205,7 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
         known = ", ".join(settings["num_key_value_layers"])
         raise UserError(
             f"variant {variant!r} asks for {reduction} % prefill reduction, but models.{model}.num_key_value_layers "
-            f"only has {known}"
+            f"only has {known}; add its l, or let another variant stand in (stand_ins)"
         )
     if "recipe" not in config["variants"][variant] and variant not in settings.get("checkpoints", {}):
         raise UserError(f"variant {variant!r} is not trained here, and models.{model}.checkpoints names none for it")
@@ -221,13 +220,14 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
     try:
         SwiftKVSpec(**fields)
         kind = family(config, model)
-        if kind == "deepseek_v2" and fields["num_key_value_heads"] is not None:
-            raise UserError("latent attention has no key/value heads that layers could have more or fewer of")
+        check_latent_heads(kind is not None and architecture(kind).latent, fields["num_key_value_heads"])
         trained = config["variants"][variant].get("recipe")
         if kind and trained and config["recipes"][trained]["start"] == "fitted":
             check_fit(kind, fields["key_value_group_size"])
     except (ValueError, UserError) as error:
-        raise UserError(f"variant {variant!r} cannot be made of model {model!r}: {error}") from None
+        raise UserError(
+            f"variant {variant!r} cannot be made of model {model!r}: {error}; another may stand in (stand_ins)"
+        ) from None
     return fields
 
 
@@ -396,4 +396,5 @@ def unmeasured(config: dict[str, Any], model: str, variant: str, *, served: bool
     if (config["variants"][variant].get("kv_heads") or 1) > 1:
         return "of key/value heads that differ between layers, vLLM serves a number that divides the other, as 1 always does"
     rewired = config["variants"][variant]["prefill_reduction"] is not None
-    return NOT_SERVED.get(family(config, model)) if rewired else None
+    kind = family(config, model)
+    return architecture(kind).not_served or None if rewired and kind else None

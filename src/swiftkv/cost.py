@@ -16,72 +16,16 @@ Norms, activations, rotary embeddings, biases and softmax are left out of both, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from swiftkv.architectures import architecture, check_latent_heads, has_bias
+from swiftkv.dimensions import Dimensions, LatentDimensions
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 OPERATIONS = ("vocab", "q", "k", "v", "o", "mlp", "attention")
 KV_DTYPE_BYTES = {"bfloat16": 2, "fp8": 1}
 GIGA, GIBI = 10**9, 2**30
-
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Dimensions of a dense decoder (Llama, Mistral, Qwen2, Qwen3) that its cost depends on.
-
-    `windows` has one entry a layer: the sliding window in tokens, or None for full causal attention.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    windows: tuple[int | None, ...]
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """Read the dimensions from a Hugging Face `config.json`.
-
-        Raises:
-            UserError: a family without a cost model, or a missing or impossible field.
-        """
-        family = str(config.get("model_type"))
-        if family.removesuffix("_swiftkv") not in _FAMILIES:
-            raise UserError(f"no cost model for model_type {family!r}; there is one for {', '.join(_FAMILIES)}")
-        for field in _REQUIRED:
-            if not isinstance(config.get(field), int) or config[field] < 1:
-                raise UserError(f"the model config has {field} = {config.get(field)!r}, not a positive integer")
-        heads = config["num_attention_heads"]
-        return cls(
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_hidden_layers=config["num_hidden_layers"],
-            num_attention_heads=heads,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            vocab_size=config["vocab_size"],
-            windows=_windows(config),
-        )
-
-
-def _windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    layers, window = config["num_hidden_layers"], config.get("sliding_window")
-    if types := config.get("layer_types"):
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
-    if config["model_type"].startswith("mistral"):
-        return (window,) * layers
-    if config["model_type"].startswith(("qwen2", "qwen3")) and config.get("use_sliding_window"):
-        first = config.get("max_window_layers", layers)
-        return tuple(window if layer >= first else None for layer in range(layers))
-    return (None,) * layers
 
 
 def _visible(tokens: int, window: int | None) -> int:
@@ -91,16 +35,37 @@ def _visible(tokens: int, window: int | None) -> int:
     return window * (window + 1) // 2 + (tokens - window) * window
 
 
-def _projections(arch: Architecture, spec: SwiftKVSpec | None) -> tuple[int, int]:
-    """FLOPs a token of all layers' K projections (V costs the same), below layer l and from it on."""
-    a_head = 2 * arch.hidden_size * arch.head_dim
-    if spec is None:
-        return arch.num_hidden_layers * arch.num_key_value_heads * a_head, 0
-    heads = spec.num_key_value_heads or arch.num_key_value_heads
-    return spec.num_key_value_layers * arch.num_key_value_heads * a_head, len(spec.groups) * heads * a_head
+def _key_value_weights(arch: Dimensions, spec: SwiftKVSpec | None) -> tuple[int, int]:
+    """Weights of all projections of keys and of values, over layers and groups."""
+    lower = arch.num_hidden_layers if spec is None else spec.num_key_value_layers
+    below = arch.key_value_weights()
+    above = (0, 0) if spec is None else arch.key_value_weights(spec.num_key_value_heads)
+    groups = 0 if spec is None else len(spec.groups)
+    return lower * below[0] + groups * above[0], lower * below[1] + groups * above[1]
 
 
-def prefill_flops(arch: Architecture, spec: SwiftKVSpec | None, tokens: int, *, vocab: bool = False) -> dict[str, int]:
+def _flops(
+    arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, layers: int, visible: int, logits: int
+) -> dict[str, int]:
+    """FLOPs by operation of `tokens` tokens through the first `layers` layers.
+
+    Args:
+        visible: pairs (query, key), summed over these layers.
+        logits: tokens that are sampled from.
+    """
+    keys, values = _key_value_weights(arch, spec)
+    return {
+        "vocab": logits * 2 * arch.vocab_size * arch.hidden_size,
+        "q": tokens * layers * 2 * arch.query_weights,
+        "k": tokens * 2 * keys,
+        "v": tokens * 2 * values,
+        "o": tokens * layers * 2 * arch.output_weights,
+        "mlp": tokens * 2 * sum(arch.mlp_weights()[:layers]),
+        "attention": visible * arch.pair_flops,
+    }
+
+
+def prefill_flops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, *, vocab: bool = False) -> dict[str, int]:
     """FLOPs to fill the KV cache with a prompt of `tokens` tokens, by operation (`OPERATIONS`).
 
     Layers from l on only compute K and V (Sec. 3.2); the last token's way through them to the first output token
@@ -112,38 +77,18 @@ def prefill_flops(arch: Architecture, spec: SwiftKVSpec | None, tokens: int, *, 
     """
     _check(arch, spec)
     ordinary = arch.num_hidden_layers if spec is None else spec.num_key_value_layers
-    query = 2 * arch.hidden_size * arch.num_attention_heads * arch.head_dim
-    kv = sum(_projections(arch, spec))
-    attention = sum(_visible(tokens, window) for window in arch.windows[:ordinary])
-    return {
-        "vocab": tokens * 2 * arch.vocab_size * arch.hidden_size if vocab else 0,
-        "q": tokens * ordinary * query,
-        "k": tokens * kv,
-        "v": tokens * kv,
-        "o": tokens * ordinary * query,
-        "mlp": tokens * ordinary * 6 * arch.hidden_size * arch.intermediate_size,
-        "attention": attention * 4 * arch.num_attention_heads * arch.head_dim,
-    }
+    visible = sum(_visible(tokens, window) for window in arch.windows[:ordinary])
+    return _flops(arch, spec, tokens, ordinary, visible, tokens if vocab else 0)
 
 
-def decode_flops(arch: Architecture, spec: SwiftKVSpec | None, position: int) -> dict[str, int]:
+def decode_flops(arch: Dimensions, spec: SwiftKVSpec | None, position: int) -> dict[str, int]:
     """FLOPs of one token that goes through every layer and is sampled from, at 1-based `position`, by operation."""
     _check(arch, spec)
-    query = 2 * arch.hidden_size * arch.num_attention_heads * arch.head_dim
-    kv = sum(_projections(arch, spec))
     visible = sum(min(position, window or position) for window in arch.windows)
-    return {
-        "vocab": 2 * arch.vocab_size * arch.hidden_size,
-        "q": arch.num_hidden_layers * query,
-        "k": kv,
-        "v": kv,
-        "o": arch.num_hidden_layers * query,
-        "mlp": arch.num_hidden_layers * 6 * arch.hidden_size * arch.intermediate_size,
-        "attention": visible * 4 * arch.num_attention_heads * arch.head_dim,
-    }
+    return _flops(arch, spec, 1, arch.num_hidden_layers, visible, 1)
 
 
-def request_flops(arch: Architecture, spec: SwiftKVSpec | None, prompt: int, output: int) -> dict[str, int]:
+def request_flops(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, output: int) -> dict[str, int]:
     """FLOPs of a request of `prompt` input and `output` >= 1 generated tokens, by operation.
 
     The last prompt token goes through every layer (footnote 3) and gives the first output token, so `output - 1`
@@ -161,48 +106,54 @@ def request_flops(arch: Architecture, spec: SwiftKVSpec | None, prompt: int, out
     return total
 
 
-def kv_bytes_per_token(arch: Architecture, spec: SwiftKVSpec | None, dtype: str = "bfloat16") -> int:
+def kv_bytes_per_token(arch: Dimensions, spec: SwiftKVSpec | None, dtype: str = "bfloat16") -> int:
     """Bytes of K and V kept for one token over all layers; `dtype` is a key of `KV_DTYPE_BYTES`.
 
     An FP8 cache's scales (one a token, or one a tensor) are not counted, as in the paper.
     """
     _check(arch, spec)
     if spec is None:
-        heads = arch.num_hidden_layers * arch.num_key_value_heads
+        kept = arch.num_hidden_layers * arch.cached()
     else:
-        upper = spec.num_key_value_heads or arch.num_key_value_heads
-        heads = spec.num_key_value_layers * arch.num_key_value_heads + len(spec.groups) * upper
-    return 2 * heads * arch.head_dim * KV_DTYPE_BYTES[dtype]
+        kept = spec.num_key_value_layers * arch.cached() + len(spec.groups) * arch.cached(spec.num_key_value_heads)
+    return kept * KV_DTYPE_BYTES[dtype]
+
+
+def added_weights(arch: Dimensions, spec: SwiftKVSpec) -> int:
+    """Weights of the projections that SwiftKV adds: queries of each layer >= l, keys and values of each group."""
+    upper = spec.num_hidden_layers - spec.num_key_value_layers
+    return upper * arch.query_weights + len(spec.groups) * sum(arch.key_value_weights(spec.num_key_value_heads))
 
 
 def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) -> int:
     """Parameters of a model, biases and norms included, tied embeddings once.
 
     Args:
-        config: config.json of a Llama, Mistral, Qwen2 or Qwen3 model, SwiftKV or not.
+        config: config.json of a model, SwiftKV or not.
         spec: the variant, without the teacher's projections that it does not use; None is the unchanged model.
 
     Raises:
-        UserError: as `Architecture.from_config`.
+        UserError: as `Dimensions.from_config`.
     """
-    arch = Architecture.from_config(config)
+    row, arch = architecture(config.get("model_type")), Dimensions.from_config(config)
     _check(arch, spec)
-    family = str(config["model_type"]).removesuffix("_swiftkv")
-    bias = family == "qwen2" or (family in ("llama", "qwen3") and config.get("attention_bias"))
     width, layers = arch.hidden_size, arch.num_hidden_layers
-    query = arch.num_attention_heads * arch.head_dim
-    key_value = sum(_projections(arch, spec)) // width  # rows of K and V: two FLOPs for K are a weight of each
+    makers = layers if spec is None else spec.num_key_value_layers + len(spec.groups)  # of keys and values
+    key_value = sum(_key_value_weights(arch, spec))
     count = arch.vocab_size * width * (1 if config.get("tie_word_embeddings") else 2)
-    count += layers * (2 * query * width + 3 * width * arch.intermediate_size + 2 * width)  # q, o, mlp, norms
-    count += key_value * width + width  # k and v; the last norm
-    if bias:
-        count += layers * query + key_value + (0 if family == "qwen2" else layers * width)
+    count += layers * (arch.query_weights + arch.output_weights) + key_value + sum(arch.mlp_weights(active=False))
+    count += (2 * layers + 1) * width  # norms
     if spec is not None and spec.groups:
         count += width  # norm_swiftkv
-    if family == "qwen3":  # norms of queries, and of keys where they are made
-        keys = layers if spec is None else spec.num_key_value_layers + len(spec.groups)
-        count += (layers + keys) * arch.head_dim
-    return count
+    if isinstance(arch, LatentDimensions):
+        query, keys = arch.q_lora_rank, makers * arch.cached()  # where biases are
+        count += layers * query + makers * arch.kv_lora_rank  # norms of the latents
+    else:
+        query, keys = arch.query_weights // width, key_value // width
+        count += (layers + makers) * arch.head_dim if row.normalised else 0
+        count += layers * (2 * arch.intermediate_size + width) if config.get("mlp_bias") else 0
+    count += layers * query + keys if has_bias(row.bias, config) else 0
+    return count + (layers * width if has_bias(row.output_bias, config) else 0)
 
 
 def published_vocab_size(vocab_size: int) -> int:
@@ -210,7 +161,7 @@ def published_vocab_size(vocab_size: int) -> int:
     return vocab_size if vocab_size % 1024 == 0 else round(vocab_size / 1000) * 1024
 
 
-def published_gflops(arch: Architecture, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
+def published_gflops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
     """GFLOPs per prefill token by operation, counted and scaled as in the paper's Table 1 (see the module's text).
 
     The mean token sees half of the `tokens` positions; attention is in units of 2^30 FLOPs, the others of 10^9.
@@ -218,7 +169,7 @@ def published_gflops(arch: Architecture, spec: SwiftKVSpec | None, tokens: int) 
     flops = prefill_flops(arch, spec, tokens)
     ordinary = arch.num_hidden_layers if spec is None else spec.num_key_value_layers
     # The causal mean over S positions is (S + 1) / 2; the paper counts S / 2.
-    surplus = ordinary * 2 * arch.num_attention_heads * arch.head_dim
+    surplus = ordinary * arch.pair_flops / 2
     gflops = {operation: count / tokens / GIGA for operation, count in flops.items()}
     gflops["vocab"] = 4 * published_vocab_size(arch.vocab_size) * arch.hidden_size / GIGA
     gflops["attention"] = (flops["attention"] / tokens - surplus) / GIBI
@@ -250,7 +201,7 @@ def cost_record(
     """
     if sequence_length < 1 or output_tokens < 1:
         raise UserError(f"sequence length ({sequence_length}) and output tokens ({output_tokens}) must be at least 1")
-    arch = Architecture.from_config(config)
+    arch = Dimensions.from_config(config)
     variants = {}
     for variant, fields in specs.items():
         try:
@@ -273,7 +224,7 @@ def cost_record(
     }
 
 
-def _variant_record(arch: Architecture, spec: SwiftKVSpec | None, tokens: int, output: int) -> dict[str, Any]:
+def _variant_record(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, output: int) -> dict[str, Any]:
     def totals(variant: SwiftKVSpec | None) -> tuple[int, int]:
         prefill = sum(prefill_flops(arch, variant, tokens).values())
         return prefill, sum(request_flops(arch, variant, tokens, output).values())
@@ -308,6 +259,8 @@ def _variant_record(arch: Architecture, spec: SwiftKVSpec | None, tokens: int, o
     }
 
 
-def _check(arch: Architecture, spec: SwiftKVSpec | None) -> None:
+def _check(arch: Dimensions, spec: SwiftKVSpec | None) -> None:
     if spec is not None and spec.num_hidden_layers != arch.num_hidden_layers:
         raise ValueError(f"it is for {spec.num_hidden_layers} layers, but the model has {arch.num_hidden_layers}")
+    if spec is not None:
+        check_latent_heads(isinstance(arch, LatentDimensions), spec.num_key_value_heads)

@@ -1,9 +1,11 @@
 """The contents page against the paper's and the blog post's own lists of tables and figures."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.kinds import KINDS
@@ -54,6 +56,21 @@ def test_the_contents_page_is_right_at_every_scale(scale):
     contents.check(scale)
     for name in contents.names(scale):
         assert contents.needs(scale, name) is not None
+
+
+def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
+    page = (ROOT / "docs/adding/model.md").read_text()
+    (block,) = (text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "\nroles:" in text)
+    said = yaml.safe_load(block)
+    readme = re.findall(r"```yaml\n(models:.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    mine = yaml.safe_load(readme[0])["models"]["mine"] | said["models"]["mine"]
+    assert set(said["roles"]) < set(config["roles"])
+    for role in config["roles"].keys() - {"released"}:  # which has a checkpoint that others trained
+        changed = config | {"stand_ins": said["stand_ins"], "models": config["models"] | {"mine": mine}}
+        changed["roles"] = config["roles"] | {role: "mine"}
+        contents.check(changed)
+        for name in contents.names(changed):
+            assert contents.needs(changed, name) is not None
 
 
 def test_what_shows_quality_alone_is_not_made_of_made_up_weights():

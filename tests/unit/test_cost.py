@@ -7,7 +7,7 @@ import pytest
 
 from swiftkv.cost import (
     OPERATIONS,
-    Architecture,
+    added_weights,
     cost_record,
     decode_flops,
     kv_bytes_per_token,
@@ -17,8 +17,12 @@ from swiftkv.cost import (
     published_vocab_size,
     request_flops,
 )
+from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
+from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
+from tests.conftest import GROUPED_QUERY, SHAPE
+from tests.conftest import LATENT as LATENT_SHAPE
 
 RESOURCES = Path(__file__).parents[2] / "resources"
 TINY = {
@@ -30,6 +34,7 @@ TINY = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
+LATENT = SHAPE | LATENT_SHAPE | {"model_type": "deepseek_v2"}
 SMOLLM2 = {
     "model_type": "llama",
     "hidden_size": 576,
@@ -41,12 +46,12 @@ SMOLLM2 = {
 }
 
 
-def architecture(name: str) -> Architecture:
-    return Architecture.from_config(json.loads((RESOURCES / f"architectures/{name}.json").read_text())["config"])
+def dimensions(name: str) -> Dimensions:
+    return Dimensions.from_config(json.loads((RESOURCES / f"architectures/{name}.json").read_text())["config"])
 
 
 def test_paper_counts_attention_in_units_of_two_to_the_thirty():
-    arch = architecture("llama-3.1-70b")
+    arch = dimensions("llama-3.1-70b")
     exact = prefill_flops(arch, None, 131072)
     assert published_gflops(arch, None, 131072)["attention"] == 160.0
     assert exact["attention"] == 80 * 4 * 8192 * (131072 * 131073 // 2)
@@ -64,7 +69,7 @@ def test_published_vocabulary():
     [None, SwiftKVSpec(6, 6), SwiftKVSpec(6, 2), SwiftKVSpec(6, 2, 4), SwiftKVSpec(6, 1, 3), SwiftKVSpec(6, 3, 1, 1)],
 )
 def test_counts_equal_a_layer_by_layer_count(spec):
-    arch, tokens = Architecture.from_config(TINY), 7
+    arch, tokens = Dimensions.from_config(TINY), 7
     count = dict.fromkeys(OPERATIONS, 0)
     for position in range(1, tokens + 1):
         for layer in range(6):
@@ -82,14 +87,14 @@ def test_counts_equal_a_layer_by_layer_count(spec):
 
 
 def test_full_l_costs_what_the_baseline_costs():
-    arch = Architecture.from_config(TINY)
+    arch = Dimensions.from_config(TINY)
     for function, argument in ((prefill_flops, 9), (decode_flops, 9)):
         assert function(arch, SwiftKVSpec(6, 6), argument) == function(arch, None, argument)
     assert kv_bytes_per_token(arch, SwiftKVSpec(6, 6)) == kv_bytes_per_token(arch, None)
 
 
 def test_baseline_request_is_prefill_of_all_but_the_last_token_and_its_logits():
-    arch = Architecture.from_config(TINY)
+    arch = Dimensions.from_config(TINY)
     request, prefill = request_flops(arch, None, 40, 5), prefill_flops(arch, None, 44)
     head = 2 * 512 * 64
     assert request == {**prefill, "vocab": 5 * head}
@@ -99,26 +104,26 @@ def test_baseline_request_is_prefill_of_all_but_the_last_token_and_its_logits():
 @pytest.mark.parametrize(("prompt", "limit"), [(2000, 1.890), (6000, 1.931)])
 def test_request_limit_of_smollm2(prompt, limit):
     """Limits worked out by hand for l = 15 and 16 output tokens."""
-    arch = Architecture.from_config(SMOLLM2)
+    arch = Dimensions.from_config(SMOLLM2)
     base = sum(request_flops(arch, None, prompt, 16).values())
     assert base / sum(request_flops(arch, SwiftKVSpec(30, 15), prompt, 16).values()) == pytest.approx(limit, abs=5e-4)
 
 
 def test_sliding_window_bounds_attention():
-    windowed = Architecture.from_config({**TINY, "model_type": "mistral", "sliding_window": 4})
+    windowed = Dimensions.from_config({**TINY, "model_type": "mistral", "sliding_window": 4})
     seen = sum(min(position, 4) for position in range(1, 11))
     assert prefill_flops(windowed, None, 10)["attention"] == 6 * 4 * 64 * seen
     assert decode_flops(windowed, None, 10)["attention"] == 6 * 4 * 64 * 4
-    assert prefill_flops(windowed, None, 3) == prefill_flops(Architecture.from_config(TINY), None, 3)
+    assert prefill_flops(windowed, None, 3) == prefill_flops(Dimensions.from_config(TINY), None, 3)
     qwen = {**TINY, "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": False}
-    assert Architecture.from_config(qwen).windows == (None,) * 6
-    assert Architecture.from_config({**qwen, "use_sliding_window": True, "max_window_layers": 4}).windows == (
+    assert Dimensions.from_config(qwen).windows == (None,) * 6
+    assert Dimensions.from_config({**qwen, "use_sliding_window": True, "max_window_layers": 4}).windows == (
         None,
     ) * 4 + (4, 4)
 
 
 def test_kv_cache_bytes_and_capacity():
-    arch = architecture("llama-3.1-8b")
+    arch = dimensions("llama-3.1-8b")
     assert kv_bytes_per_token(arch, None) == 131072  # 2 x 32 layers x 8 heads x 128 x 2 bytes
     assert kv_bytes_per_token(arch, SwiftKVSpec(32, 16, 4), "fp8") == 40960
     for spec in (SwiftKVSpec(32, 16), SwiftKVSpec(32, 16, 16), SwiftKVSpec(32, 16, 1, 2)):
@@ -132,6 +137,39 @@ def test_parameters_are_those_that_are_published(name, parameters):
     assert parameter_count(config) == parameters
 
 
+BIASED = {"attention_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [(name, {}) for name in GROUPED_QUERY]
+    + [("llama", BIASED | {"mlp_bias": True}), ("qwen3", BIASED)]
+    + [("deepseek_v2", {"num_experts_per_tok": 8} | changes) for changes in ({}, BIASED | {"q_lora_rank": 20})],
+)
+def test_every_architecture_counts_what_its_model_has(architecture, changes, tiny_teacher):
+    """All parameters of a real model, and two FLOPs for each weight of its matrices that a token meets."""
+    teacher = tiny_teacher(architecture, tie_word_embeddings=False, **changes)
+    config, spec = teacher.config.to_dict(), SwiftKVSpec(6, 2, 3)
+    assert parameter_count(config) == teacher.num_parameters()
+    matrices = [p.numel() for name, p in teacher.named_parameters() if p.dim() > 1 and "embed_tokens" not in name]
+    arch = Dimensions.from_config(config)
+    assert sum(decode_flops(arch, None, 9).values()) == 2 * sum(matrices) + 9 * 6 * arch.pair_flops
+    student = rewire(teacher, spec)
+    added = student.swiftkv_parameters()
+    assert added_weights(arch, spec) == sum(value.numel() for value in added.values() if value.dim() > 1)
+    student.model.drop_teacher_projections()
+    assert parameter_count(config, spec) == student.num_parameters()
+
+
+def test_a_latent_cache_keeps_one_latent_a_layer_or_group():
+    arch = Dimensions.from_config(LATENT)
+    assert kv_bytes_per_token(arch, None) == 2 * 6 * (24 + 8)
+    assert kv_bytes_per_token(arch, SwiftKVSpec(6, 2, 3)) == 2 * (2 + 2) * (24 + 8)
+    prefill = prefill_flops(arch, SwiftKVSpec(6, 2), 7)
+    assert prefill["attention"] == 2 * 28 * 2 * 8 * (16 + 8 + 12)
+    assert prefill["mlp"] == 7 * 2 * 64 * (3 * 96 + 3 * 32 * (1 + 2) + 8)  # a dense layer, and one with 3 of 9 experts
+
+
 def test_tied_embeddings_count_once():
     smollm2 = SMOLLM2 | {"tie_word_embeddings": True}
     assert parameter_count(smollm2) == 134_515_008
@@ -141,7 +179,7 @@ def test_tied_embeddings_count_once():
 def test_record_limits():
     specs = {"baseline": None, "half": vars(SwiftKVSpec(6, 3, 3))}
     record = cost_record("tiny", "Tiny", TINY, specs, sequence_length=32, output_tokens=4, source="made up")
-    half, arch = record["variants"]["half"], Architecture.from_config(TINY)
+    half, arch = record["variants"]["half"], Dimensions.from_config(TINY)
     base, ours = (sum(prefill_flops(arch, spec, 32).values()) for spec in (None, SwiftKVSpec(6, 3, 3)))
     assert half["limits"]["prefill_speedup"] == pytest.approx(base / ours)
     assert half["relative_flops"] == pytest.approx(ours / base)
@@ -156,17 +194,19 @@ def test_every_architecture_file_is_read():
     for file in sorted((RESOURCES / "architectures").glob("*.json")):
         content = json.loads(file.read_text())
         assert content["source"].startswith("config.json of https://huggingface.co/")
-        if content["config"]["model_type"] == "deepseek_v2":
-            with pytest.raises(UserError, match="deepseek_v2"):
-                Architecture.from_config(content["config"])
-        else:
-            Architecture.from_config(content["config"])
+        Dimensions.from_config(content["config"])
 
 
 @pytest.mark.parametrize(
     ("config", "specs", "length", "message"),
     [
-        ({**TINY, "model_type": "mamba"}, {"baseline": None}, 8, "no cost model for model_type 'mamba'"),
+        (
+            {**TINY, "model_type": "mamba"},
+            {"baseline": None},
+            8,
+            "does not know 'mamba' models, only deepseek_v2, ",
+        ),
+        (LATENT, {"heads": {"num_hidden_layers": 6, "num_key_value_layers": 3, "num_key_value_heads": 1}}, 8, "latent"),
         ({**TINY, "hidden_size": None}, {"baseline": None}, 8, "hidden_size"),
         (TINY, {"half": {"num_hidden_layers": 6, "num_key_value_layers": 9}}, 8, "variant half of Tiny"),
         (TINY, {"half": {"num_hidden_layers": 8, "num_key_value_layers": 4}}, 8, "the model has 6"),

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-import swiftkv.models as models
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.checkpoint import _dispatch
+from swiftkv.models.classes import CLASSES
 from swiftkv.models.quantized import check_places
 from swiftkv.spec import SwiftKVSpec
 
@@ -175,7 +175,7 @@ def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teac
 
 
 def test_auto_classes():
-    for architecture, (config, model, causal_lm) in models.ARCHITECTURES.items():
+    for architecture, (config, model, causal_lm) in CLASSES.items():
         made = AutoConfig.for_model(f"{architecture}_swiftkv", num_hidden_layers=2, hidden_size=8, intermediate_size=8)
         assert type(made) is config and made.num_key_value_layers == 2
         assert model.config_class is config and causal_lm.config_class is config

@@ -106,13 +106,6 @@ def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
 # How big a model is
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"), [("deepseek-v2-lite", 15.71), ("llama-3.1-8b", 8.03), ("llama-3.1-405b", 405.85)]
-)
-def test_parameters_are_the_published_ones(name, billions):
-    assert size_of(name).parameters / 1e9 == pytest.approx(billions, abs=0.006)
-
-
 def test_a_token_goes_through_the_active_experts_only():
     assert size_of("deepseek-v2-lite").layer(1) * 27 / 2e9 == pytest.approx(
         2.4 - 0.2, rel=0.1

@@ -50,6 +50,11 @@ def write_files(page, project, prefix=""):
         if name := re.match(r"# (\S+\.(yaml|py))\n", block):
             found.append(f"{prefix}{name[1]}" if name[2] == "yaml" else name[1])
             (project / found[-1]).write_text(block)
+        elif row := re.match(r"# into (\w+) of (\S+)\n", block):
+            file = project / row[2]
+            opening = f"\n{row[1]} = {{\n"
+            assert file.read_text().count(opening) == 1
+            file.write_text(file.read_text().replace(opening, opening + block[row.end() :]))
     return found
 
 
@@ -117,6 +122,48 @@ def test_every_page_can_be_planned_and_checked(project, environment, monkeypatch
     assert len(shells) == len(jobs)
     split = [word for shell in shells for word in shlex.split(shell) if word == "my" or word.startswith("results/")]
     assert not split
+
+
+TRY_MORE = """
+import torch
+from swiftkv import architectures
+from swiftkv.models import load_swiftkv, save_swiftkv
+from swiftkv.start.fit import fitted_values
+
+assert torch.equal(rewire(model, SwiftKVSpec(4, 4))(tokens).logits, model(tokens).logits)
+spec = SwiftKVSpec(4, 1, 2)
+student = rewire(model, spec)
+for parameter in student.swiftkv_parameters().values():
+    parameter.data *= 1.1
+assert not torch.allclose(student(tokens).logits, model(tokens).logits)
+save_swiftkv(student, "student", keep_teacher_qkv=False)
+loaded = load_swiftkv("student", torch.float32)
+assert torch.equal(loaded(tokens).logits, student(tokens).logits)
+assert parameter_count(loaded.config.to_dict(), spec) == loaded.num_parameters()
+student.config.swiftkv = False
+assert torch.equal(student(tokens).logits, model(tokens).logits)
+for refused in (lambda: fitted_values(model, spec, None, 0.0), lambda: architectures.check_served(loaded.config.model_type)):
+    try:
+        refused()
+    except architectures.UserError as error:
+        print(error)
+"""
+
+
+def test_an_architecture_is_one_row_and_one_module(project, environment):
+    """The page's own, which this project does not have: rewired, saved, counted, and refused where it cannot go."""
+    write_files(ROOT / "docs/adding/model.md", project)
+    with (project / "try_it.py").open("a") as program:
+        program.write(TRY_MORE)
+    command = [sys.executable, "try_it.py"]
+    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [
+        "equal: True",
+        "counted: True",
+        "the keys of hunyuan_v1_dense are normalised, so no linear fit gives them; use start: copied",
+        "a SwiftKV model of 'hunyuan_v1_dense' cannot be served: nobody has tried its layers in vLLM",
+    ]
 
 
 def test_there_is_a_page_for_everything_that_can_be_added():

@@ -6,9 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from swiftkv.architectures import check_served
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
-from swiftkv.serve.served import check_served
 from swiftkv.sources import package_file
 from swiftkv.spec import SwiftKVSpec
 
@@ -28,11 +28,11 @@ def dummy_config(config: dict[str, Any], spec: dict[str, int | None] | None) -> 
     """
     from transformers import AutoConfig
 
-    from swiftkv.models import ARCHITECTURES
+    from swiftkv.models.classes import CLASSES
 
     family = config.get("model_type")
-    if family not in ARCHITECTURES:
-        raise UserError(f"a {family!r} model cannot be served as SwiftKV, only {', '.join(sorted(ARCHITECTURES))}")
+    if family not in CLASSES:
+        raise UserError(f"a {family!r} model cannot be served as SwiftKV, only {', '.join(sorted(CLASSES))}")
     if spec is not None:
         check_served(family)
     fields = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
@@ -41,7 +41,7 @@ def dummy_config(config: dict[str, Any], spec: dict[str, int | None] | None) -> 
         ordinary = AutoConfig.for_model(family, **fields)
         ordinary.architectures = config["architectures"]
         return ordinary
-    config_class, _, model_class = ARCHITECTURES[family]
+    config_class, _, model_class = CLASSES[family]
     try:
         shape = SwiftKVSpec(**spec)
         written = config_class(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swiftkv.cost import Architecture
+from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.measure.memory import Budget, cpu_budget, gpu_budget
 from swiftkv.measure.process import offline_environment, program
@@ -52,9 +52,9 @@ class Subject:
         return read_json(self.folder / "config.json")
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> Dimensions:
         """The dimensions of the model, for the cost model."""
-        return Architecture.from_config(self.config)
+        return Dimensions.from_config(self.config)
 
     @property
     def swiftkv_spec(self) -> SwiftKVSpec | None:

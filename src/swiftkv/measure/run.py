@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
 from swiftkv.measure import capacity, decode, forward, goodput, latency, memory, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
@@ -14,7 +15,6 @@ from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
 from swiftkv.records import describe_spec, measurement, weights_of
-from swiftkv.serve.served import check_served
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,

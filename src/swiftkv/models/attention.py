@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -21,8 +22,8 @@ PositionEmbeddings = tuple[torch.Tensor, torch.Tensor] | torch.Tensor
 class SwiftKVAttentionMixin:
     """Attention of a layer >= l; without `key_value` it is the teacher's.
 
-    An architecture with other projections than q_proj, k_proj and v_proj names them and overrides the three methods
-    that use them.
+    An architecture that does more to queries and keys than RoPE overrides `finish_query` and `finish_key`. One with other
+    projections than q_proj, k_proj and v_proj names them and overrides `project_query` and `project_key_value`.
 
     Attributes:
         query_projections: modules that make the queries, in order; one that the model has none of is None.
@@ -40,21 +41,22 @@ class SwiftKVAttentionMixin:
         self.add_projections(config, spec, owner=layer_idx == spec.owner(layer_idx))
 
     def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
-        """Make the student's projections: of queries, and of keys and values if the layer is its group's `owner`."""
-        bias = self.q_proj.bias is not None
-        self.q_proj_swiftkv = nn.Linear(config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
-        if owner:
-            width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
-            self.k_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
-            self.v_proj_swiftkv = nn.Linear(config.hidden_size, width, bias=bias)
+        """Make the student's modules like the teacher's, those of keys and values if the layer is its group's `owner`."""
+        for name in self.query_projections + (self.key_value_projections if owner else ()):
+            if (module := getattr(self, name)) is None:
+                continue
+            if name in ("k_proj", "v_proj"):
+                width = (spec.num_key_value_heads or config.num_key_value_heads) * self.head_dim
+                module = nn.Linear(config.hidden_size, width, bias=module.bias is not None)
+            setattr(self, f"{name}_swiftkv", copy.deepcopy(module))
 
-    def normed_query(self, query: torch.Tensor) -> torch.Tensor:
-        """What an architecture does to queries [B, T, heads, head size] before RoPE: here nothing."""
-        return query
+    def finish_query(self, query: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
+        """What projected queries [B, T, heads, head size] become before attention: here RoPE turns them."""
+        return rotate(query, position_embeddings)
 
-    def normed_key(self, key: torch.Tensor) -> torch.Tensor:
-        """What an architecture does to keys [B, T, KV heads, head size] before RoPE: here nothing."""
-        return key
+    def finish_key(self, key: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
+        """What projected keys [B, T, KV heads, head size] become before the cache: here RoPE turns them."""
+        return rotate(key, position_embeddings)
 
     def project_key_value(
         self,
@@ -77,7 +79,7 @@ class SwiftKVAttentionMixin:
         states = states.to(device)
         position_embeddings = each_table(position_embeddings, lambda table: table.to(device))
         shape = (*states.shape[:-1], -1, self.head_dim)
-        key = _rotate(self.normed_key(self.k_proj_swiftkv(states).view(shape)).transpose(1, 2), position_embeddings)
+        key = self.finish_key(self.k_proj_swiftkv(states).view(shape), position_embeddings).transpose(1, 2)
         value = self.v_proj_swiftkv(states).view(shape).transpose(1, 2)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -86,8 +88,7 @@ class SwiftKVAttentionMixin:
     def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
         """The student's queries (with RoPE) [B, heads, T, head size] of normed states [B, T, D]."""
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query = self.normed_query(self.q_proj_swiftkv(hidden_states).view(shape)).transpose(1, 2)
-        return _rotate(query, position_embeddings)
+        return self.finish_query(self.q_proj_swiftkv(hidden_states).view(shape), position_embeddings).transpose(1, 2)
 
     def forward(
         self,
@@ -136,6 +137,7 @@ def each_table(
     return tuple(change(table) for table in position_embeddings)
 
 
-def _rotate(states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    cos, sin = (table.unsqueeze(1) for table in position_embeddings)
+def rotate(states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
+    """RoPE of [B, T, heads, head size] by cosines and sines [B, T, head size]."""
+    cos, sin = (table.unsqueeze(2) for table in position_embeddings)
     return states * cos + rotate_half(states) * sin

@@ -17,8 +17,9 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
+from swiftkv.architectures import ARCHITECTURES
 from swiftkv.errors import UserError
-from swiftkv.models.architectures import ARCHITECTURES
+from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.quantized import check_places, load_quantized
 from swiftkv.models.quiet import quiet
 from swiftkv.models.rewire import rewire
@@ -76,7 +77,7 @@ def load_swiftkv(
     Raises:
         UserError: as `load_base`; a SwiftKV tensor that is absent is named.
     """
-    return _load(path, dtype, _swiftkv_types(), device_map)
+    return _load(path, dtype, SWIFTKV_TYPES, device_map)
 
 
 @torch.no_grad()
@@ -94,7 +95,7 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
         UserError: as `load_swiftkv`, or the checkpoint is not of this model.
     """
     path = Path(path)
-    config = _read_config(path, _swiftkv_types())
+    config = _read_config(path, SWIFTKV_TYPES)
     model = rewire(teacher, SwiftKVSpec.from_config(config))
     use_float8(model, quantized_names(model) if is_quantized(config) else ())
     parameters = dict(model.named_parameters())
@@ -222,11 +223,7 @@ def check_swiftkv(path: str | Path) -> None:
     Raises:
         UserError: as `load_swiftkv`.
     """
-    _read_config(Path(path), _swiftkv_types())
-
-
-def _swiftkv_types() -> set[str]:
-    return {config.model_type for config, *_ in ARCHITECTURES.values()}
+    _read_config(Path(path), SWIFTKV_TYPES)
 
 
 def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:

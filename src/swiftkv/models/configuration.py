@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from swiftkv.architectures import architecture, check_latent_heads
 from swiftkv.spec import SwiftKVSpec
 
 PUBLISHED_FIELDS = ("swiftkv", "num_key_value_layers", "key_value_group_size")
@@ -36,6 +37,7 @@ class SwiftKVConfigMixin:
             self.num_key_value_layers = self.num_hidden_layers
         super().__post_init__(**kwargs)
         spec = SwiftKVSpec.from_config(self)
+        check_latent_heads(architecture(self.model_type).latent, self.swiftkv_num_key_value_heads)
         check_heads(spec, self.num_attention_heads, self.num_key_value_heads)
         types = layer_types(self)
         for group in spec.groups:

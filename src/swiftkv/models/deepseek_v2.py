@@ -1,13 +1,10 @@
-"""SwiftKV for DeepSeek-V2: latent attention, where keys and values of all heads are made from one small latent.
+"""What DeepSeek-V2 has of its own: latent attention, where keys and values of all heads are made from one small latent.
 
 A layer >= l takes its latent from s = norm_swiftkv(h_l), and so does the one rotary key that its heads share:
     [c k_R] = kv_a_proj_with_mqa_swiftkv(s),   [K_C V] = kv_b_proj_swiftkv(kv_a_layernorm_swiftkv(c)),   K = [K_C RoPE(k_R)]
 Layers of an AcrossKV group share all three modules of the first one. As transformers' DeepSeek-V2 does, the KV cache
 keeps the normed latent and RoPE(k_R), not keys and values. Experts stay the model's own.
 """
-
-import copy
-from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -16,42 +13,16 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 from transformers.modeling_outputs import MoeModelOutputWithPast
-from transformers.models.deepseek_v2.configuration_deepseek_v2 import DeepseekV2Config
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
-    DeepseekV2Attention,
-    DeepseekV2ForCausalLM,
-    DeepseekV2Model,
-    DeepseekV2RMSNorm,
-)
 
 from swiftkv.models.attention import PositionEmbeddings, SwiftKVAttentionMixin, each_table
-from swiftkv.models.configuration import SwiftKVConfigMixin
 from swiftkv.models.swiftkv import SwiftKVCausalLMMixin, SwiftKVModelMixin
-from swiftkv.spec import SwiftKVSpec
 
 
-class DeepseekV2SwiftKVConfig(SwiftKVConfigMixin, DeepseekV2Config):
-    """`DeepseekV2Config` with the SwiftKV fields."""
-
-    model_type = "deepseek_v2_swiftkv"
-
-    def __post_init__(self, **kwargs) -> None:
-        super().__post_init__(**kwargs)
-        if self.swiftkv_num_key_value_heads is not None:
-            raise ValueError("latent attention has no key/value heads that layers could have more or fewer of")
-
-
-class DeepseekV2SwiftKVAttention(SwiftKVAttentionMixin, DeepseekV2Attention):
-    """Attention of a DeepSeek-V2 layer >= l, as teacher or as student."""
+class Attention(SwiftKVAttentionMixin):
+    """See `SwiftKVAttentionMixin`."""
 
     query_projections = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")  # the first, or the other three
     key_value_projections = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
-
-    def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
-        """See `SwiftKVAttentionMixin`."""
-        for name in self.query_projections + (self.key_value_projections if owner else ()):
-            if (projection := getattr(self, name)) is not None:
-                setattr(self, f"{name}_swiftkv", copy.deepcopy(projection))
 
     def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
         """See `SwiftKVAttentionMixin`."""
@@ -96,20 +67,14 @@ class _Experts:
         return True
 
 
-class DeepseekV2SwiftKVModel(_Experts, SwiftKVModelMixin, DeepseekV2Model):
-    """DeepSeek-V2 decoder with SwiftKV from layer l on."""
+class Model(_Experts, SwiftKVModelMixin):
+    """See `SwiftKVModelMixin`."""
 
-    config: DeepseekV2SwiftKVConfig
-    attention_class = DeepseekV2SwiftKVAttention
-    norm_class = DeepseekV2RMSNorm
     output_class = MoeModelOutputWithPast
 
 
-class DeepseekV2SwiftKVForCausalLM(_Experts, SwiftKVCausalLMMixin, DeepseekV2ForCausalLM):
-    """DeepSeek-V2 language model with SwiftKV from layer l on."""
-
-    config: DeepseekV2SwiftKVConfig
-    model_class = DeepseekV2SwiftKVModel
+class CausalLM(_Experts, SwiftKVCausalLMMixin):
+    """See `SwiftKVCausalLMMixin`."""
 
 
 def _rotate(states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
@@ -119,6 +84,4 @@ def _rotate(states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Te
 
 
 # Checkpoints hold experts one by one, the model holds them as one tensor; the same holds for the SwiftKV ones.
-register_checkpoint_conversion_mapping(
-    DeepseekV2SwiftKVConfig.model_type, get_checkpoint_conversion_mapping(DeepseekV2Config.model_type)
-)
+register_checkpoint_conversion_mapping("deepseek_v2_swiftkv", get_checkpoint_conversion_mapping("deepseek_v2"))

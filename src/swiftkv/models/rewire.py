@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from swiftkv.errors import UserError
-from swiftkv.models.architectures import ARCHITECTURES
+from swiftkv.models.classes import CLASSES
 from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
 
@@ -36,14 +36,14 @@ def rewire(
         UserError: the architecture is not supported, or `spec` does not fit the model.
     """
     model_type = teacher.config.model_type
-    if model_type not in ARCHITECTURES:
-        raise UserError(f"SwiftKV cannot rewire a {model_type!r} model, only {', '.join(sorted(ARCHITECTURES))}")
+    if model_type not in CLASSES:
+        raise UserError(f"SwiftKV cannot rewire a {model_type!r} model, only {', '.join(sorted(CLASSES))}")
     if spec.num_hidden_layers != teacher.config.num_hidden_layers:
         raise UserError(
             f"the SwiftKV spec is for {spec.num_hidden_layers} layers, but the model has "
             f"{teacher.config.num_hidden_layers}"
         )
-    config_class, _, model_class = ARCHITECTURES[model_type]
+    config_class, _, model_class = CLASSES[model_type]
     fields = teacher.config.to_dict()
     fields.pop("model_type")
     try:
@@ -80,7 +80,7 @@ def rewire(
 def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Parameter]:
     """New SwiftKV parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device; see `rewire`."""
     layers, values = teacher.model.layers, {}
-    attention = ARCHITECTURES[teacher.config.model_type][1].attention_class
+    attention = CLASSES[teacher.config.model_type].model.attention_class
     for group in spec.groups:
         for layer in group:
             for projection in attention.query_projections:

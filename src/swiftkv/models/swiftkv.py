@@ -92,12 +92,11 @@ class SwiftKVPreTrainedMixin:
 class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
     """Decoder whose layers >= l can run as the teacher's or as the student's.
 
-    An architecture gives `attention_class` and `norm_class`, and `output_class` where its language model reads more of
-    the decoder's output than Llama's.
+    An architecture gives `attention_class`, and `output_class` where its language model reads more of the decoder's output
+    than Llama's.
     """
 
     attention_class: type[nn.Module]
-    norm_class: type[nn.Module]
     output_class: type[ModelOutput] = BaseModelOutputWithPast
 
     def __init__(self, config: Any) -> None:
@@ -107,7 +106,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         for index in range(self.spec.num_key_value_layers, config.num_hidden_layers):
             self.layers[index].self_attn = self.attention_class(config, index)
         if self.spec.groups:
-            self.norm_swiftkv = self.norm_class(config.hidden_size, eps=config.rms_norm_eps)
+            self.norm_swiftkv = type(self.norm)(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
     @property

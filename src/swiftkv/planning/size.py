@@ -1,4 +1,4 @@
-"""How big a model is: FLOPs of a layer, parameters, bytes. Dense decoders as in `swiftkv.cost`, and DeepSeek-V2."""
+"""How big a model is: FLOPs of a layer, parameters, bytes, as `swiftkv.cost` counts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv import config as cfg
-from swiftkv.cost import Architecture, parameter_count, prefill_flops
+from swiftkv.cost import added_weights, parameter_count, prefill_flops
+from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
 from swiftkv.sources import package_file
@@ -86,11 +87,6 @@ class Size:
         return size
 
     @property
-    def latent(self) -> bool:
-        """Whether it is a DeepSeek-V2: latent attention, experts."""
-        return str(self.config["model_type"]).startswith("deepseek_v2")
-
-    @property
     def layers(self) -> int:
         """L."""
         return self.config["num_hidden_layers"]
@@ -101,14 +97,14 @@ class Size:
         return self.config["hidden_size"]
 
     @cached_property
-    def arch(self) -> Architecture:
-        """The dimensions of a dense decoder."""
-        return Architecture.from_config(self.config)
+    def arch(self) -> Dimensions:
+        """The dimensions that cost depends on."""
+        return Dimensions.from_config(self.config)
 
     @cached_property
     def parameters(self) -> int:
         """All parameters of the unchanged model."""
-        return sum(self._latent(active=False)) + self._vocabulary if self.latent else parameter_count(self.config)
+        return parameter_count(self.config)
 
     @property
     def _vocabulary(self) -> int:
@@ -122,58 +118,22 @@ class Size:
     def layer(self, context: float) -> float:
         """Mean FLOPs of a token in one ordinary layer, in causal sequences of `context` tokens."""
         context = max(1, round(context))
-        if not self.latent:
-            return sum(prefill_flops(self.arch, None, context).values()) / (context * self.layers)
-        c = self.config
-        heads = c["num_attention_heads"] * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"] + c["v_head_dim"])
-        return 2 * sum(self._latent(active=True)) / self.layers + heads * context
-
-    def _latent(self, active: bool) -> tuple[int, int]:
-        """Parameters of all layers' attention, and of their feed-forward parts that a token goes through, or of all."""
-        c, width = self.config, self.width
-        dense = c["first_k_dense_replace"]
-        experts = (c["num_experts_per_tok"] if active else c["n_routed_experts"]) + c["n_shared_experts"]
-        sparse = 3 * width * c["moe_intermediate_size"] * experts + width * c["n_routed_experts"]
-        attention = sum(self._latent_attention().values()) + c["num_attention_heads"] * c["v_head_dim"] * width
-        return self.layers * attention, dense * 3 * width * c["intermediate_size"] + (self.layers - dense) * sparse
-
-    def _latent_attention(self) -> dict[str, int]:
-        """Parameters of one layer's query and key/value projections."""
-        c, width, heads = self.config, self.width, self.config["num_attention_heads"]
-        query, latent = heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"]), c["kv_lora_rank"]
-        rank = c.get("q_lora_rank")
-        made = latent * heads * (c["qk_nope_head_dim"] + c["v_head_dim"])
-        return {
-            "q": width * rank + rank * query if rank else width * query,
-            "kv": width * (latent + c["qk_rope_head_dim"]) + made,
-        }
+        return sum(prefill_flops(self.arch, None, context).values()) / (context * self.layers)
 
     @property
     def keys_and_values(self) -> int:
         """Rows of what a fitted start regresses to in one layer: keys and values, or the latent and the rotary key."""
-        if self.latent:
-            return self.config["kv_lora_rank"] + self.config["qk_rope_head_dim"]
-        return 2 * self.arch.num_key_value_heads * self.arch.head_dim
-
-    def projections(self, spec: SwiftKVSpec) -> int:
-        """Parameters that SwiftKV adds: queries of every layer from l on, keys and values of every group."""
-        upper, groups = spec.num_hidden_layers - spec.num_key_value_layers, len(spec.groups)
-        if self.latent:
-            parts = self._latent_attention()
-            return upper * parts["q"] + groups * parts["kv"]
-        query = self.width * self.arch.num_attention_heads * self.arch.head_dim
-        heads = spec.num_key_value_heads or self.arch.num_key_value_heads
-        return upper * query + groups * 2 * self.width * heads * self.arch.head_dim
+        return self.arch.cached()
 
     def trained(self, spec: SwiftKVSpec | None, train: str) -> int:
         """Parameters that a recipe's `train` trains."""
         if spec is None or train == "all":
             return self.parameters
-        count = self.projections(spec) + (self.head // 2 if spec.early_exit else 0)
+        count = added_weights(self.arch, spec) + (self.head // 2 if spec.early_exit else 0)
         if train == "upper_layers":
             # Everything else in these layers; the projections above take the place of the teacher's.
             upper = self.layers - spec.num_key_value_layers
-            own = self.projections(SwiftKVSpec(self.layers, self.layers - 1))
+            own = added_weights(self.arch, SwiftKVSpec(self.layers, self.layers - 1))
             count += upper * ((self.parameters - self._vocabulary) // self.layers - own)
         return count
 
@@ -190,7 +150,9 @@ class Size:
         """Of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
         if spec is None:
             return self.bytes
-        return self.bytes + self.projections(spec) * (1 if self.fp8 else 2) + (self.head if spec.early_exit else 0)
+        return (
+            self.bytes + added_weights(self.arch, spec) * (1 if self.fp8 else 2) + (self.head if spec.early_exit else 0)
+        )
 
 
 def spec_of(config: dict[str, Any], model: str, variant: str) -> SwiftKVSpec | None:

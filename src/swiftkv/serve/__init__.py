@@ -1,28 +1,16 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`features.py` says what of vLLM is needed and `served.py` which architectures are not served, `hook.py` chooses the mode,
-`refusals.py` says which settings cannot work, `model.py` holds the two halves of the model, `attention.py` the layers >= l
-and the shared caches, `weights.py` places and checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill
-cannot answer, `latent.py` names an architecture that is refused, `merge_all_layers.py` is the comparison of Section 5.1.
-Nothing in vLLM is replaced: every name used is importable.
+`features.py` says what of vLLM is needed, `hook.py` chooses the mode, `refusals.py` says which settings cannot work,
+`model.py` holds the two halves of the model, `attention.py` the layers >= l and the shared caches, `weights.py` places and
+checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is the
+comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
 """
 
+from swiftkv.architectures import ARCHITECTURES
 from swiftkv.records import installed_version
 
 # Releases whose CPU builds pass the exactness tests (docs/serving.md has the table). Any other is judged by its features.
 TESTED = ((0, 26), (0, 32))
-
-ARCHITECTURES = {
-    "LlamaSwiftKVForCausalLM": "swiftkv.serve.model:LlamaSwiftKVForCausalLM",
-    "MistralSwiftKVForCausalLM": "swiftkv.serve.model:MistralSwiftKVForCausalLM",
-    "Qwen2SwiftKVForCausalLM": "swiftkv.serve.model:Qwen2SwiftKVForCausalLM",
-    "Qwen3SwiftKVForCausalLM": "swiftkv.serve.model:Qwen3SwiftKVForCausalLM",
-    "DeepseekV2SwiftKVForCausalLM": "swiftkv.serve.latent:DeepseekV2SwiftKVForCausalLM",
-    "LlamaMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:LlamaMergeAllLayersForCausalLM",
-    "MistralMergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:MistralMergeAllLayersForCausalLM",
-    "Qwen2MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen2MergeAllLayersForCausalLM",
-    "Qwen3MergeAllLayersForCausalLM": "swiftkv.serve.merge_all_layers:Qwen3MergeAllLayersForCausalLM",
-}
 
 
 def register() -> None:
@@ -40,11 +28,15 @@ def register() -> None:
     from swiftkv.serve.hook import SwiftKVSettings
 
     known = ModelRegistry.get_supported_archs()
-    for architecture, place in ARCHITECTURES.items():
-        if architecture not in known:
-            ModelRegistry.register_model(architecture, place)
-        if "SwiftKV" in architecture:
-            MODELS_CONFIG_MAP[architecture] = SwiftKVSettings
+    for row in ARCHITECTURES.values():
+        # One that is not served is known all the same, so that its settings can refuse it with the reason.
+        places = {f"{row.classes}SwiftKVForCausalLM": "model"}
+        if not row.not_served:
+            places[f"{row.classes}MergeAllLayersForCausalLM"] = "merge_all_layers"
+        for name, module in places.items():
+            if name not in known:
+                ModelRegistry.register_model(name, f"swiftkv.serve.{module}:{name}")
+        MODELS_CONFIG_MAP[f"{row.classes}SwiftKVForCausalLM"] = SwiftKVSettings
 
 
 def vllm_version() -> str:

@@ -19,6 +19,7 @@ from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from swiftkv.architectures import architecture, has_bias
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
@@ -87,6 +88,7 @@ class SwiftKVCaches(nn.Module):
     def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, prefix: str) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config
+        row = architecture(config.model_type)
         self.heads = heads = Heads(config, spec)
         self.groups = len(spec.groups)
         size = heads.total_key_value * heads.copies * heads.head_dim
@@ -94,7 +96,7 @@ class SwiftKVCaches(nn.Module):
         self.kv_proj_swiftkv = MergedColumnParallelLinear(
             config.hidden_size,
             [size] * (2 * self.groups),
-            bias=has_qkv_bias(config),
+            bias=has_bias(row.bias, config.to_dict()),
             quant_config=vllm_config.quant_config,
             prefix=f"{prefix}.layers.{spec.num_key_value_layers}.self_attn.kv_proj_swiftkv",
         )
@@ -114,9 +116,7 @@ class SwiftKVCaches(nn.Module):
         ]
         self.owners = nn.ModuleList(owners)
         self.names = [owner.layer_name for owner in owners]
-        self.k_norm_swiftkv = (
-            GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if has_norms(config) else None
-        )
+        self.k_norm_swiftkv = GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if row.normalised else None
         backend = owners[0].attn_backend
         if backend.forward_includes_kv_cache_update:
             raise UserError(
@@ -163,16 +163,6 @@ def owner_name(prefix: str, layer: int) -> str:
     return f"{prefix}.layers.{layer}.self_attn.swiftkv_cache"
 
 
-def has_qkv_bias(config: Any) -> bool:
-    """Whether q, k and v have biases: always in Qwen2, by `attention_bias` in Llama, never in Mistral."""
-    return config.model_type.startswith("qwen2") or getattr(config, "attention_bias", False)
-
-
-def has_norms(config: Any) -> bool:
-    """Whether queries and keys are normalised by head: in Qwen3."""
-    return config.model_type.startswith("qwen3")
-
-
 class GroupNorms(nn.Module):
     """RMSNorms by head of the keys of all AcrossKV groups, each group with gains of its own."""
 
@@ -201,21 +191,22 @@ class SwiftKVAttention(nn.Module):
     def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
         super().__init__()
         config, quant_config = vllm_config.model_config.hf_config, vllm_config.quant_config
+        row = architecture(config.model_type)
         prefix = f"{model_prefix}.layers.{layer}.self_attn"
         heads = Heads(config, spec)
         self.q_proj_swiftkv = ColumnParallelLinear(
             config.hidden_size,
             heads.total_query * heads.head_dim,
-            bias=has_qkv_bias(config),
+            bias=has_bias(row.bias, config.to_dict()),
             quant_config=quant_config,
             prefix=f"{prefix}.q_proj_swiftkv",
         )
-        self.q_norm_swiftkv = RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if has_norms(config) else None
+        self.q_norm_swiftkv = RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if row.normalised else None
         self.head_dim = heads.head_dim
         self.o_proj = RowParallelLinear(
             heads.total_query * heads.head_dim,
             config.hidden_size,
-            bias=getattr(config, "attention_bias", False),
+            bias=has_bias(row.output_bias, config.to_dict()),
             quant_config=quant_config,
             prefix=f"{prefix}.o_proj",
         )

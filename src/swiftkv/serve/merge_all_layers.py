@@ -5,16 +5,17 @@ checkpoint is served so with --hf-overrides '{"architectures": ["LlamaMergeAllLa
 """
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.models.llama import LlamaForCausalLM
-from vllm.model_executor.models.mistral import MistralForCausalLM
-from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
-from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+
+from swiftkv.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
+    from vllm.model_executor.models.llama import LlamaForCausalLM
+
     Base = LlamaForCausalLM  # any of vLLM's that has layers with `self_attn.attn`
 else:
     Base = object
@@ -34,17 +35,11 @@ class MergeAllLayersMixin(Base):
             impl.kv_sharing_target_layer_name = first.layer_name
 
 
-class LlamaMergeAllLayersForCausalLM(MergeAllLayersMixin, LlamaForCausalLM):
-    """Llama with one KV cache for all layers."""
-
-
-class MistralMergeAllLayersForCausalLM(MergeAllLayersMixin, MistralForCausalLM):
-    """Mistral with one KV cache for all layers."""
-
-
-class Qwen2MergeAllLayersForCausalLM(MergeAllLayersMixin, Qwen2ForCausalLM):
-    """Qwen2 with one KV cache for all layers."""
-
-
-class Qwen3MergeAllLayersForCausalLM(MergeAllLayersMixin, Qwen3ForCausalLM):
-    """Qwen3 with one KV cache for all layers."""
+def __getattr__(name: str) -> type[MergeAllLayersMixin]:
+    """The class that vLLM asks for by name, e.g. `Qwen2MergeAllLayersForCausalLM`, over vLLM's own."""
+    for model_type, row in ARCHITECTURES.items():
+        if name == f"{row.classes}MergeAllLayersForCausalLM":
+            ordinary = getattr(import_module(f"vllm.model_executor.models.{model_type}"), f"{row.classes}ForCausalLM")
+            made = type(name, (MergeAllLayersMixin, ordinary), {"__module__": __name__})
+            return globals().setdefault(name, made)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,9 @@ rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at fu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from importlib import import_module
+from inspect import signature
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
@@ -21,13 +23,11 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsQuant
-from vllm.model_executor.models.llama import LlamaDecoderLayer
-from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer
-from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
+from swiftkv.architectures import ARCHITECTURES
 from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer
 from swiftkv.serve.weights import load_weights
 from swiftkv.spec import SwiftKVSpec
@@ -170,7 +170,9 @@ class SwiftKVModel(nn.Module):
 
 
 class SwiftKVForCausalLM(nn.Module, SupportsQuant):
-    """What the architectures share; `lower_layer(vllm_config, prefix)` makes their ordinary layer."""
+    """What the architectures share; `decoder_layer` names vLLM's own layer, as in their rows."""
+
+    decoder_layer: ClassVar[str]
 
     packed_modules_mapping = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -178,10 +180,15 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         "kv_proj_swiftkv": ["k_proj_swiftkv", "v_proj_swiftkv"],
     }
 
-    @staticmethod
-    def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
-        """One of vLLM's own decoder layers."""
-        return LlamaDecoderLayer(vllm_config, prefix=prefix)
+    @classmethod
+    def lower_layer(cls, vllm_config: VllmConfig, prefix: str) -> nn.Module:
+        """One of vLLM's own decoder layers, which take the whole configuration or its parts."""
+        module, _, name = cls.decoder_layer.partition(".")
+        layer = getattr(import_module(f"vllm.model_executor.models.{module}"), name)
+        if "vllm_config" in signature(layer).parameters:
+            return layer(vllm_config, prefix=prefix)
+        config = vllm_config.model_config.hf_config
+        return layer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -239,29 +246,10 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-class LlamaSwiftKVForCausalLM(SwiftKVForCausalLM):
-    """Llama with SwiftKV."""
-
-
-class MistralSwiftKVForCausalLM(SwiftKVForCausalLM):
-    """Mistral with SwiftKV: in vLLM, its layers are Llama's."""
-
-
-class Qwen2SwiftKVForCausalLM(SwiftKVForCausalLM):
-    """Qwen2 with SwiftKV."""
-
-    @staticmethod
-    def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
-        """Qwen2's layer, with biases on q, k and v."""
-        config: Any = vllm_config.model_config.hf_config
-        return Qwen2DecoderLayer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)
-
-
-class Qwen3SwiftKVForCausalLM(SwiftKVForCausalLM):
-    """Qwen3 with SwiftKV."""
-
-    @staticmethod
-    def lower_layer(vllm_config: VllmConfig, prefix: str) -> nn.Module:
-        """Qwen3's layer, with norms on the heads of queries and keys."""
-        config: Any = vllm_config.model_config.hf_config
-        return Qwen3DecoderLayer(config, vllm_config.cache_config, vllm_config.quant_config, prefix=prefix)
+def __getattr__(name: str) -> type[SwiftKVForCausalLM]:
+    """The class that vLLM asks for by name, e.g. `Qwen2SwiftKVForCausalLM`: all of one make, their layers differ."""
+    for row in ARCHITECTURES.values():
+        if name == f"{row.classes}SwiftKVForCausalLM":
+            made = type(name, (SwiftKVForCausalLM,), {"__module__": __name__, "decoder_layer": row.decoder_layer})
+            return globals().setdefault(name, made)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

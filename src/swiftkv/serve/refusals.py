@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from vllm import envs
 
+from swiftkv.architectures import architecture, check_served
 from swiftkv.errors import UserError
 from swiftkv.models.configuration import layer_types
-from swiftkv.serve.served import check_served
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -36,6 +36,7 @@ def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> None:
 
 def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
     config = vllm_config.model_config.hf_config
+    row = architecture(config.model_type)
     yield (
         not config.swiftkv,
         f"the config.json of {vllm_config.model_config.model} has swiftkv false, which means the teacher; "
@@ -55,8 +56,8 @@ def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
     size = config.hidden_size // config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or size
     yield (
-        config.model_type.startswith("qwen2") and head_dim != size,
-        f"vLLM takes {size}, hidden_size / num_attention_heads, for Qwen2's head_dim {head_dim}",
+        head_dim != size and not row.reads_head_dim,
+        f"vLLM takes {size}, hidden_size / num_attention_heads, for {row.classes}'s head_dim {head_dim}",
     )
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from swiftkv.architectures import architecture, check_fit
 from swiftkv.errors import UserError
 from swiftkv.models.rewire import start_values
 from swiftkv.quantize.linear import dense_weight
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start import LATENT, PROJECTIONS, check_fit
 from swiftkv.start.moments import Moments
 
 
@@ -40,17 +40,18 @@ def fitted_values(
         UserError: the moments are of too little text or singular, `spec` changes the KV heads or groups the layers of
             latent attention, or the model normalises its keys.
     """
-    model_type = teacher.config.model_type
-    check_fit(model_type, spec.key_value_group_size)
+    row = architecture(teacher.config.model_type)
+    check_fit(teacher.config.model_type, spec.key_value_group_size)
     if spec.num_key_value_heads not in (None, teacher.config.num_key_value_heads):
         raise UserError("a fitted start keeps the model's own number of key/value heads; use start: copied")
     values = start_values(teacher, spec)
     if not spec.groups:
         return values
     solved = regressions(moments, ridge)
-    if PROJECTIONS[model_type] == LATENT:
+    if row.latent:
+        (projection,) = row.fitted
         for layer in spec.owners:
-            _put(values, f"model.layers.{layer}.self_attn.{LATENT[0]}_swiftkv", solved[layer])
+            _put(values, f"model.layers.{layer}.self_attn.{projection}_swiftkv", solved[layer])
     else:
         _fit_groups(values, teacher, spec, moments, solved)
     if spec.early_exit:

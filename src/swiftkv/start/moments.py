@@ -24,11 +24,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from swiftkv.architectures import architecture
 from swiftkv.device import rank, ranks
 from swiftkv.errors import UserError
 from swiftkv.quantize.linear import dense_weight
 from swiftkv.records import atomic_path
-from swiftkv.start import KEY_VALUE, PROJECTIONS
 from swiftkv.tensor_file import open_tensors
 
 FINAL = "final"  # the final normed hidden states, among those entering the layers
@@ -65,7 +65,8 @@ class MomentSums:
             layers: every l to keep moments for.
             tokens: the most that will be added.
         """
-        self.targets = PROJECTIONS[decoder.config.model_type.removesuffix("_swiftkv")]
+        row = architecture(decoder.config.model_type)
+        self.targets = row.fitted
         self.decoder, self.layers, self.tokens = decoder, sorted(set(layers)), 0
         self.depth = len(decoder.layers)
         self.gram, self.cross, self.energy = {}, {}, {}
@@ -81,7 +82,7 @@ class MomentSums:
             device, biased = linears[0].weight.device, linears[0].bias is not None
             target = max(self._largest_output(index, projection) for projection in self.targets)
             outputs = sum(linear.out_features for linear in linears)
-            if self.targets == KEY_VALUE:
+            if not row.latent:
                 query = self._largest_output(index, "q_proj")
                 heads = attention.q_proj.out_features // attention.head_dim
                 self.energy[index] = ExactSum((heads, attention.head_dim // 2), 2 * query**2 * tokens, device)
