@@ -5,6 +5,6 @@ from swiftkv.stages.stage import Stage
 STAGE = Stage(
     name="dummy_checkpoint",
     output="dummy/{model}/{variant}",
-    run="swiftkv.measure.dummy:write_dummy",
+    run="swiftkv.measure.dummy:dummy_checkpoint",
     online=True,
 )

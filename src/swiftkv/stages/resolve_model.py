@@ -5,6 +5,6 @@ from swiftkv.stages.stage import Stage
 STAGE = Stage(
     name="resolve_model",
     output="models/{model}/source.json",
-    run="swiftkv.sources:resolve_model",
+    run="swiftkv.sources:write_source",
     online=True,
 )
