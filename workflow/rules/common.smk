@@ -38,22 +38,19 @@ def in_project(path):
     )
 
 
-def names(section):
-    """A regular expression that matches exactly the names defined in one section of the configuration."""
-    return "|".join(re.escape(name) for name in config[section])
+def pattern(names):
+    """A regular expression that matches exactly the given names."""
+    return "|".join(map(re.escape, names)) or "(?!)"
 
 
 wildcard_constraints:
-    model=names("models"),
-    variant=names("variants"),
-    recipe=names("recipes"),
-    data=names("data"),
-    task="|".join(
-        re.escape(task)
-        for task in config["tasks"]
-        if cfg.scored_together(config, task) == [task]
-    )
-    or "(?!)",
+    model=pattern(config["models"]),
+    variant=pattern(config["variants"]),
+    recipe=pattern(config["recipes"]),
+    data=pattern(config["data"]),
+    task=pattern(
+        task for task in config["tasks"] if cfg.scored_together(config, task) == [task]
+    ),
     kv_cache="auto|fp8",
 
 
@@ -85,13 +82,12 @@ def sources_json(mix):
 
 def variants_with(recipe):
     """A regular expression for the names of the rewired or trained variants that have a recipe, or have none."""
-    found = [
+    return pattern(
         name
         for name, variant in config["variants"].items()
         if ("recipe" in variant) == recipe
         and (recipe or variant["prefill_reduction"] is not None)
-    ]
-    return "|".join(map(re.escape, found)) or "(?!)"
+    )
 
 
 def has_checkpoint(w):
@@ -137,7 +133,9 @@ def scored_models(sharded):
         for task in config["tasks"]
         if shards_of(config, model, task) > 1
     )
-    return f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{names('models')})"
+    return (
+        f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{pattern(config['models'])})"
+    )
 
 
 def shard_records(w):
@@ -230,14 +228,12 @@ def teacher_states_file(w):
     return f"<results>/teacher/{w.model}/{first_alike(name, TEACHING)}.safetensors"
 
 
-def recipes_with(**settings):
-    """A regular expression for the names of the recipes that have the given settings."""
-    found = [
-        name
-        for name in config["recipes"]
-        if all(config["recipes"][name][key] == settings[key] for key in settings)
-    ]
-    return "|".join(map(re.escape, found)) or "(?!)"
+def recipes_with(teacher_states):
+    """A regular expression for the names of the recipes whose teacher states are stored, or are not ("online")."""
+    recipes = config["recipes"]
+    return pattern(
+        name for name in recipes if recipes[name]["teacher_states"] == teacher_states
+    )
 
 
 def moments_file(w):

@@ -124,7 +124,7 @@ rule fetch_questions:
     benchmark:
         "<benchmarks>/fetch_questions/{task}.tsv"
     wildcard_constraints:
-        task=names("tasks"),
+        task=pattern(config["tasks"]),
     params:
         task=lambda w: json.dumps(
             {key: config["tasks"][w.task].get(key) for key in ("task", "source")}
@@ -149,7 +149,7 @@ rule workload:
     benchmark:
         "<benchmarks>/workload/{workload}.tsv"
     wildcard_constraints:
-        workload=names("workloads"),
+        workload=pattern(config["workloads"]),
     params:
         workload=workload_json,
         seed=config["serving"]["seed"],

@@ -45,7 +45,7 @@ rule measure:
     benchmark:
         "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
-        point="|".join(map(re.escape, config["serving"]["points"])),
+        point=pattern(config["serving"]["points"]),
     priority: if_granted("serve")
     threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
