@@ -254,9 +254,9 @@ def starts_moments_file(w):
     return f"<results>/moments/{w.model}/{recipe}.safetensors"
 
 
-def start_ridge(w):
+def start_ridge(w, input):
     """The penalty of the fit that a variant starts from; 0 where its start is not fitted."""
-    return config["recipes"][recipe_of(w)]["start_ridge"] if moments_file(w) else 0
+    return config["recipes"][recipe_of(w)]["start_ridge"] if input.moments else 0
 
 
 # Serving

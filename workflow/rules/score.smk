@@ -46,7 +46,8 @@ for group in [None, *config["scoring"]["together"]]:
             tasks=lambda w, group=group: tasks_json(w, group),
             seed=config["scoring"]["seed"],
             state=answers_folder,
-            shard=[1, 1],
+            # Asks for the output, whose place says it, only to be no trigger.
+            shard=lambda w, output: [1, 1],
         shell:
             """
             exec &> >(tee {log.run:q})
@@ -81,7 +82,7 @@ use rule score as score_shard with:
         shard="[1-9][0-9]*",
         shards="[1-9][0-9]*",
     params:
-        shard=lambda w: [w.shard, w.shards],
+        shard=lambda w, output: [w.shard, w.shards],
 
 
 rule merge_scores:
