@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from swiftkv.cost import request_flops
-from swiftkv.planning import disk, jobs, schedule
+from swiftkv.planning import disk, jobs
 from swiftkv.planning.estimate import ESTIMATED, GUESSED, MEASURED, SCALED, UNKNOWN, Estimator
-from swiftkv.planning.jobs import PlannedJob, Resources, parse_dry_run
+from swiftkv.planning.jobs import PlannedJob, Resources
 from swiftkv.planning.machine import Machine
-from swiftkv.planning.plan import estimate_plan
+from swiftkv.planning.plan import estimate_plan, wall_seconds
 from swiftkv.planning.profile import Profile, read_profile
 from swiftkv.planning.report import report
 from swiftkv.planning.size import Size, spec_of
@@ -39,9 +39,9 @@ def size_of(name):
     return Size(read_json(ROOT / f"resources/architectures/{name}.json")["config"])
 
 
-def job(rule, gpus=0, inputs=(), outputs=(), benchmark=None, priority=0, threads=1, **wildcards):
+def job(rule, gpus=0, inputs=(), outputs=(), benchmark=None, threads=1, **wildcards):
     resources = Resources(gpu=gpus) if gpus else Resources()
-    return PlannedJob(rule, wildcards, tuple(inputs), tuple(outputs), benchmark, threads, priority, resources)
+    return PlannedJob(rule, wildcards, tuple(inputs), tuple(outputs), benchmark, threads, resources)
 
 
 def distilling(model="llama-3.1-8b", variant="swiftkv-50", gpus=8, **more):
@@ -50,45 +50,6 @@ def distilling(model="llama-3.1-8b", variant="swiftkv-50", gpus=8, **more):
 
 
 # What there is to do
-
-PRINTED = """Building DAG of jobs...
-Job stats:
-job      count
------  -------
-total        2
-
-[Sun Nov 22 02:55:48 2026]
-rule distill:
-    input: results/models/m/source.json, results/packed/m/r.safetensors
-    output: results/checkpoints/m/v, results/training/m/v.csv
-    log: results/logs/distill/m/v.log
-    jobid: 3
-    benchmark: results/benchmarks/distill/m/v.tsv
-    reason: Missing output files: results/checkpoints/m/v; Code has changed since last execution
-    wildcards: model=m, variant=v
-    priority: 10
-    threads: 2
-    resources: tmpdir=/tmp, mem_mb=900000, mem=900 GB, gpu=16, gpu_model=h100, nodes=2
-[Sun Nov 22 02:55:48 2026]
-localrule all:
-    input: results/checkpoints/m/v
-    jobid: 0
-    resources: tmpdir=<TBD>
-This was a dry-run (flag -n). The order of jobs does not reflect the order of execution.
-"""
-
-
-def test_a_dry_run_is_read_job_by_job():
-    training, everything = parse_dry_run(PRINTED)
-    assert (training.rule, training.wildcards) == ("distill", {"model": "m", "variant": "v"})
-    assert training.inputs == ("results/models/m/source.json", "results/packed/m/r.safetensors")
-    assert training.outputs == ("results/checkpoints/m/v", "results/training/m/v.csv")
-    assert (training.gpus, training.threads, training.priority) == (16, 2, 10)
-    assert training.benchmark == "results/benchmarks/distill/m/v.tsv" and not training.local
-    assert (everything.rule, everything.gpus, everything.benchmark, everything.local) == ("all", 0, None, True)
-    assert (training.resources["mem_mb"], training.resources.gpu_model) == (900000, "h100")
-    assert "tmpdir" not in everything.resources  # not known yet
-    assert jobs.parents([training, everything]) == {0: [], 1: [0]}
 
 
 def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
@@ -237,34 +198,35 @@ def test_a_finished_job_counts_as_measured_and_its_like_are_scaled(config, tmp_p
 # When it ends
 
 
-def course(planned, seconds, profile):
-    found = schedule.run(planned, seconds, jobs.parents(planned), profile)
-    return found.seconds, found.gpus
-
-
-def test_jobs_wait_for_their_inputs_and_for_a_place():
+@pytest.mark.parametrize(
+    ("seconds", "profile", "least"),
+    [
+        ([5, 10, 4, 3], Profile(Path("slurm"), jobs=9), 15),  # the longest chain
+        ([5, 10, 4, 30], Profile(Path("slurm"), jobs=1), 49),  # one job at a time
+        ([5, 10, 4, 3], Profile(Path("gpu"), cores=8, resources={"gpu": 2}), 15),
+        ([5, 10, 40, 3], Profile(Path("gpu"), cores=8, resources={"gpu": 2}), 46.5),  # GPU-hours on two GPUs
+        ([5, 10, 4, 3], Profile(Path("local"), cores=1), 22),
+    ],
+)
+def test_a_run_takes_at_least_its_longest_chain_and_its_share_of_what_is_scarce(seconds, profile, least):
     planned = [
         job("pack", outputs=["a"]),
         job("score", 1, inputs=["a"], outputs=["b"]),
-        job("score", 4),
+        job("score", 2),
         job("score", 1),
     ]
-    assert course(planned, [5, 10, 4, 3], CLUSTER) == (15, 4)  # two at once: 1 GPU joins after the 4
-    assert course(planned, [5, 10, 4, 3], Profile(Path("slurm"), jobs=9)) == (15, 5)
-    assert course(planned, [5, 10, 4, 3], Profile(Path("gpu"), cores=8, resources={"gpu": 1})) == (17, 4)
+    graph = jobs.parents(planned)
+    assert graph == {0: [], 1: [0], 2: [], 3: []} and jobs.ancestors(1, graph) == {0, 1}
+    assert wall_seconds(planned, seconds, graph, profile) == least
 
 
-def test_a_serving_job_takes_all_cores_and_local_rules_no_place_in_the_queue():
-    serving = [job("score"), job("score"), job("measure", threads=2)]
-    assert course(serving, [2, 3, 4], Profile(Path("local"), cores=2))[0] == 7
-    small = [job("table"), job("figure"), job("score", 1), job("score", 1)]
-    assert course(small, [1, 1, 5, 5], CLUSTER)[0] == 5
+def test_a_measurement_takes_all_cores_and_local_rules_no_place_in_the_queue():
+    def least(planned, seconds, profile):
+        return wall_seconds(planned, seconds, dict.fromkeys(range(len(planned)), ()), profile)
 
-
-@pytest.mark.parametrize(("cores", "seconds"), [(1, 18), (2, 9)])
-def test_what_is_urgent_goes_first(cores, seconds):
-    planned = [job("score"), job("distill", outputs=["x"], priority=10), job("fidelity", inputs=["x"])]
-    assert course(planned, [9, 4, 5], Profile(Path("local"), cores=cores))[0] == seconds
+    serving = [job("score"), job("score"), job("measure", threads=8)]
+    assert least(serving, [2, 3, 4], Profile(Path("local"), cores=2)) == 6.5
+    assert least([job("table"), job("score", 1)], [9, 5], Profile(Path("slurm"), jobs=1)) == 9
 
 
 def test_a_workload_is_estimated_up_to_the_rate_at_which_requests_wait(config):

@@ -15,7 +15,7 @@ import yaml
 
 from swiftkv.artifacts.contents import KINDS
 from swiftkv.planning.estimate import Estimator
-from swiftkv.planning.jobs import parse_dry_run
+from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
 from swiftkv.planning.report import report
@@ -102,7 +102,7 @@ def test_every_page_can_be_planned_and_checked(project, environment, monkeypatch
     kind = runpy.run_path(project / "src/swiftkv/artifacts/kinds/agreement.py")["KIND"]
     monkeypatch.setitem(KINDS, "agreement", kind)
     profile = read_profile("smoke", project, files)
-    config, jobs = read_config(project, profile), parse_dry_run(run.stdout + run.stderr)
+    config, jobs = read_config(project, profile), plan_jobs(profile, project)
     plan = estimate_plan(project, profile, config, jobs)
     added = {name for page in PAGES for name in re.findall(r"^  (my_\w+):$", page.read_text(), re.MULTILINE)}
     assert len(added) == len(PAGES) and added <= set(plan.artifacts)

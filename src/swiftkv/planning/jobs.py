@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
+import contextlib
+import io
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.planning.profile import Profile
 
 LOCAL_RULES = ("all", "table", "figure", "merge_scores")  # those of `localrules`, which a dry run does not tell
-LISTS = ("input", "output")
-PAIRS = ("wildcards", "resources")
-UNKNOWN = "<TBD>"  # a resource that only the running job will know
 
 
 class Resources(dict):
@@ -35,7 +31,6 @@ class PlannedJob:
     outputs: tuple[str, ...] = ()
     benchmark: str | None = None
     threads: int = 1
-    priority: int = 0
     resources: Resources = field(default_factory=Resources)
 
     @property
@@ -64,51 +59,61 @@ def plan_jobs(
     Raises:
         UserError: Snakemake cannot plan; its own sentence.
     """
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", "--attempt", attempt]
-    command += ["--snakefile", root / "Snakefile", "--profile", profile.folder]
-    command += ["--forceall"] if everything else []
-    command += ["--configfile", *profile.configfiles] if profile.configfiles else []
-    run = subprocess.run([*map(str, command), "--", *targets], capture_output=True, text=True)
-    if run.returncode:
-        lines = [line.strip() for line in (run.stderr + run.stdout).splitlines()]
-        lines = [line for line in lines if line and not line.endswith("...")]
-        said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        raise UserError(said[0] if said else "Snakemake cannot plan: " + " ".join(lines[-3:])[:500])
-    return parse_dry_run(run.stdout + run.stderr)
+    words = ["--snakefile", root / "Snakefile", "--profile", profile.folder, "--attempt", attempt]
+    words += ["--forceall"] if everything else []
+    words += ["--configfile", *profile.configfiles] if profile.configfiles else []
+    return dry_run(*words, "--", *targets)
 
 
-def parse_dry_run(text: str) -> list[PlannedJob]:
-    """The jobs of what `snakemake --dry-run` prints."""
-    jobs = []
-    for block in re.split(r"\n(?=(?:local)?rule \w+:\n)", text)[1:]:
-        found: dict[str, Any] = {}
-        for line in block.splitlines()[1:]:
-            entry = re.match(r"    (\w+): (.*)$", line)
-            if not entry:
-                break
-            found[entry[1]] = entry[2]
-        lists = {name: tuple(found[name].split(", ")) if name in found else () for name in LISTS}
-        pairs = {
-            name: dict(pair.split("=", 1) for pair in found.get(name, "").split(", ") if "=" in pair) for name in PAIRS
-        }
-        resources = {
-            name: int(value) if re.fullmatch(r"-?\d+", value) else value
-            for name, value in pairs["resources"].items()
-            if value != UNKNOWN
-        }
-        jobs.append(
-            PlannedJob(
-                rule=re.match(r"(?:local)?rule (\w+):", block)[1],
-                wildcards=pairs["wildcards"],
-                inputs=lists["input"],
-                outputs=lists["output"],
-                benchmark=found.get("benchmark"),
-                threads=int(found.get("threads", 1)),
-                priority=int(found.get("priority", 0)),
-                resources=Resources(resources),
-            )
-        )
-    return jobs
+def dry_run(*words: object) -> list[PlannedJob]:
+    """The jobs of a dry run in this process, from the events that Snakemake gives its logger plugins.
+
+    Args:
+        words: of Snakemake's command line.
+
+    Raises:
+        UserError: Snakemake cannot plan; its own sentence.
+    """
+    from snakemake import cli
+    from snakemake.logging import logger
+    from snakemake_interface_logger_plugins.common import LogEvent
+
+    jobs: list[PlannedJob] = []
+    sentences: list[str] = []
+
+    def read(record: logging.LogRecord) -> bool:
+        if getattr(record, "event", None) == LogEvent.JOB_INFO:
+            jobs.append(_planned(record))
+        elif record.levelno >= logging.ERROR:
+            sentences.append(" ".join(record.getMessage().split()))
+        return False
+
+    logger.addFilter(read)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            parser, arguments = cli.parse_args(["--dry-run", *map(str, words)])
+            if cli.args_to_api(arguments, parser):
+                return jobs
+    except SystemExit as error:  # a sentence of the Snakefile's, or a wrong command line
+        sentences = [str(error.code).removeprefix("error: ").split("\n")[0] if error.code != 2 else said.getvalue()]
+    finally:
+        logger.removeFilter(read)
+    raise UserError("; ".join(sentences)[:500] or "Snakemake cannot plan: `snakemake --dry-run` says why")
+
+
+def _planned(event: logging.LogRecord) -> PlannedJob:
+    """A job as its event describes it; what only the running job will know of its resources is left out."""
+    about = vars(event)
+    resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
+    return PlannedJob(
+        rule=about["rule_name"],
+        wildcards=dict(about["wildcards"]),
+        inputs=tuple(about["input"]),
+        outputs=tuple(about["output"]),
+        benchmark=about["benchmark"],
+        threads=about["threads"],
+        resources=Resources(resources),
+    )
 
 
 def parents(jobs: Iterable[PlannedJob]) -> dict[int, list[int]]:
@@ -123,10 +128,10 @@ def parents(jobs: Iterable[PlannedJob]) -> dict[int, list[int]]:
 
 def ancestors(number: int, graph: Mapping[int, Sequence[int]]) -> set[int]:
     """A job and all that have to run before it."""
-    found, waiting = set(), [number]
+    needed, waiting = set(), [number]
     while waiting:
         job = waiting.pop()
-        if job not in found:
-            found.add(job)
+        if job not in needed:
+            needed.add(job)
             waiting += graph[job]
-    return found
+    return needed

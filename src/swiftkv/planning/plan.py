@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from swiftkv.planning import disk, schedule
+from swiftkv.planning import disk
 from swiftkv.planning.disk import Download
 from swiftkv.planning.estimate import SURE, Estimate, Estimator
 from swiftkv.planning.jobs import PlannedJob, ancestors, parents, plan_jobs
@@ -24,8 +25,8 @@ class Cost:
         cluster_jobs, local_jobs: how many; on one machine all are local.
         seconds: of all jobs one after another.
         gpu_seconds: times their GPUs, by how sure that is.
-        wall_seconds: at the profile's parallelism, nothing waiting in a queue.
-        gpus: the most in use at once.
+        wall_seconds: at least so long at the profile's parallelism.
+        gpus: of its largest job.
         written: bytes that stay, by kind.
         downloads: from the hub.
     """
@@ -129,9 +130,8 @@ def estimate_plan(
             found.gpu_seconds[estimate.sure] += estimate.seconds * job.gpus
             for what, size in written[number].items():
                 found.written[what] = found.written.get(what, 0) + size
-        part = {number: graph[number] for number in chosen}
-        course = schedule.run(jobs, seconds, part, profile)
-        found.wall_seconds, found.gpus = course.seconds, course.gpus
+        found.gpus = max((jobs[number].gpus for number in chosen), default=0)
+        found.wall_seconds = wall_seconds(jobs, seconds, {number: graph[number] for number in chosen}, profile)
         return found
 
     artifacts = {
@@ -141,3 +141,30 @@ def estimate_plan(
     }
     order = [name for name in config["artifacts"] if name in artifacts]
     return Plan(profile, config, jobs, estimates, cost(set(graph)), {name: artifacts[name] for name in order})
+
+
+def wall_seconds(
+    jobs: Sequence[PlannedJob], seconds: Sequence[float], graph: Mapping[int, Sequence[int]], profile: Profile
+) -> float:
+    """The least that a run takes: its longest chain of jobs, or the work that shares what there is least of.
+
+    Args:
+        jobs, seconds: all that are planned, and what each takes.
+        graph: those of the run, by place -> the jobs that each waits for.
+        profile: its jobs or cores at once and its limits, such as GPUs, are shared.
+    """
+
+    @cache
+    def end(number: int) -> float:
+        return seconds[number] + max(map(end, graph[number]), default=0.0)
+
+    def share(job: PlannedJob, name: str) -> int:
+        slots = int(not job.local) if profile.cores is None else job.threads
+        return slots if name == "slots" else job.resources.get(name, 0)
+
+    limits = {**profile.resources, "slots": profile.cores or profile.jobs}
+    shares = [
+        sum(min(share(jobs[number], name), limit) * seconds[number] for number in graph) / limit
+        for name, limit in limits.items()
+    ]
+    return max([*map(end, graph), *shares], default=0.0)

@@ -30,7 +30,7 @@ def _summary(plan: Plan) -> str:
     total, profile = plan.total, plan.profile
     if profile.cores is None:
         jobs = f"{total.cluster_jobs} cluster jobs and {total.local_jobs} small ones beside Snakemake"
-        where = f"{_limit(profile.jobs)} jobs in the queue at once, each of which starts when it is submitted"
+        where = f"{_limit(profile.jobs)} jobs in the queue at once"
     else:
         jobs = f"{total.local_jobs} jobs"
         where = f"{profile.cores} cores"
@@ -39,8 +39,8 @@ def _summary(plan: Plan) -> str:
         limits["mem_mb"] = f"{profile.resources['mem_mb'] / 1000:.1f} GB of memory"
     lines = [
         f"Profile {profile.folder.name}: {jobs}",
-        f"  GPU-hours   {_hours(total.gpu_hours)}" + (f", at most {total.gpus} GPUs at once" if total.gpus else ""),
-        f"  wall time   {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
+        f"  GPU-hours   {_hours(total.gpu_hours)}" + (f", up to {total.gpus} GPUs a job" if total.gpus else ""),
+        f"  wall time   at least {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
         f"  disk        {_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
     ]
     if unknown := Counter(estimate.why for estimate in plan.estimates if estimate.sure == UNKNOWN):
