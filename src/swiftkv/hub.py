@@ -193,22 +193,35 @@ def ask(kind: str, identifier: str, revision: str, seconds: float) -> str:
     """
     from huggingface_hub import HfApi
 
-    answer: dict[str, Any] = {}
+    about = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    return answer(lambda: about(identifier, revision=revision, timeout=seconds).sha, seconds)
 
-    def question() -> None:
-        api = HfApi()
+
+def answer(question: Callable[[], Any], seconds: float) -> Any:
+    """What a question to the hub returns; asked in a thread, because a resolver or proxy may keep to no time limit.
+
+    Args:
+        question: asked once.
+        seconds: after which the hub counts as silent.
+
+    Raises:
+        Exception: what the hub or the network answered in its place.
+    """
+    answers: list[Any] = []
+    errors: list[Exception] = []
+
+    def ask_it() -> None:
         try:
-            about = api.model_info if kind == "model" else api.dataset_info
-            answer["commit"] = about(identifier, revision=revision, timeout=seconds).sha
-        except Exception as error:
-            answer["error"] = error
+            answers.append(question())
+        except Exception as error:  # a network fails in many ways
+            errors.append(error)
 
-    thread = threading.Thread(target=question, daemon=True)
+    thread = threading.Thread(target=ask_it, daemon=True)
     thread.start()
     thread.join(seconds)
-    if "commit" in answer:
-        return answer["commit"]
-    raise answer.get("error", TimeoutError(f"no answer in {seconds} s"))
+    if answers:
+        return answers[0]
+    raise errors[0] if errors else TimeoutError(f"no answer in {seconds} s")
 
 
 def _fetch_again(identifier: str, name: str, *, revision: str, repo_type: str) -> None:

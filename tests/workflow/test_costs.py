@@ -27,7 +27,7 @@ sys.exit(status)
 
 
 def plan(*arguments):
-    command = [sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/plan.py", *arguments]
+    command = [sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/scale.py", "plan", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
 
 
@@ -50,7 +50,8 @@ def test_the_paper_scale_is_planned_with_little_memory():
     assert run.returncode == 0, run.stderr
     text, _, memory = run.stdout.rstrip().rpartition("\n")
     assert int(memory) < GIBIBYTE
-    assert "GPU-hours" in text and "32 jobs in the queue at once" in text
+    assert "\n  GPU-hours   4,356, up to 32 GPUs a job\n" in text and "32 jobs in the queue at once" in text
+    assert text.splitlines()[-4].startswith("Profile slurm: 729 cluster jobs and 63 small ones")  # still on the screen
     for artifact in ("table2", "figure3", "all of it"):
         assert f"\n{artifact} " in text
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
@@ -59,7 +60,7 @@ def test_the_paper_scale_is_planned_with_little_memory():
 
 def test_a_target_is_planned_alone_and_published_weights_train_nothing():
     run = plan("--profile", "slurm", "--all", "results/tables/table1.tex")
-    assert run.returncode == 0 and "Profile slurm: 0 cluster jobs and 1 small ones" in run.stdout
+    assert run.returncode == 0 and "Profile slurm: 0 cluster jobs and 1 small one " in run.stdout
     assert "Nothing is downloaded." in run.stdout
 
 

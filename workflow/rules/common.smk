@@ -196,7 +196,8 @@ def get_tasks(w, group=None):
     entries = {}
     for task, engine in get_scoring_engines(w, group).items():
         entries[task] = config["tasks"][task] | ({"engine": engine} if engine else {})
-        entries[task].pop("shards", None)  # the same score for any number
+        for key in ("shards", "asks"):  # the same score for any
+            entries[task].pop(key, None)
         if "source" in entries[task]:
             entries[task]["source"] = get_state(entries[task]["source"])
     return json.dumps(entries)
@@ -375,6 +376,10 @@ def get_point(w):
 
 def get_files(w):
     """The measurement and published files an artifact is made of, by name."""
+    try:
+        contents.check_made(config, w.artifact)
+    except UserError as error:
+        sys.exit(f"error: {error}")
     return {
         name: [in_project(path) for path in paths]
         for name, paths in contents.needs(config, w.artifact).items()
