@@ -1,5 +1,7 @@
 # The shell of every job reads this first.
 
+export PYTHONSAFEPATH=1 # no file of the working directory stands in for a library
+
 # No job asks the hub or downloads anything, but for rules that say so: `online python ...`.
 asked_offline=${HF_HUB_OFFLINE:-0}
 hub_cache=${HF_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/huggingface}

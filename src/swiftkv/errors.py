@@ -6,19 +6,20 @@ import errno
 import sys
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
 
 class UserError(Exception):
     """Something the user can mend; the message says what is wrong and what to do."""
 
 
-def command_line(main: Callable[..., None]) -> Callable[..., None]:
-    """Make `main` end with one sentence on stderr and exit status 1 on a user's error or a full disk."""
+def command_line(main: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function end its program with one sentence on stderr and exit status 1 on a user's error or a full disk."""
 
     @wraps(main)
-    def wrapped(*args, **kwargs) -> None:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            main(*args, **kwargs)
+            return main(*args, **kwargs)
         except UserError as error:
             sys.exit(f"error: {error}")
         except Exception as error:

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,6 @@ CUDA = """
 import importlib.util, runpy
 print(runpy.run_path(importlib.util.find_spec("torch").origin.replace("__init__", "version"))["cuda"])
 """
-
-
-def add_gpus(parser: ArgumentParser) -> None:
-    """The option of a program with GPUs, which `compute_with` takes."""
-    parser.add_argument("--gpus", type=int, help="GPUs on this node; 0 hides them, as many as there are if not given")
 
 
 def compute_with(threads: int | None, gpus: int | None) -> None:

@@ -10,7 +10,7 @@ from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
 from swiftkv.records import ORIGIN, atomic_path, read_json, write_json
-from swiftkv.sources import MODEL_FILES, check_checkpoint, local_model
+from swiftkv.sources import MODEL_FILES, check_checkpoint, local_model, read_source
 
 # What a SwiftKV checkpoint has in common with the model it was made of, whatever its training.
 DIMENSIONS = (
@@ -19,18 +19,18 @@ DIMENSIONS = (
 
 
 def fetch_checkpoint(
-    source: Mapping[str, Any], spec: Mapping[str, Any], variant: str, model: Mapping[str, Any], folder: str | Path
+    model_source: Path, variant: str, source: dict[str, Any], spec: dict[str, Any], output: Path
 ) -> dict[str, Any]:
     """Make a published SwiftKV checkpoint a variant's own: a folder of links to its files, beside its identity.
 
     Its config.json is judged before any weight is downloaded, names and shapes of all tensors afterwards.
 
     Args:
-        source: {hub, revision} or {local}.
+        model_source: source.json of the model it was made of.
+        variant: name of the variant it is to be.
+        source: the model's `checkpoints` entry, {hub, revision} or {local}.
         spec: fields of the variant's `SwiftKVSpec`.
-        variant: its name.
-        model: content of the source.json of the model it was made of.
-        folder: what is written; an existing one is replaced.
+        output: folder that is written; an existing one is replaced.
 
     Returns:
         Its identity: kind, id, revision, resolved.
@@ -38,6 +38,7 @@ def fetch_checkpoint(
     Raises:
         UserError: it cannot be had, is incomplete, or is of another model or variant.
     """
+    model = read_source(model_source)
     if "hub" in source:
         from huggingface_hub import hf_hub_download
 
@@ -53,12 +54,13 @@ def fetch_checkpoint(
         check_description(read_json(path / "config.json"), spec, variant, model, source["local"])
     check_swiftkv(path)
     load_tokenizer(path)
-    with atomic_path(folder) as scratch:
+    with atomic_path(output) as scratch:
         scratch.mkdir()
         for file in path.iterdir():
             if file.is_file() and file.name != ORIGIN:
                 (scratch / file.name).symlink_to(file.resolve())
         write_json(scratch / ORIGIN, identity)
+    print(f"{variant} of {model['title']}: {identity['kind']} {identity['id']}, {identity['resolved']}")
     return identity
 
 

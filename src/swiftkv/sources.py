@@ -14,17 +14,50 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
-from swiftkv.records import atomic_path, checksum, read_json
+from swiftkv.records import atomic_path, checksum, read_json, write_json
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 # Of a packaged model's configuration, what random weights of another architecture keep.
 KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+
+
+def write_source(
+    name: str,
+    title: str,
+    source: dict[str, Any],
+    num_hidden_layers: int,
+    output: Path,
+    chat_template: dict[str, Any] | None = None,
+) -> None:
+    """Make a model available as a plain checkpoint in the folder `base` beside `output`, and record what it resolved to.
+
+    Args:
+        name: key of the model in the configuration.
+        title: published name of the model, for tables and figures.
+        source: its `source` entry.
+        num_hidden_layers: L, as the configuration has it.
+        output: the model's source.json, the content of which `resolve_model` says.
+        chat_template: its `chat_template` entry; null keeps its own.
+
+    Raises:
+        UserError: as `resolve_model`; or the model has another number of layers.
+    """
+    record = resolve_model(name, title, source, output.parent / "base", chat_template)
+    if record["num_hidden_layers"] != num_hidden_layers:
+        raise UserError(
+            f"model {name!r} has {record['num_hidden_layers']} layers, but its num_hidden_layers in the config "
+            f"is {num_hidden_layers}"
+        )
+    path = os.path.relpath(record["path"], output.parent)  # read_source reads it so
+    write_json(output, record | {"path": path})
+    print(f"{title}: {record['kind']} {record['id']}, {record['resolved']}")
 
 
 def resolve_model(

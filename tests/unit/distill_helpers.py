@@ -19,7 +19,7 @@ from swiftkv.models import load_swiftkv
 from tests.conftest import tiny_teacher
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "workflow" / "scripts"
+STAGE = ("-m", "swiftkv.stages")
 GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
 RECIPE = {
@@ -93,11 +93,12 @@ def command(
         arguments["--teacher-states"] = inputs / "states.safetensors"
     if moments:
         arguments["--moments"] = inputs / "moments.safetensors"
-    return [*launcher, str(SCRIPTS / "distill.py"), *(str(word) for pair in arguments.items() for word in pair)]
+    return [*launcher, *STAGE, "distill", *(str(word) for pair in arguments.items() for word in pair)]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")} | changes
+    places = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": places} | changes
 
 
 def run(words: list[str], **changes: str) -> subprocess.CompletedProcess:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
-from swiftkv.distill.recipe import Recipe, spec_from_json
+from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
@@ -84,16 +84,6 @@ def test_recipes_are_checked_without_torch():
     """Planning imports them, where seconds count."""
     program = "import sys, swiftkv.distill.recipe; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
-def test_spec_and_recipe_from_json():
-    assert spec_from_json('{"num_hidden_layers": 6, "num_key_value_layers": 3}') == SwiftKVSpec(6, 3)
-    assert spec_from_json("null") is None
-    for text in ("[]", "{", '{"num_hidden_layers": 6, "num_key_value_layers": 9}', '{"layers": 1}'):
-        with pytest.raises(UserError):
-            spec_from_json(text)
-    with pytest.raises(UserError, match="not valid JSON"):
-        Recipe.from_json("{")
 
 
 def test_schedule():

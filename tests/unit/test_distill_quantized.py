@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep
-from swiftkv.distill.trainer import Loop, Training
+from swiftkv.distill.trainer import Loop
 from swiftkv.distill.trainer import train as run_training
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv
@@ -105,9 +105,8 @@ def test_zero_3_divides_the_bits_and_gives_them_back(inputs, finished, tmp_path)
     ("changes", "spec"), [({"train": "upper_layers"}, SPEC), ({"train": "all", "loss": "lm"}, None)]
 )
 def test_fp8_weights_are_not_trained(inputs, tmp_path, changes, spec):
-    source = json.loads((inputs / "source.json").read_text())
-    names = ("state", "checkpoint", "log", "record")
-    files = Training(source, "v", inputs / "packed.safetensors", None, None, *(tmp_path / name for name in names))
+    rewiring, recipe = None if spec is None else SwiftKVSpec(**spec), Recipe.from_dict(RECIPE | changes)
+    outputs = [tmp_path / name for name in ("state", "checkpoint", "log", "record")]
     with pytest.raises(UserError, match="has FP8 weights, which cannot be trained"):
-        run_training(None if spec is None else SwiftKVSpec(**spec), Recipe.from_dict(RECIPE | changes), files)
+        run_training(inputs / "source.json", "v", rewiring, recipe, inputs / "packed.safetensors", *outputs)
     assert not list(tmp_path.iterdir())

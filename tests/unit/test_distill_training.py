@@ -18,8 +18,8 @@ from tests.conftest import tiny_teacher
 from tests.unit.distill_helpers import (
     GOLDEN,
     RECIPE,
-    SCRIPTS,
     SPEC,
+    STAGE,
     TEMPLATE,
     command,
     log,
@@ -180,7 +180,7 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
         "--output": tmp_path / "states.safetensors",
     }
     words = [str(word) for pair in words.items() for word in pair]
-    made = run([sys.executable, str(SCRIPTS / "teacher_states.py"), *words, "--layers", "5", "2", "3"])
+    made = run([sys.executable, *STAGE, "teacher_states", *words, "--layers", "5", "2", "3"])
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
     assert losses(tmp_path / "stored" / "log.csv") == losses(tmp_path / "online" / "log.csv")
@@ -220,7 +220,7 @@ def test_pack_program(inputs, tmp_path):
         "--data": tmp_path / "chats.jsonl",
         "--output": tmp_path / "packed.safetensors",
     }
-    words = [sys.executable, str(SCRIPTS / "pack.py"), *(str(word) for pair in words.items() for word in pair)]
+    words = [sys.executable, *STAGE, "pack", *(str(word) for pair in words.items() for word in pair)]
     (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 20)
     done = run(words)
     assert done.returncode == 0 and "20 chats, 360 tokens in 7 rows" in done.stderr, done.stderr

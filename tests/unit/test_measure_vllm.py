@@ -37,8 +37,9 @@ def command(measure, source, tmp_path, **values):
     engine = ENGINE | {"max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
     settings = {"output_tokens": 4, "seed": 0, "engine": engine, "input_tokens": 100, "measure": measure} | values
     return [
-        *(sys.executable, str(ROOT / "workflow/scripts/measure.py"), "--model", "tiny", "--title", "Tiny"),
+        *(sys.executable, "-m", "swiftkv.stages", "measure", "--model", "tiny", "--title", "Tiny"),
         *("--source", str(source), "--weights", "original", "--variant", "baseline", "--spec", "null"),
+        *("--kv-cache", "auto", "--checkpoint"),
         *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
         *("--start-timeout", "300"),
         *("--workloads", *(str(tmp_path / name) for name in values.get("workloads", {}))),

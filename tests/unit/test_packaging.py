@@ -24,6 +24,7 @@ PARTS = {
         "data/",
         "planning/",
         "preflight/",
+        "stages/",
         "config.py",
         "hub.py",
         "points.py",

@@ -33,7 +33,7 @@ def released(tmp_path, tiny_swiftkv):
 
 
 def fetch(released, source, folder, **changes):
-    return fetch_checkpoint({"local": str(released)}, SPEC | changes, "published", read_json(source), folder)
+    return fetch_checkpoint(source, "published", {"local": str(released)}, SPEC | changes, folder)
 
 
 def test_it_is_measured_as_what_it_is(source, released, tmp_path):

@@ -59,9 +59,14 @@ def hub(tmp_path_factory):
 
 
 def script(hub, folder: Path) -> subprocess.CompletedProcess:
-    file = Path(__file__).parents[2] / "workflow/scripts/fetch_questions.py"
     arguments = {"--task": json.dumps(WINOGRANDE), "--attempts": folder / "attempts", "--output": folder / "winogrande"}
-    command = [sys.executable, file, *(word for pair in arguments.items() for word in pair)]
+    command = [
+        sys.executable,
+        "-m",
+        "swiftkv.stages",
+        "fetch_questions",
+        *(word for pair in arguments.items() for word in pair),
+    ]
     environment = os.environ | hub.environment(folder / "cache")
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 

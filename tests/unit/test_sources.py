@@ -156,10 +156,9 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path, own):
 @pytest.mark.parametrize(("damaged", "code"), [(1, 0), (9, 1)])
 def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
     write_checkpoint(tmp_path / "mine")
-    script = Path(__file__).parents[2] / "workflow/scripts/resolve_model.py"
     arguments = {
         "--name": "m", "--title": "M", "--source": '{"hub": "org/mine"}', "--chat-template": "null", "--num-hidden-layers": "2",
-        "--folder": tmp_path / "m/base", "--output": tmp_path / "m/source.json",
+        "--output": tmp_path / "m/source.json",
     }  # fmt: skip
     with running(tmp_path / "hub") as hub:
         for file in (tmp_path / "mine").iterdir():
@@ -168,7 +167,7 @@ def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
             hub.file("org/mine", name, b"the same weights again")
         hub.damaged["org/mine/model.safetensors"] = damaged
         run = subprocess.run(
-            [sys.executable, script, *(word for pair in arguments.items() for word in pair)],
+            [sys.executable, "-m", "swiftkv.stages", "resolve_model", *(word for pair in arguments.items() for word in pair)],
             env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
         )  # fmt: skip
     assert run.returncode == code and "Traceback" not in run.stderr, run.stderr

@@ -23,7 +23,7 @@ from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values, penalised, regressions, shared_keys, shared_values, turn_queries
 from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums
 from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE, SCRIPTS, command, losses, make_inputs, run, train
+from tests.unit.distill_helpers import RECIPE, STAGE, command, losses, make_inputs, run, train
 
 L = 6
 FITTED = {"start": "fitted"}
@@ -35,7 +35,7 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     make_inputs(folder)
     write_moments(
-        folder / "model", folder / "packed.safetensors", Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5],
+        folder / "source.json", folder / "packed.safetensors", Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5],
         folder / "moments.safetensors",
     )  # fmt: skip
     return folder
@@ -144,9 +144,9 @@ def test_two_ranks_and_stored_teacher_states_gather_the_same_bits(inputs, tmp_pa
     ]  # fmt: skip
     layers = ["1", "2", "3", "4", "5"]
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    shared = [*ranks, SCRIPTS / "moments.py", *words, "--layers", *layers, "--output", tmp_path / "ranks"]
+    shared = [*ranks, *STAGE, "moments", *words, "--layers", *layers, "--output", tmp_path / "ranks"]
     beside = [
-        sys.executable, SCRIPTS / "teacher_states.py", *words, "--layers", "4", "--output", tmp_path / "states",
+        sys.executable, *STAGE, "teacher_states", *words, "--layers", "4", "--output", tmp_path / "states",
         "--moment-layers", *layers, "--moments", tmp_path / "beside",
     ]  # fmt: skip
     for program in (shared, beside):

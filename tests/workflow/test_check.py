@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swiftkv.stages import STAGES
 from tests.unit.slurm_stand_ins import install
 
 ROOT = Path(__file__).parents[2]
@@ -90,11 +89,3 @@ def test_a_profile_that_does_not_exist_is_named(site):
     ended = site(sys.executable, ROOT / "workflow/scripts/scale.py", "check", "--profile", "nosuch")
     assert ended.returncode == 1
     assert "FAIL  profile: there is no profile 'nosuch'; it is one of gpu, local," in ended.stdout
-
-
-def test_local_rules_are_known():
-    named = set()
-    for file in [ROOT / "Snakefile", *ROOT.glob("workflow/rules/*.smk")]:
-        for block in re.findall(r"^localrules:\n((?:    \w+,?\n)+)", file.read_text(), flags=re.MULTILINE):
-            named |= set(re.findall(r"\w+", block))
-    assert named - {"all"} == {name for name, stage in STAGES.items() if stage.local}

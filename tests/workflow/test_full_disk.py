@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.distill_helpers import GOLDEN, RECIPE, command, environment, log, make_inputs
+from tests.unit.distill_helpers import GOLDEN, RECIPE, STAGE, command, environment, log, make_inputs
 
 ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
@@ -52,7 +52,8 @@ def test_writing_text(tmp_path, chats):
     status, said = run_on_a_small_disk(
         disk,
         "32k",
-        "workflow/scripts/corpus.py",
+        *STAGE,
+        "corpus",
         f"--sources={json.dumps(source)}",
         "--seed=0",
         f"--heldout={heldout}",
@@ -68,7 +69,7 @@ def test_writing_tensors(tmp_path, chats, tiny_source):
     disk.mkdir()
     recipe = json.dumps(RECIPE | {"max_length": 256})
     status, said = run_on_a_small_disk(
-        disk, "64k", "workflow/scripts/pack.py", f"--model-source={tiny_source}", f"--recipe={recipe}", f"--data={chats}",
+        disk, "64k", *STAGE, "pack", f"--model-source={tiny_source}", f"--recipe={recipe}", f"--data={chats}",
         f"--output={disk / 'rows.safetensors'}",
     )  # fmt: skip
     assert status == 1 and "error: the disk is full" in said and "Traceback" not in said

@@ -100,7 +100,7 @@ def test_jobs_with_gpus_take_turns(run, tmp_path, monkeypatch):
 def test_every_program_with_gpus_ends_where_it_sees_none(run, tmp_path, monkeypatch):
     smoke = ["--profile", ROOT / "profiles/smoke", *on_gpus(tmp_path), "--dry-run", "--printshellcmds"]
     _, said = run(*smoke, "--forceall", "--", *TARGETS)
-    commands = dict(re.findall(r'^rule (\w+):\n(?:.+\n)*?.*python "\$SCRIPTS/(.*)', said, flags=re.MULTILINE))
+    commands = dict(re.findall(r"^rule (\w+):\n(?:.+\n)*?.*-m swiftkv.stages (.*)", said, flags=re.MULTILINE))
     assert {"moments", "score_panel"} < set(commands), said
     rules = set(re.findall(r"^rule (\w+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
     assert len(rules) == len({rule for rule in commands if "--gpus" in commands[rule]}) == 12, rules
@@ -108,10 +108,10 @@ def test_every_program_with_gpus_ends_where_it_sees_none(run, tmp_path, monkeypa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.chdir(tmp_path)
     for rule in rules:
-        program, *words = shlex.split(commands[rule].replace('"', "", 1).replace("$((1 / 1))", "1"))
-        monkeypatch.setattr(sys, "argv", [program, *words])
+        words = shlex.split(commands[rule].replace("$((1 / 1))", "1"))
+        monkeypatch.setattr(sys, "argv", ["stages", *words])
         with pytest.raises(SystemExit, match="^error: this job asks for 1 GPUs and sees 0 on"):
-            runpy.run_path(str(ROOT / "workflow/scripts" / program), run_name="__main__")
+            runpy.run_module("swiftkv.stages", run_name="__main__")
     gpus.compute_with(None, 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # 0 is the processor, also beside GPUs
 

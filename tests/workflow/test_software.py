@@ -76,13 +76,13 @@ def test_jobs_use_the_image_and_the_code_of_the_checkout(project):
     words = shlex.split(notes[0])
     assert words[:5] == ["apptainer", "exec", "--home", str(project), "--nv"]
     assert words[-3:] == ["envs/gpu.sif", "bash", "-c"]
-    assert notes[1].startswith(f"image; {project}/src; {project}/workflow/scripts/heldout.py --sources ")
+    assert notes[1].startswith(f"image; {project}/src; -m swiftkv.stages heldout --sources ")
 
 
 def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
     notes, said = run(project, "smoke", "software-deployment-method: conda", "--", HELDOUT)
     assert len(notes) == 1, said
-    assert notes[0].startswith(f".conda; none 1; {project}/workflow/scripts/heldout.py --sources ")
+    assert notes[0].startswith(".conda; none 1; -m swiftkv.stages heldout --sources ")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A changed setting is worked with anew: it reaches its job through a parameter that Snakemake compares with the last one's."""
 
+import inspect
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -14,7 +15,6 @@ TARGET = "results/smoke/serving/batch-2k/tiny-random/baseline/auto.json"
 # What is read of the configuration for a parameter that is not compared, and why nothing is lost.
 NOT_COMPARED = {
     ("measure", "start_timeout"): "changes no number",
-    ("fidelity", "moments"): "the ridge of a start: its checkpoint, an input, is trained anew",
     **dict.fromkeys(((f"score{of}", "state") for of in ("", "_shard", "_panel")), "follows from the output's place"),
 }
 
@@ -28,8 +28,10 @@ def reads_configuration(function):
             *(name for each in code.co_consts if isinstance(each, CodeType) for name in names(each)),
         }
 
+    function = inspect.unwrap(function)
     scope = function.__globals__
-    called = [scope[name] for name in names(function.__code__) if isinstance(scope.get(name), FunctionType)]
+    called = [inspect.unwrap(scope[name]) for name in names(function.__code__) if callable(scope.get(name))]
+    called = [other for other in called if isinstance(other, FunctionType)]
     return "config" in names(function.__code__) or any(
         other.__globals__ is scope and reads_configuration(other) for other in called
     )

@@ -13,7 +13,7 @@ localrules:
 rule table:
     """One table of the contents page; a pure function of its entry and its measurement files."""
     input:
-        unpack(get_files),
+        unpack(files_of_artifact),
     output:
         csv="<results>/tables/{artifact}.csv",
         tex="<results>/tables/{artifact}.tex",
@@ -21,8 +21,8 @@ rule table:
         html=report(
             "<results>/tables/{artifact}.html",
             caption="../report/artifact.rst",
-            category=get_section,
-            labels=get_labels,
+            category=section_of_artifact,
+            labels=labels_of_artifact,
         ),
     log:
         "<logs>/tables/{artifact}.log",
@@ -31,29 +31,27 @@ rule table:
     wildcard_constraints:
         artifact=contents.pattern(config, "table"),
     params:
-        entry=get_entry,
-        files=lambda w: json.dumps(get_files(w)),
+        entry=entry_json,
+        files=lambda w: json.dumps(files_of_artifact(w)),
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/artifact.py" \
+        python -m swiftkv.stages table \
             --entry {params.entry:q} \
             --files {params.files:q} \
             --output {output:q}
         """
 
 
-rule figure:
-    """One figure of the contents page; a pure function of its entry and its measurement files."""
-    input:
-        unpack(get_files),
+use rule table as figure with:
+    # One figure of the contents page, made as a table is.
     output:
         pdf="<results>/figures/{artifact}.pdf",
         png=report(
             "<results>/figures/{artifact}.png",
             caption="../report/artifact.rst",
-            category=get_section,
-            labels=get_labels,
+            category=section_of_artifact,
+            labels=labels_of_artifact,
         ),
         csv="<results>/figures/{artifact}.csv",
     log:
@@ -62,14 +60,3 @@ rule figure:
         "<benchmarks>/figures/{artifact}.tsv"
     wildcard_constraints:
         artifact=contents.pattern(config, "figure"),
-    params:
-        entry=get_entry,
-        files=lambda w: json.dumps(get_files(w)),
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python "$SCRIPTS/artifact.py" \
-            --entry {params.entry:q} \
-            --files {params.files:q} \
-            --output {output:q}
-        """

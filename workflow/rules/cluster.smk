@@ -23,7 +23,7 @@ def on_gpus(stage, alone=None):
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
     asked = {"gpu": gpus, "nodes": nodes, "gpu_turn": lambda w: 1 if gpus(w) else None}
     if stage == "distill":
-        # One task a node, started by the job's own shell (get_launcher) and not by Snakemake, whose step would keep
+        # One task a node, started by the job's own shell (launcher) and not by Snakemake, whose step would keep
         # everything there is to itself.
         asked["mpi"] = lambda w: "srun" if nodes(w) > 1 else None
         asked["tasks"] = lambda w: nodes(w) if nodes(w) > 1 else None
@@ -67,7 +67,7 @@ def if_granted(stage, priority=0):
     return granted
 
 
-def get_launcher(w, resources):
+def launcher(w, resources):
     """How a training starts: plain Python for one process, torchrun on one node, srun and torchrun on several."""
     if resources.gpu <= 1:
         return "python"

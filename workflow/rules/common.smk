@@ -1,14 +1,13 @@
 """Checks the configuration before anything runs, and turns its names into the slices the rules pass on."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
-from swiftkv.errors import UserError
+from swiftkv.errors import UserError, command_line
 from swiftkv.measure.run import KINDS
 from swiftkv.score import fetch
 from swiftkv.score.shards import shards_of
@@ -39,62 +38,56 @@ def in_project(path):
     )
 
 
-def names(section):
-    """A regular expression that matches exactly the names defined in one section of the configuration."""
-    return "|".join(re.escape(name) for name in config[section])
+def pattern(names):
+    """A regular expression that matches exactly the given names."""
+    return "|".join(map(re.escape, names)) or "(?!)"
 
 
 wildcard_constraints:
-    model=names("models"),
-    variant=names("variants"),
-    recipe=names("recipes"),
-    data=names("data"),
-    task="|".join(
-        re.escape(task)
-        for task in config["tasks"]
-        if cfg.scored_together(config, task) == [task]
-    )
-    or "(?!)",
+    model=pattern(config["models"]),
+    variant=pattern(config["variants"]),
+    recipe=pattern(config["recipes"]),
+    data=pattern(config["data"]),
+    task=pattern(
+        task for task in config["tasks"] if cfg.scored_together(config, task) == [task]
+    ),
     kv_cache="auto|fp8",
 
 
-def get_spec(w):
+@command_line
+def spec_json(w):
     """The SwiftKVSpec of a variant on a model as JSON; `null` for the unchanged model."""
-    try:
-        return json.dumps(cfg.spec(config, w.model, w.variant))
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    return json.dumps(cfg.spec(config, w.model, w.variant))
 
 
-def get_state(source):
+@command_line
+def with_file_state(source):
     """A source in its present state, so that what is made of a local one is made again when its files change."""
-    try:
-        return source and with_state(source)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    return source and with_state(source)
 
 
-def get_origin(source):
+def source_json(source):
     """A source as the programs take it: not whether it is gated, which changes nothing that is made."""
     return json.dumps(
-        source and {k: v for k, v in get_state(source).items() if k != "gated"}
+        source and {k: v for k, v in with_file_state(source).items() if k != "gated"}
     )
 
 
-def get_sources(mix):
+def sources_json(mix):
     """The sources of a data mix, as JSON."""
-    return json.dumps([get_state(source) for source in config["data"][mix]["sources"]])
+    return json.dumps(
+        [with_file_state(source) for source in config["data"][mix]["sources"]]
+    )
 
 
 def variants_with(recipe):
     """A regular expression for the names of the rewired or trained variants that have a recipe, or have none."""
-    found = [
+    return pattern(
         name
         for name, variant in config["variants"].items()
         if ("recipe" in variant) == recipe
         and (recipe or variant["prefill_reduction"] is not None)
-    ]
-    return "|".join(map(re.escape, found)) or "(?!)"
+    )
 
 
 def has_checkpoint(w):
@@ -103,40 +96,33 @@ def has_checkpoint(w):
     return "recipe" in variant or variant["prefill_reduction"] is not None
 
 
-def get_recipe_name(w):
+def recipe_of(w):
     return config["variants"][w.variant]["recipe"]
 
 
-def get_recipe(w):
+def recipe_json(w):
     """A recipe's settings as JSON, with the model's ZeRO stage."""
-    name = w.recipe if hasattr(w, "recipe") else get_recipe_name(w)
+    name = w.recipe if hasattr(w, "recipe") else recipe_of(w)
     return json.dumps(cfg.recipe(config, w.model, name))
 
 
-def get_checkpoint(w):
+def checkpoint_folder(w):
     """The trained checkpoint a variant is measured on; none for the unchanged model."""
     if not has_checkpoint(w):
         return []
     return f"<results>/checkpoints/{w.model}/{w.variant}"
 
 
-def get_early_exit_checkpoint(w):
+@command_line
+def early_exit_checkpoint(w):
     """The trained checkpoint of a variant that can exit early."""
-    try:
-        cfg.check_early_exit(config, w.variant)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    return get_checkpoint(w)
+    cfg.check_early_exit(config, w.variant)
+    return checkpoint_folder(w)
 
 
-def get_scoring_engines(w, group):
-    """The vLLM engine of each task a job scores; None where transformers computes it."""
-    tasks = config["sets"]["tasks"][group] if group else [w.task]
-    subject = (config, w.model, w.variant, w.kv_cache)
-    try:
-        return {task: cfg.scoring_engine(*subject, task) for task in tasks}
-    except UserError as error:
-        sys.exit(f"error: {error}")
+def tasks_of(w, group):
+    """The tasks that a job scores: those of a set, or the one that its output names."""
+    return config["sets"]["tasks"][group] if group else [w.task]
 
 
 def scored_models(sharded):
@@ -147,59 +133,54 @@ def scored_models(sharded):
         for task in config["tasks"]
         if shards_of(config, model, task) > 1
     )
-    return f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{names('models')})"
+    return (
+        f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{pattern(config['models'])})"
+    )
 
 
-def get_shards(w):
+def shard_records(w):
     """The records of the shards of a score."""
     shards = shards_of(config, w.model, w.task)
     folder = f"<results>/score-shards/{w.model}/{w.variant}/{w.kv_cache}/{w.task}"
     return [f"{folder}/{shard}-of-{shards}.json" for shard in range(1, shards + 1)]
 
 
-def get_questions(w, group=None):
+def question_folders(w, group):
     """The folders with the questions of a job's tasks, of those that come from the hub."""
-    tasks = config["sets"]["tasks"][group] if group else [w.task]
     return [
         f"<results>/questions/{task}"
-        for task in tasks
+        for task in tasks_of(w, group)
         if fetch.from_hub(config["tasks"][task].get("source"))
     ]
 
 
-def option(name, path):
-    """An option of a program with its path, if there is one."""
-    return shlex.join([name, path]) if path else ""
-
-
-def get_fetched(w, input):
-    """The argument that says where they are."""
-    return shlex.join(["--fetched", *input.questions]) if input.questions else ""
-
-
-def get_answers(w, output):
+def answers_folder(w, output):
     """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
     results = Path(config["pathvars"]["results"])
     place = Path(*Path(output[0]).relative_to(results).parts[1:])
     return str(results / "score-state" / place.with_name(place.stem))
 
 
-def get_attempt(w):
+def fetch_attempt(w):
     """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
     folder = Path(config["pathvars"]["results"], "questions", w.task)
     attempts = folder.with_name(f"{w.task}.attempts")
     return f"attempt {fetch.attempt(config['tasks'][w.task], folder, attempts)}"
 
 
-def get_tasks(w, group=None):
-    """The entries of a job's tasks as JSON, with the engines that generate answers."""
+@command_line
+def tasks_json(w, group):
+    """The entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
     entries = {}
-    for task, engine in get_scoring_engines(w, group).items():
-        entries[task] = config["tasks"][task] | ({"engine": engine} if engine else {})
+    for task in tasks_of(w, group):
+        entry = dict(config["tasks"][task])
         for key in ("shards", "asks"):  # the same score for any
-            entries[task].pop(key, None)
-        if "source" in entries[task]:
-            entries[task]["source"] = get_state(entries[task]["source"])
+            entry.pop(key, None)
+        if engine := cfg.scoring_engine(config, w.model, w.variant, w.kv_cache, task):
+            entry["engine"] = engine
+        if "source" in entry:
+            entry["source"] = with_file_state(entry["source"])
+        entries[task] = entry
     return json.dumps(entries)
 
 
@@ -232,56 +213,51 @@ def first_alike(recipe, keys):
     return alike(recipe, keys)[0]
 
 
-def get_rows(w):
+def packed_rows(w):
     """The packed rows a variant is trained on."""
-    return f"<results>/packed/{w.model}/{first_alike(get_recipe_name(w), PACKING)}.safetensors"
+    return (
+        f"<results>/packed/{w.model}/{first_alike(recipe_of(w), PACKING)}.safetensors"
+    )
 
 
-def get_teacher_states(w):
+def teacher_states_file(w):
     """The stored teacher states, if the recipe has a teacher and asks for them."""
-    name = get_recipe_name(w)
+    name = recipe_of(w)
     recipe = config["recipes"][name]
     if recipe["loss"] == "lm" or recipe["teacher_states"] == "online":
         return []
     return f"<results>/teacher/{w.model}/{first_alike(name, TEACHING)}.safetensors"
 
 
-def recipes_with(**settings):
-    """A regular expression for the names of the recipes that have the given settings."""
-    found = [
-        name
-        for name in config["recipes"]
-        if all(config["recipes"][name][key] == settings[key] for key in settings)
-    ]
-    return "|".join(map(re.escape, found)) or "(?!)"
+def recipes_with(teacher_states):
+    """A regular expression for the names of the recipes whose teacher states are stored, or are not ("online")."""
+    recipes = config["recipes"]
+    return pattern(
+        name for name in recipes if recipes[name]["teacher_states"] == teacher_states
+    )
 
 
-def get_moments(w):
+def moments_file(w):
     """What a variant's start is fitted to, if its recipe fits it."""
     if "recipe" not in config["variants"][w.variant]:
         return []
-    name = get_recipe_name(w)
+    name = recipe_of(w)
     if config["recipes"][name]["start"] == "copied":
         return []
     return f"<results>/moments/{w.model}/{first_alike(name, TEACHING)}.safetensors"
 
 
-def get_starts_moments(w):
+@command_line
+def starts_moments_file(w):
     """The moments that starts are compared with, if a start of the model can be fitted to them."""
-    try:
-        cfg.check_fitted(config, w.model)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    cfg.check_fitted(config, w.model)
     recipe = first_alike(config["choose_l"]["recipe"], TEACHING)
     return f"<results>/moments/{w.model}/{recipe}.safetensors"
 
 
-def get_fit(w, input):
-    """The arguments that say how a variant's start was fitted."""
-    if not input.moments:
-        return ""
-    ridge = config["recipes"][get_recipe_name(w)]["start_ridge"]
-    return shlex.join(["--moments", input.moments, "--ridge", str(ridge)])
+def start_ridge(w):
+    """The penalty of the fit that a variant starts from; 0 where its start is not fitted."""
+    return config["recipes"][recipe_of(w)]["start_ridge"] if moments_file(w) else 0
 
 
 # Serving
@@ -291,14 +267,14 @@ def serves_dummy(w):
     return config["models"][w.model].get("serving_weights", "trained") == "dummy"
 
 
-def get_source(w):
+def model_file(w):
     """The resolved model; where nothing but its dimensions is needed, the file of those."""
     source = f"<results>/models/{w.model}/source.json"
     architecture = config["models"][w.model].get("architecture")
     return in_project(architecture) if serves_dummy(w) and architecture else source
 
 
-def get_served_variant(w):
+def served_variant(w):
     """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
     variants = config["variants"]
     served = {
@@ -307,14 +283,16 @@ def get_served_variant(w):
     return next((name for name in variants if variants[name] == served), w.variant)
 
 
-def get_served(w):
+def served_folder(w):
     """The folder that is served: a trained checkpoint or one without weights; none for the source model itself."""
     variant = config["variants"][w.variant]
     if serves_dummy(w):
         changed = variant["prefill_reduction"] is not None
-        return f"<results>/dummy/{w.model}/{get_served_variant(w) if changed else 'baseline'}"
+        return (
+            f"<results>/dummy/{w.model}/{served_variant(w) if changed else 'baseline'}"
+        )
     if has_checkpoint(w):
-        return f"<results>/checkpoints/{w.model}/{get_served_variant(w)}"
+        return f"<results>/checkpoints/{w.model}/{served_variant(w)}"
     return []
 
 
@@ -323,80 +301,65 @@ def measured_alone(w):
     return KINDS[config["serving"]["points"][w.point]["measure"]].alone
 
 
-def get_chats(w):
+def chats_file(w):
     """The held-out chats a point sends, if it does not send random tokens."""
     sends_chats = "dataset" in config["serving"]["points"][w.point]
     return "<results>/data/heldout.jsonl" if sends_chats else []
 
 
-def get_workload(w):
+def workload_json(w):
     """What a workload's requests are made of, as JSON: not the rates and limits they are sent with."""
     entry = config["workloads"][w.workload]
     settings = {key: entry[key] for key in ("chunk_tokens", "longest")}
     if entry.get("stand_in"):
         settings |= {key: entry[key] for key in ("stand_in", "statistics")}
     else:
-        settings["source"] = get_state(entry["source"])
+        settings["source"] = with_file_state(entry["source"])
     return json.dumps(settings)
 
 
-def get_workloads(w):
+def workload_folders(w):
     """The workloads a point sends, if it does."""
     sent = config["serving"]["points"][w.point].get("workloads", [])
     return [f"<results>/workloads/{workload}" for workload in sent]
 
 
-def get_subject(w):
-    """The arguments that say what is served, but for its files: of parameters made from those, none is a trigger."""
-    model, variant = config["models"][w.model], config["variants"][w.variant]
-    words = ["--model", w.model, "--title", model["title"]]
+def served_weights(w):
+    """What is in the folder that is served."""
     if serves_dummy(w):
-        words += ["--weights", "dummy"]
-    else:
-        words += ["--weights", "trained" if get_served(w) else "original"]
-    words += ["--variant", w.variant, "--spec", get_spec(w), "--kv-cache", w.kv_cache]
-    if variant.get("merge_all_layers"):
-        words.append("--merge-all-layers")
-    if "quantization" in model:
-        words += ["--quantization", model["quantization"]]
-    if "plugin" in variant:
-        words += ["--plugin", variant["plugin"]]
-    return shlex.join(words)
+        return "dummy"
+    return "trained" if served_folder(w) else "original"
 
 
-def get_point(w):
-    """The arguments that say how it is served; the same in whatever order the configuration has the keys."""
-    settings = json.dumps(points.point(config, w.point), sort_keys=True)
-    gpus = str(config["models"][w.model]["gpus"]["serve"])
-    return shlex.join(["--point", w.point, "--settings", settings, "--gpus", gpus])
+def point_json(w):
+    """How a point is served, as JSON; the same in whatever order the configuration has the keys."""
+    return json.dumps(points.point(config, w.point), sort_keys=True)
 
 
 # Tables and figures
 
 
-def get_files(w):
+@command_line
+def files_of_artifact(w):
     """The measurement and published files an artifact is made of, by name."""
-    try:
-        contents.check_made(config, w.artifact)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    contents.check_made(config, w.artifact)
     return {
         name: [in_project(path) for path in paths]
         for name, paths in contents.needs(config, w.artifact).items()
     }
 
 
-def get_entry(w):
+def entry_json(w):
     """An artifact's entry with all it refers to, as JSON: what it shows, and what triggers making it again."""
     return json.dumps(contents.resolve(config, w.artifact))
 
 
-def get_section(w):
+def section_of_artifact(w):
     """The part of the paper an artifact belongs to, as the report groups it."""
     return config["artifacts"][w.artifact]["section"]
 
 
-def get_labels(w):
+def labels_of_artifact(w):
     """What the report says about an artifact."""
     entry = config["artifacts"][w.artifact]
     return {"item": contents.label(entry), "shows": entry["title"]}

@@ -22,11 +22,11 @@ rule pack:
         "<benchmarks>/pack/{model}/{recipe}.tsv"
     priority: 10
     params:
-        recipe=get_recipe,
+        recipe=recipe_json,
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/pack.py" \
+        python -m swiftkv.stages pack \
             --model-source {input.model:q} \
             --data {input.chats:q} \
             --recipe {params.recipe:q} \
@@ -53,13 +53,13 @@ rule teacher_states:
     resources:
         **on_gpus("score"),
     params:
-        recipe=get_recipe,
+        recipe=recipe_json,
         layers=lambda w: cfg.stored_layers(config, w.model, alike(w.recipe, TEACHING)),
         candidates=lambda w: cfg.candidate_layers(config, w.model),
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/teacher_states.py" \
+        python -m swiftkv.stages teacher_states \
             --model-source {input.model:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -90,12 +90,12 @@ rule moments:
     resources:
         **on_gpus("score"),
     params:
-        recipe=get_recipe,
+        recipe=recipe_json,
         layers=lambda w: cfg.candidate_layers(config, w.model),
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/moments.py" \
+        python -m swiftkv.stages moments \
             --model-source {input.model:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -110,9 +110,9 @@ rule distill:
     """Train a variant, as a rule its new projections from the model's own logits; resumes from its last state."""
     input:
         model="<results>/models/{model}/source.json",
-        data=get_rows,
-        teacher=get_teacher_states,
-        moments=get_moments,
+        data=packed_rows,
+        teacher=teacher_states_file,
+        moments=moments_file,
     output:
         checkpoint=directory("<results>/checkpoints/{model}/{variant}"),
         losses="<results>/training/{model}/{variant}.csv",
@@ -125,34 +125,30 @@ rule distill:
         variant=variants_with(recipe=True),
     priority: if_granted("distill", 10)
     container:
-        get_image
+        training_image
     threads: 1
     resources:
         **on_gpus("distill"),
     params:
-        launcher=get_launcher,
-        spec=get_spec,
-        recipe=get_recipe,
-        teacher=lambda w, input: option("--teacher-states", input.teacher),
-        moments=lambda w, input: option("--moments", input.moments),
-        minutes=lambda w, resources: (
-            f"--minutes {resources.runtime}" if resources.get("runtime") else ""
-        ),
+        launcher=launcher,
+        spec=spec_json,
+        recipe=recipe_json,
+        minutes=lambda w, resources: resources.get("runtime", []),
         # Not an output: Snakemake would delete the progress of a job that was killed.
         state=lambda w: f"{config['pathvars']['results']}/training-state/{w.model}/{w.variant}",
     shell:
         """
         exec &> >(tee {log:q})
-        {params.launcher} "$SCRIPTS/distill.py" \
+        {params.launcher} -m swiftkv.stages distill \
             --model-source {input.model:q} \
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
-            {params.teacher} \
-            {params.moments} \
+            --teacher-states {input.teacher:q} \
+            --moments {input.moments:q} \
             --state-dir {params.state:q} \
-            {params.minutes} \
+            --minutes {params.minutes} \
             --threads {threads} \
             --gpus $(({resources.gpu} / {resources.nodes})) \
             --checkpoint {output.checkpoint:q} \

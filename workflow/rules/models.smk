@@ -19,20 +19,18 @@ rule resolve_model:
         "<benchmarks>/resolve_model/{model}.tsv"
     params:
         title=lambda w: config["models"][w.model]["title"],
-        source=lambda w: get_origin(config["models"][w.model]["source"]),
-        template=lambda w: get_origin(config["models"][w.model].get("chat_template")),
+        source=lambda w: source_json(config["models"][w.model]["source"]),
+        template=lambda w: source_json(config["models"][w.model].get("chat_template")),
         layers=lambda w: config["models"][w.model]["num_hidden_layers"],
-        folder=lambda w, output: f"{os.path.dirname(output.source)}/base",
     shell:
         """
         exec &> >(tee {log:q})
-        online python "$SCRIPTS/resolve_model.py" \
+        online python -m swiftkv.stages resolve_model \
             --name {wildcards.model:q} \
             --title {params.title:q} \
             --source {params.source:q} \
             --chat-template {params.template:q} \
             --num-hidden-layers {params.layers} \
-            --folder {params.folder:q} \
             --output {output.source:q}
         """
 
@@ -50,12 +48,14 @@ rule fetch_checkpoint:
     wildcard_constraints:
         variant=variants_with(recipe=False),
     params:
-        spec=get_spec,  # first: it refuses a model that names no checkpoint for the variant
-        source=lambda w: get_origin(config["models"][w.model]["checkpoints"][w.variant]),
+        spec=spec_json,  # first: it refuses a model that names no checkpoint for the variant
+        source=lambda w: source_json(
+            config["models"][w.model]["checkpoints"][w.variant]
+        ),
     shell:
         """
         exec &> >(tee {log:q})
-        online python "$SCRIPTS/fetch_checkpoint.py" \
+        online python -m swiftkv.stages fetch_checkpoint \
             --model-source {input.model:q} \
             --variant {wildcards.variant:q} \
             --source {params.source:q} \
@@ -74,13 +74,13 @@ rule heldout:
     benchmark:
         "<benchmarks>/heldout.tsv"
     params:
-        sources=lambda w: get_sources(config["heldout"]["data"]),
+        sources=lambda w: sources_json(config["heldout"]["data"]),
         chats=config["heldout"]["chats"],
         seed=config["heldout"]["seed"],
     shell:
         """
         exec &> >(tee {log:q})
-        online python "$SCRIPTS/heldout.py" \
+        online python -m swiftkv.stages heldout \
             --sources {params.sources:q} \
             --chats {params.chats} \
             --seed {params.seed} \
@@ -101,12 +101,12 @@ rule corpus:
     benchmark:
         "<benchmarks>/corpus/{data}.tsv"
     params:
-        sources=lambda w: get_sources(w.data),
+        sources=lambda w: sources_json(w.data),
         seed=lambda w: config["data"][w.data]["seed"],
     shell:
         """
         exec &> >(tee {log:q})
-        online python "$SCRIPTS/corpus.py" \
+        online python -m swiftkv.stages corpus \
             --sources {params.sources:q} \
             --seed {params.seed} \
             --heldout {input.heldout:q} \
@@ -124,16 +124,16 @@ rule fetch_questions:
     benchmark:
         "<benchmarks>/fetch_questions/{task}.tsv"
     wildcard_constraints:
-        task=names("tasks"),
+        task=pattern(config["tasks"]),
     params:
         task=lambda w: json.dumps(
             {key: config["tasks"][w.task].get(key) for key in ("task", "source")}
         ),
-        attempt=get_attempt,
+        attempt=fetch_attempt,
     shell:
         """
         exec &> >(tee {log:q})
-        online python "$SCRIPTS/fetch_questions.py" \
+        online python -m swiftkv.stages fetch_questions \
             --task {params.task:q} \
             --attempts {output:q}.attempts \
             --output {output:q}
@@ -149,14 +149,14 @@ rule workload:
     benchmark:
         "<benchmarks>/workload/{workload}.tsv"
     wildcard_constraints:
-        workload=names("workloads"),
+        workload=pattern(config["workloads"]),
     params:
-        workload=get_workload,
+        workload=workload_json,
         seed=config["serving"]["seed"],
     shell:
         """
         exec &> >(tee {log:q})
-        online python "$SCRIPTS/workload.py" \
+        online python -m swiftkv.stages workload \
             --workload {params.workload:q} \
             --seed {params.seed} \
             --output {output:q}

@@ -13,61 +13,63 @@ localrules:
     merge_scores,
 
 
-SCORE = """
-exec &> >(tee {log.run:q})
-python "$SCRIPTS/score.py" \
-    --model-source {input.model:q} \
-    {params.checkpoint} \
-    --variant {wildcards.variant:q} \
-    --spec {params.spec:q} \
-    --kv-cache {wildcards.kv_cache} \
-    --tasks {params.tasks:q} \
-    {params.fetched} \
-    --seed {params.seed} \
-    --threads {threads} \
-    --gpus {resources.gpu} \
-    --engine-log {log.engine:q} \
-    --state {params.state:q} \
-    --outputs {output:q}
-"""
+# Small tasks take less time than a start of the model, so one job may score several: the sets of scoring.together.
+for group in [None, *config["scoring"]["together"]]:
+    scored = group or "{task}"
+
+    rule:
+        """Scores of one variant on one benchmark, or on a set of them, with lm-eval."""
+        name:
+            f"score_{group}" if group else "score"
+        input:
+            model="<results>/models/{model}/source.json",
+            checkpoint=checkpoint_folder,
+            questions=lambda w, group=group: question_folders(w, group),
+        output:
+            expand(
+                "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
+                task=config["sets"]["tasks"].get(group, scored),
+            ),
+        log:
+            run=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.log",
+            engine=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.vllm.log",
+        benchmark:
+            f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.tsv"
+        wildcard_constraints:
+            model=scored_models(sharded=False),
+        priority: if_granted("score")
+        threads: 1
+        resources:
+            **on_gpus("score"),
+        params:
+            spec=spec_json,
+            tasks=lambda w, group=group: tasks_json(w, group),
+            seed=config["scoring"]["seed"],
+            state=answers_folder,
+            shard=[1, 1],
+        shell:
+            """
+            exec &> >(tee {log.run:q})
+            python -m swiftkv.stages score \
+                --model-source {input.model:q} \
+                --checkpoint {input.checkpoint:q} \
+                --variant {wildcards.variant:q} \
+                --spec {params.spec:q} \
+                --kv-cache {wildcards.kv_cache} \
+                --tasks {params.tasks:q} \
+                --fetched {input.questions:q} \
+                --seed {params.seed} \
+                --shard {params.shard} \
+                --threads {threads} \
+                --gpus {resources.gpu} \
+                --engine-log {log.engine:q} \
+                --state {params.state:q} \
+                --outputs {output:q}
+            """
 
 
-rule score:
-    """Accuracy of one variant on one benchmark, with lm-eval."""
-    input:
-        model="<results>/models/{model}/source.json",
-        checkpoint=get_checkpoint,
-        questions=get_questions,
-    output:
-        "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
-    log:
-        run="<logs>/score/{model}/{variant}/{kv_cache}/{task}.log",
-        engine="<logs>/score/{model}/{variant}/{kv_cache}/{task}.vllm.log",
-    benchmark:
-        "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}.tsv"
-    wildcard_constraints:
-        model=scored_models(sharded=False),
-    priority: if_granted("score")
-    threads: 1
-    resources:
-        **on_gpus("score"),
-    params:
-        spec=get_spec,
-        tasks=get_tasks,
-        fetched=get_fetched,
-        seed=config["scoring"]["seed"],
-        state=get_answers,
-        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
-    shell:
-        SCORE
-
-
-rule score_shard:
-    """A part of a score: every so many-th question, where one job would take too long for all."""
-    input:
-        model="<results>/models/{model}/source.json",
-        checkpoint=get_checkpoint,
-        questions=get_questions,
+use rule score as score_shard with:
+    # A part of a score: every so many-th question, where one job would take too long for all.
     output:
         "<results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
     log:
@@ -78,25 +80,14 @@ rule score_shard:
     wildcard_constraints:
         shard="[1-9][0-9]*",
         shards="[1-9][0-9]*",
-    priority: if_granted("score")
-    threads: 1
-    resources:
-        **on_gpus("score"),
     params:
-        spec=get_spec,
-        tasks=get_tasks,
-        fetched=get_fetched,
-        seed=config["scoring"]["seed"],
-        state=get_answers,
-        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
-    shell:
-        f"{SCORE.rstrip()} --shard {{wildcards.shard}} {{wildcards.shards}}"
+        shard=lambda w: [w.shard, w.shards],
 
 
 rule merge_scores:
     """The score that one job would have written, from its shards."""
     input:
-        get_shards,
+        shard_records,
     output:
         "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
     log:
@@ -108,54 +99,18 @@ rule merge_scores:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/merge_scores.py" \
+        python -m swiftkv.stages merge_scores \
             --shards {input:q} \
             --output {output:q}
         """
-
-
-# Small tasks take less time than a start of the model, so one job may score several: the sets of scoring.together.
-for group in config["scoring"]["together"]:
-
-    rule:
-        """Scores of one variant on a set of tasks."""
-        name:
-            f"score_{group}"
-        input:
-            model="<results>/models/{model}/source.json",
-            checkpoint=get_checkpoint,
-            questions=lambda w, group=group: get_questions(w, group),
-        output:
-            expand(
-                "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
-                task=config["sets"]["tasks"][group],
-            ),
-        log:
-            run=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.log",
-            engine=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.vllm.log",
-        benchmark:
-            f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{group}.tsv"
-        priority: if_granted("score")
-        threads: 1
-        resources:
-            **on_gpus("score"),
-        params:
-            spec=get_spec,
-            tasks=lambda w, group=group: get_tasks(w, group),
-            fetched=get_fetched,
-            seed=config["scoring"]["seed"],
-            state=get_answers,
-            checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
-        shell:
-            SCORE
 
 
 rule fidelity:
     """KL to the teacher, top-1 agreement and perplexity on held-out chats, before and after training."""
     input:
         model="<results>/models/{model}/source.json",
-        checkpoint=get_checkpoint,
-        moments=get_moments,
+        checkpoint=checkpoint_folder,
+        moments=moments_file,
         chats="<results>/data/heldout.jsonl",
     output:
         "<results>/fidelity/{model}/{variant}/{kv_cache}.json",
@@ -168,22 +123,22 @@ rule fidelity:
     resources:
         **on_gpus("score"),
     params:
-        spec=get_spec,
+        spec=spec_json,
         documents=config["fidelity"]["documents"],
         max_length=config["fidelity"]["max_length"],
         seed=config["fidelity"]["seed"],
-        checkpoint=lambda w, input: option("--checkpoint", input.checkpoint),
-        moments=get_fit,
+        ridge=start_ridge,
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/fidelity.py" \
+        python -m swiftkv.stages fidelity \
             --model-source {input.model:q} \
-            {params.checkpoint} \
+            --checkpoint {input.checkpoint:q} \
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --kv-cache {wildcards.kv_cache} \
-            {params.moments} \
+            --moments {input.moments:q} \
+            --ridge {params.ridge} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
             --max-length {params.max_length} \
@@ -198,7 +153,7 @@ rule starts:
     """Quality before training for every l, with copied and with fitted start values."""
     input:
         model="<results>/models/{model}/source.json",
-        moments=get_starts_moments,
+        moments=starts_moments_file,
         chats="<results>/data/heldout.jsonl",
     output:
         "<results>/starts/{model}.json",
@@ -218,7 +173,7 @@ rule starts:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/starts.py" \
+        python -m swiftkv.stages starts \
             --model-source {input.model:q} \
             --moments {input.moments:q} \
             --ridge {params.ridge} \
@@ -236,7 +191,7 @@ rule early_exit:
     """Agreement of the early exit head with the full model, and answers decoded with and without early exit."""
     input:
         model="<results>/models/{model}/source.json",
-        checkpoint=get_early_exit_checkpoint,
+        checkpoint=early_exit_checkpoint,
         chats="<results>/data/heldout.jsonl",
     output:
         "<results>/early_exit/{model}/{variant}.json",
@@ -249,12 +204,12 @@ rule early_exit:
     resources:
         **on_gpus("score"),
     params:
-        spec=get_spec,
+        spec=spec_json,
         settings=json.dumps(config["early_exit"]),
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/early_exit.py" \
+        python -m swiftkv.stages early_exit \
             --model-source {input.model:q} \
             --checkpoint {input.checkpoint:q} \
             --variant {wildcards.variant:q} \

@@ -10,7 +10,7 @@ OUTPUTS: <results>/dummy/{model}/{variant}, <results>/serving/{point}/{model}/{v
 rule dummy_checkpoint:
     """A checkpoint folder with configuration and tokenizer but no weights, for vLLM's `--load-format dummy`."""
     input:
-        source=get_source,
+        source=model_file,
     output:
         directory("<results>/dummy/{model}/{variant}"),
     log:
@@ -18,19 +18,15 @@ rule dummy_checkpoint:
     benchmark:
         "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
     params:
-        spec=get_spec,
-        tokenizer=lambda w: (
-            f"--tokenizer {config['models'][w.model]['source']['hub']}"
-            if "hub" in config["models"][w.model]["source"]
-            else ""
-        ),
+        spec=spec_json,
+        tokenizer=lambda w: config["models"][w.model]["source"].get("hub", []),
     shell:
         """
         exec &> >(tee {log:q})
-        online python "$SCRIPTS/dummy_checkpoint.py" \
+        online python -m swiftkv.stages dummy_checkpoint \
             --source {input.source:q} \
             --spec {params.spec:q} \
-            {params.tokenizer} \
+            --tokenizer {params.tokenizer:q} \
             --output {output:q}
         """
 
@@ -38,10 +34,10 @@ rule dummy_checkpoint:
 rule measure:
     """One serving point of one model and variant: throughput, latency, goodput, forward time, decoding or KV capacity."""
     input:
-        source=get_source,
-        served=get_served,
-        chats=get_chats,
-        workloads=get_workloads,
+        source=model_file,
+        served=served_folder,
+        chats=chats_file,
+        workloads=workload_folders,
     output:
         "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
     log:
@@ -49,14 +45,20 @@ rule measure:
     benchmark:
         "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
-        point="|".join(map(re.escape, config["serving"]["points"])),
+        point=pattern(config["serving"]["points"]),
     priority: if_granted("serve")
     threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
         **on_gpus("serve", measured_alone),
     params:
-        subject=get_subject,
-        point=get_point,
+        title=lambda w: config["models"][w.model]["title"],
+        weights=served_weights,
+        spec=spec_json,
+        merge=lambda w: config["variants"][w.variant].get("merge_all_layers", False),
+        quantization=lambda w: config["models"][w.model].get("quantization", []),
+        plugin=lambda w: config["variants"][w.variant].get("plugin", []),
+        settings=point_json,
+        gpus=lambda w: config["models"][w.model]["gpus"]["serve"],
         # Asks for the input only to be no trigger: it changes no number.
         start_timeout=lambda w, input: config["serving"]["engine"]["start_timeout"],
         # Not an output: Snakemake would delete the finished rates of a job that was killed.
@@ -64,15 +66,25 @@ rule measure:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/measure.py" \
-            {params.subject} \
-            {params.point} \
+        python -m swiftkv.stages measure \
+            --model {wildcards.model:q} \
+            --title {params.title:q} \
+            --weights {params.weights} \
+            --variant {wildcards.variant:q} \
+            --spec {params.spec:q} \
+            --kv-cache {wildcards.kv_cache} \
+            --merge-all-layers {params.merge} \
+            --quantization {params.quantization} \
+            --plugin {params.plugin} \
+            --point {wildcards.point:q} \
+            --settings {params.settings:q} \
             --source {input.source:q} \
             --checkpoint {input.served:q} \
             --heldout {input.chats:q} \
             --workloads {input.workloads:q} \
             --start-timeout {params.start_timeout} \
             --threads {threads} \
+            --gpus {params.gpus} \
             --work-dir {params.state:q} \
             --output {output:q}
         """

@@ -27,7 +27,7 @@ rule similarity:
     shell:
         """
         exec &> >(tee {log:q})
-        python "$SCRIPTS/similarity.py" \
+        python -m swiftkv.stages similarity \
             --model-source {input.model:q} \
             --data {input.chats:q} \
             --documents {params.documents} \

@@ -27,38 +27,33 @@ if METHODS == ["conda"] and not os.access(f"{CONDA}/bin/python", os.X_OK):
 container: IMAGE
 
 
-def get_prefix(method):
+def shell_prefix(method):
     """What every job's shell does first.
 
-    Jobs find the scripts beside the rules, also where the workflow runs in another directory. In .conda nothing of the
-    user's own stands in for a locked package. An image has a PATH of its own and takes the project's code from the checkout.
-    On several nodes srun starts the image (IN_IMAGE) as Snakemake does on one; there the job's shell itself is outside.
-    Jobs are offline unless their rule says `online` (workflow/environment.sh).
+    In .conda nothing of the user's own stands in for a locked package. An image has a PATH of its own and takes the project's
+    code from the checkout. On several nodes srun starts the image (IN_IMAGE) as Snakemake does on one; there the job's shell
+    itself is outside. Jobs are offline unless their rule says `online` (workflow/environment.sh).
     """
-    scripts = f'export SCRIPTS="{PROJECT}/workflow/scripts"; IN_IMAGE=(); '
     here = f'export PATH="{os.path.dirname(sys.executable)}:$PATH"; '
     if method == "conda":
-        return (
-            scripts
-            + f'export PATH="{CONDA}/bin:$PATH" PYTHONNOUSERSITE=1; unset PYTHONPATH; '
-        )
+        here = f'export PATH="{CONDA}/bin:$PATH" PYTHONNOUSERSITE=1; unset PYTHONPATH; '
     if method == "apptainer":
         arguments = workflow.deployment_settings.apptainer_args
-        return (
-            scripts + f'export PYTHONPATH="{PROJECT}/src"; '
+        here = (
+            f'export PYTHONPATH="{PROJECT}/src"; '
             f'if [ -z "${{{{APPTAINER_CONTAINER:-}}}}${{{{SINGULARITY_CONTAINER:-}}}}" ]; then {here}'
             f'IN_IMAGE=(apptainer exec --home "{os.getcwd()}" {arguments} "{IMAGE}"); fi; '
         )
-    return scripts + here
+    return f"IN_IMAGE=(); {here}"
 
 
 shell.prefix(
-    get_prefix("".join(METHODS))
+    shell_prefix("".join(METHODS))
     + f'LOCAL_CACHE="{LOCAL_CACHE}"; . "{PROJECT}/workflow/environment.sh"; '
 )
 
 
-def get_image(w):
+def training_image(w):
     """A training's image; none on several nodes, because srun, which starts the nodes, is in no image."""
     nodes = config["models"][w.model]["nodes"].get("distill", 1)
     return IMAGE if nodes == 1 else None

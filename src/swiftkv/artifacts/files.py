@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from swiftkv.artifacts.kind import Config, Entry
+from swiftkv.stages import STAGES
 
 Row = tuple[str, str, str]
 
@@ -22,56 +23,51 @@ def rows(entry: Entry) -> Iterator[Row]:
 
 def scores(config: Config, entry: Entry) -> list[str]:
     """The score of every row on every task."""
-    return [f"{_results(config)}/scores/{'/'.join(row)}/{task}.json" for row in rows(entry) for task in entry["tasks"]]
+    return [_file(config, "score", *row, task=task) for row in rows(entry) for task in entry["tasks"]]
 
 
 def fidelity(config: Config, entry: Entry) -> list[str]:
     """The fidelity of every row."""
-    return [f"{_results(config)}/fidelity/{'/'.join(row)}.json" for row in rows(entry)]
+    return [_file(config, "fidelity", *row) for row in rows(entry)]
 
 
 def serving(config: Config, entry: Entry, points: Iterable[str] | None = None) -> list[str]:
     """The serving measurement of every row at every point (default: the entry's)."""
-    return [
-        f"{_results(config)}/serving/{point}/{'/'.join(row)}.json"
-        for point in (entry["points"] if points is None else points)
-        for row in rows(entry)
-    ]
+    shown = entry["points"] if points is None else points
+    return [_file(config, "measure", *row, point=point) for point in shown for row in rows(entry)]
 
 
 def similarity(config: Config, models: Iterable[str]) -> list[str]:
     """The similarity of each model's layer inputs."""
-    return [f"{_results(config)}/similarity/{model}.json" for model in models]
+    return [_file(config, "similarity", model) for model in models]
 
 
 def starts(config: Config, models: Iterable[str]) -> list[str]:
     """The quality of each model rewired at every l, before training."""
-    return [f"{_results(config)}/starts/{model}.json" for model in models]
+    return [_file(config, "starts", model) for model in models]
 
 
 def early_exit(config: Config, entry: Entry) -> list[str]:
     """The early exit of every row."""
-    return [f"{_results(config)}/early_exit/{model}/{variant}.json" for model, variant, _ in rows(entry)]
+    return [_file(config, "early_exit", *row) for row in rows(entry)]
 
 
 def training(config: Config, entry: Entry) -> list[str]:
     """The training record of every row that was trained."""
-    trained = [(model, variant) for model, variant, _ in rows(entry) if config["variants"][variant].get("recipe")]
-    return [f"{_results(config)}/training/{model}/{variant}.json" for model, variant in trained]
+    trained = [row for row in rows(entry) if config["variants"][row[1]].get("recipe")]
+    return [_file(config, "distill", *row) for row in trained]
 
 
 def dimensions(config: Config, entry: Entry) -> list[str]:
     """For each model the file with its dimensions: its public ones, or else the resolved model."""
-    return [
-        config["models"][model["name"]].get("architecture", f"{_results(config)}/models/{model['name']}/source.json")
-        for model in entry["models"]
-    ]
+    names = [model["name"] for model in entry["models"]]
+    return [config["models"][name].get("architecture", _file(config, "resolve_model", name)) for name in names]
 
 
 def artifact(config: Config, name: str, form: str) -> str:
     """The CSV of another artifact."""
-    return f"{_results(config)}/{form}s/{name}.csv"
+    return STAGES[form].file(config, artifact=name)
 
 
-def _results(config: Config) -> str:
-    return config["pathvars"]["results"]
+def _file(config: Config, stage: str, model: str, variant: str = "", kv_cache: str = "", **wildcards: str) -> str:
+    return STAGES[stage].file(config, model=model, variant=variant, kv_cache=kv_cache, **wildcards)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from swiftkv.artifacts.drawing import write_figure
-from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.artifacts.records import check_settings
 from swiftkv.artifacts.table import write_table
 from swiftkv.errors import UserError
 
 
-def make(entry: Entry, files: Files, outputs: dict[str, Path]) -> None:
-    """Draw an artifact and write its files, each whole or not at all.
+def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Sequence[Path]) -> None:
+    """Draw a table or a figure and write its files, each whole or not at all.
 
     Args:
         entry: as `contents.resolve` gives it.
         files: measurement and published files by name, as `contents.needs` gives them.
-        outputs: path of each form: csv, tex, md and html of a table; pdf, png and csv of a figure.
+        output: one file a form: csv, tex, md and html of a table; pdf, png and csv of a figure.
 
     Raises:
         UserError: a file is missing, damaged, not what the kind needs, or of other settings than the entry's.
     """
-    check_settings(entry, files)
-    made = KINDS[entry["kind"]].make(entry, files)
+    paths = {name: [Path(file) for file in group] for name, group in files.items()}
+    outputs = {path.suffix.removeprefix("."): path for path in output}
+    check_settings(entry, paths)
+    made = KINDS[entry["kind"]].make(entry, paths)
     forms = {"table": {"csv", "tex", "md", "html"}, "figure": {"pdf", "png", "csv"}}[entry["form"]]
     if set(outputs) != forms:
         raise UserError(f"{entry['name']} is a {entry['form']}; it is written as {', '.join(sorted(forms))}")

@@ -63,7 +63,8 @@ def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output
         sources: the `sources` list of the mix.
         seed: of the shuffle.
         heldout: the held-out chats; a chat with the same messages as one of them is left out.
-        output, record: as in `draw_heldout`; the record also says how many of each source are held out.
+        output: JSON lines, as in `draw_heldout`.
+        record: JSON as in `draw_heldout`, which also says how many chats of each source are held out.
 
     Raises:
         UserError: as `draw_heldout`; or the hold-out is missing or damaged, or no chat is left.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
-from swiftkv.data.read import Refusals, render
+from swiftkv.data.read import Refusals, read_chats, render
+from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.records import atomic_path
+from swiftkv.models import load_tokenizer
+from swiftkv.records import CHAT_DATE, atomic_path
+from swiftkv.sources import read_source
 
 BATCH = 1000  # chats tokenized at once
 OPEN_ROWS = 64  # rows that a later, shorter sample may still fill
@@ -37,6 +41,40 @@ class Sample:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def pack_chats(model_source: Path, data: Path, recipe: Recipe, output: Path) -> None:
+    """Tokenize chats with a model's chat template and pack them into rows of the recipe's length.
+
+    Args:
+        model_source: the model's source.json.
+        data: chats, one JSON object a line.
+        recipe: what is trained with the rows.
+        output: the packed rows, safetensors.
+
+    Raises:
+        UserError: a file is missing or damaged, the chat template refuses the chats, or the rows fill no training step.
+    """
+    model = read_source(model_source)
+    tokenizer = load_tokenizer(model["path"])
+    samples, refused = tokenize(tokenizer, read_chats(data))
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    needed = None if recipe.max_steps is None else recipe.max_steps * recipe.batch_size
+    longest = min(recipe.max_length, model["config"].get("max_position_embeddings") or recipe.max_length)
+    arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding or 0, needed, longest)
+    rows = len(arrays["input_ids"])
+    recipe.total_steps(rows)
+    source = {key: model.get(key) for key in ("name", "id", "revision", "resolved")}
+    description = {"rows": rows, "max_length": recipe.max_length, "longest": longest, "chat_date": str(CHAT_DATE)}
+    write_packed(output, arrays, {**description, "tokenizer": source, "refused": refused, **counts})
+    filled = counts["tokens"] / arrays["input_ids"].size
+    print(
+        f"{counts['samples']} chats, {counts['tokens']} tokens in {rows} rows of {recipe.max_length} "
+        f"({filled:.1%} full), {counts['assistant_tokens']} the assistant's; left out: "
+        f"{counts['too_long']} of more than {longest} tokens, {refused} refused, {counts['empty']} empty, "
+        f"{counts['not_needed']} not needed",
+        file=sys.stderr,
+    )
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> tuple[list[Sample], int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -162,14 +161,6 @@ class Recipe:
                 raise UserError(f"recipe: the key {field.name!r} is missing")
         return cls(**content)
 
-    @classmethod
-    def from_json(cls, text: str) -> Recipe:
-        """As `from_dict`, from the JSON text a rule passes on the command line."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise UserError(f"recipe: not valid JSON ({error})") from None
-
     @property
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch knows it."""
@@ -254,16 +245,3 @@ class Recipe:
             return self.learning_rate
         left = (total - step) / max(1, total - warmup)
         return self.learning_rate * (left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left)))
-
-
-def spec_from_json(text: str) -> SwiftKVSpec | None:
-    """The rewiring a rule passes on the command line as JSON; None for `null`, a model that is not rewired.
-
-    Raises:
-        UserError: it is no mapping of SwiftKVSpec's fields, or impossible.
-    """
-    try:
-        fields = json.loads(text)
-        return None if fields is None else SwiftKVSpec(**fields)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"SwiftKV spec {text}: {error}") from None

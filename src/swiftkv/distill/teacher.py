@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from swiftkv.distill.attention import FLEX, MASKED, choose_for
-from swiftkv.distill.device import compute_device, rank, ranks
+from swiftkv.distill.device import compute_device, launched_ranks, rank, ranks
 from swiftkv.distill.packing import PackedRows, gather_rows, open_tensors
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
@@ -26,6 +26,7 @@ from swiftkv.distill.tensor_file import header
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, spread
 from swiftkv.records import atomic_path, digest
+from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.moments import FINAL, MomentSums
 
@@ -38,7 +39,7 @@ def entering(layer: int) -> str:
 class Teacher:
     """A model and the packed rows it reads, micro-batch by micro-batch."""
 
-    def __init__(self, model: Path, data: Path, recipe: Recipe, layers: list[int]) -> None:
+    def __init__(self, model: Path, data: Path, recipe: Recipe, layers: Sequence[int]) -> None:
         """Load the model and open the rows.
 
         Args:
@@ -72,7 +73,7 @@ class Teacher:
         needed = -(-recipe.start_tokens // (self.size * self.rows.max_length)) * self.size
         self.fitted = range(0, min(self.rows.rows, needed), self.size)
 
-    def moments(self, layers: list[int]) -> MomentSums:
+    def moments(self, layers: Sequence[int]) -> MomentSums:
         """Empty moments of some of the layers, for the rows of `fitted`."""
         tokens = len(self.fitted) * self.size * self.rows.max_length
         return MomentSums(self.step.teacher.model, layers, tokens)
@@ -99,18 +100,20 @@ class Teacher:
 
 
 def write_teacher_states(
-    model: Path,
+    model_source: Path,
     data: Path,
     recipe: Recipe,
-    layers: list[int],
+    layers: Sequence[int],
     output: Path,
     moments: Path | None = None,
-    moment_layers: list[int] | None = None,
+    moment_layers: Sequence[int] = (),
 ) -> None:
     """Run the teacher over all packed rows and write its states, bit for bit those of a training with "online".
 
     Args:
-        model, data, recipe: as in `Teacher`.
+        model_source: the model's source.json.
+        data: packed rows.
+        recipe: its micro-batch size and dtype decide the arithmetic.
         layers: every layer whose entering residual stream is wanted: each l, and what recipes compare.
         output: one safetensors file: `final` and `entering_<l>`, each [rows, max_length, D] in the recipe's dtype.
         moments: file for the moments that a fitted start needs, gathered in the same pass.
@@ -119,7 +122,8 @@ def write_teacher_states(
     Raises:
         UserError: the model, the data or a layer is not what it has to be.
     """
-    teacher = Teacher(model, data, recipe, [*layers, *(moment_layers or [])])
+    model = Path(read_source(model_source)["path"])
+    teacher = Teacher(model, data, recipe, [*layers, *moment_layers])
     rows, identity, layers = teacher.rows, states_identity(model, data, recipe), sorted(set(layers))
     names = {FINAL: FINAL} | {layer: entering(layer) for layer in layers}
     shape = (rows.rows, rows.max_length, teacher.width)
@@ -139,23 +143,28 @@ def write_teacher_states(
             sums.write(moments, identity)
 
 
-def write_moments(model: Path, data: Path, recipe: Recipe, layers: list[int], output: Path) -> None:
-    """Run the teacher over the first `recipe.start_tokens` tokens and write their moments; ranks share the work.
+def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
+    """Run the teacher over the first `recipe.start_tokens` tokens and write their moments; alone, or as a rank of torchrun.
 
     Args:
-        model, data, recipe, layers: as in `Teacher`.
+        model_source: the model's source.json.
+        data: packed rows.
+        recipe: its micro-batch size and dtype decide the arithmetic.
+        layers: every l that a fitted start may have.
         output: file of `MomentSums`, the same bit for bit for any number of ranks.
 
     Raises:
         UserError: the model, the data or a layer is not what it has to be.
     """
-    teacher = Teacher(model, data, recipe, layers)
-    sums, mine = teacher.moments(layers), teacher.fitted[rank() :: ranks()]
-    progress = Progress("moments", len(mine), "micro-batch")
-    for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
-        sums.add(hidden, text)
-        progress.at(number)
-    sums.write(output, states_identity(model, data, recipe))
+    model = Path(read_source(model_source)["path"])
+    with launched_ranks():
+        teacher = Teacher(model, data, recipe, layers)
+        sums, mine = teacher.moments(layers), teacher.fitted[rank() :: ranks()]
+        progress = Progress("moments", len(mine), "micro-batch")
+        for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
+            sums.add(hidden, text)
+            progress.at(number)
+        sums.write(output, states_identity(model, data, recipe))
 
 
 def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import shutil
 import sys
 import time
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from swiftkv import STARTED
 from swiftkv.distill.attention import choose_for
 from swiftkv.distill.clock import Clock
 from swiftkv.distill.device import compute_device, join_ranks
@@ -33,52 +33,41 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.records import atomic_path, write_json
+from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments
 
 
-@dataclass(frozen=True)
-class Training:
-    """What is trained, and its files.
-
-    Attributes:
-        source: content of the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
-        variant: name of the result.
-        data: packed rows.
-        teacher_states: stored states of the teacher, or None.
-        moments: what a fitted start is fitted to, or None.
-        state: folder for resumable state.
-        checkpoint: folder of the result.
-        log: CSV of the losses.
-        record: JSON of what the training cost.
-        started: `time.monotonic()` when its job began.
-        minutes: how long the job may run; it saves its state and stops before. None is no end.
-    """
-
-    source: dict[str, Any]
-    variant: str
-    data: Path
-    teacher_states: Path | None
-    moments: Path | None
-    state: Path
-    checkpoint: Path
-    log: Path
-    record: Path
-    started: float = 0.0
-    minutes: float | None = None
-
-    @property
-    def model(self) -> Path:
-        """Folder of the ordinary checkpoint."""
-        return Path(self.source["path"])
-
-
-def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
-    """Train the SwiftKV student of a model, or go on with a training that was interrupted.
+def train(
+    model_source: Path,
+    variant: str,
+    spec: SwiftKVSpec | None,
+    recipe: Recipe,
+    data: Path,
+    state_dir: Path,
+    checkpoint: Path,
+    loss_log: Path,
+    record: Path,
+    teacher_states: Path | None = None,
+    moments: Path | None = None,
+    minutes: float | None = None,
+) -> None:
+    """Train one variant of a model, or go on with a training that was interrupted; alone, or as a rank of torchrun.
 
     Args:
-        spec: the rewiring; None trains the model as it is.
+        model_source: the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
+        variant: name of the variant.
+        spec: the rewiring; null trains the model as it is.
+        recipe: how it is trained.
+        data: packed rows.
+        state_dir: folder for resumable state.
+        checkpoint: folder of the trained checkpoint.
+        loss_log: CSV of the losses.
+        record: JSON of what the training cost.
+        teacher_states: stored states of the teacher, for recipes that use them.
+        moments: what a fitted start is fitted to, for recipes that have one.
+        minutes: time that this process has; it saves its state and stops before. Without it there is no end.
 
     Raises:
         UserError: something given is impossible, missing or damaged, or the training was stopped; nothing is then
@@ -86,32 +75,38 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
     """
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
+    source = read_source(model_source)
+    model = Path(source["path"])
     recipe.check_spec(spec)
-    if recipe.train != "qkv" and is_quantized(files.source["config"]):
-        raise UserError(f"{files.model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
+    if recipe.train != "qkv" and is_quantized(source["config"]):
+        raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
     choose_for(recipe)  # what cannot work here has to show before the model is loaded
-    rows = PackedRows(files.data, recipe.logits_tokens == "assistant")
+    rows = PackedRows(data, recipe.logits_tokens == "assistant")
     if rows.max_length != recipe.max_length:
         raise UserError(
-            f"{files.data} has rows of {rows.max_length} tokens, but the recipe's max_length is {recipe.max_length}"
+            f"{data} has rows of {rows.max_length} tokens, but the recipe's max_length is {recipe.max_length}"
         )
     total = recipe.total_steps(rows.rows)
     stored = None
     if recipe.teacher_states == "stored" and recipe.loss == "distillation":
-        if files.teacher_states is None:
+        if teacher_states is None:
             raise UserError("the recipe asks for stored teacher states, but no file with them was given")
-        stored = TeacherStates(files.teacher_states, spec, files.model, files.data, recipe)
-    state = TrainingState(files.state, fingerprint(recipe, spec, files.model, files.data))
-    tokenizer = load_tokenizer(files.model)
-    base = load_base(files.model, dtype=recipe.torch_dtype)
-    start = fitted_start(base, spec, recipe, files) if recipe.start == "fitted" else None
+        stored = TeacherStates(teacher_states, spec, model, data, recipe)
+    state = TrainingState(state_dir, fingerprint(recipe, spec, model, data))
+    tokenizer = load_tokenizer(model)
+    base = load_base(model, dtype=recipe.torch_dtype)
+    start = (
+        fitted_start(base, spec, recipe, moments, states_identity(model, data, recipe))
+        if recipe.start == "fitted"
+        else None
+    )
     start_distributed()
     from deepspeed import comm
 
     rank, ranks = comm.get_rank(), comm.get_world_size()
     accumulation = recipe.accumulation(ranks)
     if rank == 0 and not state.checkpoints and state.others:
-        say(f"the state kept in {files.state} is of another recipe, spec, model or data set: training from the start")
+        say(f"the state kept in {state_dir} is of another recipe, spec, model or data set: training from the start")
     step = make_step(base, spec, recipe, start)
     engine = make_engine(step, recipe, accumulation)
     position = state.load(engine) or {"step": 0, "tokens": 0, "seconds": 0.0}
@@ -119,10 +114,10 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
         say(f"continuing after step {position['step']} of {total}")
     log = LossLog(state.log, position["step"]) if rank == 0 else None
     loop = Loop(engine, recipe, rows, stored, total, ranks, rank, accumulation)
-    progress = Progress(f"training {files.checkpoint.name}", total, done=position["step"])
+    progress = Progress(f"training {checkpoint.name}", total, done=position["step"])
     tokens, seconds = position["tokens"], position["seconds"]
     machines = Machines(position, ranks)
-    with Clock(recipe.checkpoint_minutes, files.started, files.minutes, position.get("state_seconds", 0.0)) as clock:
+    with Clock(recipe.checkpoint_minutes, STARTED, minutes, position.get("state_seconds", 0.0)) as clock:
         for number in range(position["step"], total):
             begin = time.monotonic()
             result = loop.run(number)
@@ -155,13 +150,11 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
         log.close()
     tensors = gather_weights(step.student, rank)
     if rank == 0:
-        save(step, tensors, tokenizer, files, state.log)
-        write_json(
-            files.record,
-            training_record(
-                files.source, files.variant, spec, recipe, rows, ranks, machines.spent, step.attention, state.log
-            ),
-        )
+        save(step, tensors, tokenizer, checkpoint)
+        with atomic_path(loss_log) as scratch:
+            shutil.copyfile(state.log, scratch)
+        cost = training_record(source, variant, spec, recipe, rows, ranks, machines.spent, step.attention, state.log)
+        write_json(record, cost)
     comm.barrier()
     engine.destroy()
     del engine, loop
@@ -170,20 +163,26 @@ def train(spec: SwiftKVSpec | None, recipe: Recipe, files: Training) -> None:
 
 
 def fitted_start(
-    base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe, files: Training
+    base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe, moments: Path | None, identity: dict[str, Any]
 ) -> dict[str, torch.nn.Parameter] | None:
     """The start values of a recipe with a fitted start; None for a model that is not rewired.
+
+    Args:
+        base: the ordinary model.
+        spec: the rewiring.
+        recipe: its penalty of the fit counts.
+        moments: file of `MomentSums`.
+        identity: what the moments have to be of, as `states_identity` says it.
 
     Raises:
         UserError: there are no moments, they are of something else, or allow no fit.
     """
     if spec is None:
         return None
-    if files.moments is None:
+    if moments is None:
         raise UserError("the recipe asks for a fitted start, but no file with moments was given")
-    statistics = Moments.read(files.moments, spec.num_key_value_layers)
-    wanted = states_identity(files.model, files.data, recipe)
-    check_identity("moments", files.moments, statistics.description, wanted)
+    statistics = Moments.read(moments, spec.num_key_value_layers)
+    check_identity("moments", moments, statistics.description, identity)
     return fitted_values(base, spec, statistics, recipe.start_ridge)
 
 
@@ -326,15 +325,12 @@ def save(
     step: DistillationStep | FineTuningStep,
     tensors: dict[str, torch.Tensor],
     tokenizer: Any,
-    files: Training,
-    log: Path,
+    checkpoint: Path,
 ) -> None:
-    """Write the checkpoint and the log, each whole or not at all."""
+    """Write the checkpoint, whole or not at all."""
     step.student.set_attn_implementation("sdpa")
     write = save_base if isinstance(step, FineTuningStep) else save_swiftkv
-    write(step.student, files.checkpoint, tokenizer=tokenizer, state_dict=tensors)
-    with atomic_path(files.log) as scratch:
-        shutil.copyfile(log, scratch)
+    write(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
 
 
 def keep_freed_memory() -> None:

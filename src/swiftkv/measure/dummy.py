@@ -9,7 +9,7 @@ from typing import Any
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
 from swiftkv.serve import check_served
-from swiftkv.sources import package_file
+from swiftkv.sources import package_file, read_source
 from swiftkv.spec import SwiftKVSpec
 
 # Ships with the project's environment; random token ids need no more than some tokenizer for the answers.
@@ -55,6 +55,26 @@ def dummy_config(config: dict[str, Any], spec: dict[str, int | None] | None) -> 
         raise UserError(f"the variant does not fit the model: {error}") from None
     written.architectures = [model_class.__name__]
     return written
+
+
+def dummy_checkpoint(
+    source: Path, spec: dict[str, int | None] | None, output: Path, tokenizer: str | None = None
+) -> None:
+    """Write a checkpoint folder without weights, for serving with `--load-format dummy`.
+
+    Args:
+        source: source.json of a model, or the file of its dimensions.
+        spec: fields of the variant's `SwiftKVSpec`; null leaves the model as it is.
+        output: the folder, with config.json and a tokenizer.
+        tokenizer: hub id of the model's own tokenizer, if the model comes from the hub.
+
+    Raises:
+        UserError: as `dummy_config`, or `source` holds no model configuration.
+    """
+    model = read_source(source)
+    if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
+        raise UserError(f"{source} holds no model configuration: it has no `config`")
+    print(f"tokenizer: {write_dummy(model['config'], spec, tokenizer or model.get('path'), output)}")
 
 
 def write_dummy(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
+from swiftkv.errors import UserError
 from swiftkv.measure import capacity, decode, forward, goodput, latency, memory, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
-from swiftkv.records import describe_spec, measurement, weights_of
+from swiftkv.records import describe_spec, measurement, weights_of, write_json
 from swiftkv.serve import check_served
+from swiftkv.sources import read_source
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
@@ -24,6 +27,72 @@ KINDS: dict[str, Kind] = {
     "kv_capacity": capacity.KIND,
     "decode": decode.KIND,
 }
+
+
+def measure_point(
+    model: str,
+    title: str,
+    source: Path,
+    checkpoint: Path | None,
+    weights: Literal["original", "trained", "dummy"],
+    variant: str,
+    spec: dict[str, int | None] | None,
+    kv_cache: Literal["auto", "fp8"],
+    point: str,
+    settings: dict[str, Any],
+    start_timeout: float,
+    threads: int,
+    gpus: int,
+    work_dir: Path,
+    output: Path,
+    merge_all_layers: bool = False,
+    quantization: str | None = None,
+    plugin: str | None = None,
+    heldout: Path | None = None,
+    workloads: Sequence[Path] = (),
+) -> None:
+    """Measure one serving point of one model and variant, and write the measurement; `measure` says what it holds.
+
+    Args:
+        model: key of the model in the configuration.
+        title: published name of the model.
+        source: the model's source.json, or the file of its dimensions.
+        checkpoint: folder to serve; without it, the model of `source`.
+        weights: what the folder holds.
+        variant: name of the variant.
+        spec: fields of its `SwiftKVSpec`; null where nothing is rewired.
+        kv_cache: format of the KV cache.
+        point: key of the point under serving.points.
+        settings: the point, and what all points share.
+        start_timeout: seconds a server may take until it answers.
+        threads: processor threads.
+        gpus: GPUs the model is spread over; 0 is the processor.
+        work_dir: folder for logs and unfinished measurements; gone when all is measured.
+        output: JSON file.
+        merge_all_layers: whether one layer's KV cache is kept (Section 5.1).
+        quantization: vLLM's --quantization.
+        plugin: arctic-inference serves with the authors' vLLM plugin.
+        heldout: chats to send, for points with `dataset`.
+        workloads: folders of requests to send, for points with `workloads`.
+
+    Raises:
+        UserError: as `measure`, or there is nothing to serve.
+        EngineFailure: as `measure`.
+    """
+    identity = read_source(source)
+    if "kind" not in identity:  # the dimensions of a model, whose weights nobody has
+        identity = {"kind": "architecture", "id": source.name}
+    folder = checkpoint or identity.get("path")
+    if folder is None:
+        raise UserError(f"{source} is no model that can be served; give --checkpoint")
+    identity |= {"name": model, "title": title}
+    # Absolute, so that vLLM never takes it for the name of a hub repository.
+    place = Path(folder).resolve()
+    subject = Subject(identity, variant, kv_cache, place, weights, spec, merge_all_layers, quantization, plugin)
+    record = measure(subject, Point(point, settings, gpus, threads, start_timeout), work_dir, heldout, workloads)
+    write_json(output, record)
+    shutil.rmtree(work_dir, ignore_errors=True)
+    print(f"{point}, {variant}, {kv_cache}: {headline(record)}")
 
 
 def measure(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -162,7 +162,7 @@ def measure_fidelity(
     checkpoint: Path | None,
     variant: str,
     spec: dict | None,
-    kv_cache: str,
+    kv_cache: Literal["auto", "fp8"],
     heldout: Path,
     documents: int,
     max_length: int,

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from swiftkv.errors import UserError
 from swiftkv.records import describe_spec, key_value_heads, measurement, provenance, weights_of, write_json
@@ -34,7 +34,7 @@ def measure_scores(
     checkpoint: Path | None,
     variant: str,
     spec: dict | None,
-    kv_cache: str,
+    kv_cache: Literal["auto", "fp8"],
     tasks: dict[str, dict[str, Any]],
     seed: int,
     outputs: Sequence[Path],

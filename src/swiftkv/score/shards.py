@@ -77,6 +77,7 @@ def merge_scores(shards: Sequence[Path], output: Path) -> None:
         "shards": origins,
     }
     write_json(output, merged)
+    print(f"{len(shards)} shards merged")
 
 
 def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dict[str, Any]:

@@ -2,18 +2,11 @@
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 
 from swiftkv.stages.stage import Stage
 
-
-def _stages() -> Iterator[Stage]:
-    for module in pkgutil.iter_modules(__path__):
-        if stage := getattr(importlib.import_module(f"{__name__}.{module.name}"), "STAGE", None):
-            yield stage
-
-
-STAGES: dict[str, Stage] = {stage.name: stage for stage in _stages()}
+MODULES = [name for _, name, _ in pkgutil.iter_modules(__path__) if name not in ("__main__", "command", "stage")]
+STAGES: dict[str, Stage] = {name: importlib.import_module(f"{__name__}.{name}").STAGE for name in MODULES}
 
 
 def stage_of(rule: str) -> Stage:

@@ -52,7 +52,7 @@ def written(work: Work) -> dict[str, float]:
 STAGE = Stage(
     name="distill",
     output="training/{model}/{variant}.json",
-    run="swiftkv.distill.trainer:distill",
+    run="swiftkv.distill.trainer:train",
     more=("training/{model}/{variant}.csv", "checkpoints/{model}/{variant}"),
     gpus="distill",
     seconds=seconds,

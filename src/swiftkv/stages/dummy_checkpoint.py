@@ -16,7 +16,7 @@ def downloads(work: Work) -> list[Download]:
 STAGE = Stage(
     name="dummy_checkpoint",
     output="dummy/{model}/{variant}",
-    run="swiftkv.measure.dummy:write_dummy",
+    run="swiftkv.measure.dummy:dummy_checkpoint",
     online=True,
     downloads=downloads,
     written=lambda work: {"other": TOKENIZER_BYTES},

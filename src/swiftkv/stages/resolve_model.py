@@ -33,7 +33,7 @@ def written(work: Work) -> dict[str, float]:
 STAGE = Stage(
     name="resolve_model",
     output="models/{model}/source.json",
-    run="swiftkv.sources:resolve_model",
+    run="swiftkv.sources:write_source",
     online=True,
     seconds=seconds,
     downloads=downloads,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,28 @@ class Stage:
         """The path of the output for some wildcards, where the configuration has the results."""
         return f"{config['pathvars']['results']}/{self.output.format(**wildcards)}"
 
+    @property
     def function(self) -> Callable[..., Any]:
-        """The function that a job calls; imported here, so that importing the stages imports no torch."""
+        """What `run` names; imported only here."""
         module, _, name = self.run.partition(":")
         return getattr(importlib.import_module(module), name)
+
+    def start(self, words: Sequence[str]) -> None:
+        """Run a job of the stage.
+
+        Args:
+            words: its command line. Where the stage runs a model, `--threads` and `--gpus` belong to it, and count before
+                anything is imported that may look for a GPU; the function gets them if it has such parameters.
+
+        Raises:
+            UserError: the function refuses its work, or there are fewer GPUs than `--gpus`.
+            SystemExit: the command line is wrong.
+        """
+        from swiftkv import gpus
+        from swiftkv.stages import command
+
+        threads, number, rest = command.take_machine(words)
+        if self.gpus:
+            gpus.compute_with(threads, number)
+        takes_machine = not self.gpus or "gpus" in inspect.signature(self.function).parameters
+        command.call(self.function, words if takes_machine else rest, f"python -m swiftkv.stages {self.name}")

@@ -40,7 +40,10 @@ def measure_starts(
         model_source: the model's source.json.
         moments: of this model, for every l of interest.
         ridge: penalty of the fits.
-        heldout, documents, max_length, seed: as in `swiftkv.score.fidelity.measure_fidelity`.
+        heldout: held-out chats, one a line.
+        documents: how many of them are drawn.
+        max_length: tokens of a chat that count.
+        seed: of the draw of chats.
         output: JSON file.
 
     Raises:

@@ -1,0 +1,18 @@
+"""python -m swiftkv.stages NAME --option ...: the job of one stage; `NAME --help` says which options there are."""
+
+import sys
+
+from swiftkv.errors import UserError, command_line
+from swiftkv.stages import STAGES
+
+
+@command_line
+def main() -> None:
+    name, *words = sys.argv[1:] or ["none"]
+    if name not in STAGES:
+        raise UserError(f"there is no stage {name!r}; the stages are {', '.join(STAGES)}")
+    STAGES[name].start(words)
+
+
+if __name__ == "__main__":
+    main()

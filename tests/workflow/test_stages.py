@@ -1,0 +1,72 @@
+"""Rules and stages say the same: where outputs lie, what runs beside Snakemake, what asks the network; so do the docs."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from snakemake.api import SnakemakeApi
+from snakemake.settings.types import ConfigSettings, OutputSettings, ResourceSettings
+
+from swiftkv.stages import STAGES, stage_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def workflow():
+    """The workflow as Snakemake reads it, at smoke scale, which scores sets of tasks in one job."""
+    settings = ConfigSettings(configfiles=[ROOT / "profiles/smoke/override.yaml"])
+    with SnakemakeApi(OutputSettings()) as api:
+        yield api.workflow(ResourceSettings(cores=1), config_settings=settings, snakefile=ROOT / "Snakefile")._workflow
+
+
+@pytest.fixture(scope="module")
+def rules(workflow):
+    """The rules that run a stage, by name."""
+    return {rule.name: rule for rule in workflow.rules if rule.name != "all"}
+
+
+def test_every_rule_is_a_stage_and_every_stage_a_rule(rules):
+    assert {stage_of(name).name for name in rules} == set(STAGES)
+    with pytest.raises(KeyError):
+        stage_of("nosuch")
+
+
+def test_a_rule_writes_what_its_stage_says(rules, workflow):
+    results, tasks = workflow.config["pathvars"]["results"], workflow.config["sets"]["tasks"]
+    for name, rule in rules.items():
+        stage = stage_of(name)
+        expected = {f"{results}/{pattern}" for pattern in stage.outputs}
+        if name != stage.name:
+            of_the_set = tasks[name.removeprefix("score_")]
+            expected = {pattern.replace("{task}", task) for pattern in expected for task in of_the_set}
+        assert {re.sub(r"\{(\w+),[^}]*\}", r"{\1}", str(output)) for output in rule.output} == expected, name
+
+
+def test_a_rule_runs_its_stage_where_the_stage_says(rules, workflow):
+    for name, rule in rules.items():
+        stage = stage_of(name)
+        online, run = re.search(
+            r"(online )?(?:python|\{params.launcher\}) -m swiftkv.stages (\w+) ", rule.shellcmd
+        ).groups()
+        assert STAGES[run].run == stage.run, name
+        assert bool(online) == stage.online, name
+        assert (name in workflow._localrules) == stage.local, name
+        asked = {rule.priority, *(value.raw for value in rule.resources.values())}
+        asked = {inspect.getclosurevars(function).nonlocals.get("stage") for function in filter(callable, asked)}
+        assert asked - {None} == {stage.gpus} - {None}, name
+
+
+def test_the_docs_name_every_record_and_every_download():
+    page = (ROOT / "docs/artifacts.md").read_text()
+    for path, rule in re.findall(r"^ *\| `([^`]+\.json)`[^|]*\| `(\w+)` \|", page, re.MULTILINE):
+        assert STAGES[rule].output == path
+    named = set(re.findall(r"^ *\| `[^`]+\.json`[^|]*\| `(\w+)` \|", page, re.MULTILINE))
+    assert named == {"score", "fidelity", "early_exit", "similarity", "starts", "distill", "measure"}
+    page = (ROOT / "docs/cluster.md").read_text()
+    online = {name for name, stage in STAGES.items() if stage.online}
+    assert set(re.search(r"--until ([\w ]+)\n", page)[1].split()) == online
+    table = page[page.index("### Who downloads") : page.index("--until")]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == online
