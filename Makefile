@@ -6,17 +6,20 @@ REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
 .PHONY: vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
 
-reproduce: .venv/.ready  ## every table and figure on a small real model (about 75 minutes on two cores)
-	$(ACTIVATE) && snakemake --profile profiles/local
+# PROFILE names the scale, CONFIG files that are added to its own, TARGETS files to be made.
+SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
 
-plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses; PROFILE names the scale, TARGETS files
-	@$(ACTIVATE) && python workflow/scripts/plan.py --profile $(PROFILE) $(TARGETS)
+reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (about 75 minutes on two cores)
+	$(ACTIVATE) && python workflow/scripts/scale.py run $(SCALE)
+
+plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
+	@$(ACTIVATE) && python workflow/scripts/scale.py plan $(SCALE)
 
 report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
 	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)
 
-check: .venv/.ready  ## what a run needs, before hours are lost; PROFILE names the scale, TARGETS what is to be made
-	$(ACTIVATE) && python workflow/scripts/check.py --profile $(PROFILE) $(TARGETS)
+check: .venv/.ready  ## what a run needs, before hours are lost
+	$(ACTIVATE) && python workflow/scripts/scale.py check $(SCALE)
 
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
 test: .venv/.ready  ## every test that needs no cluster and no GPU

@@ -1,6 +1,7 @@
 """Hub repositories that jobs could not load are named, and no token is."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -10,12 +11,13 @@ from huggingface_hub import errors
 from snakemake.utils import update_config
 
 from swiftkv.errors import UserError
-from swiftkv.planning.jobs import PlannedJob
-from swiftkv.preflight.hub import Hub, Source, in_cache, sources_in_use
+from swiftkv.preflight.hub import Hub, in_cache
+from swiftkv.pricing.work import Download, PlannedJob, Work, once
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES
+from swiftkv.stages import STAGES
 from tests.unit.artifact_helpers import ROOT
 
-MODEL = Source("model", "org/name", "main", tuple(MODEL_FILES))
+MODEL = Download("model", "org/name", files=tuple(MODEL_FILES))
 RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid/api"))
 FILES = [
     SimpleNamespace(rfilename="model.safetensors", size=2 * 10**9),
@@ -81,11 +83,13 @@ def test_an_unreachable_hub_is_asked_once():
     api = Api(fails=httpx.ConnectError("no route"))
     found = hub(api)
     for _ in range(3):
-        with pytest.raises(UserError, match=r"cannot be reached \(ConnectError\), and it is not in the local cache"):
+        with pytest.raises(
+            UserError, match=r"cannot be reached \(ConnectError\), and org/name is not in the local cache"
+        ):
             found.look(MODEL)
     assert api.asked == 1
     assert "in the local cache" in hub(api, cached=True).look(MODEL)
-    assert "its results will say that it is unavailable" in found.look(MODEL._replace(optional=True))
+    assert "its results will say that it is unavailable" in found.look(replace(MODEL, optional=True))
 
 
 def test_a_hub_that_never_answers_is_given_up():
@@ -100,37 +104,46 @@ def test_a_hub_that_never_answers_is_given_up():
 def test_offline_the_hub_is_not_asked():
     api = Api()
     assert hub(api, cached=True, offline=True).look(MODEL) == "in the local cache (HF_HUB_OFFLINE is set)"
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and it is not in the local cache"):
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and org/name is not in the local cache"):
         hub(api, offline=True).look(MODEL)
     assert not api.asked
 
 
 def test_the_cache_is_looked_up():
-    assert not in_cache(Source("model", "swiftkv-preflight/absent", "main", tuple(MODEL_FILES)))
-    assert not in_cache(Source("dataset", "swiftkv-preflight/absent", "main"))
+    assert not in_cache(Download("model", "swiftkv-preflight/absent", files=tuple(MODEL_FILES)))
+    assert not in_cache(Download("data set", "swiftkv-preflight/absent"))
 
 
 def test_the_sources_of_planned_jobs():
     config = {}
     for name in ("config.yaml", "artifacts.yaml"):
         update_config(config, yaml.safe_load((ROOT / name).read_text()))
-    jobs = [
-        PlannedJob("resolve_model", {"model": "llama-3.1-8b-base"}), PlannedJob("resolve_model", {"model": "llama-3.1-8b"}),
-        PlannedJob("fetch_checkpoint", {"model": "llama-3.1-8b", "variant": "swiftkv-50-published"}),
-        PlannedJob("heldout"), PlannedJob("corpus", {"data": "ultrachat"}), PlannedJob("fetch_questions", {"task": "gsm8k"}),
-        PlannedJob("score_panel", {"model": "llama-3.1-8b"}), PlannedJob("all"),
-        *(PlannedJob("workload", {"workload": name}) for name in config["workloads"]),
-    ]  # fmt: skip
     config["workloads"]["code"]["source"] = {"hub": "some/traces", "file": "code.jsonl"}
-    found = {source.identifier: source for source in sources_in_use(config, jobs)}
+
+    def downloads(*jobs):
+        works = [Work(PlannedJob(rule, wildcards), config, ROOT) for rule, wildcards in jobs]
+        return {
+            item.hub: item for item in once(item for work in works for item in STAGES[work.job.rule].downloads(work))
+        }
+
+    found = downloads(
+        ("resolve_model", {"model": "llama-3.1-8b-base"}),
+        ("resolve_model", {"model": "llama-3.1-8b"}),
+        ("dummy_checkpoint", {"model": "qwen2.5-7b"}),
+        ("fetch_checkpoint", {"model": "llama-3.1-8b", "variant": "swiftkv-50-published"}),
+        ("heldout", {}),
+        ("corpus", {"data": "ultrachat"}),
+        ("fetch_questions", {"task": "gsm8k"}),
+        ("workload", {"workload": "code"}),
+        ("table", {"artifact": "table2"}),
+    )
+    assert {name: item.what for name, item in found.items()} == {
+        "meta-llama/Llama-3.1-8B": "model", "meta-llama/Llama-3.1-8B-Instruct": "model", "Qwen/Qwen2.5-7B-Instruct": "tokenizer",
+        "Snowflake/Llama-3.1-SwiftKV-8B-Instruct": "checkpoint", "HuggingFaceH4/ultrachat_200k": "data set",
+        "teknium/OpenHermes-2.5": "data set", "some/traces": "data set", "openai/gsm8k": "questions",
+    }  # fmt: skip
     assert found["some/traces"].files == ("code.jsonl",)
-    expected = {
-        "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "Snowflake/Llama-3.1-SwiftKV-8B-Instruct",
-        "HuggingFaceH4/ultrachat_200k", "teknium/OpenHermes-2.5", "openai/gsm8k",
-    }  # fmt: skip
-    assert expected <= set(found)
     assert found["meta-llama/Llama-3.1-8B-Instruct"].files == tuple(MODEL_FILES)  # not only its chat template's
-    alone = sources_in_use(config, jobs[:1])
-    assert {source.identifier: source.files for source in alone} == {
-        "meta-llama/Llama-3.1-8B": tuple(MODEL_FILES), "meta-llama/Llama-3.1-8B-Instruct": tuple(TOKENIZER_FILES),
-    }  # fmt: skip
+    assert found["meta-llama/Llama-3.1-8B-Instruct"].gated and not found["openai/gsm8k"].optional
+    alone = downloads(("resolve_model", {"model": "llama-3.1-8b-base"}))
+    assert alone["meta-llama/Llama-3.1-8B-Instruct"].files == tuple(TOKENIZER_FILES)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from swiftkv.errors import UserError
-from swiftkv.planning.jobs import PlannedJob, Resources
 from swiftkv.planning.profile import memory_mb
 from swiftkv.preflight import machine
 from swiftkv.preflight.machine import GB, Gpu
 from swiftkv.preflight.report import Report
 from swiftkv.preflight.versions import check_versions, lock_file
+from swiftkv.pricing.work import PlannedJob, Resources
 
 
 def job(mem_mb, threads=1, rule="distill"):

@@ -5,9 +5,11 @@ import os
 import pytest
 
 from swiftkv.errors import UserError
-from swiftkv.planning.jobs import PlannedJob, Resources
+from swiftkv.planning.profile import Profile
 from swiftkv.preflight import slurm
+from swiftkv.preflight.checks import problems_at_start
 from swiftkv.preflight.nodes import read_nodes, unmet
+from swiftkv.pricing.work import PlannedJob, Resources
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, WRONG_ACCOUNT, install, requests
 
 
@@ -98,7 +100,8 @@ def test_jobs_of_an_earlier_controller_are_named(cluster):
 
 def test_all_problems_at_the_start_are_said(cluster):
     wrong = [GPU_JOB | {"slurm_partition": "h200"}, GPU_JOB | {"gpu_model": "a100"}, CPU_JOB]
-    jobs = [("distill", PlannedJob("distill", resources=Resources(resources))) for resources in wrong]
+    jobs = [PlannedJob("distill", resources=Resources(resources)) for resources in wrong]
     for cuda, problems in (("13.0", 2), ("None", 3)):
         python = ["bash", "-c", f"echo {cuda}"]
-        assert len(slurm.problems_at_start(jobs, SETTINGS, cluster, python)) == problems
+        profile = Profile(cluster, slurm=SETTINGS, directory=cluster, python=tuple(python))
+        assert len(problems_at_start(profile, {}, jobs)) == problems

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from swiftkv.artifacts.contents import KINDS
-from swiftkv.planning.estimate import Estimator
-from swiftkv.planning.jobs import parse_dry_run
+from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
 from swiftkv.planning.report import report
 from swiftkv.preflight import checks
+from swiftkv.pricing.work import Work
 from swiftkv.records import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -107,19 +107,20 @@ def test_every_page_can_be_planned_and_checked(project, environment, monkeypatch
     kind = runpy.run_path(project / "src/swiftkv/artifacts/kinds/agreement.py")["KIND"]
     monkeypatch.setitem(KINDS, "agreement", kind)
     profile = read_profile("smoke", project, files)
-    config, jobs = read_config(project, profile), parse_dry_run(run.stdout + run.stderr)
+    config, jobs = read_config(project, profile), plan_jobs(profile, project)
     plan = estimate_plan(project, profile, config, jobs)
     added = {name for page in PAGES for name in re.findall(r"^  (my_\w+):$", page.read_text(), re.MULTILINE)}
     assert len(added) == len(PAGES) - 1 and added <= set(plan.artifacts)  # a stage is no artifact
     assert "sciq" in report(plan)
-    monkeypatch.setattr("swiftkv.preflight.hub.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
+    monkeypatch.setattr("swiftkv.preflight.checks.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
     lines: list[str] = []
-    checks.check_disks(checks.Report(lines.append), project, jobs, Estimator(config, project), 0)
-    checks.check_hub(checks.Report(lines.append), config, jobs)
-    assert any(line.startswith("FAIL  hub dataset allenai/sciq: HF_HUB_OFFLINE is set") for line in lines), lines
+    works = [Work(job, config, project) for job in jobs]
+    checks.check_disks(checks.Report(lines.append), project, works, 0)
+    checks.check_hub(checks.Report(lines.append), works)
+    assert re.match("FAIL  hub: HF_HUB_OFFLINE is set, and .*sciq", lines[-1]), lines
 
     shells = re.findall(r"^Shell command: ?(.*?)(?=\n\n|\n\S)", run.stdout, re.MULTILINE | re.DOTALL)
-    assert len(shells) == len(jobs)
+    assert len(shells) == len(jobs) + 1  # that of rule all is empty
     split = [word for shell in shells for word in shlex.split(shell) if word == "my" or word.startswith("results/")]
     assert not split
 

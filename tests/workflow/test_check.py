@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swiftkv.planning.jobs import LOCAL_RULES
 from tests.unit.slurm_stand_ins import install
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +46,7 @@ def test_all_faults_are_seen_at_once(site):
     site.profile["set-resources"]["score"]["runtime"] = 3000
     site.site["mem_mb_per_node"] = 2000000  # only reached when jobs are tried again
     (site.folder / "queue").write_text(f"7|{site.folder}|rule_distill_wildcards_x\n")
-    ended = site(sys.executable, ROOT / "workflow/scripts/check.py", "--profile", site.folder, TABLE)
+    ended = site(sys.executable, ROOT / "workflow/scripts/scale.py", "check", "--profile", site.folder, TABLE)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     failed = [line.removeprefix("FAIL  ") for line in ended.stdout.splitlines() if line.startswith("FAIL  ")]
     for words in (
@@ -56,7 +55,7 @@ def test_all_faults_are_seen_at_once(site):
         r"request: SLURM has no partition 'standard', only h100, cpu \(of rule .*heldout",
         r"request: 50 hours are asked for, and partition 'h100' allows 24 \(of rule score\)",
         r"request: 2000000 MB of memory a node are asked for, .* 1000000 \(of rule distill at attempt 4\)",
-        r"hub model meta-llama/Llama-3.1-8B-Instruct: HF_HUB_OFFLINE is set, and it is not in the local cache",
+        r"hub: HF_HUB_OFFLINE is set, and these are not in the local cache: meta-llama/Llama-3.1-8B-Instruct, Hugging",
     ):
         assert sum(bool(re.match(words, line)) for line in failed) == 1, (words, failed)
     for words in ("profile", "plan: 83 jobs to run", "results", "slurm", "account: swiftkv"):
@@ -87,14 +86,6 @@ def test_a_machine_whose_torch_is_for_the_processor_starts_no_job_with_gpus(site
 
 
 def test_a_profile_that_does_not_exist_is_named(site):
-    ended = site(sys.executable, ROOT / "workflow/scripts/check.py", "--profile", "nosuch")
+    ended = site(sys.executable, ROOT / "workflow/scripts/scale.py", "check", "--profile", "nosuch")
     assert ended.returncode == 1
     assert "FAIL  profile: there is no profile 'nosuch'; it is one of gpu, local," in ended.stdout
-
-
-def test_local_rules_are_known():
-    named = set()
-    for file in [ROOT / "Snakefile", *ROOT.glob("workflow/rules/*.smk")]:
-        for block in re.findall(r"^localrules:\n((?:    \w+,?\n)+)", file.read_text(), flags=re.MULTILINE):
-            named |= set(re.findall(r"\w+", block))
-    assert named == set(LOCAL_RULES)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from swiftkv.errors import UserError
 from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
@@ -27,7 +28,7 @@ sys.exit(status)
 
 
 def plan(*arguments):
-    command = [sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/plan.py", *arguments]
+    command = [sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/scale.py", "plan", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
 
 
@@ -50,7 +51,8 @@ def test_the_paper_scale_is_planned_with_little_memory():
     assert run.returncode == 0, run.stderr
     text, _, memory = run.stdout.rstrip().rpartition("\n")
     assert int(memory) < GIBIBYTE
-    assert "GPU-hours" in text and "32 jobs in the queue at once" in text
+    assert "\n  GPU-hours   4,356, up to 32 GPUs a job\n" in text and "32 jobs in the queue at once" in text
+    assert text.splitlines()[-4].startswith("Profile slurm: 729 cluster jobs and 63 small ones")  # still on the screen
     for artifact in ("table2", "figure3", "all of it"):
         assert f"\n{artifact} " in text
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
@@ -59,7 +61,7 @@ def test_the_paper_scale_is_planned_with_little_memory():
 
 def test_a_target_is_planned_alone_and_published_weights_train_nothing():
     run = plan("--profile", "slurm", "--all", "results/tables/table1.tex")
-    assert run.returncode == 0 and "Profile slurm: 0 cluster jobs and 1 small ones" in run.stdout
+    assert run.returncode == 0 and "Profile slurm: 0 cluster jobs and 1 small one " in run.stdout
     assert "Nothing is downloaded." in run.stdout
 
 
@@ -67,7 +69,10 @@ def test_a_target_is_planned_alone_and_published_weights_train_nothing():
     ("arguments", "sentence"),
     [
         (["--profile", "slrum"], "error: there is no profile .*slrum.*it is one of .*slurm"),
-        (["--profile", "slurm", "results/tables/table99.tex"], "error: .*table99"),
+        (
+            ["--profile", "slurm", "results/tables/tabel2.tex"],
+            "error: there is no artifact 'tabel2'; did you mean 'table2'",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, sentence):
@@ -75,6 +80,50 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
     assert run.returncode == 1 and "Traceback" not in run.stderr
     (line,) = run.stderr.splitlines()
     assert re.search(sentence, line)
+
+
+@pytest.mark.parametrize(
+    ("profile", "file", "sentence"),
+    [
+        (
+            "local",
+            "results/local/tables/blog_table6.tex",
+            "blog_table6 is not made at this scale: no model of .* llama2_7b",
+        ),
+        ("local", "results/tables/table2.tex", "results of this scale lie in results/local/"),
+        (
+            "slurm",
+            "results/checkpoints/llama-3.1-8b/swiftkv-60",
+            "there is no variant 'swiftkv-60'; did you mean 'swiftkv-50'",
+        ),
+        (
+            "slurm",
+            "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json",
+            "there is no point 'batch-3k'; did you mean",
+        ),
+        ("slurm", "results/nothing", "nothing makes results/nothing: docs/artifacts.md"),
+    ],
+)
+def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, file, sentence, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError, match=sentence):
+        plan_jobs(read_profile(profile, ROOT), ROOT, [file])
+
+
+def test_a_resource_that_nothing_reads_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    profile = (ROOT / "profiles/slurm/profile.yaml").read_text().replace("slurm_account:", "slurm_acount:")
+    (tmp_path / "profile.yaml").write_text(profile)
+    (tmp_path / "site.yaml").write_text((ROOT / "profiles/slurm/site.yaml").read_text())
+    with pytest.raises(UserError, match="'slurm_acount', which nothing reads; did you mean 'slurm_account'"):
+        plan_jobs(read_profile(tmp_path, ROOT), ROOT, ["results/tables/table1.tex"])
+
+
+def test_a_configuration_is_added_to_the_scales_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "mine.yaml").write_text("roles: {llama2_7b: smollm2-135m}\n")
+    profile = read_profile("local", ROOT, [tmp_path / "mine.yaml"])
+    assert plan_jobs(profile, ROOT, ["results/local/tables/blog_table6.tex"], everything=True)
 
 
 def test_a_mistake_in_the_configuration_is_one_sentence(tmp_path):

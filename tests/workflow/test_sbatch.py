@@ -11,7 +11,7 @@ import pytest
 
 from swiftkv.gpus import PRETEND
 from swiftkv.planning.profile import read_config, read_profile
-from swiftkv.planning.size import Size
+from swiftkv.pricing.size import Size
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -105,50 +105,42 @@ def share_machine():
 def refuse_what_cannot_run():
     """Stop a run before its first job if one could not run, and share out this machine's memory; jobs run without this hook."""
     from swiftkv.gpus import python_of_jobs
-    from swiftkv.planning.jobs import PlannedJob, Resources
     from swiftkv.planning.profile import Profile
-    from swiftkv.preflight import checks, slurm
+    from swiftkv.preflight.checks import problems_at_start
+    from swiftkv.pricing.work import PlannedJob, Resources
 
-    jobs = list(workflow.dag.needrun_jobs())
-    python = python_of_jobs(METHODS, PROJECT)
-    problems = []
-    if workflow.executor_plugin.name == "slurm":
-        problems = slurm.problems_at_start(
-            [(job.rule.name, job) for job in jobs if not job.is_local],
-            workflow.executor_settings,
-            workflow.workdir_init,
-            python,
+    executor = workflow.executor_plugin.name
+    if executor not in ("slurm", "local"):
+        return
+    # Before memory is shared out, jobs say what they take; then, what Snakemake would cut it to.
+    jobs = [
+        PlannedJob(
+            job.rule.name,
+            job.wildcards_dict,
+            threads=job.threads,
+            resources=Resources(job.resources.items()),
+            local=job.is_local,
         )
-        if any(
-            job.rule.name == "measure"
-            and measured_alone(job.wildcards)
-            and EXCLUSIVE not in job.resources.slurm_extra
-            for job in jobs
-        ):
-            problems.append(
-                f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "
-                "beside other jobs; state it under gpu_jobs.resources in site.yaml, where it is added"
-            )
-    elif workflow.executor_plugin.name == "local":
-        # Before memory is shared out, jobs say what they take; then, what Snakemake would cut it to.
-        planned = [
-            PlannedJob(
-                job.rule.name,
-                job.wildcards_dict,
-                threads=job.threads,
-                resources=Resources(job.resources.items()),
-            )
-            for job in jobs
-        ]
-        problems = checks.problems_at_start(
-            Profile(
-                Path(),
-                cores=workflow.cores,
-                resources=share_machine(),
-                python=python,
-            ),
-            config,
-            planned,
+        for job in workflow.dag.needrun_jobs()
+    ]
+    profile = Profile(
+        Path(),
+        cores=workflow.cores if executor == "local" else None,
+        resources=share_machine() if executor == "local" else {},
+        python=python_of_jobs(METHODS, PROJECT),
+        directory=workflow.workdir_init,
+        slurm=workflow.executor_settings if executor == "slurm" else None,
+    )
+    problems = problems_at_start(profile, config, jobs)
+    if executor == "slurm" and any(
+        job.rule == "measure"
+        and KINDS[config["serving"]["points"][job.wildcards["point"]]["measure"]].alone
+        and EXCLUSIVE not in job.resources.slurm_extra
+        for job in jobs
+    ):
+        problems.append(
+            f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "
+            "beside other jobs; state it under gpu_jobs.resources in site.yaml, where it is added"
         )
     if problems:
         sys.exit("\n".join(f"error: {problem}" for problem in problems))

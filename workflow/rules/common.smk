@@ -174,7 +174,8 @@ def tasks_json(w, group):
     entries = {}
     for task in tasks_of(w, group):
         entry = dict(config["tasks"][task])
-        entry.pop("shards", None)  # the same score for any number
+        for key in ("shards", "asks"):  # the same score for any
+            entry.pop(key, None)
         if engine := cfg.scoring_engine(config, w.model, w.variant, w.kv_cache, task):
             entry["engine"] = engine
         if "source" in entry:
@@ -338,8 +339,10 @@ def point_json(w):
 # Tables and figures
 
 
+@command_line
 def files_of_artifact(w):
     """The measurement and published files an artifact is made of, by name."""
+    contents.check_made(config, w.artifact)
     return {
         name: [in_project(path) for path in paths]
         for name, paths in contents.needs(config, w.artifact).items()

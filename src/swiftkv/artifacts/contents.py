@@ -7,6 +7,7 @@ hold (`sets`). So a scale's share is the same few lines however many artifacts t
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -36,8 +37,20 @@ def names(config: Config, form: str | None = None) -> list[str]:
 
 
 def pattern(config: Config, form: str) -> str:
-    """A regular expression that matches the names of one form exactly; it matches nothing where there are none."""
-    return "|".join(map(re.escape, names(config, form))) or "(?!)"
+    """A regular expression for an artifact of one form, also of one that `check_made` refuses: only other forms do not match."""
+    others = [re.escape(name) for name in config["artifacts"] if kind_of(config, name).form != form]
+    return rf"(?!(?:{'|'.join(others) or '(?!)'})\.)[^/.]+"
+
+
+def check_made(config: Config, name: str) -> None:
+    """Raise a `UserError` where this scale does not make an artifact: it is not in the contents page, or for its reason."""
+    if name not in config["artifacts"]:
+        nearest = difflib.get_close_matches(name, config["artifacts"], 1)
+        raise UserError(
+            f"there is no artifact {name!r}{f'; did you mean {nearest[0]!r}?' if nearest else ''} (artifacts.yaml lists all)"
+        )
+    if reason := left_out(config, name):
+        raise UserError(f"{name} is not made at this scale: {reason} (artifacts.yaml)")
 
 
 def left_out(config: Config, name: str) -> str | None:

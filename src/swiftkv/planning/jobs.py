@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import io
+import logging
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
-from swiftkv.planning.profile import Profile
+from swiftkv.planning.profile import Profile, read_config
+from swiftkv.pricing.work import PlannedJob, Resources
+from swiftkv.stages import STAGES, stage_of
 
-LOCAL_RULES = ("all", "table", "figure", "merge_scores")  # those of `localrules`, which a dry run does not tell
-LISTS = ("input", "output")
-PAIRS = ("wildcards", "resources")
-UNKNOWN = "<TBD>"  # a resource that only the running job will know
-
-
-class Resources(dict):
-    """Resources of a job, as items and, as Snakemake's SLURM plugin reads them, as attributes; whole numbers are numbers."""
-
-    __getattr__ = dict.__getitem__
-
-
-@dataclass(frozen=True)
-class PlannedJob:
-    """One job of a dry run."""
-
-    rule: str
-    wildcards: Mapping[str, str] = field(default_factory=dict)
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    benchmark: str | None = None
-    threads: int = 1
-    priority: int = 0
-    resources: Resources = field(default_factory=Resources)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs over all its nodes."""
-        return self.resources.get("gpu", 0)
-
-    @property
-    def local(self) -> bool:
-        """Whether it runs beside Snakemake, also where others go to a cluster."""
-        return self.rule in LOCAL_RULES
+# Resources that Snakemake, its SLURM plugin or a rule here reads.
+RESOURCES = {
+    "gpu", "gpu_turn", "gpu_model", "gres", "nodes", "tasks", "tasks_per_node", "tasks_per_gpu", "cpus_per_task",
+    "cpus_per_gpu", "mpi", "mem", "mem_mb", "mem_mib", "mem_mb_per_cpu", "disk", "disk_mb", "disk_mib", "tmpdir", "runtime",
+    "slurm_account", "slurm_partition", "slurm_extra", "clusters", "constraint", "qos", "reservation", "threads",
+}  # fmt: skip
+SECTIONS = {"kv_cache": ["auto", "fp8"]}  # wildcards of paths that are no section of the configuration
 
 
 def plan_jobs(
@@ -64,51 +40,103 @@ def plan_jobs(
     Raises:
         UserError: Snakemake cannot plan; its own sentence.
     """
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "host", "--attempt", attempt]
-    command += ["--snakefile", root / "Snakefile", "--profile", profile.folder]
-    command += ["--forceall"] if everything else []
-    command += ["--configfile", *profile.configfiles] if profile.configfiles else []
-    run = subprocess.run([*map(str, command), "--", *targets], capture_output=True, text=True)
-    if run.returncode:
-        lines = [line.strip() for line in (run.stderr + run.stdout).splitlines()]
-        lines = [line for line in lines if line and not line.endswith("...")]
-        said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        raise UserError(said[0] if said else "Snakemake cannot plan: " + " ".join(lines[-3:])[:500])
-    return parse_dry_run(run.stdout + run.stderr)
-
-
-def parse_dry_run(text: str) -> list[PlannedJob]:
-    """The jobs of what `snakemake --dry-run` prints."""
-    jobs = []
-    for block in re.split(r"\n(?=(?:local)?rule \w+:\n)", text)[1:]:
-        found: dict[str, Any] = {}
-        for line in block.splitlines()[1:]:
-            entry = re.match(r"    (\w+): (.*)$", line)
-            if not entry:
-                break
-            found[entry[1]] = entry[2]
-        lists = {name: tuple(found[name].split(", ")) if name in found else () for name in LISTS}
-        pairs = {
-            name: dict(pair.split("=", 1) for pair in found.get(name, "").split(", ") if "=" in pair) for name in PAIRS
-        }
-        resources = {
-            name: int(value) if re.fullmatch(r"-?\d+", value) else value
-            for name, value in pairs["resources"].items()
-            if value != UNKNOWN
-        }
-        jobs.append(
-            PlannedJob(
-                rule=re.match(r"(?:local)?rule (\w+):", block)[1],
-                wildcards=pairs["wildcards"],
-                inputs=lists["input"],
-                outputs=lists["output"],
-                benchmark=found.get("benchmark"),
-                threads=int(found.get("threads", 1)),
-                priority=int(found.get("priority", 0)),
-                resources=Resources(resources),
-            )
-        )
+    words = ["--attempt", attempt, *(["--forceall"] if everything else [])]
+    try:
+        jobs = dry_run(*words, *profile.command(root, targets))
+    except UserError as error:
+        if not (file := re.search(r"No rule to produce (\S+)", str(error))):
+            raise
+        raise UserError(why_not_made(read_config(root, profile), file[1])) from None
+    check_resources(profile, jobs)
     return jobs
+
+
+def dry_run(*words: object) -> list[PlannedJob]:
+    """The jobs of a dry run in this process, from the events that Snakemake gives its logger plugins.
+
+    Args:
+        words: of Snakemake's command line.
+
+    Raises:
+        UserError: Snakemake cannot plan; its own sentence.
+    """
+    from snakemake import cli
+    from snakemake.logging import logger
+    from snakemake_interface_logger_plugins.common import LogEvent
+
+    jobs: list[PlannedJob] = []
+    sentences: list[str] = []
+
+    def read(record: logging.LogRecord) -> bool:
+        # A job without output, as that of rule all, makes nothing.
+        if getattr(record, "event", None) == LogEvent.JOB_INFO and record.output:
+            jobs.append(_planned(record))
+        elif record.levelno >= logging.ERROR:
+            sentences.append(" ".join(record.getMessage().split()))
+        return False
+
+    logger.addFilter(read)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            parser, arguments = cli.parse_args(["--dry-run", *map(str, words)])
+            if cli.args_to_api(arguments, parser):
+                return jobs
+    except SystemExit as error:  # a sentence of the Snakefile's, or a wrong command line
+        sentences = [str(error.code).removeprefix("error: ").split("\n")[0] if error.code != 2 else said.getvalue()]
+    finally:
+        logger.removeFilter(read)
+    raise UserError("; ".join(sentences)[:500] or "Snakemake cannot plan: `snakemake --dry-run` says why")
+
+
+def why_not_made(config: Mapping[str, Any], file: str) -> str:
+    """Why no stage makes a file: its place, or a name in it that the configuration does not define."""
+    results, sections = config["pathvars"]["results"], SECTIONS | {"point": config["serving"]["points"]}
+    if not file.startswith(f"{results}/"):
+        return f"nothing makes {file}: results of this scale lie in {results}/"
+    for stage in STAGES.values():
+        for output in stage.outputs:
+            pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(output))
+            for name, value in (
+                match.groupdict() if (match := re.fullmatch(pattern, file[len(results) + 1 :])) else {}
+            ).items():
+                known = sections.get(name) or config.get(f"{name}s", [value])
+                if value not in known:
+                    return f"nothing makes {file}: there is no {name} {value!r}{nearest(value, known)}"
+    return f"nothing makes {file}: docs/artifacts.md says which files there are"
+
+
+def check_resources(profile: Profile, jobs: Iterable[PlannedJob]) -> None:
+    """Raise a `UserError` for the first resource of a job that nothing reads, as a misspelt key of a profile or site file."""
+    known = RESOURCES | set(profile.resources)
+    for job in jobs:
+        for name in job.resources:
+            if name not in known and not name.startswith("_"):
+                raise UserError(
+                    f"rule {job.rule} asks for {name!r}, which nothing reads{nearest(name, known)} Correct the profile's "
+                    "profile.yaml or site.yaml"
+                )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like a misspelt one, as a question; nothing where none is."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def _planned(event: logging.LogRecord) -> PlannedJob:
+    """A job as its event describes it; what only the running job will know of its resources is left out."""
+    about = vars(event)
+    resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
+    return PlannedJob(
+        rule=about["rule_name"],
+        wildcards=dict(about["wildcards"]),
+        inputs=tuple(about["input"]),
+        outputs=tuple(about["output"]),
+        benchmark=about["benchmark"],
+        threads=about["threads"],
+        resources=Resources(resources),
+        local=stage_of(about["rule_name"]).local,
+    )
 
 
 def parents(jobs: Iterable[PlannedJob]) -> dict[int, list[int]]:
@@ -123,10 +151,10 @@ def parents(jobs: Iterable[PlannedJob]) -> dict[int, list[int]]:
 
 def ancestors(number: int, graph: Mapping[int, Sequence[int]]) -> set[int]:
     """A job and all that have to run before it."""
-    found, waiting = set(), [number]
+    needed, waiting = set(), [number]
     while waiting:
         job = waiting.pop()
-        if job not in found:
-            found.add(job)
+        if job not in needed:
+            needed.add(job)
             waiting += graph[job]
-    return found
+    return needed

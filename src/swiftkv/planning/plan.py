@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from swiftkv.planning import disk, schedule
-from swiftkv.planning.disk import Download
-from swiftkv.planning.estimate import SURE, Estimate, Estimator
-from swiftkv.planning.jobs import PlannedJob, ancestors, parents, plan_jobs
+from swiftkv.planning.estimate import SURE, UNKNOWN, Estimate, estimates, written
+from swiftkv.planning.jobs import ancestors, parents, plan_jobs
 from swiftkv.planning.profile import Profile, read_config, read_profile
+from swiftkv.pricing.work import Download, PlannedJob, Work, once
+from swiftkv.stages import stage_of
 
 HOUR = 3600
+# What stages write, in the order in which plans list it.
+WRITTEN = ("checkpoints", "training state", "teacher states", "moments", "data", "models", "other")
 
 
 @dataclass
@@ -22,16 +25,18 @@ class Cost:
 
     Attributes:
         cluster_jobs, local_jobs: how many; on one machine all are local.
+        uncounted: jobs among them of which nothing can be said yet.
         seconds: of all jobs one after another.
         gpu_seconds: times their GPUs, by how sure that is.
-        wall_seconds: at the profile's parallelism, nothing waiting in a queue.
-        gpus: the most in use at once.
+        wall_seconds: at least so long at the profile's parallelism.
+        gpus: of its largest job.
         written: bytes that stay, by kind.
         downloads: from the hub.
     """
 
     cluster_jobs: int = 0
     local_jobs: int = 0
+    uncounted: int = 0
     seconds: float = 0.0
     gpu_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SURE, 0.0))
     wall_seconds: float = 0.0
@@ -89,7 +94,7 @@ def make_plan(
         root: folder of the project.
         profile: its folder, or its name under profiles/.
         targets: files; none stands for all artifacts.
-        configfiles: given in place of the profile's own.
+        configfiles: added to the profile's own.
         everything: also what is finished.
 
     Raises:
@@ -110,29 +115,28 @@ def estimate_plan(
     root: Path, profile: Profile, config: dict[str, Any], jobs: list[PlannedJob], finished: Iterable[PlannedJob] = ()
 ) -> Plan:
     """What planned jobs take, in all and for each artifact among them."""
-    estimator, graph = Estimator(config, root), parents(jobs)
-    estimates = estimator.estimates(jobs, finished)
-    seconds = [estimate.seconds for estimate in estimates]
-    written = [disk.written(job, estimator) for job in jobs]
-    fetched = [disk.fetched(job, estimator) for job in jobs]
+    graph, works = parents(jobs), [Work(job, config, root) for job in jobs]
+    priced = estimates(works, [Work(job, config, root) for job in finished])
+    seconds = [estimate.seconds for estimate in priced]
+    sizes = [written(work) for work in works]
+    downloads = [stage_of(work.job.rule).downloads(work) for work in works]
 
     def cost(numbers: set[int]) -> Cost:
         chosen = sorted(numbers)
-        found = Cost(
+        total = Cost(
             cluster_jobs=sum(profile.cores is None and not jobs[number].local for number in chosen),
-            downloads=disk.once(item for number in chosen for item in fetched[number]),
+            uncounted=sum(priced[number].sure == UNKNOWN for number in chosen),
+            downloads=once(item for number in chosen for item in downloads[number]),
+            gpus=max((jobs[number].gpus for number in chosen), default=0),
+            wall_seconds=wall_seconds(jobs, seconds, {number: graph[number] for number in chosen}, profile),
         )
-        found.local_jobs = sum(jobs[number].rule != "all" for number in chosen) - found.cluster_jobs
+        total.local_jobs = len(chosen) - total.cluster_jobs
         for number in chosen:
-            job, estimate = jobs[number], estimates[number]
-            found.seconds += estimate.seconds
-            found.gpu_seconds[estimate.sure] += estimate.seconds * job.gpus
-            for what, size in written[number].items():
-                found.written[what] = found.written.get(what, 0) + size
-        part = {number: graph[number] for number in chosen}
-        course = schedule.run(jobs, seconds, part, profile)
-        found.wall_seconds, found.gpus = course.seconds, course.gpus
-        return found
+            total.seconds += seconds[number]
+            total.gpu_seconds[priced[number].sure] += seconds[number] * jobs[number].gpus
+            for what, size in sizes[number].items():
+                total.written[what] = total.written.get(what, 0) + size
+        return total
 
     artifacts = {
         job.wildcards["artifact"]: cost(ancestors(number, graph))
@@ -140,4 +144,31 @@ def estimate_plan(
         if "artifact" in job.wildcards
     }
     order = [name for name in config["artifacts"] if name in artifacts]
-    return Plan(profile, config, jobs, estimates, cost(set(graph)), {name: artifacts[name] for name in order})
+    return Plan(profile, config, jobs, priced, cost(set(graph)), {name: artifacts[name] for name in order})
+
+
+def wall_seconds(
+    jobs: Sequence[PlannedJob], seconds: Sequence[float], graph: Mapping[int, Sequence[int]], profile: Profile
+) -> float:
+    """The least that a run takes: its longest chain of jobs, or the work that shares what there is least of.
+
+    Args:
+        jobs, seconds: all that are planned, and what each takes.
+        graph: those of the run, by place -> the jobs that each waits for.
+        profile: its jobs or cores at once and its limits, such as GPUs, are shared.
+    """
+
+    @cache
+    def end(number: int) -> float:
+        return seconds[number] + max(map(end, graph[number]), default=0.0)
+
+    def share(job: PlannedJob, name: str) -> int:
+        slots = int(not job.local) if profile.cores is None else job.threads
+        return slots if name == "slots" else job.resources.get(name, 0)
+
+    limits = {**profile.resources, "slots": profile.cores or profile.jobs}
+    shares = [
+        sum(min(share(jobs[number], name), limit) * seconds[number] for number in graph) / limit
+        for name, limit in limits.items()
+    ]
+    return max([*map(end, graph), *shares], default=0.0)

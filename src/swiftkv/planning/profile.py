@@ -46,6 +46,17 @@ class Profile:
     python: tuple[str, ...] = (sys.executable,)
     slurm: Any = None
 
+    def command(self, root: Path, targets: Sequence[str] = ()) -> list[str]:
+        """The words after `snakemake` that run this scale.
+
+        Args:
+            root: folder of the project.
+            targets: files to make; none stands for all artifacts.
+        """
+        words = ["--snakefile", str(root / "Snakefile"), "--profile", str(self.folder)]
+        words += ["--configfile", *map(str, self.configfiles)] if self.configfiles else []
+        return [*words, "--", *targets]
+
 
 def machine_resources() -> dict[str, int]:
     """What the jobs of a machine without scheduler share: its memory in MB; and one turn at its GPUs, however many it has."""
@@ -68,7 +79,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     Args:
         name: a folder under profiles/ of the project, or a path.
         root: folder of the project.
-        configfiles: given in place of the profile's own.
+        configfiles: added to the profile's own.
 
     Raises:
         UserError: there is no such profile, or it is not valid.
@@ -80,11 +91,9 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     if not folder.is_dir():
         known = ", ".join(sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml")))
         raise UserError(f"there is no profile {str(name)!r}; it is one of {known}, or a folder with a profile.yaml")
-    words = ["--profile", str(folder), "--dry-run"]
-    words += ["--configfile", *configfiles] if configfiles else []
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            _, args = parse_args(words)
+            _, args = parse_args(["--profile", str(folder), "--dry-run"])
         except SystemExit:
             raise UserError(f"Snakemake cannot read the profile {str(folder)!r}; `snakemake -n` says why") from None
     cluster = args.executor not in (None, "local")
@@ -92,7 +101,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     limits = {name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)}
     return Profile(
         folder=folder,
-        configfiles=tuple(map(Path, args.configfile or ())),
+        configfiles=tuple(map(Path, [*(args.configfile or []), *configfiles])),
         jobs=(args.jobs if isinstance(args.jobs, int) else None) or sys.maxsize if cluster else None,
         cores=None if cluster else args.cores or os.cpu_count(),
         resources=limits if cluster else machine_resources() | limits,

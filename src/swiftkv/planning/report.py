@@ -2,99 +2,105 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from swiftkv.planning.disk import WHAT, Download
 from swiftkv.planning.estimate import SURE, UNKNOWN
-from swiftkv.planning.plan import HOUR, Cost, Plan
+from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan
 
 GIGA = 10**9
+NUMBERS = (
+    "jobs",
+    "on the cluster",
+    "GPU-hours",
+    "GB",
+    "disk, GB",
+    "downloads, GB",
+    "value",
+)  # columns set to the right
 
 
 def report(plan: Plan) -> str:
-    """All that a plan says, as printed."""
-    if not any(job.rule != "all" for job in plan.jobs):
+    """All that a plan says, as printed; the summary last, where it stays on the screen."""
+    if not plan.jobs:
         return "Nothing is left to do."
-    parts = [_summary(plan), _by_rule(plan), _by_artifact(plan), _disk(plan), _downloads(plan), _sureness(plan)]
+    parts = [_assumptions(plan), _by_rule(plan), _by_artifact(plan), _disk(plan), _downloads(plan), _sureness(plan)]
     if plan.profile.cores is None:
         parts.insert(2, _too_long(plan))
-    return "\n\n".join([*parts, _assumptions(plan)])
+    return "\n\n".join([*parts, _summary(plan)])
 
 
 def _summary(plan: Plan) -> str:
     total, profile = plan.total, plan.profile
     if profile.cores is None:
-        jobs = f"{total.cluster_jobs} cluster jobs and {total.local_jobs} small ones beside Snakemake"
-        where = f"{_limit(profile.jobs)} jobs in the queue at once, each of which starts when it is submitted"
+        jobs = (
+            f"{_count(total.cluster_jobs, 'cluster job')} and {_count(total.local_jobs, 'small one')} beside Snakemake"
+        )
+        where = f"{'any number of' if profile.jobs == sys.maxsize else profile.jobs} jobs in the queue at once"
     else:
-        jobs = f"{total.local_jobs} jobs"
-        where = f"{profile.cores} cores"
+        jobs, where = _count(total.local_jobs, "job"), _count(profile.cores or 0, "core")
     limits = {name: f"{amount} {name}" for name, amount in profile.resources.items()}
     if "mem_mb" in limits:
         limits["mem_mb"] = f"{profile.resources['mem_mb'] / 1000:.1f} GB of memory"
+    least = "at least " if total.uncounted else ""
+    gpus = f", up to {_count(total.gpus, 'GPU')} a job" if total.gpus else ""
     lines = [
         f"Profile {profile.folder.name}: {jobs}",
-        f"  GPU-hours   {_hours(total.gpu_hours)}" + (f", at most {total.gpus} GPUs at once" if total.gpus else ""),
-        f"  wall time   {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
-        f"  disk        {_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
+        f"  GPU-hours   {least}{_hours(total.gpu_hours)}{gpus}",
+        f"  wall time   at least {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
+        f"  disk        {least}{_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
     ]
-    if unknown := Counter(estimate.why for estimate in plan.estimates if estimate.sure == UNKNOWN):
-        lines += [f"  not counted: {count} jobs, as {why}" for why, count in unknown.items()]
-    if optional := _optional(plan):
-        lines.append(
-            f"  scores of {', '.join(optional)} are counted as if the hub gave the questions, which are optional"
-        )
-    return "\n".join(lines)
-
-
-def _optional(plan: Plan) -> list[str]:
-    asked = {Path(path).stem for job in plan.jobs if job.rule.startswith("score") for path in job.outputs}
+    unknown = Counter(estimate.why for estimate in plan.estimates if estimate.sure == UNKNOWN)
+    lines += [f"  not counted: {_count(count, 'job')}, as {why}" for why, count in unknown.items()]
+    scored = {Path(path).stem for job in plan.jobs if job.rule.startswith("score") for path in job.outputs}
     tasks = plan.config["tasks"]
-    return [name for name in tasks if name in asked and tasks[name].get("source", {}).get("optional")]
+    if optional := [name for name in tasks if name in scored and tasks[name].get("source", {}).get("optional")]:
+        lines += [f"  scores of {', '.join(optional)} are counted as if the hub gave the questions, which are optional"]
+    return "\n".join(lines)
 
 
 def _too_long(plan: Plan) -> str:
     """Jobs that an attempt's time limit cuts; a training goes on in the next attempt, all others start again."""
     rows = [
-        {"longer than its time limit": " ".join([job.rule, *job.wildcards.values()]), "takes": _duration(estimate.seconds),
-         "first attempt's limit": _duration(60 * job.resources["runtime"])}
+        {
+            "longer than its time limit": " ".join([job.rule, *job.wildcards.values()]),
+            "takes": _duration(estimate.seconds),
+            "first attempt's limit": _duration(60 * job.resources["runtime"]),
+        }
         for job, estimate in zip(plan.jobs, plan.estimates, strict=True)
-        if plan.profile.cores is None and estimate.seconds > 60 * job.resources.get("runtime", sys.maxsize)
-    ]  # fmt: skip
-    return _printed(pd.DataFrame(rows)) if rows else "No job is longer than the time limit of its first attempt."
+        if estimate.seconds > 60 * job.resources.get("runtime", sys.maxsize)
+    ]
+    return _printed(rows) if rows else "No job is longer than the time limit of its first attempt."
 
 
 def _by_rule(plan: Plan) -> str:
-    rows: dict[str, dict[str, Any]] = {}
-    for job, estimate in zip(plan.jobs, plan.estimates, strict=True):
-        if job.rule == "all":
-            continue
-        row = rows.setdefault(job.rule, {"jobs": 0, "seconds": 0.0, "longest": 0.0, "gpu": 0.0, "sure": Counter()})
-        row["jobs"] += 1
-        row["seconds"] += estimate.seconds
-        row["longest"] = max(row["longest"], estimate.seconds)
-        row["gpu"] += estimate.seconds * job.gpus / HOUR
-        row["sure"][estimate.sure] += 1
-    here = {job.rule for job in plan.jobs if job.local or plan.profile.cores is not None}
-    table = pd.DataFrame(
-        {
-            "rule": list(rows),
-            "jobs": [row["jobs"] for row in rows.values()],
-            "runs": ["here" if rule in here else "cluster" for rule in rows],
-            "GPU-hours": [_hours(row["gpu"]) for row in rows.values()],
-            "one takes up to": [_duration(row["longest"]) for row in rows.values()],
-            "all, one by one": [_duration(row["seconds"]) for row in rows.values()],
-            "how sure": [
-                ", ".join(f"{row['sure'][name]} {name}" for name in SURE if row["sure"][name]) for row in rows.values()
-            ],
-        }
-    )
-    return "By rule\n" + _printed(table)
+    rules: dict[str, list[int]] = {}
+    for number, job in enumerate(plan.jobs):
+        rules.setdefault(job.rule, []).append(number)
+    rows = []
+    for rule, numbers in rules.items():
+        estimates, jobs = [plan.estimates[number] for number in numbers], [plan.jobs[number] for number in numbers]
+        sure = Counter(estimate.sure for estimate in estimates)
+        gpu_seconds = sum(estimate.seconds * job.gpus for estimate, job in zip(estimates, jobs, strict=True))
+        seconds = [estimate.seconds for estimate in estimates]
+        rows.append(
+            {
+                "rule": rule,
+                "jobs": len(jobs),
+                "runs": "here" if jobs[0].local or plan.profile.cores is not None else "cluster",
+                "GPU-hours": _open(_hours(gpu_seconds / HOUR), gpu_seconds, sure[UNKNOWN]),
+                "one takes up to": _open(_duration(max(seconds)), max(seconds), sure[UNKNOWN]),
+                "all, one by one": _open(_duration(sum(seconds)), sum(seconds), sure[UNKNOWN]),
+                "how sure": ", ".join(f"{sure[name]} {name}" for name in SURE if sure[name]),
+            }
+        )
+    return "By rule\n" + _printed(rows)
 
 
 def _by_artifact(plan: Plan) -> str:
@@ -105,9 +111,9 @@ def _by_artifact(plan: Plan) -> str:
             "artifact": name,
             "jobs": cost.cluster_jobs + cost.local_jobs,
             "on the cluster": cost.cluster_jobs,
-            "GPU-hours": _hours(cost.gpu_hours),
-            "wall time": _duration(cost.wall_seconds),
-            "disk, GB": _gigabytes(cost.disk),
+            "GPU-hours": _open(_hours(cost.gpu_hours), cost.gpu_hours, cost.uncounted),
+            "wall time": _open(_duration(cost.wall_seconds), cost.wall_seconds, cost.uncounted),
+            "disk, GB": _open(_gigabytes(cost.disk), cost.disk, cost.uncounted),
             "downloads, GB": _gigabytes(cost.downloaded),
             "licenses": " ".join(str(number) for hub, number in gated.items() if hub in _hubs(cost)) or "-",
         }
@@ -117,38 +123,36 @@ def _by_artifact(plan: Plan) -> str:
     rows = [row(name, cost) for name, cost in plan.artifacts.items()] + [row("all of it", plan.total)]
     return (
         "By artifact, each as if made alone; what several share counts once in all of it; licenses by number, see below\n"
-        + _printed(pd.DataFrame(rows))
+        + _printed(rows)
     )
 
 
 def _disk(plan: Plan) -> str:
-    sizes = {"downloads": plan.total.downloaded, **plan.total.written}
-    table = pd.DataFrame([{"disk": what, "GB": _gigabytes(sizes[what])} for what in WHAT if sizes.get(what)])
-    return _printed(table) if len(table) else "Nothing is written."
+    sizes = {"downloads": plan.total.downloaded} | {what: plan.total.written.get(what, 0) for what in WRITTEN}
+    rows = [{"disk": what, "GB": _gigabytes(size)} for what, size in sizes.items() if size]
+    return _printed(rows) if rows else "Nothing is written."
 
 
 def _downloads(plan: Plan) -> str:
-    found = plan.total.downloads
-    if not found:
+    if not plan.total.downloads:
         return "Nothing is downloaded."
-    known, gated = [item for item in found if not _unnamed(item)], _gated(plan)
-    table = pd.DataFrame(
+    gated = _gated(plan)
+    rows = [
         {
-            "download": [item.hub for item in known],
-            "what": [item.what for item in known],
-            "GB": ["not stated here" if item.bytes is None else _gigabytes(item.bytes) for item in known],
-            "license": [
-                f"{gated[item.hub]}: accept it at https://huggingface.co/{item.hub}" if item.gated else "not gated"
-                for item in known
-            ],
+            "download": re.sub(r"(://[^/]+/).*/", r"\1.../", item.hub),
+            "what": item.what,
+            "GB": "not stated here" if item.bytes is None else _gigabytes(item.bytes),
+            "license": f"{gated[item.hub]}: accept it at https://huggingface.co/{item.hub}"
+            if item.gated
+            else "not gated",
         }
-    )
-    text = "Downloads, once each\n" + _printed(table)
-    if unnamed := [item.hub for item in found if _unnamed(item)]:
+        for item in plan.total.downloads
+        if "/" in item.hub
+    ]
+    text = "Downloads, once each" + ("\n" + _printed(rows) if rows else "")
+    if unnamed := [item.hub for item in plan.total.downloads if "/" not in item.hub]:
         text += f"\nand the questions of {', '.join(unnamed)} from where lm-eval has them"
-    if any(item.gated for item in found):
-        text += "\nGated sources also need HF_TOKEN, or `hf auth login`."
-    return text
+    return text + ("\nGated sources also need HF_TOKEN, or `hf auth login`." if gated else "")
 
 
 def _hubs(cost: Cost) -> set[str]:
@@ -160,58 +164,55 @@ def _gated(plan: Plan) -> dict[str, int]:
     return {hub: number for number, hub in enumerate(sorted(_hubs(plan.total)), 1)}
 
 
-def _unnamed(item: Download) -> bool:
-    return "/" not in item.hub
-
-
 def _sureness(plan: Plan) -> str:
-    counts = Counter(
-        estimate.sure for job, estimate in zip(plan.jobs, plan.estimates, strict=True) if job.rule != "all"
-    )
-    table = pd.DataFrame(
-        [
-            {
-                "how sure": sure,
-                "jobs": counts[sure],
-                "GPU-hours": _hours(plan.total.gpu_seconds[sure] / HOUR),
-                "which means": meaning,
-            }
-            for sure, meaning in SURE.items()
-            if counts[sure]
-        ]
-    )
-    return _printed(table)
+    jobs = Counter(estimate.sure for estimate in plan.estimates)
+    rows = [
+        {
+            "how sure": sure,
+            "jobs": jobs[sure],
+            "GPU-hours": "?" if sure == UNKNOWN else _hours(plan.total.gpu_seconds[sure] / HOUR),
+            "which means": meaning,
+        }
+        for sure, meaning in SURE.items()
+        if jobs[sure]
+    ]
+    return _printed(rows)
 
 
 def _assumptions(plan: Plan) -> str:
     kinds = {"host"} | {"gpu" if job.gpus else "cpu" for job in plan.jobs if "gpu" in job.resources}
-    rows = []
-    for kind in ("host", "gpu", "cpu"):
-        section = plan.config["planning"][kind]
-        for name, assumed in section.items() if kind in kinds else []:
-            if name != "name":
-                rows.append((f"{kind}.{name}", assumed))
     mixes = {plan.config["recipes"][job.wildcards["recipe"]]["data"] for job in plan.jobs if "recipe" in job.wildcards}
     mixes |= {job.wildcards["data"] for job in plan.jobs if "data" in job.wildcards}
-    for mix, entry in plan.config["planning"]["data"].items():
-        rows += [(f"data.{mix}.{name}", assumed) for name, assumed in entry.items() if mix in mixes]
-    table = pd.DataFrame(
-        [
-            {"assumed": name, "value": f"{assumed['value']:g}", "is": assumed["sure"], "namely": assumed["why"]}
-            for name, assumed in rows
-        ]
-    )
-    return "Assumptions (planning in config.yaml)\n" + _printed(table)
+    planning = plan.config["planning"]
+    sections = {kind: planning[kind] for kind in ("host", "gpu", "cpu") if kind in kinds}
+    sections |= {f"data.{mix}": entry for mix, entry in planning["data"].items() if mix in mixes}
+    rows = [
+        {
+            "assumed": f"{section}.{name}",
+            "value": f"{assumed['value']:g}",
+            "is": assumed["sure"],
+            "namely": assumed["why"],
+        }
+        for section, entries in sections.items()
+        for name, assumed in entries.items()
+        if name != "name"
+    ]
+    return "Assumptions (planning in config.yaml)\n" + _printed(rows)
 
 
-def _printed(table: pd.DataFrame) -> str:
-    numbers = ("jobs", "on the cluster", "GPU-hours", "GB", "disk, GB", "downloads, GB", "value")
-    aligned = ["right" if name in numbers else "left" for name in table]
+def _printed(rows: Sequence[dict[str, Any]]) -> str:
+    table = pd.DataFrame(rows)
+    aligned = ["right" if name in NUMBERS else "left" for name in table]
     return table.to_markdown(index=False, tablefmt="simple", disable_numparse=True, colalign=aligned)
 
 
-def _limit(jobs: int | None) -> str:
-    return "any number of" if jobs in (None, sys.maxsize) else str(jobs)
+def _open(printed: str, value: float, uncounted: int) -> str:
+    """A number as printed, and that it is not all where jobs are not counted."""
+    return printed if not uncounted else f"{printed} + ?" if value else "?"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
 def _hours(hours: float) -> str:

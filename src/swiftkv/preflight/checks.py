@@ -6,27 +6,40 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from swiftkv.gpus import asked_for, cuda_of
-from swiftkv.planning.disk import written
-from swiftkv.planning.estimate import Estimator
-from swiftkv.planning.jobs import PlannedJob, plan_jobs
+from swiftkv.planning.estimate import written
+from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.profile import Profile, read_config, read_profile
 from swiftkv.preflight import machine, slurm, versions
-from swiftkv.preflight.hub import Hub, in_cache, sources_in_use
+from swiftkv.preflight.hub import Hub, Silent, in_cache
 from swiftkv.preflight.report import Report
 from swiftkv.preflight.requests import LATER, Request, slurm_requests
+from swiftkv.pricing.work import Download, PlannedJob, Work, once
+from swiftkv.score.fetch import data_set
+from swiftkv.stages import stage_of
+
+Planner = Callable[[], Sequence[PlannedJob]]
 
 
-def check(name: str, root: Path, targets: Sequence[str] = (), show: Callable[[str], None] = print) -> None:
+def check(
+    root: Path,
+    name: str | Path,
+    targets: Sequence[str] = (),
+    configfiles: Sequence[str] = (),
+    show: Callable[[str], None] = print,
+) -> None:
     """Check what a run of a profile needs, one printed line each.
 
     Args:
-        name: of the profile, or its folder.
         root: folder of the project.
+        name: of the profile, or its folder.
         targets: files that are to be made; all if empty.
+        configfiles: added to the profile's own.
+        show: takes each line.
 
     Raises:
         UserError: a check failed; its line has been printed.
@@ -35,7 +48,9 @@ def check(name: str, root: Path, targets: Sequence[str] = (), show: Callable[[st
     lock = report.check("lock file", lambda: versions.lock_file(root), lambda file: file.name)
     if lock:
         report.check("versions", lambda: versions.check_versions(lock))
-    profile = report.check("profile", lambda: read_profile(name, root), lambda found: os.path.relpath(found.folder))
+    profile = report.check(
+        "profile", lambda: read_profile(name, root, configfiles), lambda found: os.path.relpath(found.folder)
+    )
     if profile is None:
         report.end()
     config = report.check("configuration", lambda: read_config(root, profile), lambda found: f"{len(found)} sections")
@@ -51,12 +66,12 @@ def check(name: str, root: Path, targets: Sequence[str] = (), show: Callable[[st
         check_slurm(report, profile, jobs, lambda: plan_jobs(profile, root, targets, attempt=profile.attempts))
     else:
         check_machine(report, profile, config, jobs)
-    downloads = check_hub(report, config, jobs)
-    check_disks(report, results, jobs, Estimator(config, root), downloads)
+    works = [Work(job, config, root) for job in jobs]
+    check_disks(report, results, works, check_hub(report, works))
     report.end()
 
 
-def check_slurm(report: Report, profile: Profile, jobs: list[PlannedJob], last: Callable[[], list[PlannedJob]]) -> None:
+def check_slurm(report: Report, profile: Profile, jobs: Sequence[PlannedJob], last: Planner | None = None) -> None:
     """The controller, the queue, the account and every distinct request.
 
     Args:
@@ -84,26 +99,29 @@ def check_slurm(report: Report, profile: Profile, jobs: list[PlannedJob], last: 
         report.check("sbatch", lambda: "SLURM takes every request, of all attempts")
 
 
-def _requests(profile: Profile, jobs: list[PlannedJob], last: Callable[[], list[PlannedJob]]) -> list[Request]:
+def _requests(profile: Profile, jobs: Sequence[PlannedJob], last: Planner | None) -> list[Request]:
     """The distinct requests of the first attempt of all jobs, and those that only the last one makes."""
-    found = slurm_requests([(job.rule, job) for job in jobs if not job.local], profile.slurm)
-    if profile.attempts > 1:
-        known = {request.words for request in found}
+    requests = slurm_requests([(job.rule, job) for job in jobs if not job.local], profile.slurm)
+    if last and profile.attempts > 1:
+        known = {request.words for request in requests}
         again = [(f"{job.rule}{LATER}{profile.attempts}", job) for job in last() if not job.local]
-        found += [request for request in slurm_requests(again, profile.slurm) if request.words not in known]
-    return found
+        requests += [request for request in slurm_requests(again, profile.slurm) if request.words not in known]
+    return requests
 
 
-def check_machine(report: Report, profile: Profile, config: dict[str, Any], jobs: list[PlannedJob]) -> None:
+def check_machine(report: Report, profile: Profile, config: dict[str, Any], jobs: Sequence[PlannedJob]) -> None:
     """Processors, memory and GPUs of a machine without scheduler."""
     report.check("cores", lambda: machine.check_cores(profile.cores, len(os.sched_getaffinity(0))))
     report.check("memory", lambda: machine.check_memory(jobs, profile.cores, profile.resources["mem_mb"]))
     check_gpus(report, profile, config, jobs)
 
 
-def problems_at_start(profile: Profile, config: dict[str, Any], jobs: list[PlannedJob]) -> list[str]:
-    """Why this machine should not start; nothing where all is well, and then what runs at once is said."""
+def problems_at_start(profile: Profile, config: dict[str, Any], jobs: Sequence[PlannedJob]) -> list[str]:
+    """Why a run should not start; nothing where all is well, and then what runs at once on this machine is said."""
     report = Report(lambda line: None)
+    if profile.slurm:
+        check_slurm(report, profile, jobs)
+        return report.failures
     room = report.check("memory", lambda: machine.check_memory(jobs, profile.cores, profile.resources["mem_mb"]))
     check_gpus(report, profile, config, jobs)
     if not report.failures:
@@ -111,7 +129,7 @@ def problems_at_start(profile: Profile, config: dict[str, Any], jobs: list[Plann
     return report.failures
 
 
-def check_gpus(report: Report, profile: Profile, config: dict[str, Any], jobs: list[PlannedJob]) -> None:
+def check_gpus(report: Report, profile: Profile, config: dict[str, Any], jobs: Sequence[PlannedJob]) -> None:
     """The GPUs of a machine without scheduler, if jobs ask for any."""
     if not asked_for(jobs):
         return
@@ -126,8 +144,8 @@ def check_gpus(report: Report, profile: Profile, config: dict[str, Any], jobs: l
         report.check("fp8", lambda: machine.check_fp8(found))
 
 
-def check_hub(report: Report, config: dict[str, Any], jobs: list[PlannedJob]) -> int:
-    """Every hub repository that the jobs load.
+def check_hub(report: Report, works: Sequence[Work]) -> int:
+    """Every hub repository that the jobs load; what a silent hub leaves open is one failure.
 
     Returns:
         Bytes to be downloaded.
@@ -135,12 +153,29 @@ def check_hub(report: Report, config: dict[str, Any], jobs: list[PlannedJob]) ->
     from huggingface_hub import HfApi, constants, get_token
 
     hub = Hub(HfApi(), in_cache, token=get_token() is not None, offline=constants.HF_HUB_OFFLINE)
-    for source in sources_in_use(config, jobs):
-        report.check(f"hub {source.kind} {source.identifier}", lambda source=source: hub.look(source))
+    absent: list[str] = []
+
+    def look(item: Download) -> str:
+        # Of a task that the catalogue lacks, lm-eval's files name the data set.
+        return hub.look(item if "/" in item.hub else replace(item, hub=data_set(item.hub)))
+
+    for item in once(item for work in works for item in stage_of(work.job.rule).downloads(work)):
+        if "://" in item.hub:
+            continue
+        try:
+            report.check(f"hub {item.origin} {item.hub}", lambda item=item: look(item), passing=(Silent,))
+        except Silent:
+            absent.append(item.hub)
+    if absent:
+        report.fail(
+            "hub",
+            f"{hub.silence}, and these are not in the local cache: {', '.join(absent)}; connect to the hub, or download them "
+            "elsewhere and name them as `local` sources",
+        )
     return hub.missing
 
 
-def check_disks(report: Report, results: Path, jobs: list[PlannedJob], estimator: Estimator, downloads: int) -> None:
+def check_disks(report: Report, results: Path, works: Sequence[Work], downloads: int) -> None:
     """Room where results, downloads and scratch files go; what goes to one disk is added up.
 
     Args:
@@ -148,8 +183,8 @@ def check_disks(report: Report, results: Path, jobs: list[PlannedJob], estimator
     """
     from huggingface_hub import constants
 
-    scratch = max((job.resources.get("disk_mb", 0) for job in jobs), default=0) * 10**6
-    kept = sum(sum(written(job, estimator).values()) for job in jobs)
+    scratch = max((work.job.resources.get("disk_mb", 0) for work in works), default=0) * 10**6
+    kept = sum(sum(written(work).values()) for work in works)
     needs = {
         "results": (results, max(kept, scratch)),
         "hub cache": (Path(constants.HF_HUB_CACHE), downloads),

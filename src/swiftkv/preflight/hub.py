@@ -3,79 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.hub import SECOND_COPIES, answer
-from swiftkv.planning.jobs import PlannedJob
-from swiftkv.score.fetch import data_set
-from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES, check_checkpoint
+from swiftkv.pricing.work import Download
+from swiftkv.sources import MODEL_FILES, check_checkpoint
 
 HUB_SECONDS = 10
 
 
-class Source(NamedTuple):
-    """A repository of the hub.
-
-    Attributes:
-        kind: "model" or "dataset", as the hub calls it.
-        identifier: org/name.
-        revision: branch, tag or commit.
-        files: patterns of the files that are loaded; None loads all.
-        optional: whether a run goes on without it.
-    """
-
-    kind: str
-    identifier: str
-    revision: str
-    files: tuple[str, ...] | None = None
-    optional: bool = False
-
-
-def sources_in_use(config: dict[str, Any], jobs: Iterable[PlannedJob]) -> list[Source]:
-    """The hub repositories that planned jobs load: models, checkpoints, chats and questions.
-
-    Args:
-        config: the merged configuration.
-
-    Raises:
-        UserError: lm-eval does not know a task.
-    """
-    found: dict[tuple[str, str, str], Source] = {}
-
-    def add(kind: str, entry: dict[str, Any] | None, files: Iterable[str] | None = None) -> None:
-        if entry and "hub" in entry:
-            wanted = None if files is None else tuple(files)
-            new = Source(kind, entry["hub"], entry.get("revision", "main"), wanted, entry.get("optional", False))
-            old = found.get(new[:3], new)
-            most = max(old.files or (), new.files or (), key=len) or None
-            found[new[:3]] = new._replace(files=most, optional=old.optional and new.optional)
-
-    def add_mix(name: str) -> None:
-        for entry in config["data"][name]["sources"]:
-            add("dataset", entry)
-
-    for job in jobs:
-        wildcards = job.wildcards
-        if job.rule == "resolve_model":
-            model = config["models"][wildcards["model"]]
-            add("model", model["source"], MODEL_FILES)
-            add("model", model.get("chat_template"), TOKENIZER_FILES)
-        elif job.rule == "fetch_checkpoint":
-            add("model", config["models"][wildcards["model"]]["checkpoints"][wildcards["variant"]], MODEL_FILES)
-        elif job.rule == "heldout":
-            add_mix(config["heldout"]["data"])
-        elif job.rule == "corpus":
-            add_mix(wildcards["data"])
-        elif job.rule == "workload":
-            entry = config["workloads"][wildcards["workload"]]
-            add("dataset", None if entry.get("stand_in") else entry["source"], [entry["source"].get("file")])
-        elif job.rule == "fetch_questions":
-            entry = config["tasks"][wildcards["task"]]
-            add("dataset", entry.get("source") or {"hub": data_set(entry["task"])})
-    return list(found.values())
+class Silent(UserError):
+    """The hub does not answer, and the local cache has not what is asked for."""
 
 
 class Hub:
@@ -83,6 +24,7 @@ class Hub:
 
     Attributes:
         missing: bytes that will be downloaded of what has been looked at, as the hub states them.
+        silence: why the hub is not asked; empty as long as it is.
 
     Args:
         api: of huggingface_hub; its `repo_info` and `auth_check` are called.
@@ -95,7 +37,7 @@ class Hub:
     def __init__(
         self,
         api: Any,
-        cached: Callable[[Source], bool],
+        cached: Callable[[Download], bool],
         *,
         token: bool,
         offline: bool = False,
@@ -105,103 +47,101 @@ class Hub:
         self.silence = "HF_HUB_OFFLINE is set" if offline else ""
         self.missing = 0
 
-    def look(self, source: Source) -> str:
+    def look(self, item: Download) -> str:
         """Whether jobs will be able to load a repository.
 
         Raises:
+            Silent: nobody can say, and it is not in the local cache.
             UserError: they will not; the message says why and what to do.
         """
         try:
-            info = None if self.silence else self._ask(source)
-            if info is None and not self.cached(source):
-                raise UserError(
-                    f"{self.silence}, and it is not in the local cache: connect to the hub, or download it elsewhere and name it "
-                    "as a `local` source"
-                )
+            info = None if self.silence else self._ask(item)
+            cached = self.cached(item)
+            if info is None and not cached:
+                raise Silent(f"{self.silence}, and {item.hub} is not in the local cache")
         except UserError as error:
-            if source.optional:
+            if item.optional:
                 return f"optional; its results will say that it is unavailable ({str(error).partition(':')[0]})"
             raise
         if info is None:
             return f"in the local cache ({self.silence})"
-        if self.cached(source):
+        if cached:
             return "accessible, and in the local cache"
-        size = self._size(source, info)
+        size = self._size(item, info)
         self.missing += size
         return f"accessible, {size / 10**9:.1f} GB to be downloaded"
 
-    def _ask(self, source: Source) -> Any:
+    def _ask(self, item: Download) -> Any:
         """The hub's description of a repository that may be loaded; None if it does not answer."""
+        where: dict[str, Any] = {"repo_type": item.origin}
 
-        def ask() -> Any:
-            where = {"repo_type": source.kind}
-            info = self.api.repo_info(
-                source.identifier, revision=source.revision, timeout=self.seconds, files_metadata=True, **where
-            )
+        def describe() -> Any:
+            settings = {"revision": item.revision, "timeout": self.seconds, "files_metadata": True}
+            info = self.api.repo_info(item.hub, **settings, **where)
             if getattr(info, "gated", None):  # everybody may read the description of a gated one
-                self.api.auth_check(source.identifier, **where)
+                self.api.auth_check(item.hub, **where)
             return info
 
         try:
-            return answer(ask, 2 * self.seconds)
+            return answer(describe, 2 * self.seconds)
         except Exception as error:  # a network fails in many ways
-            if sentence := self._refusal(source, error):
+            if sentence := self._refusal(item, error):
                 raise UserError(sentence) from None
             self.silence = f"the hub cannot be reached ({type(error).__name__})"
             return None
 
-    def _refusal(self, source: Source, error: Exception) -> str | None:
+    def _refusal(self, item: Download, error: Exception) -> str | None:
         """What the hub refuses; None where it is the network that fails."""
         from huggingface_hub import errors
 
-        name = source.identifier
+        name = item.hub
         login = "the token here has no access to it" if self.token else "there is no token here"
         if isinstance(error, errors.GatedRepoError):
             return f"{name} is gated and {login}: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
         if isinstance(error, errors.RepositoryNotFoundError):
             return (
-                f"the hub has no {source.kind} {name} that you may see, and {login}: check the id in the configuration, or log "
+                f"the hub has no {item.origin} {name} that you may see, and {login}: check the id in the configuration, or log "
                 "in with `hf auth login`"
             )
         if isinstance(error, errors.RevisionNotFoundError):
-            return f"{name} has no revision {source.revision!r}: check `revision` in the configuration"
+            return f"{name} has no revision {item.revision!r}: check `revision` in the configuration"
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             return f"the hub refuses {name} ({status}): the token here may have expired; log in with `hf auth login`"
         return None
 
-    def _size(self, source: Source, info: Any) -> int:
+    def _size(self, item: Download, info: Any) -> int:
         from huggingface_hub.utils import filter_repo_objects
 
         files = filter_repo_objects(
             getattr(info, "siblings", None) or [],
-            allow_patterns=source.files,
-            ignore_patterns=SECOND_COPIES if source.kind == "model" else None,
+            allow_patterns=item.files,
+            ignore_patterns=SECOND_COPIES if item.origin == "model" else None,
             key=lambda file: file.rfilename,
         )
         return sum(file.size or 0 for file in files)
 
 
-def in_cache(source: Source) -> bool:
+def in_cache(item: Download) -> bool:
     """Whether a repository lies complete in the local hub cache; of a data set, also where `datasets` prepared it."""
     from huggingface_hub import constants, snapshot_download
 
-    if source.kind == "dataset":
+    if item.origin == "dataset":
         from datasets.naming import camelcase_to_snakecase
 
-        owner, _, name = source.identifier.rpartition("/")
+        owner, _, name = item.hub.rpartition("/")
         prepared = Path(os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME) / "datasets"))
         if (prepared / f"{owner}___{camelcase_to_snakecase(name)}").is_dir():
             return True
     try:
         folder = snapshot_download(
-            source.identifier,
-            repo_type=source.kind,
-            revision=source.revision,
-            allow_patterns=source.files,
+            item.hub,
+            repo_type=item.origin,
+            revision=item.revision,
+            allow_patterns=item.files,
             local_files_only=True,
         )
-        if source.kind == "model" and source.files == tuple(MODEL_FILES):
+        if item.origin == "model" and item.files == tuple(MODEL_FILES):
             check_checkpoint(Path(folder))
     except (OSError, ValueError, UserError):  # not there, only in part, or damaged
         return False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.planning.jobs import PlannedJob
+from swiftkv.pricing.work import PlannedJob
 
 GB = 10**9
 # The first driver that runs programs of a CUDA release (NVIDIA's "minor version compatibility").

@@ -24,7 +24,11 @@ class Report:
         self.show, self.failures = show, list[str]()
 
     def check(
-        self, name: str, function: Callable[[], Result], describe: Callable[[Result], str] = str
+        self,
+        name: str,
+        function: Callable[[], Result],
+        describe: Callable[[Result], str] = str,
+        passing: tuple[type[UserError], ...] = (),
     ) -> Result | None:
         """Run one check and print its line.
 
@@ -32,12 +36,15 @@ class Report:
             name: what is looked at, the line's first word.
             function: raises a `UserError` where something is wrong.
             describe: the line's text where nothing is, from what `function` returned.
+            passing: failures that the caller itself reports.
 
         Returns:
             What `function` returned; None where it failed.
         """
         try:
             found = function()
+        except passing:
+            raise
         except UserError as error:
             self.fail(name, str(error))
             return None

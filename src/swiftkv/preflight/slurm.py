@@ -9,12 +9,11 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.gpus import asked_for, cuda_of
 from swiftkv.preflight.nodes import FORMAT, Nodes, place, read_nodes, too_long, unmet
-from swiftkv.preflight.requests import JOB_NAME, LATER, Request, slurm_requests
+from swiftkv.preflight.requests import JOB_NAME, LATER, Request
 
 PROGRAMS = ("sbatch", "squeue", "scontrol")
 ANSWER_SECONDS = 60  # a busy controller may take this long
@@ -142,34 +141,6 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
             f"wait until they have ended, or end them with `scancel {' '.join(found)}`, and run again"
         )
     return "no job of an earlier run is in the queue"
-
-
-def problems_at_start(
-    jobs: Sequence[tuple[str, Any]], settings: Any, folder: str | os.PathLike, python: Sequence[str]
-) -> list[str]:
-    """Why no job should be submitted; nothing where all is well.
-
-    Args:
-        jobs: (rule, job) of all that are to be submitted.
-        settings: of the executor plugin.
-        folder: working directory of the run.
-        python: how jobs start Python.
-    """
-    problems = []
-    try:
-        controller()
-        requests = slurm_requests(jobs, settings)
-    except UserError as error:
-        return [str(error)]
-    checks = [lambda: earlier_jobs(folder), lambda: accounts(requests)]
-    if asked_for(job for _, job in jobs):
-        checks.append(lambda: cuda_of(python))
-    for check in checks:
-        try:
-            check()
-        except UserError as error:
-            problems.append(str(error))
-    return problems + verdict(requests).refused
 
 
 def _named(request: Request, said: str) -> list[tuple[str, str]]:

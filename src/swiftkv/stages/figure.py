@@ -8,4 +8,5 @@ STAGE = Stage(
     run="swiftkv.artifacts.make:make_artifact",
     more=("figures/{artifact}.pdf", "figures/{artifact}.png"),
     local=True,
+    seconds=lambda work: work.host("artifact"),
 )

@@ -7,4 +7,5 @@ STAGE = Stage(
     output="scores/{model}/{variant}/{kv_cache}/{task}.json",
     run="swiftkv.score.shards:merge_scores",
     local=True,
+    seconds=lambda work: work.host("artifact"),
 )

@@ -1,10 +1,39 @@
 """Gathers what a fitted start needs, where teacher states are not stored."""
 
+from __future__ import annotations
+
+from swiftkv import config as cfg
+from swiftkv.pricing.work import Work
 from swiftkv.stages.stage import Stage
+
+
+def fitted_tokens(work: Work) -> int:
+    """Tokens that a start is fitted to."""
+    return min(work.packed_tokens, work.recipe.start_tokens)
+
+
+def teacher(work: Work, tokens: float) -> float:
+    """Seconds of the teacher over some tokens, and of the second moments of those that a start is fitted to, in float32."""
+    size, candidates = work.size, cfg.candidate_layers(work.config, work["model"])
+    pairs = sum(size.layers - layer for layer in candidates)
+    moments = 2 * size.width * (pairs * size.keys_and_values + 2 * len(candidates) * size.width)
+    context = work.chat_tokens(work.recipe.data, work.recipe.max_length)
+    flops = tokens * size.layers * size.layer(context) + fitted_tokens(work) * moments / work.machine["float32"]
+    return work.run(work.machine.compute(flops, "forward", work.machine.alone))
+
+
+def written(work: Work) -> dict[str, float]:
+    """The moments in float32 and float64."""
+    size, candidates = work.size, cfg.candidate_layers(work.config, work["model"])
+    pairs = sum(size.layers - layer for layer in candidates)
+    return {"moments": size.width * (4 * pairs * size.keys_and_values + 12 * len(candidates) * size.width)}
+
 
 STAGE = Stage(
     name="moments",
     output="moments/{model}/{recipe}.safetensors",
     run="swiftkv.distill.teacher:write_moments",
     gpus="score",
+    seconds=lambda work: teacher(work, fitted_tokens(work)),
+    written=written,
 )

@@ -1,10 +1,41 @@
 """Makes a model available as a plain checkpoint."""
 
-from swiftkv.stages.stage import Stage
+from __future__ import annotations
+
+from swiftkv.pricing.size import TOKENIZER_BYTES
+from swiftkv.pricing.work import Download, Work, download, if_known
+from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES
+from swiftkv.stages.stage import Stage, small
+
+
+def seconds(work: Work) -> float:
+    """A download, or the conversion of a packaged model."""
+    source = work.model["source"]
+    if "package" in source:
+        return work.fetch(work.size.bytes, "convert_gb")
+    return work.fetch(work.size.bytes) if "hub" in source else work.start()
+
+
+def downloads(work: Work) -> list[Download]:
+    """The model, and the tokenizer whose chat template it uses."""
+    template = work.model.get("chat_template", {})
+    return [
+        *download("model", work.model["source"], MODEL_FILES, if_known(lambda: work.size.bytes)),
+        *download("tokenizer", template, TOKENIZER_FILES, TOKENIZER_BYTES),
+    ]
+
+
+def written(work: Work) -> dict[str, float]:
+    """A packaged model is written; one of the hub stays in the hub's cache."""
+    return {"models": work.size.bytes} if "package" in work.model["source"] else small(work)
+
 
 STAGE = Stage(
     name="resolve_model",
     output="models/{model}/source.json",
     run="swiftkv.sources:write_source",
     online=True,
+    seconds=seconds,
+    downloads=downloads,
+    written=written,
 )

@@ -1,5 +1,6 @@
 """Scores a variant on a part of a benchmark's questions."""
 
+from swiftkv.stages import score
 from swiftkv.stages.stage import Stage
 
 STAGE = Stage(
@@ -7,4 +8,5 @@ STAGE = Stage(
     output="score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
     run="swiftkv.score.run:measure_scores",
     gpus="score",
+    seconds=score.seconds,
 )

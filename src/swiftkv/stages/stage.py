@@ -8,6 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swiftkv.pricing.work import Download, Work
+
+SMALL = 10**5  # bytes of any output whose stage says nothing else
+
+
+def small(work: Work) -> dict[str, float]:
+    """What a job writes that writes little."""
+    return {"other": SMALL * len(work.job.outputs)}
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -21,6 +30,9 @@ class Stage:
         gpus: which of a model's `gpus` its jobs ask for: "distill", "score" or "serve"; None runs no model.
         local: whether its jobs run beside Snakemake, also where others go to a cluster.
         online: whether its jobs may ask the network; all others are offline.
+        seconds: estimate of a job's wall time, from `planning` in the configuration.
+        downloads: what a job fetches.
+        written: bytes that a job leaves, by a name of `swiftkv.planning.plan.WRITTEN`.
     """
 
     name: str
@@ -30,6 +42,9 @@ class Stage:
     gpus: str | None = None
     local: bool = False
     online: bool = False
+    seconds: Callable[[Work], float] = Work.start
+    downloads: Callable[[Work], list[Download]] = lambda work: []
+    written: Callable[[Work], Mapping[str, float]] = small
 
     @property
     def outputs(self) -> tuple[str, ...]:

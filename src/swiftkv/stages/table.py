@@ -8,4 +8,5 @@ STAGE = Stage(
     run="swiftkv.artifacts.make:make_artifact",
     more=("tables/{artifact}.tex", "tables/{artifact}.md", "tables/{artifact}.html"),
     local=True,
+    seconds=lambda work: work.host("artifact"),
 )

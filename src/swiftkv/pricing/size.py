@@ -8,7 +8,6 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from swiftkv import config as cfg
 from swiftkv.cost import added_weights, parameter_count, prefill_flops
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
@@ -16,6 +15,8 @@ from swiftkv.records import read_json
 from swiftkv.sources import package_file
 from swiftkv.spec import SwiftKVSpec
 
+TOKENIZER_BYTES = 10**7
+TEXT_BYTES = 4  # of one token as text, with what JSON adds; 3.7 at local scale
 # What config.json calls a GGUF file's fields, with their ending there.
 GGUF = {
     "hidden_size": "embedding_length",
@@ -153,9 +154,3 @@ class Size:
         return (
             self.bytes + added_weights(self.arch, spec) * (1 if self.fp8 else 2) + (self.head if spec.early_exit else 0)
         )
-
-
-def spec_of(config: dict[str, Any], model: str, variant: str) -> SwiftKVSpec | None:
-    """The rewiring of a variant on a model."""
-    fields = cfg.spec(config, model, variant)
-    return None if fields is None else SwiftKVSpec(**fields)
