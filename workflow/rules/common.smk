@@ -24,7 +24,7 @@ try:
             *map(str, workflow.overwrite_configfiles),
         ]
     )
-    cfg.check(config, f"{PROJECT}/workflow/schemas/config.schema.yaml")
+    config |= cfg.check(config)
     contents.check(config)
 except UserError as error:
     sys.exit(f"error: {error}")

@@ -5,44 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, create_model, model_validator
+
+from swiftkv.config.settings import NamesOrSet, Part
+from swiftkv.section import Names, Section, Text, Unique
 
 Config = Mapping[str, Any]
 Entry = Mapping[str, Any]
 Files = Mapping[str, list[Path]]
 
-# Keys every entry of artifacts.yaml has or may have, as JSON schema.
-COMMON: Mapping[str, Mapping[str, Any]] = {
-    "kind": {"type": "string"},
-    "source": {"enum": ["paper", "blog", "ours"]},
-    "item": {"type": "string"},
-    "section": {"type": "string"},
-    "title": {"type": "string"},
-    "caption": {"type": "string"},
-    "notes": {"type": "array", "items": {"type": "string"}},
-    "published": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
-}
-COMMON_REQUIRED = ("kind", "source", "section", "title", "caption")
 
-_NAMES = {"type": "array", "minItems": 1, "items": {"type": "string"}, "uniqueItems": True}
-_NAMES_OR_SET = {"anyOf": [{"type": "string"}, _NAMES]}
+class Common(Section):
+    """Keys that every entry of artifacts.yaml has or may have."""
+
+    kind: Text = Field(description="How it is drawn and what it is made of: src/swiftkv/artifacts/kinds/<kind>.py.")
+    source: Literal["paper", "blog", "ours"] = Field(description="What shows it.")
+    item: Text | None = Field(default=None, description="What the source calls it.")
+    section: Text = Field(description="Where the report shows it.")
+    title: Text = Field(description="Short, in small letters.")
+    caption: Text = Field(description="What it shows, in sentences.")
+    notes: list[Text] = Field(default=[], description="Sentences below it.")
+    published: Annotated[list[Text], Unique] = Field(
+        default=[], description="Files of resources/paper with the published numbers."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.source != "ours" and self.item is None:
+            raise ValueError(f"item, what the {self.source} calls it, is missing")
+        return self
+
+
 # What an artifact is about; every kind says which of these it takes. A set of variants, points or tasks may stand for
 # its members, and `variant/fp8` is a variant with an FP8 KV cache.
-SCOPE: Mapping[str, Mapping[str, Any]] = {
-    "models": _NAMES,
-    "variants": _NAMES_OR_SET,
-    "points": _NAMES_OR_SET,
-    "tasks": _NAMES_OR_SET,
-    "parts": {
-        "type": "array",
-        "minItems": 1,
-        "items": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["title", "models", "variants"],
-            "properties": {"title": {"type": "string"}, "models": _NAMES, "variants": _NAMES_OR_SET},
-        },
-    },
+SCOPE: Mapping[str, Any] = {
+    "models": Names,
+    "variants": NamesOrSet,
+    "points": NamesOrSet,
+    "tasks": NamesOrSet,
+    "parts": Annotated[list[Part], Field(min_length=1)],
 }
 
 
@@ -53,7 +56,7 @@ class Kind:
     Attributes:
         form: "table" (CSV, LaTeX, Markdown, HTML) or "figure" (PDF, PNG, CSV).
         scope: the keys of `SCOPE` its entries take; those in `optional` need not be there.
-        own: further keys, as JSON schema; those in `optional` need not be there.
+        own: further keys, each with the type of its values; those in `optional` need not be there.
         needs: the files an artifact is made of, by name: `needs(config, entry)` with the entry as `contents.resolve`
             gives it. Paths are those of the workflow's results, or of `resources/`.
         make: draws it: `make(entry, files)` gives a `table.Table` or a `drawing.Drawing`. A pure function of the entry
@@ -67,15 +70,16 @@ class Kind:
     scope: tuple[str, ...]
     needs: Callable[[Config, Entry], dict[str, list[str]]]
     make: Callable[[Entry, Files], Any] | None
-    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     exactly: Mapping[str, int] = field(default_factory=dict)
     scored: bool = False
     extra: Callable[[Config, Entry], Mapping[str, Any]] | None = None
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON schema of an entry of this kind."""
-        keys = {**COMMON, **{key: SCOPE[key] for key in self.scope}, **self.own}
-        required = [key for key in (*COMMON_REQUIRED, *self.scope, *self.own) if key not in self.optional]
-        return {"type": "object", "additionalProperties": False, "required": required, "properties": keys}
+    def entry(self, name: str) -> type[Common]:
+        """What an entry must look like; `name` is the kind's own."""
+        types = {key: SCOPE[key] for key in self.scope} | dict(self.own)
+        keys: dict[str, Any] = {
+            key: (content | None, None) if key in self.optional else (content, ...) for key, content in types.items()
+        }
+        return create_model(f"{name}_entry", __base__=Common, __cls_kwargs__={"called": f"kind {name}"}, **keys)

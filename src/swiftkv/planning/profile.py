@@ -108,6 +108,6 @@ def read_config(root: Path, profile: Profile) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for file in files:
         update_config(config, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    cfg.check(config, root / "workflow/schemas/config.schema.yaml")
+    config = cfg.check(config)
     contents.check(config)
     return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -16,6 +16,7 @@ from swiftkv.artifacts.text import heading, percent, show, significant, variant_
 from swiftkv.cost import GIBI, GIGA, cost_record
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
+from swiftkv.section import Whole
 
 OUTPUT_TOKENS = 256  # of the request limit; what the paper's serving measurements generate
 
@@ -280,6 +281,6 @@ KIND = Kind(
     ("models", "variants"),
     needs,
     make,
-    own={"count": {"enum": ["paper", "blog"]}, "sequence_length": {"type": "integer", "minimum": 1}},
+    own={"count": Literal["paper", "blog"], "sequence_length": Whole},
     exactly={"models": 1},
 )

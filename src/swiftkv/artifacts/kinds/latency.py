@@ -270,7 +270,7 @@ KIND = Kind(
     ("models", "variants", "points"),
     needs,
     make,
-    own={"together": {"type": "boolean"}},
+    own={"together": bool},
     optional=("together",),
     exactly={"models": 1},
 )

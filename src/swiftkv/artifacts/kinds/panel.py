@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import Field
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
@@ -24,6 +25,7 @@ from swiftkv.artifacts.scored import Row, average, decimals, rows, subsets_note
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, heading, mean_and_error
 from swiftkv.errors import UserError
+from swiftkv.section import Names, Text, Unique
 
 Tasks = Mapping[str, Mapping[str, Any]]
 
@@ -256,11 +258,8 @@ KIND = Kind(
     needs,
     make,
     own={
-        "orders": {
-            "type": "array",
-            "items": {"type": "array", "minItems": 2, "items": {"type": "string"}, "uniqueItems": True},
-        },
-        "cards": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "orders": list[Annotated[Names, Field(min_length=2)]],
+        "cards": Annotated[list[Text], Unique],
     },
     optional=("orders", "cards"),
     exactly={"models": 1},

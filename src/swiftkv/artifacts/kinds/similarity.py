@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import matplotlib
 import pandas as pd
@@ -17,8 +17,9 @@ from swiftkv.artifacts.drawing import COLORS, COLUMN, DASHES, MARKERS, PAGE, STY
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING, Record, published_values, read_published, read_records
 from swiftkv.errors import UserError
+from swiftkv.section import Text, Unique
 
-ROLES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+ROLES = Annotated[list[Text], Unique]
 Models = Sequence[Mapping[str, Any]]
 
 
@@ -197,7 +198,7 @@ KIND = Kind(
     ("models",),
     needs,
     make,
-    own={"large_models": ROLES, "matrices": {"type": "boolean"}},
+    own={"large_models": ROLES, "matrices": bool},
     optional=("large_models", "matrices"),
     extra=_extra,
 )

@@ -45,6 +45,7 @@ from swiftkv.artifacts.serving import (
     value_of,
     with_claims,
 )
+from swiftkv.section import Whole
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
@@ -176,6 +177,6 @@ KIND = Kind(
     ("models", "variants", "points"),
     needs,
     make,
-    own={"node_gpus": {"type": "integer", "minimum": 1}},
+    own={"node_gpus": Whole},
     optional=("node_gpus",),
 )

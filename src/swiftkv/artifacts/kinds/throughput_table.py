@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -233,5 +233,5 @@ KIND = Kind(
     ("models", "variants", "points"),
     needs,
     make,
-    own={"head": {"enum": ["memory", "input_tokens"]}},
+    own={"head": Literal["memory", "input_tokens"]},
 )
