@@ -214,7 +214,7 @@ Name = Annotated[str, BeforeValidator(_name)]
 HubId = Annotated[str, AfterValidator(_hub_id), Field(description="Hugging Face hub id, org/name.")]
 Positive = Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False), WrapValidator(_number)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False), WrapValidator(_number)]
-Quantity = Annotated[float, Field(gt=0, le=10**15, allow_inf_nan=False), WrapValidator(_number)]  # tokens, bytes
+Quantity = Annotated[float, Field(gt=0, le=10**11, allow_inf_nan=False), WrapValidator(_number)]  # tokens, bytes
 Fraction = Annotated[float, Field(ge=0, le=1), WrapValidator(_number)]
 Share = Annotated[float, Field(gt=0, le=1), WrapValidator(_number)]
 Rate = Annotated[float, Field(gt=0, le=10**5), WrapValidator(_number)]  # a second

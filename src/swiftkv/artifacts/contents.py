@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from swiftkv import config as cfg
@@ -20,7 +21,8 @@ from swiftkv.errors import UserError
 from swiftkv.score.trained_on import check_untrained
 from swiftkv.section import nearest, read, undefined
 
-PUBLISHED = "resources/paper"
+PROJECT = Path(__file__).parents[3]
+PUBLISHED, CARDS = "resources/paper", "resources/published"
 
 
 def kind_of(config: Config, name: str) -> Kind:
@@ -213,6 +215,11 @@ def check(config: Config) -> None:
                 f"{place}: there is no kind {entry['kind']!r}{like}; the kinds are {', '.join(sorted(KINDS))}"
             )
         read(_entry_class(entry["kind"]), entry, place)
+        for key, folder in (("published", PUBLISHED), ("cards", CARDS)):
+            for stem in entry.get(key, []):
+                if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
+                    known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))
+                    raise UserError(f"{place}: {undefined(stem, folder, known)}")
         for scope in entry.get("parts") or [entry]:
             _check_scope(config, scope, place)
     for name in names(config):  # after all are known to be well-formed, as some speak of others

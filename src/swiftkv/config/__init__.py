@@ -11,6 +11,7 @@ from swiftkv.config.settings import Config
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.points import check_points, engine
+from swiftkv.score.catalogue import KNOWN
 from swiftkv.score.shards import check_shards
 from swiftkv.section import plain, read, undefined
 from swiftkv.serve import NOT_SERVED
@@ -84,6 +85,7 @@ def check(config: dict[str, Any]) -> dict[str, Any]:
     check_shards(config, _in_use(config))
     for name in config["tasks"]:
         _check_backend(config, name)
+        _check_splits(name, config["tasks"][name])
     return config
 
 
@@ -274,6 +276,14 @@ def _check_backend(config: dict[str, Any], name: str) -> None:
                     f"config, at tasks.{name}: model {model!r} is scored with vLLM on the processor, which needs "
                     "serving.engine.cpu_kv_cache_gib"
                 )
+
+
+def _check_splits(name: str, task: dict[str, Any]) -> None:
+    """Of a task whose scored split is known without lm-eval, the files must have it."""
+    splits, known = task.get("source", {}).get("splits"), KNOWN.get(task["task"])
+    if splits and known and known.split not in splits:
+        place = f"config, at tasks.{name}.source.splits"
+        raise UserError(f"{place}: {task['task']} scores split {known.split!r}, which is not among {', '.join(splits)}")
 
 
 def _asked_backend(config: dict[str, Any], task: str) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from swiftkv.section import Name, Quantity, Section, Text
+from swiftkv.section import Name, Quantity, Section, Share, Text
 
 
 class Assumption(Section, called="an assumption"):
@@ -15,6 +15,12 @@ class Assumption(Section, called="an assumption"):
     value: Quantity = Field(description="The number.")
     sure: Literal["measured", "data sheet", "published", "assumed"] = Field(description="Where it is from.")
     why: Text = Field(description="What it is, and measured where or assumed why.")
+
+
+class Proportion(Assumption, called="an assumption"):
+    """A share that a plan rests on."""
+
+    value: Share = Field(description="The number, at most 1.")
 
 
 class Mix(Section):
@@ -40,11 +46,11 @@ class Device(Section):
 
     name: Text = Field(description="What it is.")
     tflops: Assumption = Field(description="Peak of one in 16 bits, TFLOP/s.")
-    float32: Assumption = Field(description="Float32 products, as a share of that.")
-    training: Assumption = Field(description="Share of the peak in training.")
-    forward: Assumption = Field(description="Share of the peak in forward passes of transformers.")
-    comparing: Assumption = Field(description="The same, one text at a time, where logits are compared.")
-    serving: Assumption = Field(description="Share of the peak in vLLM.")
+    float32: Proportion = Field(description="Float32 products, as a share of that.")
+    training: Proportion = Field(description="Share of the peak in training.")
+    forward: Proportion = Field(description="Share of the peak in forward passes of transformers.")
+    comparing: Proportion = Field(description="The same, one text at a time, where logits are compared.")
+    serving: Proportion = Field(description="Share of the peak in vLLM.")
     memory_gb: Assumption = Field(description="Weights a decoding step reads, GB/s.")
     layer_ms: Assumption = Field(description="A layer of a decoding step besides, milliseconds.")
     load_gb: Assumption = Field(description="Loading weights, GB/s.")
