@@ -314,7 +314,7 @@ def test_the_plan_counts_the_time_that_states_take(config):
     for speed in (2, 0.01):
         config["planning"]["gpu"]["load_gb"]["value"] = speed
         machine, often = Machine(config, 8), recipe_of(config, "llama-3.1-8b", "distillation")
-        seldom = dataclasses.replace(often, checkpoint_minutes=10**6)
+        seldom = often.model_copy(update={"checkpoint_minutes": 10**6})
         taken = [distill(config, size, spec, recipe, None, machine) for recipe in (often, seldom)]
         seconds[speed] = (taken[0] - taken[1], taken[1])
     more, hours = seconds[2][0] / (state / 2), seconds[2][1] / 3600

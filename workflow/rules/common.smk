@@ -8,6 +8,7 @@ from pathlib import Path
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
+from swiftkv.config.local import check_local_sources
 from swiftkv.errors import UserError
 from swiftkv.measure.run import KINDS
 from swiftkv.score import fetch
@@ -26,6 +27,7 @@ try:
     )
     config |= cfg.check(config)
     contents.check(config)
+    check_local_sources(config)
 except UserError as error:
     sys.exit(f"error: {error}")
 

@@ -102,6 +102,7 @@ def read_config(root: Path, profile: Profile) -> dict[str, Any]:
 
     from swiftkv import config as cfg
     from swiftkv.artifacts import contents
+    from swiftkv.config.local import check_local_sources
 
     files = [root / "config.yaml", root / "artifacts.yaml", *profile.configfiles]
     cfg.refuse_duplicate_keys([str(file) for file in files])
@@ -110,4 +111,5 @@ def read_config(root: Path, profile: Profile) -> dict[str, Any]:
         update_config(config, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     config = cfg.check(config)
     contents.check(config)
+    check_local_sources(config, profile.directory)
     return config
