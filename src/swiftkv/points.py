@@ -27,6 +27,7 @@ from swiftkv.section import (
     Whole,
     by_key,
     by_value,
+    key,
     plain,
     undefined,
 )
@@ -40,17 +41,13 @@ Sizes = Annotated[list[Whole], Field(min_length=1), Unique]
 class Engine(Section, called="the engine"):
     """Settings of vLLM, the same for every variant."""
 
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(description="Number format of weights and activations.")
-    max_num_batched_tokens: Whole = Field(description="Chunk of the chunked prefill.")
-    max_num_seqs: Whole = Field(description="Sequences that run at once.")
-    enforce_eager: bool = Field(description="Whether vLLM runs without compilation and graphs.")
-    gpu_memory_utilization: Share = Field(
-        description="Share of each GPU's memory for weights, activations and KV cache."
-    )
-    cpu_kv_cache_gib: Positive | None = Field(
-        description="KV cache on a processor, in GB of 2^30 bytes; null where only GPUs serve."
-    )
-    start_timeout: Whole = Field(description="Seconds a server may take until it answers.")
+    dtype: Literal["bfloat16", "float16", "float32"] = key("Number format of weights and activations.")
+    max_num_batched_tokens: Whole = key("Chunk of the chunked prefill.")
+    max_num_seqs: Whole = key("Sequences that run at once.")
+    enforce_eager: bool = key("Whether vLLM runs without compilation and graphs.")
+    gpu_memory_utilization: Share = key("Share of each GPU's memory for weights, activations and KV cache.")
+    cpu_kv_cache_gib: Positive | None = key("KV cache on a processor, in GB of 2^30 bytes; null where only GPUs serve.")
+    start_timeout: Whole = key("Seconds a server may take until it answers.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -65,10 +62,10 @@ class Engine(Section, called="the engine"):
 class Point(Section):
     """What one point measures; each artifact says on which models and variants."""
 
-    enforce_eager: bool | None = Field(default=None, description="Replaces serving.engine.enforce_eager here.")
-    memory_gib: Positive | None = Field(
-        default=None,
-        description="Limit in GB of 2^30 bytes for weights, activations and KV cache; on a processor for weights and KV cache.",
+    enforce_eager: bool | None = key("Replaces serving.engine.enforce_eager here.", None)
+    memory_gib: Positive | None = key(
+        "Limit in GB of 2^30 bytes for weights, activations and KV cache; on a processor for weights and KV cache.",
+        None,
     )
 
     def fit(self, engine: Engine, output_tokens: int) -> None:
@@ -86,16 +83,16 @@ class Point(Section):
 class Requests(Point):
     """A point whose requests are all alike."""
 
-    input_tokens: Whole = Field(description="Prompt length.")
-    output_tokens: Whole | None = Field(default=None, description="Replaces serving.output_tokens for this point.")
+    input_tokens: Whole = key("Prompt length.")
+    output_tokens: Whole | None = key("Replaces serving.output_tokens for this point.", None)
 
 
 class Throughput(Requests, called="a throughput point"):
     """All requests at once."""
 
     measure: Literal["throughput"]
-    total_tokens: Whole = Field(description="Input and output tokens of all requests together.")
-    warmups: Count = Field(default=1, description="Requests before the measurement.")
+    total_tokens: Whole = key("Input and output tokens of all requests together.")
+    warmups: Count = key("Requests before the measurement.", 1)
 
     def fit(self, engine: Engine, output_tokens: int) -> None:
         output_tokens = self.output_tokens or output_tokens
@@ -109,12 +106,12 @@ class Throughput(Requests, called="a throughput point"):
 class Speculative(Section, called="speculative"):
     """vLLM's --speculative-config."""
 
-    method: Literal["ngram"] = Field(
-        description="How tokens are guessed; `ngram` looks them up in the prompt and needs no second model."
+    method: Literal["ngram"] = key(
+        "How tokens are guessed; `ngram` looks them up in the prompt and needs no second model."
     )
-    num_speculative_tokens: Whole = Field(description="Tokens guessed a step.")
-    prompt_lookup_min: Whole | None = Field(default=None, description="Shortest run of tokens looked up.")
-    prompt_lookup_max: Whole | None = Field(default=None, description="Longest run of tokens looked up.")
+    num_speculative_tokens: Whole = key("Tokens guessed a step.")
+    prompt_lookup_min: Whole | None = key("Shortest run of tokens looked up.", None)
+    prompt_lookup_max: Whole | None = key("Longest run of tokens looked up.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -127,36 +124,30 @@ class Latency(Requests, called="a latency point"):
     """Poisson arrivals at a server; with `dataset`, input_tokens is the longest prompt taken."""
 
     measure: Literal["latency"]
-    request_rates: Rates = Field(description="Mean arrivals a second.")
-    seconds: Positive = Field(description="Time in which the requests of one rate arrive.")
-    min_requests: Whole = Field(default=1, description="Requests of a rate at least, where the seconds give fewer.")
-    refine_steps: Count = Field(
-        default=0, le=100, description="Bisections between the highest sustained rate and the next."
-    )
-    dataset: Literal["heldout"] | None = Field(
-        default=None, description="`heldout` sends the held-out chats; random tokens without it."
-    )
-    speculative: Speculative | None = Field(default=None, description="vLLM's --speculative-config.")
+    request_rates: Rates = key("Mean arrivals a second.")
+    seconds: Positive = key("Time in which the requests of one rate arrive.")
+    min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)
+    refine_steps: Count = key("Bisections between the highest sustained rate and the next.", 0, le=100)
+    dataset: Literal["heldout"] | None = key("`heldout` sends the held-out chats; random tokens without it.", None)
+    speculative: Speculative | None = key("vLLM's --speculative-config.", None)
 
 
 class Goodput(Point, called="a goodput point"):
     """Requests a second within limits, by workload."""
 
     measure: Literal["goodput"]
-    workloads: Names = Field(description="Keys under workloads, one after the other on one server.")
-    seconds: Positive = Field(description="Time in which the requests of one rate arrive.")
-    min_requests: Whole = Field(default=1, description="Requests of a rate at least, where the seconds give fewer.")
-    prefix_caching: bool = Field(
-        default=False, description="Whether prompts find what others began with in the KV cache."
-    )
+    workloads: Names = key("Keys under workloads, one after the other on one server.")
+    seconds: Positive = key("Time in which the requests of one rate arrive.")
+    min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)
+    prefix_caching: bool = key("Whether prompts find what others began with in the KV cache.", False)
 
 
 class ForwardTime(Point, called="a forward_time point"):
     """One engine step."""
 
     measure: Literal["forward_time"]
-    batch_tokens: Sizes = Field(description="Prompt tokens of one step.")
-    repeats: Whole = Field(description="Measurements of each batch.")
+    batch_tokens: Sizes = key("Prompt tokens of one step.")
+    repeats: Whole = key("Measurements of each batch.")
 
     def fit(self, engine: Engine, output_tokens: int) -> None:
         if max(self.batch_tokens) > engine.max_num_batched_tokens:
@@ -176,8 +167,8 @@ class Decode(Requests, called="a decode point"):
     """Steps in which a whole batch decodes."""
 
     measure: Literal["decode"]
-    batch_sizes: Sizes = Field(description="Sequences that decode together.")
-    repeats: Whole = Field(description="Measurements of each batch size.")
+    batch_sizes: Sizes = key("Sequences that decode together.")
+    repeats: Whole = key("Measurements of each batch size.")
 
     def fit(self, engine: Engine, output_tokens: int) -> None:
         batch, output_tokens = max(self.batch_sizes), self.output_tokens or output_tokens
@@ -207,10 +198,10 @@ AnyPoint = Annotated[Throughput | Latency | Goodput | ForwardTime | KvCapacity |
 class Serving(Section, called="serving"):
     """How serving is measured, and its points (Section 4.3, 5.1 and Appendix B.2)."""
 
-    output_tokens: Whole = Field(description="Output length of every request.")
-    seed: Seed = Field(description="Seed of prompts and arrivals.")
-    engine: Engine = Field(description="Settings of vLLM, the same for every variant.")
-    points: dict[Name, AnyPoint] = Field(description="What is measured, by name.")
+    output_tokens: Whole = key("Output length of every request.")
+    seed: Seed = key("Seed of prompts and arrivals.")
+    engine: Engine = key("Settings of vLLM, the same for every variant.")
+    points: dict[Name, AnyPoint] = key("What is measured, by name.")
 
 
 # Workloads
@@ -219,12 +210,8 @@ class Serving(Section, called="serving"):
 class Trace(Section):
     """A public trace: JSON lines with timestamp, input_length, output_length and hash_ids, or a CSV."""
 
-    milliseconds: bool | None = Field(
-        default=None, description="Whether the timestamps of JSON lines are milliseconds; seconds without it."
-    )
-    columns: Columns | None = Field(
-        default=None, description="What the columns of a CSV are called; its prompts then share nothing."
-    )
+    milliseconds: bool | None = key("Whether the timestamps of JSON lines are milliseconds; seconds without it.", None)
+    columns: Columns | None = key("What the columns of a CSV are called; its prompts then share nothing.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -236,17 +223,17 @@ class Trace(Section):
 class Columns(Section):
     """Names of a CSV's columns."""
 
-    timestamp: Text = Field(description="Arrivals: seconds, or dates in ISO form.")
-    input_length: Text = Field(description="Prompt tokens.")
-    output_length: Text = Field(description="Output tokens.")
+    timestamp: Text = key("Arrivals: seconds, or dates in ISO form.")
+    input_length: Text = key("Prompt tokens.")
+    output_length: Text = key("Output tokens.")
 
 
 class HubTrace(Trace, called="a trace of the hub"):
     """A file of a hub data set."""
 
     hub: HubId
-    revision: Text = Field(default="main", description="Branch, tag or commit; the commit it resolved to is recorded.")
-    file: Text = Field(description="Path of the trace in the hub data set.")
+    revision: Text = key("Branch, tag or commit; the commit it resolved to is recorded.", "main")
+    file: Text = key("Path of the trace in the hub data set.")
 
 
 def _address(text: str) -> str:
@@ -258,53 +245,53 @@ def _address(text: str) -> str:
 class WebTrace(Trace, called="a trace with an address"):
     """A file with an address."""
 
-    url: Annotated[Text, AfterValidator(_address)] = Field(description="Address of the trace.")
+    url: Annotated[Text, AfterValidator(_address)] = key("Address of the trace.")
 
 
 class LocalTrace(Trace, called="a local trace"):
     """A file on this machine."""
 
-    local: Text = Field(description="A file on this machine.")
+    local: Text = key("A file on this machine.")
 
 
 class Lengths(Section):
     """Prompt and output tokens."""
 
-    input_tokens: Whole = Field(description="Of a prompt.")
-    output_tokens: Whole = Field(description="Of an output.")
+    input_tokens: Whole = key("Of a prompt.")
+    output_tokens: Whole = key("Of an output.")
 
 
 class Statistics(Lengths, called="statistics"):
     """What is known of such requests: `make plan` rests on it, and stand-ins are drawn from it."""
 
-    average: Literal["mean", "median"] = Field(description="What the two lengths are.")
-    spread: NotNegative = Field(
-        le=10, description="Standard deviation of the lengths' logarithms in a stand-in; 0: all have the average."
+    average: Literal["mean", "median"] = key("What the two lengths are.")
+    spread: NotNegative = key(
+        "Standard deviation of the lengths' logarithms in a stand-in; 0: all have the average.", le=10
     )
-    shared: Fraction = Field(description="Share of a prompt that other prompts begin with too, in a stand-in.")
-    prefixes: Whole = Field(description="How many such beginnings there are, in a stand-in.")
-    burstiness: Positive = Field(
-        description="Shape of the gamma distribution of gaps between arrivals in a stand-in: 1 is Poisson, below comes in bursts."
+    shared: Fraction = key("Share of a prompt that other prompts begin with too, in a stand-in.")
+    prefixes: Whole = key("How many such beginnings there are, in a stand-in.")
+    burstiness: Positive = key(
+        "Shape of the gamma distribution of gaps between arrivals in a stand-in: 1 is Poisson, below comes in bursts."
     )
-    why: Text = Field(description="Which of these numbers are published, and where.")
+    why: Text = key("Which of these numbers are published, and where.")
 
 
 class StandIn(Section, called="a stand-in"):
     """In place of the source: requests drawn from the statistics."""
 
-    requests: Whole = Field(description="How many are drawn.")
-    input_divisor: Positive = Field(
-        ge=1, description="Prompts are so many times shorter than stated, for models with a short context."
+    requests: Whole = key("How many are drawn.")
+    input_divisor: Positive = key(
+        "Prompts are so many times shorter than stated, for models with a short context.", ge=1
     )
-    output_divisor: Positive = Field(ge=1, description="The same of outputs.")
+    output_divisor: Positive = key("The same of outputs.", ge=1)
 
 
 class Limits(Section, called="goodput"):
     """Milliseconds that a request may take at most to count as good; at least one of them."""
 
-    ttft: Positive | None = Field(default=None, description="Until its first token.")
-    tpot: Positive | None = Field(default=None, description="For each further token, in its mean.")
-    e2el: Positive | None = Field(default=None, description="Until its last token.")
+    ttft: Positive | None = key("Until its first token.", None)
+    tpot: Positive | None = key("For each further token, in its mean.", None)
+    e2el: Positive | None = key("Until its last token.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -316,13 +303,13 @@ class Limits(Section, called="goodput"):
 class Workload(Section, called="a workload"):
     """Requests as they come where models are used, for serving points that name them."""
 
-    title: Text = Field(description="What figures call it.")
+    title: Text = key("What figures call it.")
     source: Annotated[HubTrace | WebTrace | LocalTrace, by_key(hub=HubTrace, url=WebTrace, local=LocalTrace)]
     statistics: Statistics
-    stand_in: StandIn | None = Field(default=None, description="Requests drawn in place of the source's.")
-    chunk_tokens: Whole = Field(description="Prompt tokens that one of hash_ids stands for.")
-    longest: Lengths = Field(description="Longer requests are left out.")
-    request_rates: Rates = Field(description="Mean arrivals a second, in ascending order until goodput falls.")
+    stand_in: StandIn | None = key("Requests drawn in place of the source's.", None)
+    chunk_tokens: Whole = key("Prompt tokens that one of hash_ids stands for.")
+    longest: Lengths = key("Longer requests are left out.")
+    request_rates: Rates = key("Mean arrivals a second, in ascending order until goodput falls.")
     goodput: Limits
 
     @model_validator(mode="after")

@@ -60,6 +60,17 @@ class Section(BaseModel):
         return content
 
 
+def key(says: str, default: Any = ..., **limits: Any) -> Any:
+    """A key of a section.
+
+    Args:
+        says: what it means.
+        default: its value where it is not written; without one it has to be.
+        limits: further ones than its type's, as pydantic's `Field` takes them.
+    """
+    return Field(default, description=says, **limits)
+
+
 def nearest(name: Any, known: Iterable[str]) -> str:
     """A question for the known name that is most like `name`, to stand after it in a sentence; empty if none is."""
     like = difflib.get_close_matches(str(name), list(known), 1)

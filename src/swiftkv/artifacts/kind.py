@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, create_model, model_validator
 
 from swiftkv.config.settings import NamesOrSet, Part
-from swiftkv.section import Names, Section, Text, Unique
+from swiftkv.section import Names, Section, Text, Unique, key
 
 Config = Mapping[str, Any]
 Entry = Mapping[str, Any]
@@ -20,16 +20,14 @@ Files = Mapping[str, list[Path]]
 class Common(Section):
     """Keys that every entry of artifacts.yaml has or may have."""
 
-    kind: Text = Field(description="How it is drawn and what it is made of: src/swiftkv/artifacts/kinds/<kind>.py.")
-    source: Literal["paper", "blog", "ours"] = Field(description="What shows it.")
-    item: Text | None = Field(default=None, description="What the source calls it.")
-    section: Text = Field(description="Where the report shows it.")
-    title: Text = Field(description="Short, in small letters.")
-    caption: Text = Field(description="What it shows, in sentences.")
-    notes: list[Text] = Field(default=[], description="Sentences below it.")
-    published: Annotated[list[Text], Unique] = Field(
-        default=[], description="Files of resources/paper with the published numbers."
-    )
+    kind: Text = key("How it is drawn and what it is made of: src/swiftkv/artifacts/kinds/<kind>.py.")
+    source: Literal["paper", "blog", "ours"] = key("What shows it.")
+    item: Text | None = key("What the source calls it.", None)
+    section: Text = key("Where the report shows it.")
+    title: Text = key("Short, in small letters.")
+    caption: Text = key("What it shows, in sentences.")
+    notes: list[Text] = key("Sentences below it.", [])
+    published: Annotated[list[Text], Unique] = key("Files of resources/paper with the published numbers.", [])
 
     @model_validator(mode="after")
     def _check(self) -> Self:

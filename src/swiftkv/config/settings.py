@@ -11,11 +11,19 @@ from swiftkv.config.planning import Planning
 from swiftkv.config.sources import ChatSource, CheckpointSource, ModelSource, PackagedModel, QuestionSource
 from swiftkv.distill.recipe import Recipe
 from swiftkv.points import Serving, Workload
-from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, by_type
+from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, by_type, key
 
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
 MaxLength = Annotated[Whole, Field(description="Longer chats are cut at this many tokens.")]
 DrawSeed = Annotated[Seed, Field(description="Seed of the choice of chats.")]
+Shards = Annotated[
+    int | dict[Name, int],
+    by_type(
+        "a whole number or a mapping from models to such",
+        int=Whole,
+        dict=Annotated[dict[Name, Whole], Field(min_length=1)],
+    ),
+]
 NamedSets = dict[Name, Names]
 NamesOrSet = Annotated[list[str] | str, by_type("a list, or the name of a set", str=Text, list=Names)]
 
@@ -52,9 +60,9 @@ def _folder(path: str) -> str:
 class Pathvars(Section, called="pathvars"):
     """Where a scale writes; `<results>` in the rules stands for the first of these."""
 
-    results: Text = Field(description="Folder of everything produced.")
-    logs: Text = Field(description="Folder of the logs.")
-    benchmarks: Text = Field(description="Folder of Snakemake's own time and memory records.")
+    results: Text = key("Folder of everything produced.")
+    logs: Text = key("Folder of the logs.")
+    benchmarks: Text = key("Folder of Snakemake's own time and memory records.")
 
 
 class GpuJobs(Section, called="gpu_jobs"):
@@ -63,20 +71,18 @@ class GpuJobs(Section, called="gpu_jobs"):
     resources: dict[
         Annotated[str, AfterValidator(_resource)],
         Annotated[str | int, by_type("text or a whole number", str=Text, int=Count)],
-    ] = Field(
-        default={},
-        description="Resources of Snakemake's SLURM executor, as they are: slurm_partition, gpu_model, constraint, "
+    ] = key(
+        "Resources of Snakemake's SLURM executor, as they are: slurm_partition, gpu_model, constraint, "
         "cpus_per_gpu ...",
+        {},
     )
-    local_cache: Annotated[Text, AfterValidator(_folder)] | None = Field(
-        default=None,
-        description="Folder of every node below which a job keeps the caches of compilers and libraries, its own; "
+    local_cache: Annotated[Text, AfterValidator(_folder)] | None = key(
+        "Folder of every node below which a job keeps the caches of compilers and libraries, its own; "
         "`$VARIABLES` are the node's.",
+        None,
     )
-    mem_mb_per_gpu: Whole | None = Field(
-        default=None, description="Memory with each GPU; a second attempt asks for twice as much."
-    )
-    mem_mb_per_node: Whole | None = Field(default=None, description="The most a job asks for on one node.")
+    mem_mb_per_gpu: Whole | None = key("Memory with each GPU; a second attempt asks for twice as much.", None)
+    mem_mb_per_node: Whole | None = key("The most a job asks for on one node.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -88,65 +94,57 @@ class GpuJobs(Section, called="gpu_jobs"):
 class Nodes(Section, called="nodes"):
     """Cluster nodes of a job."""
 
-    distill: Whole = Field(description="For one training; everything else runs on one.")
+    distill: Whole = key("For one training; everything else runs on one.")
 
 
 class Gpus(Section, called="gpus"):
     """GPUs of a job over all its nodes; 0 runs on the processor."""
 
-    distill: Count = Field(description="For one training.")
-    score: Count = Field(description="For one scoring job.")
-    serve: Count | None = Field(
-        default=None, description="For one served model: it is split over them (tensor parallel)."
-    )
+    distill: Count = key("For one training.")
+    score: Count = key("For one scoring job.")
+    serve: Count | None = key("For one served model: it is split over them (tensor parallel).", None)
 
 
 class Unavailable(Section, called="unavailable"):
     """What cannot be measured of a model, and why: artifacts show the reason."""
 
-    quality: Text | None = Field(default=None, description="Why its scores, fidelity and similarity cannot.")
-    serving: Text | None = Field(default=None, description="Why it cannot be served.")
+    quality: Text | None = key("Why its scores, fidelity and similarity cannot.", None)
+    serving: Text | None = key("Why it cannot be served.", None)
 
 
 class Model(Section, called="a model"):
     """One model."""
 
-    title: Text = Field(description="The published name, printed in tables and figures.")
-    source: ModelSource = Field(description="Where the weights come from; exactly one of hub, package and local.")
-    chat_template: CheckpointSource | None = Field(
-        default=None, description="A model whose chat template it takes, having none of its own: hub or local."
+    title: Text = key("The published name, printed in tables and figures.")
+    source: ModelSource = key("Where the weights come from; exactly one of hub, package and local.")
+    chat_template: CheckpointSource | None = key(
+        "A model whose chat template it takes, having none of its own: hub or local.", None
     )
-    architecture: Text | None = Field(
-        default=None, description="A file with the model's public dimensions; the cost model then needs no download."
+    architecture: Text | None = key(
+        "A file with the model's public dimensions; the cost model then needs no download.", None
     )
-    num_hidden_layers: Whole = Field(description="L, the number of decoder layers; checked against the checkpoint.")
-    num_key_value_layers: dict[Reduction, Whole] = Field(
-        min_length=1,
-        description="l, the number of ordinary layers, for each nominal prefill reduction in percent.",
+    num_hidden_layers: Whole = key("L, the number of decoder layers; checked against the checkpoint.")
+    num_key_value_layers: dict[Reduction, Whole] = key(
+        "l, the number of ordinary layers, for each nominal prefill reduction in percent.", min_length=1
     )
-    model_type: Literal["deepseek_v2", "qwen3"] | None = Field(
-        default=None,
-        description="transformers' name of its architecture where this lacks something of Llama's: what cannot be then "
-        "stops the plan.",
+    model_type: Literal["deepseek_v2", "qwen3"] | None = key(
+        "transformers' name of its architecture where this lacks something of Llama's: what cannot be then stops "
+        "the plan.",
+        None,
     )
-    checkpoints: dict[Name, CheckpointSource] = Field(
-        default={},
-        description="SwiftKV checkpoints that others trained from this model, by variant; such a variant has no recipe.",
+    checkpoints: dict[Name, CheckpointSource] = key(
+        "SwiftKV checkpoints that others trained from this model, by variant; such a variant has no recipe.", {}
     )
-    published: Text | None = Field(
-        default=None, description="Key of this model in the published numbers under resources/paper."
-    )
-    zero_stage: Literal[2, 3] = Field(description="DeepSpeed ZeRO stage of its training.")
+    published: Text | None = key("Key of this model in the published numbers under resources/paper.", None)
+    zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage of its training.")
     nodes: Nodes
     gpus: Gpus
-    serving_weights: Literal["trained", "dummy"] = Field(
-        default="trained",
-        description="Served with `trained` weights, or `dummy`: none are downloaded or trained, speed and memory are real.",
+    serving_weights: Literal["trained", "dummy"] = key(
+        "Served with `trained` weights, or `dummy`: none are downloaded or trained, speed and memory are real.",
+        "trained",
     )
-    quantization: Text | None = Field(
-        default=None, description="vLLM's --quantization while serving; absent: none, or the checkpoint's own."
-    )
-    unavailable: Unavailable | None = Field(default=None, description="What cannot be measured of it, and why.")
+    quantization: Text | None = key("vLLM's --quantization while serving; absent: none, or the checkpoint's own.", None)
+    unavailable: Unavailable | None = key("What cannot be measured of it, and why.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -174,27 +172,22 @@ class Variant(Section, called="a variant"):
     """What is done to a model."""
 
     nullable = frozenset({"kv_heads"})
-    prefill_reduction: Reduction | None = Field(
-        description="SingleInputKV: a key of the model's num_key_value_layers; null leaves the model as it is."
+    prefill_reduction: Reduction | None = key(
+        "SingleInputKV: a key of the model's num_key_value_layers; null leaves the model as it is."
     )
-    acrosskv: Whole | None = Field(default=None, description="AcrossKV: consecutive layers that share one KV cache.")
-    kv_heads: Whole | None = Field(
-        default=None, description="KV heads of the rewired layers (Appendix C.1); null keeps the model's."
+    acrosskv: Whole | None = key("AcrossKV: consecutive layers that share one KV cache.", None)
+    kv_heads: Whole | None = key("KV heads of the rewired layers (Appendix C.1); null keeps the model's.", None)
+    early_exit: bool = key(
+        "A second language-model head at layer l, which decoding may leave at (Appendix D.1).", False
     )
-    early_exit: bool = Field(
-        default=False,
-        description="A second language-model head at layer l, which decoding may leave at (Appendix D.1).",
-    )
-    recipe: Text | None = Field(
-        default=None,
-        description="How it is trained, a key under recipes; absent with a prefill_reduction: not trained here, its "
+    recipe: Text | None = key(
+        "How it is trained, a key under recipes; absent with a prefill_reduction: not trained here, its "
         "checkpoint is the model's.",
+        None,
     )
-    merge_all_layers: bool = Field(
-        default=False, description="Served only: one layer's KV cache is kept (Section 5.1)."
-    )
-    plugin: Literal["arctic-inference"] | None = Field(
-        default=None, description="Served by this vLLM plugin, where it is installed, in place of this project's."
+    merge_all_layers: bool = key("Served only: one layer's KV cache is kept (Section 5.1).", False)
+    plugin: Literal["arctic-inference"] | None = key(
+        "Served by this vLLM plugin, where it is installed, in place of this project's.", None
     )
 
     @model_validator(mode="after")
@@ -214,8 +207,8 @@ class Variant(Section, called="a variant"):
 class DataMix(Section, called="a mix"):
     """A mix of chats."""
 
-    sources: list[ChatSource] = Field(min_length=1, description="Where the chats come from.")
-    seed: Seed = Field(description="Seed of the shuffle.")
+    sources: list[ChatSource] = key("Where the chats come from.", min_length=1)
+    seed: Seed = key("Seed of the shuffle.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -228,9 +221,9 @@ class DataMix(Section, called="a mix"):
 class Heldout(Section, called="heldout"):
     """Chats that everything is measured on and no mix is trained on."""
 
-    data: Text = Field(description="The mix they are drawn from, a key under data.")
-    chats: Whole = Field(description="Number of chats.")
-    seed: Seed = Field(description="Seed of the shuffle whose first chats they are.")
+    data: Text = key("The mix they are drawn from, a key under data.")
+    chats: Whole = key("Number of chats.")
+    seed: Seed = key("Seed of the shuffle whose first chats they are.")
 
 
 class Fidelity(Section, called="fidelity"):
@@ -244,28 +237,24 @@ class Fidelity(Section, called="fidelity"):
 class Similarity(Fidelity, called="similarity"):
     """Text of the similarity analysis, Section 3.2: training examples."""
 
-    data: Text = Field(description="A key under data.")
+    data: Text = key("A key under data.")
 
 
 class ChooseL(Fidelity, called="choose_l"):
     """For which l starts are fitted and compared before training."""
 
-    recipe: Text = Field(description="A key under recipes: the fit's text and penalty.")
-    every: Whole = Field(description="Every so many layers, besides those the models are rewired at.")
+    recipe: Text = key("A key under recipes: the fit's text and penalty.")
+    every: Whole = key("Every so many layers, besides those the models are rewired at.")
 
 
 class EarlyExit(Fidelity, called="early_exit"):
     """How early exit is measured (Appendices D.1 and E)."""
 
-    threshold: Fraction = Field(
-        description="A token leaves at layer l if the early exit's largest probability is above this."
-    )
-    bins: Whole = Field(
-        le=1000, description="Equal bins of that probability, for which agreement with the full model is measured."
-    )
-    prompts: Whole = Field(description="Held-out chats whose first message is answered.")
-    max_new_tokens: Whole = Field(description="Longer answers are cut at this many tokens.")
-    questions: Names = Field(description="Further questions that are answered; artifacts show the answers.")
+    threshold: Fraction = key("A token leaves at layer l if the early exit's largest probability is above this.")
+    bins: Whole = key("Equal bins of that probability, for which agreement with the full model is measured.", le=1000)
+    prompts: Whole = key("Held-out chats whose first message is answered.")
+    max_new_tokens: Whole = key("Longer answers are cut at this many tokens.")
+    questions: Names = key("Further questions that are answered; artifacts show the answers.")
 
 
 Backend = Literal["transformers", "vllm"]
@@ -274,12 +263,10 @@ Backend = Literal["transformers", "vllm"]
 class Scoring(Section, called="scoring"):
     """What all benchmarks share."""
 
-    seed: Seed = Field(description="Seed of question subsets and of few-shot examples drawn at random.")
-    backend: Backend = Field(
-        description="What computes scores: `transformers`, or for generated answers `vllm`, with fast prefill."
-    )
-    together: Annotated[list[Text], Unique] = Field(
-        description="Sets of tasks (sets.tasks) that one job scores with one start of the model."
+    seed: Seed = key("Seed of question subsets and of few-shot examples drawn at random.")
+    backend: Backend = key("What computes scores: `transformers`, or for generated answers `vllm`, with fast prefill.")
+    together: Annotated[list[Text], Unique] = key(
+        "Sets of tasks (sets.tasks) that one job scores with one start of the model."
     )
 
 
@@ -287,74 +274,56 @@ class Task(Section, called="a task"):
     """A benchmark scored with lm-eval (Table B.1)."""
 
     nullable = frozenset({"max_gen_toks"})
-    title: Text = Field(description="Column head in tables.")
-    published: Text | None = Field(
-        default=None, description="Column of the published numbers, if it is not the task's own name."
+    title: Text = key("Column head in tables.")
+    published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
+    task: Text = key("Name of the lm-eval task.")
+    shots: Count = key("Few-shot examples.", le=1000)
+    chat_template: bool = key("Whether prompts go through the model's chat template.")
+    fewshot_as_multiturn: bool = key("Whether examples are turns of the chat.")
+    metric: Text = key("Metric of the lm-eval task; `bits_per_byte`, ours, of any task of output type loglikelihood.")
+    filter: Text = key("Output filter of the lm-eval task.")
+    limit: Whole | None = key("Score a seeded random subset of this size; null scores all.")
+    max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
+    batch_size: Whole = key("Requests computed at once; fixed so that scores repeat.")
+    backend: Backend | None = key("Replaces scoring.backend.", None)
+    shards: Shards | None = key(
+        "Jobs that ask its questions, for all models or by model; 1 where nothing is said.", None
     )
-    task: Text = Field(description="Name of the lm-eval task.")
-    shots: Count = Field(le=1000, description="Few-shot examples.")
-    chat_template: bool = Field(description="Whether prompts go through the model's chat template.")
-    fewshot_as_multiturn: bool = Field(description="Whether examples are turns of the chat.")
-    metric: Text = Field(
-        description="Metric of the lm-eval task; `bits_per_byte`, ours, of any task of output type loglikelihood."
+    chance: Fraction | None = key(
+        "Share of questions that guessing gets right; the panel averages tasks clearly above it.", None
     )
-    filter: Text = Field(description="Output filter of the lm-eval task.")
-    limit: Whole | None = Field(description="Score a seeded random subset of this size; null scores all.")
-    max_gen_toks: Whole | None = Field(
-        default=None, description="Generation limit in tokens; null keeps the task's own."
-    )
-    batch_size: Whole = Field(description="Requests computed at once; fixed so that scores repeat.")
-    backend: Backend | None = Field(default=None, description="Replaces scoring.backend.")
-    shards: (
-        Annotated[
-            int | dict[Name, int],
-            by_type(
-                "a whole number or a mapping from models to whole numbers",
-                int=Whole,
-                dict=Annotated[dict[Name, Whole], Field(min_length=1)],
-            ),
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description="Jobs that ask its questions, for all models or by model; 1 where nothing is said.",
-    )
-    chance: Fraction | None = Field(
-        default=None,
-        description="Share of questions that guessing gets right; the panel averages tasks clearly above it.",
-    )
-    source: QuestionSource | None = Field(
-        default=None, description="Where the questions come from; absent: the hub data set the lm-eval task names."
+    source: QuestionSource | None = key(
+        "Where the questions come from; absent: the hub data set the lm-eval task names.", None
     )
 
 
 class Sets(Section, called="sets"):
     """Lists that artifacts.yaml names."""
 
-    variants: NamedSets = Field(description="Lists of variants; `/fp8` is a variant with an FP8 KV cache.")
-    points: NamedSets = Field(description="Lists of serving points.")
-    tasks: NamedSets = Field(description="Lists of tasks.")
+    variants: NamedSets = key("Lists of variants; `/fp8` is a variant with an FP8 KV cache.")
+    points: NamedSets = key("Lists of serving points.")
+    tasks: NamedSets = key("Lists of tasks.")
 
 
 class Scope(Section):
     """What of an artifact's entry names models, whatever its kind."""
 
-    models: Names | None = Field(default=None, description="By role, or a model's own name.")
+    models: Names | None = key("By role, or a model's own name.", None)
 
 
 class Part(Scope, called="a part"):
     """A block of rows."""
 
-    title: Text = Field(description="How its rows are headed.")
-    models: Names = Field(description="By role, or a model's own name.")
-    variants: NamesOrSet = Field(description="Variants, or a set of them; `/fp8` is one with an FP8 KV cache.")
+    title: Text = key("How its rows are headed.")
+    models: Names = key("By role, or a model's own name.")
+    variants: NamesOrSet = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.")
 
 
 class Artifact(Scope, called="an artifact", extra="allow"):
     """A table or figure; its kind says which further keys it takes."""
 
-    kind: Text = Field(description="How it is drawn and what it is made of: src/swiftkv/artifacts/kinds/<kind>.py.")
-    parts: list[Part] | None = Field(default=None, min_length=1, description="Blocks of rows.")
+    kind: Text = key("How it is drawn and what it is made of: src/swiftkv/artifacts/kinds/<kind>.py.")
+    parts: list[Part] | None = key("Blocks of rows.", None, min_length=1)
 
 
 class Config(Section, called="the configuration"):
@@ -362,23 +331,21 @@ class Config(Section, called="the configuration"):
 
     pathvars: Pathvars
     gpu_jobs: GpuJobs
-    models: dict[Name, Model] = Field(description="The models, by name.")
-    variants: dict[Name, Variant] = Field(description="What is done to a model, by name.")
-    recipes: dict[Name, Recipe] = Field(description="How a variant is trained, by name.")
-    data: dict[Name, DataMix] = Field(description="Mixes of chats, by name.")
+    models: dict[Name, Model] = key("The models, by name.")
+    variants: dict[Name, Variant] = key("What is done to a model, by name.")
+    recipes: dict[Name, Recipe] = key("How a variant is trained, by name.")
+    data: dict[Name, DataMix] = key("Mixes of chats, by name.")
     heldout: Heldout
     similarity: Similarity
     fidelity: Fidelity
     choose_l: ChooseL
     early_exit: EarlyExit
     scoring: Scoring
-    tasks: dict[Name, Task] = Field(description="Benchmarks scored with lm-eval, by name.")
+    tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
     planning: Planning
-    roles: dict[Name, Text | None] = Field(description="Which model plays a role of artifacts.yaml; null: none does.")
-    stand_ins: dict[Text, Text] = Field(
-        description="At smaller scales, the variant that stands for one the model cannot have."
-    )
+    roles: dict[Name, Text | None] = key("Which model plays a role of artifacts.yaml; null: none does.")
+    stand_ins: dict[Text, Text] = key("At smaller scales, the variant that stands for one the model cannot have.")
     sets: Sets
-    artifacts: dict[Name, Artifact] = Field(description="Tables and figures, by name.")
-    workloads: dict[Name, Workload] = Field(description="Requests as they come where models are used, by name.")
+    artifacts: dict[Name, Artifact] = key("Tables and figures, by name.")
+    workloads: dict[Name, Workload] = key("Requests as they come where models are used, by name.")
     serving: Serving

@@ -4,74 +4,58 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from swiftkv.section import Count, HubId, Section, Text, Whole, by_key
+from swiftkv.section import Count, HubId, Section, Text, Whole, by_key, key
 
 
 class Hub(Section, called="a hub source"):
     """A Hugging Face hub repository."""
 
     hub: HubId
-    revision: Text = Field(default="main", description="Branch, tag or commit; the commit it resolved to is recorded.")
+    revision: Text = key("Branch, tag or commit; the commit it resolved to is recorded.", "main")
 
 
 class HubModel(Hub, called="a hub source"):
     """A model of the hub."""
 
-    gated: bool = Field(
-        default=False,
-        description="Whether the hub asks to accept a license first; for plans and checks, not for the download.",
+    gated: bool = key(
+        "Whether the hub asks to accept a license first; for plans and checks, not for the download.", False
     )
 
 
 class LocalModel(Section, called="a local source"):
     """A checkpoint folder, or one with a tokenizer."""
 
-    local: Text = Field(description="A folder on this machine.")
+    local: Text = key("A folder on this machine.")
 
 
 class Random(Section, called="random"):
     """Random weights instead, in this shape; what is not said is the file's."""
 
     nullable = frozenset({"q_lora_rank"})
-    hidden_size: Whole | None = Field(default=None, description="Width of the residual stream.")
-    intermediate_size: Whole | None = Field(default=None, description="Width of the feed-forward layers.")
-    num_hidden_layers: Whole | None = Field(default=None, description="L, the number of decoder layers.")
-    num_attention_heads: Whole | None = Field(default=None, description="Query heads of a layer.")
-    num_key_value_heads: Whole | None = Field(default=None, description="Key/value heads of a layer.")
-    head_dim: Whole | None = Field(default=None, description="Width of a head.")
-    model_type: Literal["deepseek_v2"] | None = Field(
-        default=None,
-        description="Another architecture than the file's, which then gives the tokenizer and no sizes.",
+    hidden_size: Whole | None = key("Width of the residual stream.", None)
+    intermediate_size: Whole | None = key("Width of the feed-forward layers.", None)
+    num_hidden_layers: Whole | None = key("L, the number of decoder layers.", None)
+    num_attention_heads: Whole | None = key("Query heads of a layer.", None)
+    num_key_value_heads: Whole | None = key("Key/value heads of a layer.", None)
+    head_dim: Whole | None = key("Width of a head.", None)
+    model_type: Literal["deepseek_v2"] | None = key(
+        "Another architecture than the file's, which then gives the tokenizer and no sizes.", None
     )
-    q_lora_rank: Whole | None = Field(
-        default=None, description="DeepSeek-V2: width of the queries' latent; null: they have none."
+    q_lora_rank: Whole | None = key("DeepSeek-V2: width of the queries' latent; null: they have none.", None)
+    kv_lora_rank: Whole | None = key("DeepSeek-V2: width of the latent that keys and values are made of.", None)
+    qk_nope_head_dim: Whole | None = key("DeepSeek-V2: elements of a query or key head without RoPE.", None)
+    qk_rope_head_dim: Whole | None = key(
+        "DeepSeek-V2: elements with RoPE; those of the key are one head for all.", None
     )
-    kv_lora_rank: Whole | None = Field(
-        default=None, description="DeepSeek-V2: width of the latent that keys and values are made of."
-    )
-    qk_nope_head_dim: Whole | None = Field(
-        default=None, description="DeepSeek-V2: elements of a query or key head without RoPE."
-    )
-    qk_rope_head_dim: Whole | None = Field(
-        default=None, description="DeepSeek-V2: elements with RoPE; those of the key are one head for all."
-    )
-    v_head_dim: Whole | None = Field(default=None, description="DeepSeek-V2: width of a value head.")
-    n_routed_experts: Whole | None = Field(
-        default=None, description="DeepSeek-V2: experts of a layer that tokens are routed to."
-    )
-    n_shared_experts: Whole | None = Field(
-        default=None, description="DeepSeek-V2: experts of a layer that every token goes through."
-    )
-    num_experts_per_tok: Whole | None = Field(
-        default=None, description="DeepSeek-V2: routed experts a token goes through."
-    )
-    moe_intermediate_size: Whole | None = Field(default=None, description="DeepSeek-V2: width of an expert.")
-    first_k_dense_replace: Count | None = Field(
-        default=None, description="DeepSeek-V2: layers without experts, the first ones."
-    )
-    max_position_embeddings: Whole | None = Field(default=None, description="Longest sequence in tokens.")
+    v_head_dim: Whole | None = key("DeepSeek-V2: width of a value head.", None)
+    n_routed_experts: Whole | None = key("DeepSeek-V2: experts of a layer that tokens are routed to.", None)
+    n_shared_experts: Whole | None = key("DeepSeek-V2: experts of a layer that every token goes through.", None)
+    num_experts_per_tok: Whole | None = key("DeepSeek-V2: routed experts a token goes through.", None)
+    moe_intermediate_size: Whole | None = key("DeepSeek-V2: width of an expert.", None)
+    first_k_dense_replace: Count | None = key("DeepSeek-V2: layers without experts, the first ones.", None)
+    max_position_embeddings: Whole | None = key("Longest sequence in tokens.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -86,9 +70,9 @@ class Random(Section, called="random"):
 class PackagedModel(Section, called="a source in a package"):
     """A GGUF file of an installed Python distribution."""
 
-    package: Text = Field(description="Name of an installed Python distribution.")
-    gguf: Text = Field(description="Path of a GGUF file in that distribution.")
-    random: Random | None = Field(default=None, description="Random weights instead, in this shape.")
+    package: Text = key("Name of an installed Python distribution.")
+    gguf: Text = key("Path of a GGUF file in that distribution.")
+    random: Random | None = key("Random weights instead, in this shape.", None)
 
 
 ModelSource = Annotated[
@@ -101,18 +85,15 @@ CheckpointSource = Annotated[HubModel | LocalModel, by_key(hub=HubModel, local=L
 class Chats(Section):
     """One origin of chats: whole chats, or two Jinja templates over a record's fields."""
 
-    record: Text | None = Field(
-        default=None, description="Field of each JSON line that holds the record, if it is not the line itself."
+    record: Text | None = key("Field of each JSON line that holds the record, if it is not the line itself.", None)
+    chats: Literal["messages", "sharegpt"] | None = key(
+        "Records are whole chats: `messages` (role, content) or `sharegpt` (from, value).", None
     )
-    chats: Literal["messages", "sharegpt"] | None = Field(
-        default=None, description="Records are whole chats: `messages` (role, content) or `sharegpt` (from, value)."
-    )
-    user: Text | None = Field(default=None, description="Jinja template of the user's message.")
-    assistant: Text | None = Field(default=None, description="Jinja template of the assistant's answer.")
-    limit: Whole | None = Field(default=None, description="Take at most this many chats.")
-    distinct_characters: Whole | None = Field(
-        default=None,
-        description="Of the chats whose first so many characters agree, the mix has one; absent: all are kept.",
+    user: Text | None = key("Jinja template of the user's message.", None)
+    assistant: Text | None = key("Jinja template of the assistant's answer.", None)
+    limit: Whole | None = key("Take at most this many chats.", None)
+    distinct_characters: Whole | None = key(
+        "Of the chats whose first so many characters agree, the mix has one; absent: all are kept.", None
     )
 
     @model_validator(mode="after")
@@ -126,24 +107,24 @@ class Chats(Section):
 class HubChats(Chats, Hub, called="a hub source of chats"):
     """Chats of a hub data set."""
 
-    name: Text | None = Field(default=None, description="Short name recorded with each chat; the id without it.")
-    subset: Text | None = Field(default=None, description="Configuration name of the hub data set.")
-    split: Text = Field(description="Split of the hub data set.")
+    name: Text | None = key("Short name recorded with each chat; the id without it.", None)
+    subset: Text | None = key("Configuration name of the hub data set.", None)
+    split: Text = key("Split of the hub data set.")
 
 
 class PackagedChats(Chats, called="a source of chats in a package"):
     """Chats of files in an installed distribution."""
 
-    name: Text = Field(description="Short name recorded with each chat.")
-    package: Text = Field(description="Name of an installed Python distribution.")
-    file: Text = Field(description="Arrow, JSON-lines or gzipped JSON-lines files in it; wildcards allowed.")
+    name: Text = key("Short name recorded with each chat.")
+    package: Text = key("Name of an installed Python distribution.")
+    file: Text = key("Arrow, JSON-lines or gzipped JSON-lines files in it; wildcards allowed.")
 
 
 class LocalChats(Chats, called="a local source of chats"):
     """Chats of a file."""
 
-    name: Text = Field(description="Short name recorded with each chat.")
-    local: Text = Field(description="An Arrow, JSON-lines or gzipped JSON-lines file on this machine.")
+    name: Text = key("Short name recorded with each chat.")
+    local: Text = key("An Arrow, JSON-lines or gzipped JSON-lines file on this machine.")
 
 
 ChatSource = Annotated[
@@ -154,34 +135,30 @@ ChatSource = Annotated[
 class HubQuestions(Hub, called="a hub source of questions"):
     """The hub data set a task asks."""
 
-    optional: bool = Field(
-        default=False, description="An unreachable hub leaves the cell empty, with the reason, instead of stopping."
-    )
+    optional: bool = key("An unreachable hub leaves the cell empty, with the reason, instead of stopping.", False)
 
 
 class Questions(Section):
     """Files with a task's questions."""
 
-    splits: dict[Text, Text] = Field(
-        min_length=1,
-        description="For each split one .arrow or .jsonl.gz file; `{dataset_name}` stands for the MMLU subject.",
+    splits: dict[Text, Text] = key(
+        "For each split one .arrow or .jsonl.gz file; `{dataset_name}` stands for the MMLU subject.", min_length=1
     )
-    columns: dict[Text, Text] | None = Field(
-        default=None,
-        description="Columns that the lm-eval task reads and the files lack, as Jinja templates over a record.",
+    columns: dict[Text, Text] | None = key(
+        "Columns that the lm-eval task reads and the files lack, as Jinja templates over a record.", None
     )
 
 
 class PackagedQuestions(Questions, called="a source of questions in a package"):
     """Questions in an installed distribution."""
 
-    package: Text = Field(description="Installed distribution that ships the questions.")
+    package: Text = key("Installed distribution that ships the questions.")
 
 
 class LocalQuestions(Questions, called="a local source of questions"):
     """Questions in a folder."""
 
-    local: Text = Field(description="Folder with the questions.")
+    local: Text = key("Folder with the questions.")
 
 
 QuestionSource = Annotated[

@@ -6,10 +6,10 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from swiftkv.errors import UserError
-from swiftkv.section import Fraction, Integer, NotNegative, Positive, Section, Seed, Share, Text, Whole, read
+from swiftkv.section import Fraction, Integer, NotNegative, Positive, Section, Seed, Share, Text, Whole, key, read
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
@@ -21,70 +21,62 @@ PAUSE = 10  # between two training states passes at least so many times what one
 class Recipe(Section, called="a recipe"):
     """A training recipe; the paper's values (App. B.1) stand in the configuration."""
 
-    data: Text = Field(description="A key under data.")
-    loss: Literal["distillation", "lm"] = Field(
-        description="`distillation` from the teacher's logits, or `lm`: next-token cross-entropy."
+    data: Text = key("A key under data.")
+    loss: Literal["distillation", "lm"] = key(
+        "`distillation` from the teacher's logits, or `lm`: next-token cross-entropy."
     )
-    temperature: Positive = Field(description="T of the distillation loss.")
-    logits_weight: NotNegative = Field(
-        description="Weight of the logits loss, T^2 KL(teacher || student) or the cross-entropy."
-    )
-    logits_tokens: Literal["all", "assistant"] = Field(
-        description="Positions the logits loss counts: `all`, or those whose next token is the `assistant`'s. Its sum is "
+    temperature: Positive = key("T of the distillation loss.")
+    logits_weight: NotNegative = key("Weight of the logits loss, T^2 KL(teacher || student) or the cross-entropy.")
+    logits_tokens: Literal["all", "assistant"] = key(
+        "Positions the logits loss counts: `all`, or those whose next token is the `assistant`'s. Its sum is "
         "divided by the number of all positions either way."
     )
-    hidden_state_weight: NotNegative = Field(
-        description="Weight of the mean squared error between hidden states; 0 leaves it out."
+    hidden_state_weight: NotNegative = key("Weight of the mean squared error between hidden states; 0 leaves it out.")
+    hidden_state_layer: Integer = key(
+        "Which of the L + 1 hidden states is compared: 0 the embeddings, L (or -1) the final norm's."
     )
-    hidden_state_layer: Integer = Field(
-        description="Which of the L + 1 hidden states is compared: 0 the embeddings, L (or -1) the final norm's."
+    train: Literal["qkv", "upper_layers", "all"] = key(
+        "`qkv`: the SwiftKV parameters; `upper_layers`: everything in layers l and above; `all`: every parameter "
+        "of a model that is not rewired."
     )
-    train: Literal["qkv", "upper_layers", "all"] = Field(
-        description="`qkv`: the SwiftKV parameters; `upper_layers`: everything in layers l and above; `all`: every "
-        "parameter of a model that is not rewired."
+    train_norm: bool = key("Whether the SwiftKV parameters include norm_swiftkv; the paper names the projections only.")
+    start: Literal["copied", "fitted"] = key(
+        "What the SwiftKV parameters start from: the teacher's weights, `copied`, as in the paper; or regressions"
+        " to its keys and values, `fitted`."
     )
-    train_norm: bool = Field(
-        description="Whether the SwiftKV parameters include norm_swiftkv; the paper names the projections only."
+    start_tokens: Whole = key("Tokens a fit is made from, rounded up to whole micro-batches.")
+    start_ridge: NotNegative = key("Penalty of the regressions, as a share of the mean square of a feature.")
+    teacher_states: Literal["online", "stored"] = key(
+        "`online`: the teacher runs in every step; `stored`: its states are computed once for all variants."
     )
-    start: Literal["copied", "fitted"] = Field(
-        description="What the SwiftKV parameters start from: the teacher's weights, `copied`, as in the paper; or "
-        "regressions to its keys and values, `fitted`."
+    learning_rate: Share = key("Peak learning rate of AdamW.")
+    adam_beta2: NotNegative = key("AdamW's decay of the second moment.", lt=1)
+    weight_decay: NotNegative = key("AdamW's decoupled weight decay.")
+    warmup_ratio: Fraction = key("Share of the steps in which the learning rate rises linearly from 0.")
+    schedule: Literal["linear", "cosine", "constant"] = key(
+        "Learning rate after warm-up: `linear` or `cosine` to 0, or `constant`."
     )
-    start_tokens: Whole = Field(description="Tokens a fit is made from, rounded up to whole micro-batches.")
-    start_ridge: NotNegative = Field(
-        description="Penalty of the regressions, as a share of the mean square of a feature."
+    epochs: Positive = key("Passes over the data.")
+    max_steps: Whole | None = key("Optimizer steps in place of whole epochs; null runs all epochs.")
+    training_share: Share = key(
+        "Share of these steps that is run, at least one; the schedule ends where the training does."
     )
-    teacher_states: Literal["online", "stored"] = Field(
-        description="`online`: the teacher runs in every step; `stored`: its states are computed once for all variants."
+    batch_size: Whole = key("Packed rows an optimizer step, over all ranks.")
+    micro_batch_size: Whole = key("Packed rows a rank computes at once.")
+    max_length: Whole = key("Tokens a packed row.", ge=2)
+    gradient_clipping: NotNegative = key("Largest norm of the gradient; 0 does not clip.")
+    zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage; in the configuration the model's.", 2)
+    dtype: Literal["bfloat16", "float32"] = key(
+        "Number format of weights and activations; the optimizer's master weights are float32."
     )
-    learning_rate: Share = Field(description="Peak learning rate of AdamW.")
-    adam_beta2: NotNegative = Field(lt=1, description="AdamW's decay of the second moment.")
-    weight_decay: NotNegative = Field(description="AdamW's decoupled weight decay.")
-    warmup_ratio: Fraction = Field(description="Share of the steps in which the learning rate rises linearly from 0.")
-    schedule: Literal["linear", "cosine", "constant"] = Field(
-        description="Learning rate after warm-up: `linear` or `cosine` to 0, or `constant`."
+    attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = key(
+        "Kernel for packed rows on a GPU; `auto` takes the best there is."
     )
-    epochs: Positive = Field(description="Passes over the data.")
-    max_steps: Whole | None = Field(description="Optimizer steps in place of whole epochs; null runs all epochs.")
-    training_share: Share = Field(
-        description="Share of these steps that is run, at least one; the schedule ends where the training does."
-    )
-    batch_size: Whole = Field(description="Packed rows an optimizer step, over all ranks.")
-    micro_batch_size: Whole = Field(description="Packed rows a rank computes at once.")
-    max_length: Whole = Field(ge=2, description="Tokens a packed row.")
-    gradient_clipping: NotNegative = Field(description="Largest norm of the gradient; 0 does not clip.")
-    zero_stage: Literal[2, 3] = Field(default=2, description="DeepSpeed ZeRO stage; in the configuration the model's.")
-    dtype: Literal["bfloat16", "float32"] = Field(
-        description="Number format of weights and activations; the optimizer's master weights are float32."
-    )
-    attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = Field(
-        description="Kernel for packed rows on a GPU; `auto` takes the best there is."
-    )
-    seed: Seed = Field(description="Seed of sample order and packing.")
-    checkpoint_every: Whole = Field(description="Optimizer steps between two resumable states, at most.")
-    checkpoint_minutes: Positive = Field(description="Minutes between two, at most.")
-    gradient_checkpointing: bool | None = Field(
-        default=None, description="Recompute the student's layers in the backward pass; null does so with ZeRO-3."
+    seed: Seed = key("Seed of sample order and packing.")
+    checkpoint_every: Whole = key("Optimizer steps between two resumable states, at most.")
+    checkpoint_minutes: Positive = key("Minutes between two, at most.")
+    gradient_checkpointing: bool | None = key(
+        "Recompute the student's layers in the backward pass; null does so with ZeRO-3.", None
     )
 
     @model_validator(mode="after")
