@@ -233,7 +233,8 @@ def test_a_mistake_is_named(config, override, sentence):
         ({"data": {"ultrachat": {"sources": [{"hub": "a/b", "split": "x", "chats": "messages"}] * 2}}}, "called 'a/b'"),
         (point("forward", batch_tokens=[4096]), "points.forward: 4096 tokens do not fit"),
         (point("decode", batch_sizes=[512]), "points.decode: 512 sequences"),
-        (point("decode", output_tokens=2), "points.decode: the first of .* outputs of 2 tokens are too short"),
+        # 64 prompts of 1,000 tokens take 32 steps of 2,048; by then the first has 32 tokens.
+        (point("decode", batch_sizes=[64], input_tokens=1000, output_tokens=33), "outputs of 33 tokens are too short"),
         (workload(longest={"input_tokens": 1000}), "workloads.chat: its requests have 1020 input tokens on average"),
         (point("batch-2k", total_tokens=2255), "points.batch-2k: total_tokens = 2255 is less than one request"),
         (point("ngram-on", speculative={"prompt_lookup_min": 5}), "points.ngram-on.speculative: prompt_lookup_min"),
