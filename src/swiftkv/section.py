@@ -50,7 +50,7 @@ class Section(BaseModel):
         required = [name for name, key in cls.model_fields.items() if key.is_required()]
         if not isinstance(content, dict):
             form = ", ".join(f"{name}: ..." for name in required or cls.model_fields)
-            raise ValueError(f"must be a mapping, {{{form}}}, not {content!r}")
+            raise ValueError(f"must be a mapping, {{{form}}}, not {shown(content)}")
         for name in content if cls.model_config["extra"] == "forbid" else ():
             if name not in cls.model_fields:
                 takes = ", ".join(cls.model_fields)
@@ -75,6 +75,15 @@ def nearest(name: Any, known: Iterable[str]) -> str:
     """A question for the known name that is most like `name`, to stand after it in a sentence; empty if none is."""
     like = difflib.get_close_matches(str(name), list(known), 1)
     return f" (did you mean {like[0]!r}?)" if like else ""
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence shows it: what YAML has other words for in those."""
+    return (
+        {None: "null", True: "true", False: "false"}[value]
+        if value is None or value is True or value is False
+        else repr(value)
+    )
 
 
 def undefined(name: str, section: str, known: Iterable[str]) -> str:
@@ -117,7 +126,8 @@ def read(section: type[Read], content: Any, place: str = "config") -> Read:
         return section.model_validate(content)
     except ValidationError as error:
         keys, sentence = _first(error)
-        where = f"{place}, at {'.'.join(keys)}" if keys else place
+        joint = "." if ", at " in place else ", at "
+        where = f"{place}{joint}{'.'.join(keys)}" if keys else place
         raise UserError(f"{where}: {sentence}") from None
 
 
@@ -156,21 +166,21 @@ def _sentence(mistake: Any) -> str:
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'|(\d+)", limits["expected"])
         allowed = [text or number for text, number in choices]
-        return f"must be one of {', '.join(allowed)}, not {value!r}{nearest(value, allowed)}"
+        return f"must be one of {', '.join(allowed)}, not {shown(value)}{nearest(value, allowed)}"
     if kind == "list_type":
         return _list_sentence(value)
     if kind in ("too_short", "string_too_short"):
         least = limits["min_length"]
         return f"{value!r} is too short; it must have {least} entries at least" if least > 1 else "must not be empty"
     quotes = "; write it in quotes" if kind == "string_type" and isinstance(value, int | float) else ""
-    return f"must be {_TYPES.get(kind, 'something else')}, not {value!r}{quotes}"
+    return f"must be {_TYPES.get(kind, 'something else')}, not {shown(value)}{quotes}"
 
 
 def _list_sentence(value: Any) -> str:
     """A set or one name where a list belongs: YAML reads `{a, b}` as a mapping to nothing."""
     names = list(value) if isinstance(value, dict) and not any(value.values()) else [value]
     form = f"; write [{', '.join(map(str, names))}]" if not isinstance(value, dict) or names != [value] else ""
-    return f"must be a list, not {value!r}{form}"
+    return f"must be a list, not {shown(value)}{form}"
 
 
 # Types of values
@@ -250,7 +260,7 @@ def by_type(expected: str, **types: Any) -> BeforeValidator:
         kind = type(value).__name__
         if kind not in types:
             form = f"; write [{', '.join(map(str, value))}]" if isinstance(value, dict) and "list" in types else ""
-            raise ValueError(f"must be {expected}, not {value!r}{form}")
+            raise ValueError(f"must be {expected}, not {shown(value)}{form}")
         if kind not in adapters:
             adapters[kind] = TypeAdapter(types[kind])
         return adapters[kind].validate_python(value, strict=True)
@@ -271,7 +281,9 @@ def by_key(**sections: type[Section]) -> BeforeValidator:
             return content
         if not isinstance(content, dict):
             written = content if isinstance(content, str) else "path"
-            raise ValueError(f"must be a mapping with one of {names}, such as {{local: {written}}}, not {content!r}")
+            raise ValueError(
+                f"must be a mapping with one of {names}, such as {{local: {written}}}, not {shown(content)}"
+            )
         present = [name for name in sections if name in content]
         if len(present) == 1:
             return sections[present[0]].model_validate(content)
@@ -291,7 +303,9 @@ def by_value(key: str, sections: dict[str, type[Section]]) -> BeforeValidator:
         if isinstance(content, Section):
             return content
         if not isinstance(content, dict) or key not in content:
-            raise ValueError(f"must be a mapping with the key {key!r}, one of {', '.join(sections)}, not {content!r}")
+            raise ValueError(
+                f"must be a mapping with the key {key!r}, one of {', '.join(sections)}, not {shown(content)}"
+            )
         value = content[key]
         if not isinstance(value, str) or value not in sections:
             also = nearest(value, sections)
