@@ -64,7 +64,7 @@ class Point(Section):
 
     enforce_eager: bool | None = key("Replaces serving.engine.enforce_eager here.", None)
     memory_gib: Positive | None = key(
-        "Limit in GB of 2^30 bytes for weights, activations and KV cache; on a processor for weights and KV cache.",
+        "GB of 2^30 bytes for weights, KV cache and, on a GPU, activations.",
         None,
     )
 
@@ -106,9 +106,7 @@ class Throughput(Requests, called="a throughput point"):
 class Speculative(Section, called="speculative"):
     """vLLM's --speculative-config."""
 
-    method: Literal["ngram"] = key(
-        "How tokens are guessed; `ngram` looks them up in the prompt and needs no second model."
-    )
+    method: Literal["ngram"] = key("How tokens are guessed; `ngram` looks them up in the prompt.")
     num_speculative_tokens: Whole = key("Tokens guessed a step.")
     prompt_lookup_min: Whole | None = key("Shortest run of tokens looked up.", None)
     prompt_lookup_max: Whole | None = key("Longest run of tokens looked up.", None)
@@ -265,14 +263,10 @@ class Statistics(Lengths, called="statistics"):
     """What is known of such requests: `make plan` rests on it, and stand-ins are drawn from it."""
 
     average: Literal["mean", "median"] = key("What the two lengths are.")
-    spread: NotNegative = key(
-        "Standard deviation of the lengths' logarithms in a stand-in; 0: all have the average.", le=10
-    )
+    spread: NotNegative = key("Standard deviation of the lengths' logarithms in a stand-in; 0: all are alike.", le=10)
     shared: Fraction = key("Share of a prompt that other prompts begin with too, in a stand-in.")
     prefixes: Whole = key("How many such beginnings there are, in a stand-in.")
-    burstiness: Positive = key(
-        "Shape of the gamma distribution of gaps between arrivals in a stand-in: 1 is Poisson, below comes in bursts."
-    )
+    burstiness: Positive = key("Gamma shape of gaps between arrivals: 1 is Poisson, below comes in bursts.")
     why: Text = key("Which of these numbers are published, and where.")
 
 
@@ -280,9 +274,7 @@ class StandIn(Section, called="a stand-in"):
     """In place of the source: requests drawn from the statistics."""
 
     requests: Whole = key("How many are drawn.")
-    input_divisor: Positive = key(
-        "Prompts are so many times shorter than stated, for models with a short context.", ge=1
-    )
+    input_divisor: Positive = key("Prompts are so many times shorter, for models with a short context.", ge=1)
     output_divisor: Positive = key("The same of outputs.", ge=1)
 
 

@@ -117,24 +117,16 @@ class Model(Section, called="a model"):
 
     title: Text = key("The published name, printed in tables and figures.")
     source: ModelSource = key("Where the weights come from; exactly one of hub, package and local.")
-    chat_template: CheckpointSource | None = key(
-        "A model whose chat template it takes, having none of its own: hub or local.", None
-    )
-    architecture: Text | None = key(
-        "A file with the model's public dimensions; the cost model then needs no download.", None
-    )
+    chat_template: CheckpointSource | None = key("Hub or local: the model whose chat template it takes.", None)
+    architecture: Text | None = key("A file with its public dimensions; the cost model then needs no download.", None)
     num_hidden_layers: Whole = key("L, the number of decoder layers; checked against the checkpoint.")
-    num_key_value_layers: dict[Reduction, Whole] = key(
-        "l, the number of ordinary layers, for each nominal prefill reduction in percent.", min_length=1
-    )
+    num_key_value_layers: dict[Reduction, Whole] = key("l by nominal prefill reduction in percent.", min_length=1)
     model_type: Literal["deepseek_v2", "qwen3"] | None = key(
         "transformers' name of its architecture where this lacks something of Llama's: what cannot be then stops "
         "the plan.",
         None,
     )
-    checkpoints: dict[Name, CheckpointSource] = key(
-        "SwiftKV checkpoints that others trained from this model, by variant; such a variant has no recipe.", {}
-    )
+    checkpoints: dict[Name, CheckpointSource] = key("Of others, by variant; such a variant has no recipe.", {})
     published: Text | None = key("Key of this model in the published numbers under resources/paper.", None)
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage of its training.")
     nodes: Nodes
@@ -172,23 +164,17 @@ class Variant(Section, called="a variant"):
     """What is done to a model."""
 
     nullable = frozenset({"kv_heads"})
-    prefill_reduction: Reduction | None = key(
-        "SingleInputKV: a key of the model's num_key_value_layers; null leaves the model as it is."
-    )
+    prefill_reduction: Reduction | None = key("A key of num_key_value_layers; null leaves the model as it is.")
     acrosskv: Whole | None = key("AcrossKV: consecutive layers that share one KV cache.", None)
     kv_heads: Whole | None = key("KV heads of the rewired layers (Appendix C.1); null keeps the model's.", None)
-    early_exit: bool = key(
-        "A second language-model head at layer l, which decoding may leave at (Appendix D.1).", False
-    )
+    early_exit: bool = key("A second language-model head at layer l, where decoding may end (Appendix D.1).", False)
     recipe: Text | None = key(
         "How it is trained, a key under recipes; absent with a prefill_reduction: not trained here, its "
         "checkpoint is the model's.",
         None,
     )
     merge_all_layers: bool = key("Served only: one layer's KV cache is kept (Section 5.1).", False)
-    plugin: Literal["arctic-inference"] | None = key(
-        "Served by this vLLM plugin, where it is installed, in place of this project's.", None
-    )
+    plugin: Literal["arctic-inference"] | None = key("Served by this vLLM plugin in place of this project's.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -265,9 +251,7 @@ class Scoring(Section, called="scoring"):
 
     seed: Seed = key("Seed of question subsets and of few-shot examples drawn at random.")
     backend: Backend = key("What computes scores: `transformers`, or for generated answers `vllm`, with fast prefill.")
-    together: Annotated[list[Text], Unique] = key(
-        "Sets of tasks (sets.tasks) that one job scores with one start of the model."
-    )
+    together: Annotated[list[Text], Unique] = key("Sets of tasks that one job scores with one start of the model.")
 
 
 class Task(Section, called="a task"):
@@ -286,15 +270,9 @@ class Task(Section, called="a task"):
     max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
     batch_size: Whole = key("Requests computed at once; fixed so that scores repeat.")
     backend: Backend | None = key("Replaces scoring.backend.", None)
-    shards: Shards | None = key(
-        "Jobs that ask its questions, for all models or by model; 1 where nothing is said.", None
-    )
-    chance: Fraction | None = key(
-        "Share of questions that guessing gets right; the panel averages tasks clearly above it.", None
-    )
-    source: QuestionSource | None = key(
-        "Where the questions come from; absent: the hub data set the lm-eval task names.", None
-    )
+    shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
+    chance: Fraction | None = key("Share that guessing gets right; the panel averages tasks clearly above it.", None)
+    source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
 
 
 class Sets(Section, called="sets"):

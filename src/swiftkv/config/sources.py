@@ -19,9 +19,7 @@ class Hub(Section, called="a hub source"):
 class HubModel(Hub, called="a hub source"):
     """A model of the hub."""
 
-    gated: bool = key(
-        "Whether the hub asks to accept a license first; for plans and checks, not for the download.", False
-    )
+    gated: bool = key("Whether the hub asks to accept a license first; for plans and checks only.", False)
 
 
 class LocalModel(Section, called="a local source"):
@@ -41,14 +39,12 @@ class Random(Section, called="random"):
     num_key_value_heads: Whole | None = key("Key/value heads of a layer.", None)
     head_dim: Whole | None = key("Width of a head.", None)
     model_type: Literal["deepseek_v2"] | None = key(
-        "Another architecture than the file's, which then gives the tokenizer and no sizes.", None
+        "Another architecture than the file's; it then gives no sizes.", None
     )
     q_lora_rank: Whole | None = key("DeepSeek-V2: width of the queries' latent; null: they have none.", None)
     kv_lora_rank: Whole | None = key("DeepSeek-V2: width of the latent that keys and values are made of.", None)
     qk_nope_head_dim: Whole | None = key("DeepSeek-V2: elements of a query or key head without RoPE.", None)
-    qk_rope_head_dim: Whole | None = key(
-        "DeepSeek-V2: elements with RoPE; those of the key are one head for all.", None
-    )
+    qk_rope_head_dim: Whole | None = key("DeepSeek-V2: elements with RoPE; the key's are one head for all.", None)
     v_head_dim: Whole | None = key("DeepSeek-V2: width of a value head.", None)
     n_routed_experts: Whole | None = key("DeepSeek-V2: experts of a layer that tokens are routed to.", None)
     n_shared_experts: Whole | None = key("DeepSeek-V2: experts of a layer that every token goes through.", None)
@@ -86,15 +82,11 @@ class Chats(Section):
     """One origin of chats: whole chats, or two Jinja templates over a record's fields."""
 
     record: Text | None = key("Field of each JSON line that holds the record, if it is not the line itself.", None)
-    chats: Literal["messages", "sharegpt"] | None = key(
-        "Records are whole chats: `messages` (role, content) or `sharegpt` (from, value).", None
-    )
+    chats: Literal["messages", "sharegpt"] | None = key("Whole chats: (role, content), or (from, value).", None)
     user: Text | None = key("Jinja template of the user's message.", None)
     assistant: Text | None = key("Jinja template of the assistant's answer.", None)
     limit: Whole | None = key("Take at most this many chats.", None)
-    distinct_characters: Whole | None = key(
-        "Of the chats whose first so many characters agree, the mix has one; absent: all are kept.", None
-    )
+    distinct_characters: Whole | None = key("Of chats that agree in so many first characters one is kept.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -142,11 +134,9 @@ class Questions(Section):
     """Files with a task's questions."""
 
     splits: dict[Text, Text] = key(
-        "For each split one .arrow or .jsonl.gz file; `{dataset_name}` stands for the MMLU subject.", min_length=1
+        "A split's .arrow or .jsonl.gz file; `{dataset_name}`: MMLU's subject.", min_length=1
     )
-    columns: dict[Text, Text] | None = key(
-        "Columns that the lm-eval task reads and the files lack, as Jinja templates over a record.", None
-    )
+    columns: dict[Text, Text] | None = key("Columns that lm-eval reads and the files lack, as Jinja templates.", None)
 
 
 class PackagedQuestions(Questions, called="a source of questions in a package"):

@@ -22,9 +22,7 @@ class Recipe(Section, called="a recipe"):
     """A training recipe; the paper's values (App. B.1) stand in the configuration."""
 
     data: Text = key("A key under data.")
-    loss: Literal["distillation", "lm"] = key(
-        "`distillation` from the teacher's logits, or `lm`: next-token cross-entropy."
-    )
+    loss: Literal["distillation", "lm"] = key("From the teacher's logits, or `lm`: next-token cross-entropy.")
     temperature: Positive = key("T of the distillation loss.")
     logits_weight: NotNegative = key("Weight of the logits loss, T^2 KL(teacher || student) or the cross-entropy.")
     logits_tokens: Literal["all", "assistant"] = key(
@@ -32,9 +30,7 @@ class Recipe(Section, called="a recipe"):
         "divided by the number of all positions either way."
     )
     hidden_state_weight: NotNegative = key("Weight of the mean squared error between hidden states; 0 leaves it out.")
-    hidden_state_layer: Integer = key(
-        "Which of the L + 1 hidden states is compared: 0 the embeddings, L (or -1) the final norm's."
-    )
+    hidden_state_layer: Integer = key("Which hidden state is compared: 0 the embeddings, L (or -1) the final norm's.")
     train: Literal["qkv", "upper_layers", "all"] = key(
         "`qkv`: the SwiftKV parameters; `upper_layers`: everything in layers l and above; `all`: every parameter "
         "of a model that is not rewired."
@@ -46,38 +42,28 @@ class Recipe(Section, called="a recipe"):
     )
     start_tokens: Whole = key("Tokens a fit is made from, rounded up to whole micro-batches.")
     start_ridge: NotNegative = key("Penalty of the regressions, as a share of the mean square of a feature.")
-    teacher_states: Literal["online", "stored"] = key(
-        "`online`: the teacher runs in every step; `stored`: its states are computed once for all variants."
-    )
+    teacher_states: Literal["online", "stored"] = key("Whether the teacher runs in every step or once for all.")
     learning_rate: Share = key("Peak learning rate of AdamW.")
     adam_beta2: NotNegative = key("AdamW's decay of the second moment.", lt=1)
     weight_decay: NotNegative = key("AdamW's decoupled weight decay.")
     warmup_ratio: Fraction = key("Share of the steps in which the learning rate rises linearly from 0.")
-    schedule: Literal["linear", "cosine", "constant"] = key(
-        "Learning rate after warm-up: `linear` or `cosine` to 0, or `constant`."
-    )
+    schedule: Literal["linear", "cosine", "constant"] = key("After warm-up: to 0, or `constant`.")
     epochs: Positive = key("Passes over the data.")
     max_steps: Whole | None = key("Optimizer steps in place of whole epochs; null runs all epochs.")
-    training_share: Share = key(
-        "Share of these steps that is run, at least one; the schedule ends where the training does."
-    )
+    training_share: Share = key("Share of these steps that is run; the schedule ends where the training does.")
     batch_size: Whole = key("Packed rows an optimizer step, over all ranks.")
     micro_batch_size: Whole = key("Packed rows a rank computes at once.")
     max_length: Whole = key("Tokens a packed row.", ge=2)
     gradient_clipping: NotNegative = key("Largest norm of the gradient; 0 does not clip.")
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage; in the configuration the model's.", 2)
-    dtype: Literal["bfloat16", "float32"] = key(
-        "Number format of weights and activations; the optimizer's master weights are float32."
-    )
+    dtype: Literal["bfloat16", "float32"] = key("Of weights and activations; master weights are float32.")
     attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = key(
         "Kernel for packed rows on a GPU; `auto` takes the best there is."
     )
     seed: Seed = key("Seed of sample order and packing.")
     checkpoint_every: Whole = key("Optimizer steps between two resumable states, at most.")
     checkpoint_minutes: Positive = key("Minutes between two, at most.")
-    gradient_checkpointing: bool | None = key(
-        "Recompute the student's layers in the backward pass; null does so with ZeRO-3.", None
-    )
+    gradient_checkpointing: bool | None = key("Recompute the student's layers; null does so with ZeRO-3.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
