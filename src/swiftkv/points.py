@@ -1,101 +1,345 @@
-"""The serving points of the configuration: what each kind must say, and what all share."""
+"""The serving section of the configuration: its engine, its points, and the workloads that points send."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
 
 from swiftkv.data.workload import average_lengths
 from swiftkv.errors import UserError
+from swiftkv.section import (
+    Count,
+    Fraction,
+    HubId,
+    Name,
+    Names,
+    NotNegative,
+    Positive,
+    Rate,
+    Section,
+    Seed,
+    Share,
+    Text,
+    Unique,
+    Whole,
+    by_key,
+    by_value,
+    key,
+    plain,
+    undefined,
+)
 
 SENT = ("title", "longest", "goodput", "request_rates")  # of a workload, what a measurement is told
 
+Rates = Annotated[list[Rate], Field(min_length=1), Unique]
+Sizes = Annotated[list[Whole], Field(min_length=1), Unique]
 
-def engine(config: dict[str, Any]) -> dict[str, Any]:
+
+class Engine(Section, called="the engine"):
+    """Settings of vLLM, the same for every variant."""
+
+    dtype: Literal["bfloat16", "float16", "float32"] = key("Number format of weights and activations.")
+    max_num_batched_tokens: Whole = key("Chunk of the chunked prefill.")
+    max_num_seqs: Whole = key("Sequences that run at once.")
+    enforce_eager: bool = key("Whether vLLM runs without compilation and graphs.")
+    gpu_memory_utilization: Share = key("Share of each GPU's memory for weights, activations and KV cache.")
+    cpu_kv_cache_gib: Positive | None = key("KV cache on a processor, in GB of 2^30 bytes; null where only GPUs serve.")
+    start_timeout: Whole = key("Seconds a server may take until it answers.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"a step of max_num_batched_tokens = {self.max_num_batched_tokens} cannot hold a token of each of "
+                f"max_num_seqs = {self.max_num_seqs} sequences"
+            )
+        return self
+
+
+class Point(Section):
+    """What one point measures; each artifact says on which models and variants."""
+
+    enforce_eager: bool | None = key("Replaces serving.engine.enforce_eager here.", None)
+    memory_gib: Positive | None = key(
+        "GB of 2^30 bytes for weights, KV cache and, on a GPU, activations.",
+        None,
+    )
+
+    def fit(self, engine: Engine, output_tokens: int) -> None:
+        """Refuse a point that an engine cannot run.
+
+        Args:
+            engine: the settings that all points share.
+            output_tokens: of a request, where the point has none of its own.
+
+        Raises:
+            ValueError: the sentence without the place.
+        """
+
+
+class Requests(Point):
+    """A point whose requests are all alike."""
+
+    input_tokens: Whole = key("Prompt length.")
+    output_tokens: Whole | None = key("Replaces serving.output_tokens for this point.", None)
+
+
+class Throughput(Requests, called="a throughput point"):
+    """All requests at once."""
+
+    measure: Literal["throughput"]
+    total_tokens: Whole = key("Input and output tokens of all requests together.")
+    warmups: Count = key("Requests before the measurement.", 1)
+
+    def fit(self, engine: Engine, output_tokens: int) -> None:
+        output_tokens = self.output_tokens or output_tokens
+        if self.total_tokens < self.input_tokens + output_tokens:
+            raise ValueError(
+                f"total_tokens = {self.total_tokens} is less than one request of {self.input_tokens} input and "
+                f"{output_tokens} output tokens"
+            )
+
+
+class Speculative(Section, called="speculative"):
+    """vLLM's --speculative-config."""
+
+    method: Literal["ngram"] = key("How tokens are guessed; `ngram` looks them up in the prompt.")
+    num_speculative_tokens: Whole = key("Tokens guessed a step.")
+    prompt_lookup_min: Whole | None = key("Shortest run of tokens looked up.", None)
+    prompt_lookup_max: Whole | None = key("Longest run of tokens looked up.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.prompt_lookup_min or 1) > (self.prompt_lookup_max or math.inf):
+            raise ValueError("prompt_lookup_min is above prompt_lookup_max")
+        return self
+
+
+class Latency(Requests, called="a latency point"):
+    """Poisson arrivals at a server; with `dataset`, input_tokens is the longest prompt taken."""
+
+    measure: Literal["latency"]
+    request_rates: Rates = key("Mean arrivals a second.")
+    seconds: Positive = key("Time in which the requests of one rate arrive.")
+    min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)
+    refine_steps: Count = key("Bisections between the highest sustained rate and the next.", 0, le=100)
+    dataset: Literal["heldout"] | None = key("`heldout` sends the held-out chats; random tokens without it.", None)
+    speculative: Speculative | None = key("vLLM's --speculative-config.", None)
+
+
+class Goodput(Point, called="a goodput point"):
+    """Requests a second within limits, by workload."""
+
+    measure: Literal["goodput"]
+    workloads: Names = key("Keys under workloads, one after the other on one server.")
+    seconds: Positive = key("Time in which the requests of one rate arrive.")
+    min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)
+    prefix_caching: bool = key("Whether prompts find what others began with in the KV cache.", False)
+
+
+class ForwardTime(Point, called="a forward_time point"):
+    """One engine step."""
+
+    measure: Literal["forward_time"]
+    batch_tokens: Sizes = key("Prompt tokens of one step.")
+    repeats: Whole = key("Measurements of each batch.")
+
+    def fit(self, engine: Engine, output_tokens: int) -> None:
+        if max(self.batch_tokens) > engine.max_num_batched_tokens:
+            raise ValueError(
+                f"{max(self.batch_tokens)} tokens do not fit into one step, which has at most "
+                f"serving.engine.max_num_batched_tokens = {engine.max_num_batched_tokens}"
+            )
+
+
+class KvCapacity(Requests, called="a kv_capacity point"):
+    """Tokens that fit."""
+
+    measure: Literal["kv_capacity"]
+
+
+class Decode(Requests, called="a decode point"):
+    """Steps in which a whole batch decodes."""
+
+    measure: Literal["decode"]
+    batch_sizes: Sizes = key("Sequences that decode together.")
+    repeats: Whole = key("Measurements of each batch size.")
+
+    def fit(self, engine: Engine, output_tokens: int) -> None:
+        batch, output_tokens = max(self.batch_sizes), self.output_tokens or output_tokens
+        if batch > engine.max_num_seqs:
+            raise ValueError(
+                f"{batch} sequences do not run at once; at most serving.engine.max_num_seqs = {engine.max_num_seqs} do"
+            )
+        steps = math.ceil(batch * (self.input_tokens + 1) / engine.max_num_batched_tokens)
+        if output_tokens <= steps + 1:
+            raise ValueError(
+                f"the first of {batch} requests ends before the last has begun, about {steps} steps later; outputs of "
+                f"{output_tokens} tokens are too short (output_tokens)"
+            )
+
+
+POINTS = {
+    "throughput": Throughput,
+    "latency": Latency,
+    "goodput": Goodput,
+    "forward_time": ForwardTime,
+    "kv_capacity": KvCapacity,
+    "decode": Decode,
+}
+AnyPoint = Annotated[Throughput | Latency | Goodput | ForwardTime | KvCapacity | Decode, by_value("measure", POINTS)]
+
+
+class Serving(Section, called="serving"):
+    """How serving is measured, and its points (Section 4.3, 5.1 and Appendix B.2)."""
+
+    output_tokens: Whole = key("Output length of every request.")
+    seed: Seed = key("Seed of prompts and arrivals.")
+    engine: Engine = key("Settings of vLLM, the same for every variant.")
+    points: dict[Name, AnyPoint] = key("What is measured, by name.")
+
+
+# Workloads
+
+
+class Trace(Section):
+    """A public trace: JSON lines with timestamp, input_length, output_length and hash_ids, or a CSV."""
+
+    milliseconds: bool | None = key("Whether the timestamps of JSON lines are milliseconds; seconds without it.", None)
+    columns: Columns | None = key("What the columns of a CSV are called; its prompts then share nothing.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.columns and self.milliseconds is not None:
+            raise ValueError("milliseconds are of a JSON-lines trace, columns of a CSV; it cannot be both")
+        return self
+
+
+class Columns(Section):
+    """Names of a CSV's columns."""
+
+    timestamp: Text = key("Arrivals: seconds, or dates in ISO form.")
+    input_length: Text = key("Prompt tokens.")
+    output_length: Text = key("Output tokens.")
+
+
+class HubTrace(Trace, called="a trace of the hub"):
+    """A file of a hub data set."""
+
+    hub: HubId
+    revision: Text = key("Branch, tag or commit; the commit it resolved to is recorded.", "main")
+    file: Text = key("Path of the trace in the hub data set.")
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("http://", "https://", "file://")):
+        raise ValueError(f"{text!r} is no address; it starts with https://, http:// or file://")
+    return text
+
+
+class WebTrace(Trace, called="a trace with an address"):
+    """A file with an address."""
+
+    url: Annotated[Text, AfterValidator(_address)] = key("Address of the trace.")
+
+
+class LocalTrace(Trace, called="a local trace"):
+    """A file on this machine."""
+
+    local: Text = key("A file on this machine.")
+
+
+class Lengths(Section):
+    """Prompt and output tokens."""
+
+    input_tokens: Whole = key("Of a prompt.")
+    output_tokens: Whole = key("Of an output.")
+
+
+class Statistics(Lengths, called="statistics"):
+    """What is known of such requests: `make plan` rests on it, and stand-ins are drawn from it."""
+
+    average: Literal["mean", "median"] = key("What the two lengths are.")
+    spread: NotNegative = key("Standard deviation of the lengths' logarithms in a stand-in; 0: all are alike.", le=10)
+    shared: Fraction = key("Share of a prompt that other prompts begin with too, in a stand-in.")
+    prefixes: Whole = key("How many such beginnings there are, in a stand-in.")
+    burstiness: Positive = key("Gamma shape of gaps between arrivals: 1 is Poisson, below comes in bursts.")
+    why: Text = key("Which of these numbers are published, and where.")
+
+
+class StandIn(Section, called="a stand-in"):
+    """In place of the source: requests drawn from the statistics."""
+
+    requests: Whole = key("How many are drawn.")
+    input_divisor: Positive = key("Prompts are so many times shorter, for models with a short context.", ge=1)
+    output_divisor: Positive = key("The same of outputs.", ge=1)
+
+
+class Limits(Section, called="goodput"):
+    """Milliseconds that a request may take at most to count as good; at least one of them."""
+
+    ttft: Positive | None = key("Until its first token.", None)
+    tpot: Positive | None = key("For each further token, in its mean.", None)
+    e2el: Positive | None = key("Until its last token.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.ttft is self.tpot is self.e2el is None:
+            raise ValueError("needs one of ttft, tpot and e2el")
+        return self
+
+
+class Workload(Section, called="a workload"):
+    """Requests as they come where models are used, for serving points that name them."""
+
+    title: Text = key("What figures call it.")
+    source: Annotated[HubTrace | WebTrace | LocalTrace, by_key(hub=HubTrace, url=WebTrace, local=LocalTrace)]
+    statistics: Statistics
+    stand_in: StandIn | None = key("Requests drawn in place of the source's.", None)
+    chunk_tokens: Whole = key("Prompt tokens that one of hash_ids stands for.")
+    longest: Lengths = key("Longer requests are left out.")
+    request_rates: Rates = key("Mean arrivals a second, in ascending order until goodput falls.")
+    goodput: Limits
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for part, average in zip(("input", "output"), average_lengths(plain(self)), strict=True):
+            longest = getattr(self.longest, f"{part}_tokens")
+            if average > longest:
+                raise ValueError(
+                    f"its requests have {average:g} {part} tokens on average, but longest leaves out all above {longest}"
+                )
+        return self
+
+
+def check_points(serving: Serving, workloads: Mapping[str, Workload]) -> None:
+    """Raise a `UserError` for the first point that the engine cannot run, or that sends what there is not."""
+    for name, point in serving.points.items():
+        place = f"config, at serving.points.{name}"
+        if isinstance(point, Goodput):
+            for workload in point.workloads:
+                if workload not in workloads:
+                    raise UserError(f"{place}: {undefined(workload, 'workloads', workloads)}")
+        try:
+            point.fit(serving.engine, serving.output_tokens)
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from None
+
+
+def engine(config: Mapping[str, Any]) -> dict[str, Any]:
     """What `serving.engine` says of a run: not how long its start may take, which changes no number."""
     return {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
 
 
-def point(config: dict[str, Any], name: str) -> dict[str, Any]:
+def point(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A serving point with what all points share and its workloads filled in, as the measuring scripts take it."""
     serving = config["serving"]
     shared = {key: serving[key] for key in ("output_tokens", "seed")} | {"engine": engine(config)}
-    found = shared | serving["points"][name]
-    if "workloads" in found:
-        entries = {workload: config["workloads"][workload] for workload in found["workloads"]}
-        found["workloads"] = {name: {key: entry[key] for key in SENT} for name, entry in entries.items()}
-    return found
-
-
-# What each kind of serving point must have, and what it may have.
-_ANY_POINT = {"output_tokens", "memory_gib", "enforce_eager"}
-_POINT_KEYS = {
-    "throughput": ({"input_tokens", "total_tokens"}, _ANY_POINT | {"warmups"}),
-    "latency": (
-        {"input_tokens", "request_rates", "seconds"},
-        _ANY_POINT | {"min_requests", "refine_steps", "dataset", "speculative"},
-    ),
-    "goodput": ({"workloads", "seconds"}, {"min_requests", "memory_gib", "enforce_eager", "prefix_caching"}),
-    "forward_time": ({"batch_tokens", "repeats"}, _ANY_POINT - {"output_tokens"}),
-    "kv_capacity": ({"input_tokens"}, _ANY_POINT),
-    "decode": ({"input_tokens", "batch_sizes", "repeats"}, _ANY_POINT),
-}
-
-
-def check_points(config: dict[str, Any]) -> None:
-    """Raise a `UserError` for the first point that cannot be measured as it is written."""
-    engine = config["serving"]["engine"]
-    if engine["max_num_batched_tokens"] < engine["max_num_seqs"]:
-        raise UserError(
-            f"config, at serving.engine: a step of max_num_batched_tokens = {engine['max_num_batched_tokens']} cannot "
-            f"hold a token of each of max_num_seqs = {engine['max_num_seqs']} sequences"
-        )
-    for name, workload in config["workloads"].items():
-        _check_workload(name, workload)
-    for name in config["serving"]["points"]:
-        _check_point(config, name)
-
-
-def _check_workload(name: str, workload: dict[str, Any]) -> None:
-    place, source = f"config, at workloads.{name}", workload["source"]
-    if "columns" in source and "milliseconds" in source:
-        raise UserError(f"{place}.source: milliseconds are of a JSON-lines trace, columns of a CSV; it cannot be both")
-    for number, what in enumerate(("input", "output")):
-        average, longest = average_lengths(workload)[number], workload["longest"][f"{what}_tokens"]
-        if average > longest:
-            raise UserError(
-                f"{place}: its requests have {average:g} {what} tokens on average, but longest leaves out all above {longest}"
-            )
-
-
-def _check_point(config: dict[str, Any], name: str) -> None:
-    entry, engine = config["serving"]["points"][name], config["serving"]["engine"]
-    place, kind, keys = f"config, at serving.points.{name}", entry["measure"], set(entry) - {"measure"}
-    required, optional = _POINT_KEYS[kind]
-    if missing := sorted(required - keys):
-        raise UserError(f"{place}: a {kind} point needs {missing[0]}")
-    if unknown := sorted(keys - required - optional):
-        raise UserError(f"{place}: a {kind} point has no {unknown[0]}")
-    for workload in entry.get("workloads", []):
-        if workload not in config["workloads"]:
-            known = ", ".join(config["workloads"])
-            raise UserError(f"{place}: {workload!r} is not defined under workloads (known: {known})")
-    values = point(config, name)
-    if kind == "throughput" and values["total_tokens"] < values["input_tokens"] + values["output_tokens"]:
-        raise UserError(
-            f"{place}: total_tokens = {values['total_tokens']} is less than one request of {values['input_tokens']} "
-            f"input and {values['output_tokens']} output tokens"
-        )
-    if kind == "forward_time" and max(entry["batch_tokens"]) > engine["max_num_batched_tokens"]:
-        raise UserError(
-            f"{place}: {max(entry['batch_tokens'])} tokens do not fit into one step, which has at most "
-            f"serving.engine.max_num_batched_tokens = {engine['max_num_batched_tokens']}"
-        )
-    if kind == "decode" and max(entry["batch_sizes"]) > engine["max_num_seqs"]:
-        raise UserError(
-            f"{place}: {max(entry['batch_sizes'])} sequences do not run at once; at most "
-            f"serving.engine.max_num_seqs = {engine['max_num_seqs']} do"
-        )
-    speculative = entry.get("speculative", {})
-    if speculative.get("prompt_lookup_min", 1) > speculative.get("prompt_lookup_max", math.inf):
-        raise UserError(f"{place}.speculative: prompt_lookup_min is above prompt_lookup_max")
+    settings = shared | serving["points"][name]
+    if "workloads" in settings:
+        entries = {workload: config["workloads"][workload] for workload in settings["workloads"]}
+        settings["workloads"] = {name: {key: entry[key] for key in SENT} for name, entry in entries.items()}
+    return settings

@@ -183,7 +183,7 @@ def published_throughput(published):
     [
         ({"holds": [1]}, "holds"),
         ({"cell": {"artifact": "t", "column": "x", "where": {}}}, "role"),
-        ({"largest": {"artifact": "t", "column": "x", "where": {"role": "small"}}}, "valid"),
+        ({"largest": {"artifact": "t", "column": "x", "where": {"role": "small"}}}, "exactly one of"),
         ({"hardware": "H100"}, "hardware"),
         ({"hold": [1, 2]}, "hold"),
     ],

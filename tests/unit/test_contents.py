@@ -112,9 +112,12 @@ def test_the_page_names_the_models_and_files(config):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "qualtiy"}, "no kind 'qualtiy'"),
-        ({"variants": "unknown"}, "no set 'unknown'"),
+        ({"kind": "qualtiy"}, "no kind 'qualtiy' .did you mean 'quality'"),
+        ({"variants": "unknown"}, "'unknown' is not defined under sets.variants"),
         ({"variants": ["unknown"]}, "'unknown' is not defined under variants"),
+        ({"tasks": "winogrande"}, "under sets.tasks; .*; for one of tasks write .winogrande."),
+        ({"caption": ""}, "caption: must not be empty"),
+        ({"item": None}, "item, what the paper calls it, is missing"),
         ({"models": ["unknown"]}, "'unknown' is neither a role"),
         ({"tasks": ["unknown"]}, "'unknown' is not defined under tasks"),
         ({"points": "lengths"}, "has no key 'points'"),

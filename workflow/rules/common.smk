@@ -7,6 +7,7 @@ from pathlib import Path
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
+from swiftkv.config.local import check_local_sources
 from swiftkv.errors import UserError, command_line
 from swiftkv.measure.run import KINDS
 from swiftkv.score import fetch
@@ -23,8 +24,9 @@ try:
             *map(str, workflow.overwrite_configfiles),
         ]
     )
-    cfg.check(config, f"{PROJECT}/workflow/schemas/config.schema.yaml")
+    config |= cfg.check(config)
     contents.check(config)
+    check_local_sources(config)
 except UserError as error:
     sys.exit(f"error: {error}")
 

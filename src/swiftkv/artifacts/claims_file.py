@@ -2,63 +2,76 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import yaml
+from pydantic import AfterValidator, Field, model_validator
 
 from swiftkv.errors import UserError
+from swiftkv.section import Section, Text, Whole, by_type, plain, read
 
 Claim = Mapping[str, Any]
 # The quantities a claim may make of its cells.
 HOW = ("cell", "difference", "ratio", "largest", "smallest", "rises")
 
-_TEXT = {"type": "string"}
-_CELL = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["artifact", "column", "where"],
-    "properties": {
-        "artifact": _TEXT,
-        "column": _TEXT,
-        "where": {"type": "object", "required": ["role"]},
-        "along": _TEXT,
-    },
-}
-_PAIR = {"type": "array", "minItems": 2, "maxItems": 2, "items": _CELL}
-_BOUND = {"type": ["number", "null"]}
-_BOUNDS = {"type": "array", "minItems": 2, "maxItems": 2, "items": _BOUND}
-_ROLES = {"type": "object", "additionalProperties": _TEXT}
-SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["models", "benchmarks", "claims"],
-    "properties": {
-        "models": _ROLES,
-        "benchmarks": {"type": "integer"},
-        "claims": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["id", "text", "place", "holds"],
-                    "properties": {
-                        **dict.fromkeys(("id", "text", "place", "note", "unit", "against"), _TEXT),
-                        **dict.fromkeys(("cell", "largest", "smallest", "rises"), _CELL),
-                        **dict.fromkeys(("difference", "ratio"), _PAIR),
-                        "holds": {"anyOf": [_BOUNDS, _TEXT]},
-                        "direction": _BOUNDS,
-                        "hardware": {"type": "string", "pattern": r"^\d+ x \w+$"},
-                    },
-                    "oneOf": [{"required": [how]} for how in HOW],
-                },
-            },
-        },
-    },
-}
+
+def _with_role(where: dict[str, Any]) -> dict[str, Any]:
+    if "role" not in where:
+        raise ValueError("needs the key 'role'")
+    return where
+
+
+def _number_of_gpus(text: str) -> str:
+    if not re.fullmatch(r"\d+ x \w+", text):
+        raise ValueError(f"{text!r} does not say how many of what, as in '8 x H100'")
+    return text
+
+
+_Bounds = Annotated[list[float | None], Field(min_length=2, max_length=2)]
+_Texts = dict[str, str]
+
+
+class _Cell(Section, called="a cell"):
+    artifact: Text
+    column: Text
+    where: Annotated[dict[str, Any], AfterValidator(_with_role)]
+    along: Text | None = None
+
+
+_Pair = Annotated[list[_Cell], Field(min_length=2, max_length=2)]
+
+
+class _Claim(Section, called="a claim"):
+    id: Text
+    text: Text
+    place: Text
+    holds: Annotated[list[float | None] | str, by_type("two bounds, or text", list=_Bounds, str=Text)]
+    note: Text | None = None
+    unit: Text | None = None
+    against: Text | None = None
+    cell: _Cell | None = None
+    largest: _Cell | None = None
+    smallest: _Cell | None = None
+    rises: _Cell | None = None
+    difference: _Pair | None = None
+    ratio: _Pair | None = None
+    direction: _Bounds | None = None
+    hardware: Annotated[Text, AfterValidator(_number_of_gpus)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len([how for how in HOW if getattr(self, how)]) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(HOW)}")
+        return self
+
+
+class _Page(Section, called="the page"):
+    models: _Texts
+    benchmarks: Whole
+    claims: dict[str, list[_Claim]]
 
 
 def read_claims(path: str | Path) -> dict[str, Any]:
@@ -67,8 +80,6 @@ def read_claims(path: str | Path) -> dict[str, Any]:
     Raises:
         UserError: a missing file, or one that is not well-formed; the sentence names the place.
     """
-    import jsonschema
-
     try:
         content = yaml.load(
             Path(path).read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -77,10 +88,7 @@ def read_claims(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} does not exist") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(SCHEMA).iter_errors(content))
-    if error is not None:
-        raise UserError(f"{path}, at {'.'.join(map(str, error.absolute_path))}: {error.message}")
-    return content
+    return plain(read(_Page, content, str(path)))
 
 
 def cells(claim: Claim) -> list[Mapping[str, Any]]:

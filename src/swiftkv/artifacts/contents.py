@@ -10,16 +10,20 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from swiftkv import config as cfg
 from swiftkv import points
-from swiftkv.artifacts.kind import Config, Entry, Kind, Listed
+from swiftkv.artifacts.kind import Common, Config, Entry, Kind, Listed
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
 from swiftkv.score.trained_on import check_untrained
+from swiftkv.section import nearest, read, undefined
 
-PUBLISHED = "resources/paper"
+PROJECT = Path(__file__).parents[3]
+PUBLISHED, CARDS = "resources/paper", "resources/published"
 
 
 def kind_of(config: Config, name: str) -> Kind:
@@ -206,8 +210,6 @@ def _unique(items: Iterable[Any]) -> list[Any]:
 
 def check(config: Config) -> None:
     """Raise a `UserError` that names the place in the contents page for the first mistake in it."""
-    import jsonschema
-
     for section, defined in (
         ("variants", config["variants"]),
         ("points", config["serving"]["points"]),
@@ -220,26 +222,23 @@ def check(config: Config) -> None:
         if role in config["models"]:
             raise UserError(f"config, at roles.{role}: a model has this name too; give the role another")
         if model is not None and model not in config["models"]:
-            raise UserError(f"config, at roles.{role}: {model!r} is not defined under models")
+            raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config['models'])}")
     for variant, stand_in in config["stand_ins"].items():
         for item in (variant, stand_in):
             _check_name("variants", item, config["variants"], "stand_ins")
     for name, entry in config["artifacts"].items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
-            raise UserError(f"{place}: there is no kind {entry['kind']!r}; the kinds are {', '.join(sorted(KINDS))}")
-        schema = KINDS[entry["kind"]].schema
-        if unknown := sorted(set(entry) - set(schema["properties"])):
+            like = nearest(entry["kind"], KINDS)
             raise UserError(
-                f"{place}: kind {entry['kind']} has no key {unknown[0]!r}; it takes {', '.join(schema['properties'])}"
+                f"{place}: there is no kind {entry['kind']!r}{like}; the kinds are {', '.join(sorted(KINDS))}"
             )
-        if missing := [key for key in schema["required"] if key not in entry]:
-            raise UserError(f"{place}: kind {entry['kind']} needs the key {missing[0]!r}")
-        error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(entry))
-        if error is not None:
-            raise UserError(f"{place}.{'.'.join(map(str, error.absolute_path))}: {error.message}")
-        if entry["source"] != "ours" and "item" not in entry:
-            raise UserError(f"{place}: item, what the {entry['source']} calls it, is missing")
+        read(_entry_class(entry["kind"]), entry, place)
+        for key, folder in (("published", PUBLISHED), ("cards", CARDS)):
+            for stem in entry.get(key, []):
+                if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
+                    known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))
+                    raise UserError(f"{place}: {undefined(stem, folder, known)}")
         for scope in entry.get("parts") or [entry]:
             _check_scope(config, scope, place)
     for name in names(config):  # after all are known to be well-formed, as some speak of others
@@ -252,16 +251,24 @@ def check(config: Config) -> None:
             check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 
 
+@cache
+def _entry_class(kind: str) -> type[Common]:
+    return KINDS[kind].entry(kind)
+
+
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
     for role in scope.get("models", []):
         if role not in config["roles"] and role not in config["models"]:
-            raise UserError(f"{place}: {role!r} is neither a role (roles: {', '.join(config['roles'])}) nor a model")
+            like = nearest(role, [*config["roles"], *config["models"]])
+            raise UserError(
+                f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config['roles'])}"
+            )
     defined = {"variants": config["variants"], "points": config["serving"]["points"], "tasks": config["tasks"]}
     for section, known in defined.items():
         named = scope.get(section)
         if isinstance(named, str) and named not in config["sets"][section]:
-            sets = ", ".join(config["sets"][section]) or "none"
-            raise UserError(f"{place}: there is no set {named!r} under sets.{section} (there are: {sets})")
+            form = f"; for one of {section} write [{named}]" if named in known else ""
+            raise UserError(f"{place}: {undefined(named, f'sets.{section}', config['sets'][section])}{form}")
         for item in named if isinstance(named, list) else []:
             _check_name(section, item, known, place.removeprefix("config, at "))
     for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
@@ -273,6 +280,6 @@ def _check_name(section: str, item: str, defined: Iterable[str], place: str) -> 
     name, _, kv_cache = item.partition("/") if section == "variants" else (item, "", "")
     if name not in defined:
         where = "serving.points" if section == "points" else section
-        raise UserError(f"config, at {place}: {name!r} is not defined under {where} (known: {', '.join(defined)})")
+        raise UserError(f"config, at {place}: {undefined(name, where, defined)}")
     if kv_cache not in ("", "fp8"):
         raise UserError(f"config, at {place}: {item!r} asks for a KV cache in {kv_cache!r}; there is only /fp8")

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, create_model, model_validator
+
+from swiftkv.config.settings import NamesOrSet, Part
+from swiftkv.section import Names, Section, Text, Unique, key
 
 Config = Mapping[str, Any]
 Entry = Mapping[str, Any]
@@ -13,38 +18,34 @@ Files = Mapping[str, list[Path]]
 
 FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
 
-# Keys every entry of artifacts.yaml has or may have, as JSON schema.
-COMMON: Mapping[str, Mapping[str, Any]] = {
-    "kind": {"type": "string"},
-    "source": {"enum": ["paper", "blog", "ours"]},
-    "item": {"type": "string"},
-    "section": {"type": "string"},
-    "title": {"type": "string"},
-    "caption": {"type": "string"},
-    "notes": {"type": "array", "items": {"type": "string"}},
-    "published": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
-}
-COMMON_REQUIRED = ("kind", "source", "section", "title", "caption")
 
-_NAMES = {"type": "array", "minItems": 1, "items": {"type": "string"}, "uniqueItems": True}
-_NAMES_OR_SET = {"anyOf": [{"type": "string"}, _NAMES]}
+class Common(Section):
+    """Keys that every entry of artifacts.yaml has or may have."""
+
+    kind: Text = key("How it is drawn and what it is made of: src/swiftkv/artifacts/kinds/<kind>.py.")
+    source: Literal["paper", "blog", "ours"] = key("What shows it.")
+    item: Text | None = key("What the source calls it.", None)
+    section: Text = key("Where the report shows it.")
+    title: Text = key("Short, in small letters.")
+    caption: Text = key("What it shows, in sentences.")
+    notes: list[Text] = key("Sentences below it.", [])
+    published: Annotated[list[Text], Unique] = key("Files of resources/paper with the published numbers.", [])
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.source != "ours" and self.item is None:
+            raise ValueError(f"item, what the {self.source} calls it, is missing")
+        return self
+
+
 # What an artifact is about; every kind says which of these it takes. A set of variants, points or tasks may stand for
 # its members, and `variant/fp8` is a variant with an FP8 KV cache.
-SCOPE: Mapping[str, Mapping[str, Any]] = {
-    "models": _NAMES,
-    "variants": _NAMES_OR_SET,
-    "points": _NAMES_OR_SET,
-    "tasks": _NAMES_OR_SET,
-    "parts": {
-        "type": "array",
-        "minItems": 1,
-        "items": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["title", "models", "variants"],
-            "properties": {"title": {"type": "string"}, "models": _NAMES, "variants": _NAMES_OR_SET},
-        },
-    },
+SCOPE: Mapping[str, Any] = {
+    "models": Names,
+    "variants": NamesOrSet,
+    "points": NamesOrSet,
+    "tasks": NamesOrSet,
+    "parts": Annotated[list[Part], Field(min_length=1)],
 }
 
 
@@ -69,7 +70,7 @@ class Kind:
     Attributes:
         form: "table" or "figure"; `FORMS` are the files of each.
         scope: the keys of `SCOPE` its entries take; those in `optional` need not be there.
-        own: further keys, as JSON schema; those in `optional` need not be there.
+        own: further keys, each with the type of its values; those in `optional` need not be there.
         needs: the files an artifact is made of, by name: `needs(config, entry)` with the entry as `contents.resolve`
             gives it. Paths are those of the workflow's results, or of `resources/`.
         make: draws it: `make(entry, files)` gives a `table.Table` or a `drawing.Drawing`. A pure function of the entry
@@ -84,16 +85,17 @@ class Kind:
     scope: tuple[str, ...]
     needs: Callable[[Config, Entry], dict[str, list[str]]]
     make: Callable[[Entry, Files], Any] | None
-    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     exactly: Mapping[str, int] = field(default_factory=dict)
     scored: bool = False
     extra: Callable[[Config, Entry], Mapping[str, Any]] | None = None
     of_page: Callable[[Config, Mapping[str, Listed]], Mapping[str, Any]] | None = None
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON schema of an entry of this kind."""
-        keys = {**COMMON, **{key: SCOPE[key] for key in self.scope}, **self.own}
-        required = [key for key in (*COMMON_REQUIRED, *self.scope, *self.own) if key not in self.optional]
-        return {"type": "object", "additionalProperties": False, "required": required, "properties": keys}
+    def entry(self, name: str) -> type[Common]:
+        """What an entry must look like; `name` is the kind's own."""
+        types = {key: SCOPE[key] for key in self.scope} | dict(self.own)
+        keys: dict[str, Any] = {
+            key: (content | None, None) if key in self.optional else (content, ...) for key, content in types.items()
+        }
+        return create_model(f"{name}_entry", __base__=Common, __cls_kwargs__={"called": f"kind {name}"}, **keys)

@@ -78,8 +78,7 @@ def training_record(
         variant=variant,
         weights="trained",
         spec=describe_spec(fields, key_value_heads(source["config"])),
-        settings=dataclasses.asdict(recipe)
-        | {"ranks": ranks, "rows": rows.rows, "rows_tokens": rows.description["tokens"]},
+        settings=dict(recipe) | {"ranks": ranks, "rows": rows.rows, "rows_tokens": rows.description["tokens"]},
         result={
             "seconds": seconds,
             "hours": seconds / 3600,

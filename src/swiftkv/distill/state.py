@@ -34,7 +34,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 def fingerprint(recipe: Recipe, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
     """What decides the result of a training: recipe, spec (or None), the model's weights and the packed data."""
-    fields = {name: value for name, value in dataclasses.asdict(recipe).items() if name not in NEUTRAL}
+    fields = {name: value for name, value in recipe if name not in NEUTRAL}
     files = sorted(model.glob("*.safetensors")) + [model / "config.json"]
     return {
         "recipe": fields,

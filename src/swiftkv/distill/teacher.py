@@ -7,7 +7,6 @@ the logits would be V.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -60,10 +59,10 @@ class Teacher:
             if not 0 < layer < depth:
                 raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
         self.layers, self.size, self.width = sorted(set(layers)), recipe.micro_batch_size, base.config.hidden_size
-        plain = dataclasses.replace(recipe, loss="distillation", train="qkv")  # it is the same whatever is trained
+        plain = recipe.model_copy(update={"loss": "distillation", "train": "qkv"})  # it is the same whatever is trained
         if alone_on_gpus and attention == FLEX:
             # Its block mask asks for the samples' numbers, which stay on the first GPU when a layer's hook moves the mask.
-            plain = dataclasses.replace(plain, attention=MASKED)
+            plain = plain.model_copy(update={"attention": MASKED})
         self.step = DistillationStep(base, SwiftKVSpec(depth, self.layers[0]), plain)
         if alone_on_gpus:
             spread(self.step.student, base)

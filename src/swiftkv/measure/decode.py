@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Any
 
-from swiftkv.errors import UserError
 from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
 from swiftkv.measure.point import Point
 
 WHAT = "wall time of an engine step that decodes one token of every request of the batch, scheduling included"
-
-
-def check(point: Point) -> None:
-    """Refuse a batch that never decodes as a whole."""
-    batch, chunk = max(point["batch_sizes"]), point.engine["max_num_batched_tokens"]
-    if batch > point.engine["max_num_seqs"]:
-        raise UserError(
-            f"point {point.name!r}: a batch of {batch} requests does not fit into one step of "
-            f"{point.engine['max_num_seqs']} (serving.engine.max_num_seqs)"
-        )
-    steps = math.ceil(batch * (point["input_tokens"] + 1) / chunk)
-    if point["output_tokens"] <= steps + 1:
-        raise UserError(
-            f"point {point.name!r}: the first of {batch} requests ends before the last has begun, about {steps} steps later; "
-            f"outputs of {point['output_tokens']} tokens are too short (output_tokens)"
-        )
 
 
 def settings(point: Point) -> dict[str, Any]:
@@ -71,6 +53,5 @@ KIND = Kind(
     command=engine_command(requested),
     numbers=numbers,
     headline=headline,
-    check=check,
     alone=True,
 )

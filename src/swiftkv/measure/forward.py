@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from swiftkv.errors import UserError
 from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command
 from swiftkv.measure.point import Point
 
@@ -18,16 +17,6 @@ WHAT = (
     "wall time of one engine step that computes a prompt of so many tokens in one forward pass and samples one token, "
     "scheduling included"
 )
-
-
-def check(point: Point) -> None:
-    """Refuse a batch that does not fit into one step."""
-    largest, chunk = max(point["batch_tokens"]), point.engine["max_num_batched_tokens"]
-    if largest > chunk:
-        raise UserError(
-            f"point {point.name!r}: a batch of {largest} tokens does not fit into one step of {chunk} "
-            "(serving.engine.max_num_batched_tokens)"
-        )
 
 
 def lengths(point: Point) -> tuple[int, int]:
@@ -65,6 +54,5 @@ KIND = Kind(
     command=engine_command(lengths),
     numbers=numbers,
     headline=headline,
-    check=check,
     alone=True,
 )

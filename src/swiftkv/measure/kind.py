@@ -59,7 +59,6 @@ class Kind:
         command: starts vLLM.
         numbers: runs the command and gives the record's `result`; raises `EngineFailure`.
         headline: the main number of a result, in words.
-        check: refuses a point that cannot be measured, before anything starts; raises `UserError`.
         seen: prompt and output tokens of the requests as they came, where only the result tells; for the costs.
         alone: it times single requests or steps, so on a cluster no other job may run on its node. Those wait for the
             processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
@@ -70,7 +69,6 @@ class Kind:
     command: Callable[[Run], list[str]]
     numbers: Callable[[Run, list[str]], Numbers]
     headline: Callable[[Numbers], str]
-    check: Callable[[Point], None] = lambda point: None
     seen: Callable[[Point, Numbers], tuple[int, int]] | None = None
     alone: bool = False
 

@@ -122,12 +122,14 @@ def read_config(root: Path, profile: Profile) -> dict[str, Any]:
 
     from swiftkv import config as cfg
     from swiftkv.artifacts import contents
+    from swiftkv.config.local import check_local_sources
 
     files = [root / "config.yaml", root / "artifacts.yaml", *profile.configfiles]
     cfg.refuse_duplicate_keys([str(file) for file in files])
     config: dict[str, Any] = {}
     for file in files:
         update_config(config, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    cfg.check(config, root / "workflow/schemas/config.schema.yaml")
+    config = cfg.check(config)
     contents.check(config)
+    check_local_sources(config, profile.directory)
     return config

@@ -14,6 +14,7 @@ from typing import Any
 from swiftkv.errors import UserError
 from swiftkv.records import read_json, write_json
 from swiftkv.score.result import summary
+from swiftkv.section import undefined
 
 EXAMPLES = ("prompt_example", "target_example", "response_example")  # of the first question asked
 
@@ -40,7 +41,7 @@ def check_shards(config: Mapping[str, Any], in_use: Sequence[str]) -> None:
         place = f"config, at tasks.{name}.shards"
         models = task["shards"] if isinstance(task["shards"], Mapping) else {}
         if unknown := [model for model in models if model not in config["models"]]:
-            raise UserError(f"{place}: {unknown[0]!r} is not defined under models")
+            raise UserError(f"{place}: {undefined(unknown[0], 'models', config['models'])}")
         divided = any(shards_of(config, model, name) > 1 for model in in_use)
         for group in config["scoring"]["together"]:
             if divided and name in config["sets"]["tasks"][group]:

@@ -64,13 +64,13 @@ def _may_be_missing(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @REGISTRY.primitive_rule
 def _json(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    kind = next((kind for kind in get_args(info.type) if dataclasses.is_dataclass(kind)), info.type)
+    kind = next(filter(_is_class, get_args(info.type)), info.type)
     if not _is_json(info.type):
         return None
 
     def read(words: list[str]) -> Any:
         content = json.loads(words[0])
-        if content is None or not dataclasses.is_dataclass(kind):
+        if content is None or not _is_class(kind):
             return content
         try:
             return kind.from_dict(content) if hasattr(kind, "from_dict") else kind(**content)
@@ -80,12 +80,17 @@ def _json(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     return _spec(1, "JSON", read)
 
 
+def _is_class(kind: Any) -> bool:
+    """Whether JSON's keys are a class's fields: a dataclass's, or those of a section of the configuration."""
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "from_dict")
+
+
 def _is_json(kind: Any) -> bool:
-    """Whether a type is a mapping or a dataclass, or made of such."""
+    """Whether a type is a mapping or such a class, or made of such."""
     return (
         get_origin(kind) in (dict, collections.abc.Mapping)
         or kind is dict
-        or dataclasses.is_dataclass(kind)
+        or _is_class(kind)
         or any(map(_is_json, get_args(kind)))
     )
 

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from swiftkv.artifacts.kind import Kind
+from swiftkv.section import Text
 
-KIND = Kind("table", (), needs=lambda config, entry: {}, make=None, own={"reason": {"type": "string"}})
+KIND = Kind("table", (), needs=lambda config, entry: {}, make=None, own={"reason": Text})

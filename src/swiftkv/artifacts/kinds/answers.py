@@ -13,6 +13,7 @@ from swiftkv.artifacts.records import MISSING, read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
+from swiftkv.section import Names
 
 _COLUMNS = [
     "model",
@@ -102,7 +103,7 @@ KIND = Kind(
     ("models", "variants"),
     early_exit.needs,
     make,
-    own={"questions": {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "string"}}},
+    own={"questions": Names},
     exactly={"models": 1, "cases": 1},
     extra=extra,
 )

@@ -16,6 +16,7 @@ from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.text import heading
 from swiftkv.config import without_quality
 from swiftkv.errors import UserError
+from swiftkv.section import Positive
 
 STARTS = {"copied": "copied from the teacher", "fitted": "fitted to its keys and values"}
 
@@ -101,4 +102,4 @@ def starts(record: Record, budget: float) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"kl_stderr": float})
 
 
-KIND = Kind("figure", ("models",), needs, make, own={"budget": {"type": "number", "exclusiveMinimum": 0}}, scored=True)
+KIND = Kind("figure", ("models",), needs, make, own={"budget": Positive}, scored=True)

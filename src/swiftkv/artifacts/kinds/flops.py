@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, table
@@ -15,6 +15,7 @@ from swiftkv.artifacts.text import digits, heading, percent, show, significant, 
 from swiftkv.cost import GIBI, GIGA, cost_record
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
+from swiftkv.section import Whole
 
 OUTPUT_TOKENS = 256  # of the request limit; what the paper's serving measurements generate
 
@@ -245,6 +246,6 @@ KIND = Kind(
     ("models", "variants"),
     needs,
     make,
-    own={"count": {"enum": ["paper", "blog"]}, "sequence_length": {"type": "integer", "minimum": 1}},
+    own={"count": Literal["paper", "blog"], "sequence_length": Whole},
     exactly={"models": 1},
 )

@@ -209,6 +209,4 @@ def _keys() -> list[Any]:
     ]
 
 
-KIND = serving_kind(
-    "figure", make, own={"together": {"type": "boolean"}}, optional=("together",), exactly={"models": 1}
-)
+KIND = serving_kind("figure", make, own={"together": bool}, optional=("together",), exactly={"models": 1})

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import Field
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, measured, table
@@ -31,6 +32,7 @@ from swiftkv.artifacts.scored import (
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
+from swiftkv.section import Names, Text, Unique
 from swiftkv.statistics import ERRORS, Difference, mean_of, paired_difference
 
 CARDS = "resources/published"
@@ -255,11 +257,8 @@ KIND = Kind(
     needs,
     make,
     own={
-        "orders": {
-            "type": "array",
-            "items": {"type": "array", "minItems": 2, "items": {"type": "string"}, "uniqueItems": True},
-        },
-        "cards": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "orders": list[Annotated[Names, Field(min_length=2)]],
+        "cards": Annotated[list[Text], Unique],
     },
     optional=("orders", "cards"),
     exactly={"models": 1},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -15,8 +15,9 @@ from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_styl
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
 from swiftkv.errors import UserError
+from swiftkv.section import Text, Unique
 
-ROLES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+ROLES = Annotated[list[Text], Unique]
 Models = Sequence[Mapping[str, Any]]
 
 
@@ -177,7 +178,7 @@ KIND = Kind(
     ("models",),
     needs,
     make,
-    own={"large_models": ROLES, "matrices": {"type": "boolean"}},
+    own={"large_models": ROLES, "matrices": bool},
     optional=("large_models", "matrices"),
     extra=_extra,
 )

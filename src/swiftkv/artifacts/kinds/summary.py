@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import Field
 
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, table
@@ -25,6 +26,7 @@ from swiftkv.artifacts.scored import (
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, percent
 from swiftkv.errors import UserError
+from swiftkv.section import Names, Section, Text
 
 
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
@@ -150,24 +152,19 @@ def _reductions(found: Sequence[Row]) -> list[str]:
     return [f"Exact reductions of {title}: {', '.join(variants)}." for title, variants in exact.items()]
 
 
+class _TableRow(Section, called="a row"):
+    """One row: the first of these variants that a model has."""
+
+    title: Text = Field(description="How the row is headed.")
+    variants: Names = Field(description="In the order in which they are looked for.")
+
+
 KIND = Kind(
     "table",
     ("parts", "tasks"),
     needs,
     make,
     own={
-        "rows": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["title", "variants"],
-                "properties": {
-                    "title": {"type": "string"},
-                    "variants": {"type": "array", "minItems": 1, "items": {"type": "string"}},
-                },
-            },
-        }
+        "rows": Annotated[list[_TableRow], Field(min_length=1)],
     },
 )

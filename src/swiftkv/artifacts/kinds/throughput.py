@@ -21,6 +21,7 @@ from swiftkv.artifacts.serving import (
     serving_kind,
     with_claims,
 )
+from swiftkv.section import Whole
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -117,4 +118,4 @@ def _bar(cell: Cell, quantity: str, node_gpus: int | None) -> Bar:
     return Bar(value, reference * bound if reference and bound else None, f"{cell.speedup:.2f}×")
 
 
-KIND = serving_kind("figure", make, own={"node_gpus": {"type": "integer", "minimum": 1}}, optional=("node_gpus",))
+KIND = serving_kind("figure", make, own={"node_gpus": Whole}, optional=("node_gpus",))

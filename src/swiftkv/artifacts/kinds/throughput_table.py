@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -175,4 +175,4 @@ def _notes(serving: Serving, rows: Sequence[_Row]) -> list[str]:
     return notes
 
 
-KIND = serving_kind("table", make, own={"head": {"enum": ["memory", "input_tokens"]}})
+KIND = serving_kind("table", make, own={"head": Literal["memory", "input_tokens"]})

@@ -1,18 +1,20 @@
-"""Reading and checking config.yaml before any job starts: duplicate keys, the schema, and what refers to what."""
+"""The configuration, checked before any job starts (duplicate keys, every key, what refers to what), and what follows from it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Any
 
 import yaml
 
 from swiftkv.architectures import architecture, check_fit, check_latent_heads
+from swiftkv.config.settings import Config
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.points import check_points, engine
+from swiftkv.score.catalogue import KNOWN
 from swiftkv.score.shards import check_shards
-from swiftkv.sources import source_name
+from swiftkv.section import plain, read, undefined
 from swiftkv.spec import SwiftKVSpec
 
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
@@ -44,29 +46,29 @@ def refuse_duplicate_keys(files: list[str]) -> None:
             raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def check(config: dict[str, Any], schema: str | Path) -> None:
-    """Raise a `UserError` that names the key if `config` breaks the schema or refers to something undefined.
+def check(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with every value in the form its key has, such as prefill reductions as text.
 
     Args:
-        config: the merged configuration.
-        schema: path of the JSON schema, in YAML.
-    """
-    import jsonschema
+        config: the merged configuration; artifacts are checked further by `contents.check`, which knows their kinds.
 
-    with open(schema, encoding="utf-8") as stream:
-        validator = jsonschema.Draft202012Validator(yaml.load(stream, Loader=YAML))
-    error = jsonschema.exceptions.best_match(validator.iter_errors(config))
-    if error is not None:
-        raise UserError(f"config, at {_dotted(error.absolute_path)}: {error.message}")
-    for name in config["models"]:
-        _check_model(config, name)
-    for name, mix in config["data"].items():
-        called = [source_name(source) for source in mix["sources"]]
-        if twice := next((one for one in called if called.count(one) > 1), None):
-            raise UserError(f"config, at data.{name}: two sources are called {twice!r}; give each a name of its own")
+    Raises:
+        UserError: a key or value cannot be, or refers to something undefined; one sentence that names the place.
+    """
+    typed = read(Config, config)
+    config = plain(typed)
+    for name, entry in config["recipes"].items():
+        if "zero_stage" in entry:
+            raise UserError(f"config, at recipes.{name}: zero_stage stands at the models, not at a recipe")
+        _defined(config, "data", entry["data"], f"recipes.{name}")
+    for name, model in config["models"].items():
+        for variant in model.get("checkpoints", {}):
+            _check_checkpoint(config, name, variant)
     for section in ("heldout", "similarity"):
         _defined(config, "data", config[section]["data"], section)
     _defined(config, "recipes", config["choose_l"]["recipe"], "choose_l")
+    for name in config["planning"]["data"]:
+        _defined(config, "data", name, "planning.data")
     for section in ("fidelity", "choose_l", "early_exit"):
         if config[section]["documents"] > config["heldout"]["chats"]:
             raise UserError(
@@ -77,37 +79,13 @@ def check(config: dict[str, Any], schema: str | Path) -> None:
         _check_recipe(config, name)
     for name in config["variants"]:
         _check_variant(config, name)
-    check_points(config)
+    check_points(typed.serving, typed.workloads)
     _check_together(config)
     check_shards(config, _in_use(config))
     for name in config["tasks"]:
         _check_backend(config, name)
-
-
-def _check_model(config: dict[str, Any], name: str) -> None:
-    model = config["models"][name]
-    place, layers = f"models.{name}", model["num_hidden_layers"]
-    for reduction, ordinary in model["num_key_value_layers"].items():
-        if ordinary > layers:
-            raise UserError(
-                f"config, at {place}.num_key_value_layers.{reduction}: {ordinary} layers are more than the "
-                f"{layers} of the model"
-            )
-    gpus, nodes = model["gpus"]["distill"], model["nodes"]["distill"]
-    if max(1, gpus) % nodes:
-        raise UserError(f"config, at {place}: {gpus} GPUs for distill cannot be spread evenly over {nodes} nodes")
-    for variant in model.get("checkpoints", {}):
-        _check_checkpoint(config, name, variant)
-    shape = model["source"].get("random", {})
-    if shape.get("num_hidden_layers", layers) != layers:
-        raise UserError(
-            f"config, at {place}: source.random has {shape['num_hidden_layers']} layers, but num_hidden_layers is {layers}"
-        )
-    heads, shared = shape.get("num_attention_heads"), shape.get("num_key_value_heads")
-    if heads and shared and heads % shared:
-        raise UserError(
-            f"config, at {place}.source.random: {heads} attention heads cannot share {shared} key/value heads evenly"
-        )
+        _check_splits(name, config["tasks"][name])
+    return config
 
 
 def _check_checkpoint(config: dict[str, Any], model: str, variant: str) -> None:
@@ -125,37 +103,27 @@ def _check_checkpoint(config: dict[str, Any], model: str, variant: str) -> None:
 
 def _check_recipe(config: dict[str, Any], name: str) -> None:
     """The recipe on every model in use."""
-    place = f"config, at recipes.{name}"
-    _defined(config, "data", config["recipes"][name]["data"], f"recipes.{name}")
-    try:
-        for model in _in_use(config):
-            ranks = max(1, config["models"][model]["gpus"]["distill"])
-            place = f"config, at recipes.{name}, for model {model!r}"
-            Recipe.from_dict(recipe(config, model, name)).accumulation(ranks)
-    except UserError as error:
-        raise UserError(f"{place}: {str(error).removeprefix('recipe: ')}") from None
+    for model in _in_use(config):
+        try:
+            Recipe.from_dict(recipe(config, model, name)).accumulation(
+                max(1, config["models"][model]["gpus"]["distill"])
+            )
+        except UserError as error:
+            raise UserError(f"config, at recipes.{name}, for model {model!r}: {_bare(error)}") from None
 
 
 def _check_variant(config: dict[str, Any], name: str) -> None:
     """The variant alone, and that it fits at least one model."""
     variant, place = config["variants"][name], f"config, at variants.{name}"
     reduction, trained = variant["prefill_reduction"], variant.get("recipe")
-    if trained is not None and trained not in config["recipes"]:
-        raise UserError(f"{place}: recipe {trained!r} is not defined under recipes")
+    if trained is not None:
+        _defined(config, "recipes", trained, f"variants.{name}")
     if reduction is None:
-        if given := [key for key in ("acrosskv", "kv_heads", "plugin", "early_exit") if variant.get(key) is not None]:
-            raise UserError(f"{place}: {given[0]} needs a prefill_reduction")
         if trained is not None:
-            if variant.get("merge_all_layers"):
-                raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no recipe")
             _check_trained(config, name, None)
         return
-    if missing := [key for key in ("acrosskv", "kv_heads") if key not in variant]:
-        raise UserError(f"{place}: a variant with a prefill_reduction needs {missing[0]}")
     if trained is None and not any(name in entry.get("checkpoints", {}) for entry in config["models"].values()):
         raise UserError(f"{place}: it needs a recipe, or a model that names a checkpoint for it under its checkpoints")
-    if variant.get("merge_all_layers"):
-        raise UserError(f"{place}: merge_all_layers serves the model as it is, so it has no prefill_reduction")
     having = [model for model, entry in config["models"].items() if reduction in entry["num_key_value_layers"]]
     if not having:
         raise UserError(f"{place}: no model has {reduction} under its num_key_value_layers")
@@ -181,8 +149,12 @@ def _check_trained(config: dict[str, Any], name: str, model: str | None) -> None
     try:
         Recipe.from_dict(settings).check_spec(None if fields is None else SwiftKVSpec(**fields))
     except UserError as error:
-        sentence = str(error).removeprefix("recipe: ")
-        raise UserError(f"config, at variants.{name}: recipe {trained!r} cannot train it: {sentence}") from None
+        raise UserError(f"config, at variants.{name}: recipe {trained!r} cannot train it: {_bare(error)}") from None
+
+
+def _bare(error: UserError) -> str:
+    """What is said of a recipe without how it begins."""
+    return re.sub("^recipe(, at )?:? ?", "", str(error))
 
 
 def _in_use(config: dict[str, Any]) -> list[str]:
@@ -213,7 +185,7 @@ def spec(config: dict[str, Any], model: str, variant: str) -> dict[str, int | No
         "num_hidden_layers": settings["num_hidden_layers"],
         "num_key_value_layers": settings["num_key_value_layers"][reduction],
         "key_value_group_size": config["variants"][variant]["acrosskv"],
-        "num_key_value_heads": config["variants"][variant]["kv_heads"],
+        "num_key_value_heads": config["variants"][variant].get("kv_heads"),
     }
     if config["variants"][variant].get("early_exit"):
         fields["early_exit"] = True
@@ -307,6 +279,14 @@ def _check_backend(config: dict[str, Any], name: str) -> None:
                 )
 
 
+def _check_splits(name: str, task: dict[str, Any]) -> None:
+    """Of a task whose scored split is known without lm-eval, the files must have it."""
+    splits, known = task.get("source", {}).get("splits"), KNOWN.get(task["task"])
+    if splits and known and known.split not in splits:
+        place = f"config, at tasks.{name}.source.splits"
+        raise UserError(f"{place}: {task['task']} scores split {known.split!r}, which is not among {', '.join(splits)}")
+
+
 def _asked_backend(config: dict[str, Any], task: str) -> str:
     return config["tasks"][task].get("backend", config["scoring"]["backend"])
 
@@ -328,10 +308,7 @@ def _check_together(config: dict[str, Any]) -> None:
     owners: dict[str, str] = {}
     for name in config["scoring"]["together"]:
         if name not in config["sets"]["tasks"]:
-            known = ", ".join(config["sets"]["tasks"])
-            raise UserError(
-                f"config, at scoring.together: there is no set {name!r} under sets.tasks (there are: {known})"
-            )
+            raise UserError(f"config, at scoring.together: {undefined(name, 'sets.tasks', config['sets']['tasks'])}")
         for task in config["sets"]["tasks"][name]:
             if owners.setdefault(task, name) != name:
                 raise UserError(f"config, at scoring.together: task {task!r} is in {owners[task]!r} and in {name!r}")
@@ -370,12 +347,7 @@ def check_served(config: dict[str, Any], model: str, place: str) -> None:
 
 def _defined(config: dict[str, Any], section: str, name: str, place: str) -> None:
     if name not in config[section]:
-        known = ", ".join(config[section])
-        raise UserError(f"config, at {place}: {name!r} is not defined under {section} (known: {known})")
-
-
-def _dotted(path) -> str:
-    return ".".join(str(part) for part in path) or "the top level"
+        raise UserError(f"config, at {place}: {undefined(name, section, config[section])}")
 
 
 def without_quality(config: dict[str, Any], model: str) -> str | None:

@@ -1,0 +1,157 @@
+"""Where models, checkpoints, chats and questions come from: each source is one of several forms, told by the key it has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
+
+from swiftkv.section import Count, HubId, Section, Text, Whole, by_key, key
+
+
+class Hub(Section, called="a hub source"):
+    """A Hugging Face hub repository."""
+
+    hub: HubId
+    revision: Text = key("Branch, tag or commit; the commit it resolved to is recorded.", "main")
+
+
+class HubModel(Hub, called="a hub source"):
+    """A model of the hub."""
+
+    gated: bool = key("Whether the hub asks to accept a license first; for plans and checks only.", False)
+
+
+class LocalModel(Section, called="a local source"):
+    """A checkpoint folder, or one with a tokenizer."""
+
+    local: Text = key("A folder on this machine.")
+
+
+class Random(Section, called="random"):
+    """Random weights instead, in this shape; what is not said is the file's."""
+
+    nullable = frozenset({"q_lora_rank"})
+    hidden_size: Whole | None = key("Width of the residual stream.", None)
+    intermediate_size: Whole | None = key("Width of the feed-forward layers.", None)
+    num_hidden_layers: Whole | None = key("L, the number of decoder layers.", None)
+    num_attention_heads: Whole | None = key("Query heads of a layer.", None)
+    num_key_value_heads: Whole | None = key("Key/value heads of a layer.", None)
+    head_dim: Whole | None = key("Width of a head.", None)
+    model_type: Literal["deepseek_v2"] | None = key(
+        "Another architecture than the file's; it then gives no sizes.", None
+    )
+    q_lora_rank: Whole | None = key("DeepSeek-V2: width of the queries' latent; null: they have none.", None)
+    kv_lora_rank: Whole | None = key("DeepSeek-V2: width of the latent that keys and values are made of.", None)
+    qk_nope_head_dim: Whole | None = key("DeepSeek-V2: elements of a query or key head without RoPE.", None)
+    qk_rope_head_dim: Whole | None = key("DeepSeek-V2: elements with RoPE; the key's are one head for all.", None)
+    v_head_dim: Whole | None = key("DeepSeek-V2: width of a value head.", None)
+    n_routed_experts: Whole | None = key("DeepSeek-V2: experts of a layer that tokens are routed to.", None)
+    n_shared_experts: Whole | None = key("DeepSeek-V2: experts of a layer that every token goes through.", None)
+    num_experts_per_tok: Whole | None = key("DeepSeek-V2: routed experts a token goes through.", None)
+    moe_intermediate_size: Whole | None = key("DeepSeek-V2: width of an expert.", None)
+    first_k_dense_replace: Count | None = key("DeepSeek-V2: layers without experts, the first ones.", None)
+    max_position_embeddings: Whole | None = key("Longest sequence in tokens.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("must not be empty")
+        heads, shared = self.num_attention_heads, self.num_key_value_heads
+        if heads and shared and heads % shared:
+            raise ValueError(f"{heads} attention heads cannot share {shared} key/value heads evenly")
+        return self
+
+
+class PackagedModel(Section, called="a source in a package"):
+    """A GGUF file of an installed Python distribution."""
+
+    package: Text = key("Name of an installed Python distribution.")
+    gguf: Text = key("Path of a GGUF file in that distribution.")
+    random: Random | None = key("Random weights instead, in this shape.", None)
+
+
+ModelSource = Annotated[
+    HubModel | PackagedModel | LocalModel, by_key(hub=HubModel, package=PackagedModel, local=LocalModel)
+]
+# A SwiftKV checkpoint in the published format, or a model whose chat template is taken.
+CheckpointSource = Annotated[HubModel | LocalModel, by_key(hub=HubModel, local=LocalModel)]
+
+
+class Chats(Section):
+    """One origin of chats: whole chats, or two Jinja templates over a record's fields."""
+
+    record: Text | None = key("Field of each JSON line that holds the record, if it is not the line itself.", None)
+    chats: Literal["messages", "sharegpt"] | None = key("Whole chats: (role, content), or (from, value).", None)
+    user: Text | None = key("Jinja template of the user's message.", None)
+    assistant: Text | None = key("Jinja template of the assistant's answer.", None)
+    limit: Whole | None = key("Take at most this many chats.", None)
+    distinct_characters: Whole | None = key("Of chats that agree in so many first characters one is kept.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        templates = (self.user is not None) + (self.assistant is not None)
+        if templates == 1 or (templates == 2) == (self.chats is not None):
+            raise ValueError("needs either chats, or the two templates user and assistant")
+        return self
+
+
+class HubChats(Chats, Hub, called="a hub source of chats"):
+    """Chats of a hub data set."""
+
+    name: Text | None = key("Short name recorded with each chat; the id without it.", None)
+    subset: Text | None = key("Configuration name of the hub data set.", None)
+    split: Text = key("Split of the hub data set.")
+
+
+class PackagedChats(Chats, called="a source of chats in a package"):
+    """Chats of files in an installed distribution."""
+
+    name: Text = key("Short name recorded with each chat.")
+    package: Text = key("Name of an installed Python distribution.")
+    file: Text = key("Arrow, JSON-lines or gzipped JSON-lines files in it; wildcards allowed.")
+
+
+class LocalChats(Chats, called="a local source of chats"):
+    """Chats of a file."""
+
+    name: Text = key("Short name recorded with each chat.")
+    local: Text = key("An Arrow, JSON-lines or gzipped JSON-lines file on this machine.")
+
+
+ChatSource = Annotated[
+    HubChats | PackagedChats | LocalChats, by_key(hub=HubChats, package=PackagedChats, local=LocalChats)
+]
+
+
+class HubQuestions(Hub, called="a hub source of questions"):
+    """The hub data set a task asks."""
+
+    optional: bool = key("An unreachable hub leaves the cell empty, with the reason, instead of stopping.", False)
+
+
+class Questions(Section):
+    """Files with a task's questions."""
+
+    splits: dict[Text, Text] = key(
+        "A split's .arrow or .jsonl.gz file; `{dataset_name}`: MMLU's subject.", min_length=1
+    )
+    columns: dict[Text, Text] | None = key("Columns that lm-eval reads and the files lack, as Jinja templates.", None)
+
+
+class PackagedQuestions(Questions, called="a source of questions in a package"):
+    """Questions in an installed distribution."""
+
+    package: Text = key("Installed distribution that ships the questions.")
+
+
+class LocalQuestions(Questions, called="a local source of questions"):
+    """Questions in a folder."""
+
+    local: Text = key("Folder with the questions.")
+
+
+QuestionSource = Annotated[
+    HubQuestions | PackagedQuestions | LocalQuestions,
+    by_key(hub=HubQuestions, package=PackagedQuestions, local=LocalQuestions),
+]

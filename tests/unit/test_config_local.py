@@ -1,0 +1,66 @@
+"""Local sources are looked at while planning: a folder that is not what the configuration says ends in one sentence."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from swiftkv.config.local import check_local_sources
+from swiftkv.errors import UserError
+
+NOTHING = {"models": {}, "data": {}, "tasks": {}, "workloads": {}}
+
+
+def configuration(**model):
+    return NOTHING | {"models": {"mine": {"source": {"local": "mine"}, "num_hidden_layers": 8, **model}}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 8}))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"weight": np.zeros(2, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_folder_that_is_as_stated_is_fine(folder):
+    own = {"chat_template": {"local": "mine"}, "checkpoints": {"swiftkv-50": {"local": "mine"}}}
+    check_local_sources(configuration(**own), folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("config.json", "models.mine.source: .* is no checkpoint: it has no config.json"),
+        ("tokenizer.json", "models.mine.source: .* has no tokenizer"),
+        ("model.safetensors", "models.mine.source: .* it has no .*safetensors file"),
+    ],
+)
+def test_an_incomplete_folder_is_named(folder, file, sentence):
+    (folder / file).unlink()
+    with pytest.raises(UserError, match=f"config, at {sentence}"):
+        check_local_sources(configuration(), folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (configuration(num_hidden_layers=12), "models.mine.source: .* has 8 layers, but num_hidden_layers is 12"),
+        (configuration(source={"local": "nothere"}), "models.mine.source: 'nothere' does not exist"),
+        (configuration(chat_template={"local": "no"}), "models.mine.chat_template: 'no' does not exist"),
+        (configuration(checkpoints={"a": {"local": "no"}}), "models.mine.checkpoints.a: 'no' does not exist"),
+        (NOTHING | {"data": {"mix": {"sources": [{"local": "no"}]}}}, "data.mix.sources.0: 'no' does not exist"),
+        (NOTHING | {"tasks": {"t": {"source": {"local": "no"}}}}, "tasks.t.source: 'no' does not exist"),
+        (NOTHING | {"workloads": {"w": {"source": {"local": "no"}}}}, "workloads.w.source: 'no' does not exist"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(folder, config, sentence):
+    with pytest.raises(UserError, match=f"config, at {sentence}"):
+        check_local_sources(config, folder.parent)
+
+
+def test_a_workload_that_is_drawn_needs_no_trace():
+    check_local_sources(NOTHING | {"workloads": {"w": {"source": {"local": "no"}, "stand_in": {}}}})
