@@ -24,6 +24,7 @@ PARTS = {
         "data/",
         "planning/",
         "preflight/",
+        "pricing/",
         "stages/",
         "config/",
         "hub.py",
@@ -38,12 +39,15 @@ BASE = (
     "quantize/",
     "serve/",
     "__init__.py",
+    "architectures.py",
     "cost.py",
     "device.py",
+    "dimensions.py",
     "errors.py",
     "gpus.py",
     "records.py",
     "spec.py",
+    "statistics.py",
     "tensor_file.py",
 )
 # Used without having to be imported: the workflow is run by Snakemake, and transformers reads GGUF with gguf.

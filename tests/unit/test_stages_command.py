@@ -92,7 +92,7 @@ def test_a_recipe_is_checked_as_it_is_read():
     def train(recipe: Recipe) -> None:
         """Train."""
 
-    with pytest.raises(UserError, match="recipe: unknown key 'epoch'"):
+    with pytest.raises(UserError, match="recipe: a recipe has no key 'epoch'"):
         call(train, ["--recipe", '{"epoch": 1}'], "program")
 
 
