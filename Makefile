@@ -37,7 +37,7 @@ test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM
 test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM; the figures go to results/faults.xml
 	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py --junitxml results/faults.xml -o junit_family=xunit1
 
-smoke: .venv/.ready  ## every rule once, on tiny random weights (11 minutes on two cores)
+smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
 
 vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of every vLLM from 0.26 on (300 MB to download each)
