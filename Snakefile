@@ -28,6 +28,10 @@ onstart:
     refuse_what_cannot_run()
 
 
+onsuccess:
+    say_where_results_are()
+
+
 localrules:
     all,
 

@@ -50,5 +50,16 @@ def every_artifact(w):
     ]
 
 
+def say_where_results_are():
+    """The end of a run that made everything."""
+    tables = f"{config['pathvars']['results']}/tables"
+    if os.path.exists(f"{tables}/claims.md"):
+        print(
+            f"Done. {tables}/contents.md lists every table and figure, {tables}/claims.md judges the claims; "
+            "`make report PROFILE=...` makes one page of all.",
+            file=sys.stderr,
+        )
+
+
 if workflow.is_main_process:
     refuse_unknown_names()
