@@ -4,10 +4,14 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
 
-.PHONY: vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
+.DEFAULT_GOAL := help
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
 
 # PROFILE names the scale, CONFIG files that are added to its own, TARGETS files to be made.
 SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
+
+help:  ## what there is to make
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (about 75 minutes on two cores)
 	$(ACTIVATE) && python workflow/scripts/scale.py run $(SCALE)
@@ -16,6 +20,7 @@ plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, dis
 	@$(ACTIVATE) && python workflow/scripts/scale.py plan $(SCALE)
 
 report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
+	@test -e $(dir $(REPORT))tables/contents.html || { echo "error: nothing is made yet; run \`make reproduce\` first" >&2; exit 1; }
 	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)
 
 check: .venv/.ready  ## what a run needs, before hours are lost
@@ -32,7 +37,7 @@ test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM
 test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM; the figures go to results/faults.xml
 	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py --junitxml results/faults.xml -o junit_family=xunit1
 
-smoke: .venv/.ready  ## every rule once, on tiny random weights (a few minutes)
+smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
 
 vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of every vLLM from 0.26 on (300 MB to download each)

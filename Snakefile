@@ -21,10 +21,15 @@ include: "workflow/rules/distill.smk"
 include: "workflow/rules/score.smk"
 include: "workflow/rules/serve.smk"
 include: "workflow/rules/artifacts.smk"
+include: "workflow/rules/targets.smk"
 
 
 onstart:
     refuse_what_cannot_run()
+
+
+onsuccess:
+    say_where_results_are()
 
 
 localrules:
@@ -35,13 +40,4 @@ rule all:
     """Every table and figure of artifacts.yaml that this scale has a model for."""
     default_target: True
     input:
-        expand(
-            "<results>/tables/{artifact}.{form}",
-            artifact=contents.names(config, "table"),
-            form=["csv", "tex", "md", "html"],
-        ),
-        expand(
-            "<results>/figures/{artifact}.{form}",
-            artifact=contents.names(config, "figure"),
-            form=["pdf", "png", "csv"],
-        ),
+        every_artifact,

@@ -20,11 +20,11 @@ class Architecture:
 
     Attributes:
         classes: how the names of its classes begin, in transformers, here and in vLLM: `Qwen2` of `Qwen2ForCausalLM`.
-        module: where the classes are that it has of its own, see `swiftkv.models.classes`; None where it has none.
-        bias: of the projections of queries, keys and values.
-        output_bias: of the projection after attention.
-        window: the layers that a sliding window holds in: None, "every layer", or "upper layers", which is those from
-            `max_window_layers` on where `use_sliding_window` is set.
+        module: module with the classes of its own (`swiftkv.models.classes`); None where it has none.
+        bias: whether the projections of queries, keys and values have a bias.
+        output_bias: whether the projection after attention has one.
+        window: the layers with a sliding window: None, "every layer", or "upper layers", those from `max_window_layers` on
+            where `use_sliding_window` is set.
         normalised: whether queries and keys are normalised by head.
         latent: whether keys and values of all heads are made from one latent, and feed-forward layers are experts.
         fitted: the projections of a layer's normed input that a fitted start makes anew.

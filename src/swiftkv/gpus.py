@@ -26,8 +26,8 @@ def compute_with(threads: int | None, gpus: int | None) -> None:
     """Hold this process to what its job has; to be called before anything looks for a GPU.
 
     Args:
-        threads: of the processor; None leaves them as the environment says.
-        gpus: on this node; 0 hides those there are, None takes them as they are. Of more than these, the first are taken.
+        threads: processor threads that torch uses; None leaves them as the environment says.
+        gpus: how many GPUs of this node the process may see, the first ones; 0 hides all, None changes nothing.
 
     Raises:
         UserError: there are fewer GPUs than the job asked for.

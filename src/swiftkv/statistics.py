@@ -49,8 +49,8 @@ def ratio(sums: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
     """Sum over sum as `value`, `stderr` and `n`: a linearized ratio estimator over documents.
 
     Args:
-        sums: of each document.
-        counts: of each document, what its sum is over. One document alone has no standard error.
+        sums: one sum for each document; one document alone has no standard error.
+        counts: how many values each sum adds up.
     """
     n, total = len(sums), sum(counts)
     value = math.fsum(sums) / total

@@ -90,16 +90,27 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
             "results/local/tables/blog_table6.tex",
             "blog_table6 is not made at this scale: no model of .* llama2_7b",
         ),
-        ("local", "results/tables/table2.tex", "results of this scale lie in results/local/"),
+        (
+            "local",
+            "results/tables/table2.tex",
+            "table2 is a table of this scale, such as results/local/tables/table2.tex",
+        ),
+        (
+            "local",
+            "results/local/tables/figure3.csv",
+            "figure3 is a figure .* such as results/local/figures/figure3.csv",
+        ),
+        ("local", "tabel2", "there is no artifact 'tabel2'; did you mean 'table2'"),
+        ("local", "results/checkpoints/smollm2-135m/swiftkv-50", "results of this scale lie in results/local/"),
         (
             "slurm",
             "results/checkpoints/llama-3.1-8b/swiftkv-60",
-            "there is no variant 'swiftkv-60'; did you mean 'swiftkv-50'",
+            r"there is no variant 'swiftkv-60' \(did you mean 'swiftkv-50'\?\)",
         ),
         (
             "slurm",
             "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json",
-            "there is no point 'batch-3k'; did you mean",
+            r"there is no point 'batch-3k' \(did you mean",
         ),
         ("slurm", "results/nothing", "nothing makes results/nothing: docs/artifacts.md"),
     ],
@@ -110,12 +121,24 @@ def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, 
         plan_jobs(read_profile(profile, ROOT), ROOT, [file])
 
 
-def test_a_resource_that_nothing_reads_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("key", "wrong", "sentence"),
+    [
+        ("slurm_account:", "slurm_acount:", r"'slurm_acount', which nothing reads \(did you mean 'slurm_account'"),
+        (
+            "\nset-resources:",
+            "\nset-resurces:",
+            r"Snakemake has no option 'set-resurces' \(did you mean 'set-resources'",
+        ),
+        ("\nkeep-going:", "\nkeep-goin:", r"Snakemake has no option 'keep-goin' \(did you mean 'keep-going'"),
+        ("gpu_model:", "gpu_modl:", r"gpu_jobs.resources of the site file has 'gpu_modl', .* 'gpu_model'"),
+    ],
+)
+def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, monkeypatch, key, wrong, sentence):
     monkeypatch.chdir(ROOT)
-    profile = (ROOT / "profiles/slurm/profile.yaml").read_text().replace("slurm_account:", "slurm_acount:")
-    (tmp_path / "profile.yaml").write_text(profile)
-    (tmp_path / "site.yaml").write_text((ROOT / "profiles/slurm/site.yaml").read_text())
-    with pytest.raises(UserError, match="'slurm_acount', which nothing reads; did you mean 'slurm_account'"):
+    for name in ("profile.yaml", "site.yaml"):
+        (tmp_path / name).write_text((ROOT / "profiles/slurm" / name).read_text().replace(key, wrong))
+    with pytest.raises(UserError, match=sentence):
         plan_jobs(read_profile(tmp_path, ROOT), ROOT, ["results/tables/table1.tex"])
 
 

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from swiftkv.errors import UserError
-from swiftkv.planning.profile import Profile, read_config
+from swiftkv.planning.profile import Profile
 from swiftkv.pricing.work import PlannedJob, Resources
-from swiftkv.stages import STAGES, stage_of
-
-# Resources that Snakemake, its SLURM plugin or a rule here reads.
-RESOURCES = {
-    "gpu", "gpu_turn", "gpu_model", "gres", "nodes", "tasks", "tasks_per_node", "tasks_per_gpu", "cpus_per_task",
-    "cpus_per_gpu", "mpi", "mem", "mem_mb", "mem_mib", "mem_mb_per_cpu", "disk", "disk_mb", "disk_mib", "tmpdir", "runtime",
-    "slurm_account", "slurm_partition", "slurm_extra", "clusters", "constraint", "qos", "reservation", "threads",
-}  # fmt: skip
-SECTIONS = {"kv_cache": ["auto", "fp8"]}  # wildcards of paths that are no section of the configuration
+from swiftkv.stages import stage_of
 
 
 def plan_jobs(
@@ -41,14 +30,7 @@ def plan_jobs(
         UserError: Snakemake cannot plan; its own sentence.
     """
     words = ["--attempt", attempt, *(["--forceall"] if everything else [])]
-    try:
-        jobs = dry_run(*words, *profile.command(root, targets))
-    except UserError as error:
-        if not (file := re.search(r"No rule to produce (\S+)", str(error))):
-            raise
-        raise UserError(why_not_made(read_config(root, profile), file[1])) from None
-    check_resources(profile, jobs)
-    return jobs
+    return dry_run(*words, *profile.command(root, targets))
 
 
 def dry_run(*words: object) -> list[PlannedJob]:
@@ -66,61 +48,28 @@ def dry_run(*words: object) -> list[PlannedJob]:
 
     jobs: list[PlannedJob] = []
     sentences: list[str] = []
+    said = io.StringIO()
 
     def read(record: logging.LogRecord) -> bool:
         # A job without output, as that of rule all, makes nothing.
         if getattr(record, "event", None) == LogEvent.JOB_INFO and record.output:
             jobs.append(_planned(record))
         elif record.levelno >= logging.ERROR:
-            sentences.append(" ".join(record.getMessage().split()))
+            sentences.append(" ".join(record.getMessage().split()).removeprefix("error: "))
         return False
 
+    filters = list(logger.filters)  # the Snakefile adds its own
     logger.addFilter(read)
     try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(said):
             parser, arguments = cli.parse_args(["--dry-run", *map(str, words)])
             if cli.args_to_api(arguments, parser):
                 return jobs
     except SystemExit as error:  # a sentence of the Snakefile's, or a wrong command line
         sentences = [str(error.code).removeprefix("error: ").split("\n")[0] if error.code != 2 else said.getvalue()]
     finally:
-        logger.removeFilter(read)
+        logger.filters[:] = filters
     raise UserError("; ".join(sentences)[:500] or "Snakemake cannot plan: `snakemake --dry-run` says why")
-
-
-def why_not_made(config: Mapping[str, Any], file: str) -> str:
-    """Why no stage makes a file: its place, or a name in it that the configuration does not define."""
-    results, sections = config["pathvars"]["results"], SECTIONS | {"point": config["serving"]["points"]}
-    if not file.startswith(f"{results}/"):
-        return f"nothing makes {file}: results of this scale lie in {results}/"
-    for stage in STAGES.values():
-        for output in stage.outputs:
-            pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(output))
-            for name, value in (
-                match.groupdict() if (match := re.fullmatch(pattern, file[len(results) + 1 :])) else {}
-            ).items():
-                known = sections.get(name) or config.get(f"{name}s", [value])
-                if value not in known:
-                    return f"nothing makes {file}: there is no {name} {value!r}{nearest(value, known)}"
-    return f"nothing makes {file}: docs/artifacts.md says which files there are"
-
-
-def check_resources(profile: Profile, jobs: Iterable[PlannedJob]) -> None:
-    """Raise a `UserError` for the first resource of a job that nothing reads, as a misspelt key of a profile or site file."""
-    known = RESOURCES | set(profile.resources)
-    for job in jobs:
-        for name in job.resources:
-            if name not in known and not name.startswith("_"):
-                raise UserError(
-                    f"rule {job.rule} asks for {name!r}, which nothing reads{nearest(name, known)} Correct the profile's "
-                    "profile.yaml or site.yaml"
-                )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like a misspelt one, as a question; nothing where none is."""
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _planned(event: logging.LogRecord) -> PlannedJob:

@@ -16,6 +16,7 @@ import yaml
 
 from swiftkv.errors import UserError
 from swiftkv.gpus import python_of_jobs
+from swiftkv.section import nearest
 
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -84,18 +85,25 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     Raises:
         UserError: there is no such profile, or it is not valid.
     """
-    from snakemake.cli import ExecutorPluginRegistry, parse_args
+    from snakemake.cli import ExecutorPluginRegistry, get_argument_parser, get_profile_dir, parse_args
 
     folder = root / "profiles" / name
     folder = folder if folder.is_dir() else Path(name)
     if not folder.is_dir():
         known = ", ".join(sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml")))
         raise UserError(f"there is no profile {str(name)!r}; it is one of {known}, or a folder with a profile.yaml")
-    with contextlib.redirect_stderr(io.StringIO()):
+    if place := get_profile_dir(str(folder)):
+        # Snakemake leaves out a mapping whose key it does not know, without a word.
+        options = [option.removeprefix("--") for option in get_argument_parser()._option_string_actions]
+        for key in yaml.safe_load(place[1].read_text(encoding="utf-8")) or {}:
+            if key not in options:
+                raise UserError(f"{place[1]}: Snakemake has no option {key!r}{nearest(key, options)}")
+    with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             _, args = parse_args(["--profile", str(folder), "--dry-run"])
         except SystemExit:
-            raise UserError(f"Snakemake cannot read the profile {str(folder)!r}; `snakemake -n` says why") from None
+            sentence = said.getvalue().strip().rpartition("\n")[2]
+            raise UserError(f"Snakemake cannot read the profile {str(folder)!r}: {sentence}") from None
     cluster = args.executor not in (None, "local")
     slurm = ExecutorPluginRegistry().get_plugin("slurm").get_settings(args) if args.executor == "slurm" else None
     limits = {name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)}

@@ -1,0 +1,65 @@
+"""What is said of a run that names what nobody knows, or nothing at all."""
+
+from snakemake.logging import logger
+from swiftkv.planning import targets
+
+
+@command_line
+def refuse_unknown_names():
+    """Stop at rules and resources of the profile or the site file that nothing reads; say of a file why nothing makes it."""
+    settings = workflow.resource_settings
+    set_resources = settings._parsed_overwrite_resources
+    targets.check_names(
+        [rule.name for rule in workflow.rules],
+        {"set-resources": set_resources, "set-threads": settings.overwrite_threads},
+        {
+            "resources": workflow.global_resources,
+            "the profile's default-resources": settings._parsed_default_resources,
+            "gpu_jobs.resources of the site file": config["gpu_jobs"].get(
+                "resources", []
+            ),
+            **{
+                f"the profile's set-resources of rule {rule}": names
+                for rule, names in set_resources.items()
+            },
+        },
+    )
+    # Before other filters, so that those see the reason too.
+    logger.filters.insert(0, lambda record: targets.explain(config, record))
+
+
+def every_artifact(w):
+    """All tables and figures; at paper scale only if a profile or the rule itself is named."""
+    named = workflow.dag_settings.targets or workflow.overwrite_configfiles
+    if not named and workflow.global_resources.get("gpu").value is None:
+        sys.exit(
+            "error: neither a profile nor a file is named, and everything at the paper's scale takes thousands of "
+            "GPU-hours. You may have meant one of\n"
+            "  snakemake --profile profiles/local                    everything on a small real model, on this machine\n"
+            "  snakemake --cores 2 results/tables/table1.tex         one file of the paper's scale\n"
+            "  snakemake --profile profiles/slurm                    all of the paper's scale, on a cluster\n"
+            "  make plan PROFILE=slurm                               what that costs\n"
+            "  make help                                             what else there is"
+        )
+    forms = {"table": ["csv", "tex", "md", "html"], "figure": ["pdf", "png", "csv"]}
+    return [
+        f"<results>/{form}s/{artifact}.{ending}"
+        for form, endings in forms.items()
+        for artifact in contents.names(config, form)
+        for ending in endings
+    ]
+
+
+def say_where_results_are():
+    """The end of a run that made everything."""
+    tables = f"{config['pathvars']['results']}/tables"
+    if os.path.exists(f"{tables}/claims.md"):
+        print(
+            f"Done. {tables}/contents.md lists every table and figure, {tables}/claims.md judges the claims; "
+            "`make report PROFILE=...` makes one page of all.",
+            file=sys.stderr,
+        )
+
+
+if workflow.is_main_process:
+    refuse_unknown_names()
