@@ -141,26 +141,17 @@ def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
     return {"weights": "published", "checkpoint": read_json(origin)}
 
 
-def describe_spec(spec: dict[str, Any] | None, teacher_heads: int) -> dict[str, Any] | None:
-    """The fields of a `SwiftKVSpec` with its exact reductions; None for an unchanged model.
+def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any] | None:
+    """The fields of a spec with its exact reductions; None for an unchanged model.
 
     Args:
-        spec: the fields, as a rule passes them on.
+        spec: of the variant.
         teacher_heads: KV heads a layer of the model before rewiring, see `key_value_heads`.
-
-    Raises:
-        UserError: the spec cannot be.
     """
-    if spec is None:
-        return None
-    try:
-        shape = SwiftKVSpec(**spec)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"SwiftKV spec {json.dumps(spec)} cannot be: {error}") from None
-    return {
-        **dataclasses.asdict(shape),
-        "prefill_reduction": shape.prefill_reduction,
-        "kv_cache_reduction": shape.kv_cache_reduction(teacher_heads),
+    return spec and {
+        **dataclasses.asdict(spec),
+        "prefill_reduction": spec.prefill_reduction,
+        "kv_cache_reduction": spec.kv_cache_reduction(teacher_heads),
     }
 
 

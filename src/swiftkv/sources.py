@@ -21,6 +21,7 @@ from typing import Any
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
 from swiftkv.records import atomic_path, checksum, read_json, write_json
+from swiftkv.section import nearest
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -144,8 +145,10 @@ def package_files(package: str, pattern: str) -> list[Path]:
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
+        installed = [one.name for one in importlib.metadata.distributions()]
         raise UserError(
-            f"package {package!r} is not installed; run `make setup`, or `pip install --no-deps {package}`"
+            f"package {package!r} is not installed{nearest(package, installed)}; run `make setup`, or "
+            f"`pip install --no-deps {package}`"
         ) from None
     files = [file for file in distribution.files or [] if file.match(pattern)]
     if not files:

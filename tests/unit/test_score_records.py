@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import lm_eval.tasks
@@ -21,14 +19,9 @@ from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score.catalogue import KNOWN, leaf_entries
 from swiftkv.score.data import TaskData, read_table
 from swiftkv.score.run import bits_per_byte, measure_scores
-from swiftkv.score.tasks import build_benchmark, choose
-from swiftkv.spec import SwiftKVSpec
+from swiftkv.score.tasks import build_benchmark
+from swiftkv.stages.command import call
 from swiftkv.statistics import mean_and_stderr
-
-
-def test_all_are_taken_without_a_limit():
-    assert choose([2, 0, 3], None, 0) == [[0, 1], [], [0, 1, 2]]
-    assert choose([2, 3], 9, 0) == [[0, 1], [0, 1, 2]]
 
 
 @pytest.fixture
@@ -168,7 +161,7 @@ def test_columns_are_made_of_the_record(tmp_path):
 
 def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
     checkpoint = tmp_path / "swiftkv"
-    model = rewire(load_base(tmp_path / "checkpoint"), SwiftKVSpec(**SPEC))
+    model = rewire(load_base(tmp_path / "checkpoint"), SPEC)
     save_swiftkv(model, checkpoint, tokenizer=byte_tokenizer())
     values = {}
     for kv_cache in ("auto", "fp8"):
@@ -213,25 +206,16 @@ def test_an_unavailable_source_is_a_result_without_a_model(source, monkeypatch, 
         ({"--model-source": "none.json"}, "does not exist"),
         ({"--tasks": json.dumps({"winogrande": TASKS["winogrande"] | {"source": None}})}, "fetched to"),
         ({"--checkpoint": "nowhere"}, "nowhere is no checkpoint"),
-        ({"--spec": '{"num_hidden_layers": 6, "num_key_value_layers": 7}'}, "cannot be"),
+        ({"--spec": '{"num_hidden_layers": 6, "num_key_value_layers": 7}'}, "must lie between"),
         ({"--tasks": json.dumps({"winogrande": TASKS["winogrande"] | {"metric": "bleu"}})}, "no metric 'bleu'"),
     ],
 )
-def test_script_ends_with_one_sentence(source, tmp_path, change, message):
+def test_what_cannot_be_scored_is_one_sentence(source, tmp_path, change, message):
     output = tmp_path / "out.json"
     options = {
-        "--model-source": str(source),
-        "--variant": "v",
-        "--spec": "null",
-        "--kv-cache": "auto",
-        "--seed": "3",
-        "--tasks": json.dumps({"winogrande": TASKS["winogrande"]}),
-        "--outputs": str(output),
-    } | change
-    script = Path(__file__).parents[2] / "workflow" / "scripts" / "score.py"
-    command = [sys.executable, str(script), *(word for pair in options.items() for word in pair)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert run.returncode == 1
-    assert message in run.stderr
-    assert "Traceback" not in run.stderr
+        "--model-source": str(source), "--checkpoint": "", "--variant": "v", "--spec": "null", "--kv-cache": "auto",
+        "--seed": "3", "--tasks": json.dumps({"winogrande": TASKS["winogrande"]}), "--outputs": str(output),
+    } | change  # fmt: skip
+    with pytest.raises(UserError, match=message):
+        call(measure_scores, [word for pair in options.items() for word in pair if word], "score")
     assert not output.exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.section import Count, NotNegative, Section, Whole, key
+from swiftkv.section import Count, NotNegative, Section, Whole, key, nearest
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -151,14 +151,18 @@ def leaf_entries(name: str) -> list[Entry]:
     Raises:
         UserError: lm-eval has no such task, or it is one in Python.
     """
+    index = _index(KNOWN[name].folder if name in KNOWN else ".")
+    if name not in index:
+        raise UserError(f"lm-eval has no task {name!r}{nearest(name, index)}; check `task` in the config")
+    return _expand(index, name)
+
+
+@functools.cache
+def _index(folder: str) -> dict[str, Entry]:
     import lm_eval.tasks
     from lm_eval.tasks._index import TaskIndex
 
-    root = Path(lm_eval.tasks.__file__).parent
-    index = TaskIndex.build([root / (KNOWN[name].folder if name in KNOWN else ".")])
-    if name not in index:
-        raise UserError(f"lm-eval has no task {name!r}; check `task` in the config")
-    return _expand(index, name)
+    return TaskIndex.build([Path(lm_eval.tasks.__file__).parent / folder])
 
 
 def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry]:

@@ -61,12 +61,19 @@ class TaskData:
         """
         if self._fetched is not None:
             return self._fetched.load(config)
-        splits = {}
-        for split, pattern in self.source["splits"].items():
-            path = self._file(pattern, config.get("dataset_name"))
-            self.files.append(path)
-            splits[split] = read_table(path, self.source.get("columns"))
-        return splits
+        paths = self.paths(config)
+        self.files += paths.values()
+        return {split: read_table(path, self.source.get("columns")) for split, path in paths.items()}
+
+    def paths(self, config: dict[str, Any]) -> dict[str, Path]:
+        """The file of each split of one lm-eval task config.
+
+        Raises:
+            UserError: the package or a file is missing.
+        """
+        return {
+            split: self._file(pattern, config.get("dataset_name")) for split, pattern in self.source["splits"].items()
+        }
 
     def record(self) -> dict[str, Any]:
         """Identity of what `load` has read so far, for the score's `data`."""

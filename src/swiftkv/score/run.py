@@ -21,6 +21,7 @@ from swiftkv.score.kept import KeptAnswers
 from swiftkv.score.result import identity, summary
 from swiftkv.score.served import score_served
 from swiftkv.sources import read_source
+from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -33,7 +34,7 @@ def measure_scores(
     model_source: Path,
     checkpoint: Path | None,
     variant: str,
-    spec: dict | None,
+    spec: SwiftKVSpec | None,
     kv_cache: Literal["auto", "fp8"],
     tasks: dict[str, dict[str, Any]],
     seed: int,
@@ -54,7 +55,7 @@ def measure_scores(
         model_source: the model's source.json.
         checkpoint: trained checkpoint; None scores the model itself.
         variant: name of the variant.
-        spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
+        spec: of the variant; None where nothing is rewired.
         kv_cache: "auto" or "fp8".
         tasks: entries of the config by name: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit,
             batch_size, and optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM
@@ -87,7 +88,9 @@ def measure_scores(
     tokenizer = Path(model["path"])
     keep = functools.partial(_keep, state, subject, [folder, tokenizer])
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
-    serve = functools.partial(score_served, folder, tokenizer, spec, kv_cache, seed=seed, log=engine_log, shard=shard)
+    serve = functools.partial(
+        score_served, folder, tokenizer, spec is not None, kv_cache, seed=seed, log=engine_log, shard=shard
+    )
     part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
     named, folders = list(zip(tasks.items(), outputs, strict=True)), {path.name: path for path in fetched}
@@ -194,12 +197,12 @@ def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
     import torch
     from transformers import AutoTokenizer
 
+    from swiftkv.device import device_map
     from swiftkv.models import load_any
     from swiftkv.score.lm import CachedLM, PrefixSharingLM
 
-    gpu = torch.cuda.is_available()
-    model = load_any(folder, torch.bfloat16, device_map="auto" if gpu else None)
-    kind = CachedLM if gpu else PrefixSharingLM
+    model = load_any(folder, device_map=device_map())
+    kind = CachedLM if torch.cuda.is_available() else PrefixSharingLM
     return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
 
 

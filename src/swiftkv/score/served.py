@@ -41,7 +41,7 @@ _TASK_SETTINGS = {"do_sample", "max_gen_toks", "max_new_tokens", "temperature", 
 def score_served(
     folder: Path,
     tokenizer: Path,
-    spec: dict[str, Any] | None,
+    rewired: bool,
     kv_cache: str,
     task: dict[str, Any],
     seed: int,
@@ -54,7 +54,7 @@ def score_served(
     Args:
         folder: the checkpoint.
         tokenizer: the folder of its tokenizer.
-        spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
+        rewired: whether it is a SwiftKV checkpoint.
         log: file for all that vLLM prints.
         fetched: the folder with the questions of a hub source.
         shard: as in `build_benchmark`.
@@ -91,7 +91,7 @@ def score_served(
     if "refused" in answer:
         raise UserError(answer["refused"])
     ran = answer["settings"] | {"dtype": engine["dtype"], "engine": engine}
-    seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=spec is not None)
+    seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=rewired)
     return answer["result"], ran, answer["data"], {"engine": seen}
 
 

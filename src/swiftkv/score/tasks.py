@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from swiftkv.errors import UserError
 from swiftkv.score.catalogue import leaf_entries
 from swiftkv.score.data import TaskData
+from swiftkv.score.fetch import from_hub
+from swiftkv.section import nearest
 
 BITS_PER_BYTE = "bits_per_byte"  # a metric of every task that scores one continuation
 
@@ -139,17 +141,36 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
     return chosen
 
 
+def check_task(task: dict[str, Any]) -> None:
+    """Refuse a task of the config whose name, metric, filter, package or files there are not; of the hub nothing is asked.
+
+    Raises:
+        UserError: naming what there is not, and what there is instead.
+    """
+    configs = [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(task["task"])]
+    for config in configs:
+        _check(task, config)
+    if not from_hub(task.get("source")):
+        data = TaskData(task["task"], task["source"])
+        for config in configs:
+            data.paths(config)
+
+
 def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
     output_type, stated = config["output_type"], config.get("metric_list")
     metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
     if output_type == "loglikelihood":
         metrics = [*metrics, BITS_PER_BYTE]
     if task["metric"] not in metrics:
-        names = ", ".join(map(str, metrics))
-        raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {names}")
+        raise UserError(f"task {task['task']!r} has no {_choice('metric', task['metric'], map(str, metrics))}")
     filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
     if task.get("filter") and task["filter"] not in filters:
-        raise UserError(f"task {task['task']!r} has no filter {task['filter']!r}; it has {', '.join(filters)}")
+        raise UserError(f"task {task['task']!r} has no {_choice('filter', task['filter'], filters)}")
+
+
+def _choice(called: str, name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    return f"{called} {name!r}{nearest(name, known)}; it has {', '.join(known)}"
 
 
 def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str]:
