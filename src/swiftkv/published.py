@@ -30,7 +30,7 @@ def fetch_checkpoint(
         model_source: source.json of the model it was made of.
         variant: name of the variant it is to be.
         source: the model's `checkpoints` entry, {hub, revision} or {local}.
-        spec: of the variant.
+        spec: the variant's rewiring.
         output: folder that is written; an existing one is replaced.
 
     Returns:
@@ -74,7 +74,7 @@ def check_description(
         UserError: naming the field, and what it is and should be.
     """
     base = model["config"]
-    wanted = {
+    needed = {
         "model_type": f"{base['model_type']}_swiftkv",
         **{key: base.get(key) for key in DIMENSIONS},
         "num_key_value_heads": key_value_heads(base),
@@ -82,10 +82,10 @@ def check_description(
         "key_value_group_size": spec.key_value_group_size,
         "swiftkv_num_key_value_heads": spec.num_key_value_heads,
     }
-    found = {"key_value_group_size": 1, "num_key_value_heads": config.get("num_attention_heads")} | dict(config)
-    for key, value in wanted.items():
-        if found.get(key) != value:
+    stated = {"key_value_group_size": 1, "num_key_value_heads": config.get("num_attention_heads")} | dict(config)
+    for key, value in needed.items():
+        if stated.get(key) != value:
             raise UserError(
                 f"checkpoint {name!r} cannot be variant {variant!r} of model {model['name']!r}: its {key} is "
-                f"{found.get(key)!r}, but {value!r} is needed"
+                f"{stated.get(key)!r}, but {value!r} is needed"
             )

@@ -145,7 +145,7 @@ def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any
     """The fields of a spec with its exact reductions; None for an unchanged model.
 
     Args:
-        spec: of the variant.
+        spec: the variant's rewiring.
         teacher_heads: KV heads a layer of the model before rewiring, see `key_value_heads`.
     """
     return spec and {
@@ -161,13 +161,18 @@ def key_value_heads(config: dict[str, Any]) -> int:
 
 
 def provenance(seconds: float) -> dict[str, Any]:
-    """Where and with what a measurement was made; `seconds` is its wall time."""
+    """Where and with what a measurement was made; `seconds` is its wall time.
+
+    `git_dirty` says whether a tracked file differs from the commit.
+    """
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "wall_seconds": round(seconds, 3),
         "chat_date": str(CHAT_DATE),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": _git_dirty(),
+        "git_dirty": None
+        if (changed := _git("status", "--porcelain", "--untracked-files=no")) is None
+        else changed != "",
         "python": platform.python_version(),
         "libraries": {name: version for name in LIBRARIES if (version := installed_version(name))},
         "hardware": hardware(),
@@ -193,12 +198,6 @@ def installed_version(*distributions: str) -> str | None:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution)
     return None
-
-
-def _git_dirty() -> bool | None:
-    """Whether a tracked file differs from the commit."""
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    return None if changed is None else changed != ""
 
 
 def _git(*arguments: str) -> str | None:

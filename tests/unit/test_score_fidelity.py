@@ -160,18 +160,9 @@ def test_large_keys_in_an_fp8_cache_are_said(tmp_path, tiny_teacher, capsys):
         model = tiny_teacher("qwen2", **SHAPE)
         for layer in model.model.layers:
             layer.self_attn.k_proj.bias.data[3::8] = bias  # one in each head
-        arguments = (
-            None,
-            "baseline",
-            None,
-            "fp8",
-            write_chats(tmp_path / "chats.jsonl"),
-            5,
-            40,
-            0,
-            tmp_path / "out.json",
-        )
-        found[bias] = measure_fidelity(write_source(model, folder), *arguments)["result"]
+        chats, output = write_chats(tmp_path / "chats.jsonl"), tmp_path / "out.json"
+        record = measure_fidelity(write_source(model, folder), None, "baseline", None, "fp8", chats, 5, 40, 0, output)
+        found[bias] = record["result"]
         assert ("warning: keys of up to 1" in capsys.readouterr().out) == (bias == 100)
     bound = 8 * 8**0.5
     assert 0 < found[0.0]["fp8_keys"]["largest"] < bound < 99 < found[100.0]["fp8_keys"]["largest"] < 120

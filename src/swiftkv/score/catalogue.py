@@ -135,14 +135,19 @@ def output_type(name: str) -> str:
     Raises:
         UserError: lm-eval does not know the task, or its group mixes the two.
     """
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    types = {load_yaml(entry.yaml_path, resolve_func=False)["output_type"] for entry in leaf_entries(name)}
+    types = {config["output_type"] for config in leaf_configs(name)}
     if len(types) > 1:
         raise UserError(
             f"lm-eval task {name!r} is scored in several ways ({', '.join(sorted(types))}); name one of its tasks"
         )
     return types.pop()
+
+
+def leaf_configs(name: str) -> list[dict[str, Any]]:
+    """The configs of `leaf_entries`, as their files have them: functions by name."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    return [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(name)]
 
 
 def leaf_entries(name: str) -> list[Entry]:

@@ -52,17 +52,9 @@ class ChatMeasurement:
         kv_cache: str = "auto",
         **settings: Any,
     ) -> dict[str, Any]:
-        """Write the measurement's record, and return it.
+        """Write the measurement's record to `output`, and return it.
 
-        Args:
-            measure: what was measured, as `records.measurement` takes it.
-            result: the numbers.
-            output: JSON file.
-            variant: what was measured; by default the model itself.
-            checkpoint: the variant's; None is the model's own.
-            spec: the variant's; None where nothing is rewired.
-            kv_cache: "auto" or "fp8".
-            settings: all that was asked for beside the draw of chats.
+        Args are those of `records.measurement`; `settings` are all that was asked for beside the draw of chats.
         """
         record = measurement(
             measure,
@@ -80,11 +72,7 @@ class ChatMeasurement:
         return record
 
 
-def require_spec(folder: Path, found: SwiftKVSpec, spec: SwiftKVSpec) -> None:
-    """Refuse a checkpoint that was made for another spec than its variant has now.
-
-    Raises:
-        UserError: naming the folder.
-    """
-    if found != spec:
+def require_spec(folder: Path, actual: SwiftKVSpec, spec: SwiftKVSpec) -> None:
+    """Refuse a checkpoint that was made for another spec than its variant has now; the `UserError` names the folder."""
+    if actual != spec:
         raise UserError(f"{folder} is of another spec than {spec}; train the variant again")

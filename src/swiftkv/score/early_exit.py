@@ -58,7 +58,7 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
     """Agreement as a fraction, with standard errors over documents: of all positions, those above the threshold, each bin.
 
     Args:
-        sums: of every document, as `agreement` gives them.
+        sums: for every document, what `agreement` returns.
     """
     positions, agreed = (torch.stack([part[row] for part in sums]) for row in (0, 1))  # [documents, bins + 1]
     bins = positions.shape[1] - 1
@@ -130,7 +130,7 @@ def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
         exited: share of tokens that left at layer l.
         time_ratio: seconds a token with early exit over those at full depth, mean of the pairs.
         equal_tokens: share of places, of the longer answer, where both have the same token.
-        seconds_per_token: of both; prompts: how many. None where no answer has a second token.
+        seconds_per_token: with early exit and at full depth; prompts: their number. None where no answer has a second token.
     """
     early, full = ([row[name] for row in rows] for name in ("early_exit", "full_depth"))
     steps = [run["tokens"] - 1 for run in early]
@@ -173,7 +173,7 @@ def measure_early_exit(
         model_source: the model's source.json.
         checkpoint: trained checkpoint, with an early exit head.
         variant: name of the variant.
-        spec: of the variant.
+        spec: the variant's rewiring.
         heldout: chats, one a line.
         settings: threshold, bins, documents, max_length, prompts, max_new_tokens, seed and questions.
         output: JSON file.

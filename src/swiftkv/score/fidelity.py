@@ -34,13 +34,13 @@ def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str, pe
     return model.base_model(row, past_key_values=cache, use_cache=cache is not None).last_hidden_state[0]
 
 
-def share_lower_layers(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+def share_lower_layers(first: PreTrainedModel, second: PreTrainedModel) -> bool:
     """Whether two rewired models compute the same below layer l, with the very same weights."""
     below = [
         [*model.model.embed_tokens.parameters(), *model.model.layers[: model.spec.num_key_value_layers].parameters()]
-        for model in (one, other)
+        for model in (first, second)
     ]
-    return one.spec == other.spec and all(a is b for a, b in zip(*below, strict=True))
+    return first.spec == second.spec and all(a is b for a, b in zip(*below, strict=True))
 
 
 @torch.inference_mode()
@@ -84,16 +84,16 @@ def compare(
     sums = torch.zeros(len(students), 3, dtype=torch.float64)
     for begin in range(0, len(target), POSITIONS):
         part = slice(begin, min(begin + POSITIONS, len(target)))
-        wanted = target[part]
+        next_tokens = target[part]
         log_p = head(teacher[part].to(device)).float().log_softmax(dim=-1)
         p, best = log_p.exp(), log_p.argmax(dim=-1)
         for number, (student, own_head) in enumerate(students):
             if student is teacher:
-                nll = -log_p.gather(1, wanted[:, None])[:, 0]
+                nll = -log_p.gather(1, next_tokens[:, None])[:, 0]
                 kl, agreed = torch.zeros_like(nll), torch.ones_like(nll)
             else:
                 log_q = own_head(student[part].to(own_head.weight.device)).to(device).float().log_softmax(dim=-1)
-                nll = -log_q.gather(1, wanted[:, None])[:, 0]
+                nll = -log_q.gather(1, next_tokens[:, None])[:, 0]
                 agreed = log_q.argmax(dim=-1) == best
                 # Differences first: a small KL must not be what is left of two large sums.
                 kl = (log_p - log_q).mul_(p).sum(dim=-1)
@@ -167,7 +167,7 @@ def measure_fidelity(
         model_source: the model's source.json.
         checkpoint: trained checkpoint; None compares the model (with an FP8 cache, say) to itself.
         variant: name of the variant.
-        spec: of the variant; None where nothing is rewired.
+        spec: the variant's rewiring; None where nothing is rewired.
         kv_cache: "auto" or "fp8", of the student.
         heldout: chats, one a line.
         documents: number of chats.

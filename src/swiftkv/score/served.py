@@ -43,12 +43,12 @@ def score_served(
     tokenizer: Path,
     rewired: bool,
     kv_cache: str,
+    log: Path | None,
     task: dict[str, Any],
     seed: int,
-    log: Path | None,
-    fetched: Path | None = None,
-    shard: tuple[int, int] = (1, 1),
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    fetched: Path | None,
+    shard: tuple[int, int],
+) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
     """Score a task that has an `engine`.
 
     Args:
@@ -56,14 +56,14 @@ def score_served(
         tokenizer: the folder of its tokenizer.
         rewired: whether it is a SwiftKV checkpoint.
         log: file for all that vLLM prints.
-        fetched: the folder with the questions of a hub source.
-        shard: as in `build_benchmark`.
+        task, seed, fetched, shard: as in `swiftkv.score.run.questions`.
 
     Returns:
-        The result, the settings and the data of its record, and the record's `engine`: what vLLM really ran.
+        The result and the settings of its record, 0 seconds that earlier jobs took, and the record's sections `data` and
+        `engine`: what vLLM really ran.
 
     Raises:
-        Unavailable: as `TaskData`.
+        Unavailable: as `open_questions`.
         UserError: vLLM is not installed, or its answers would not be those of transformers.
         EngineFailure: vLLM failed.
     """
@@ -92,7 +92,7 @@ def score_served(
         raise UserError(answer["refused"])
     ran = answer["settings"] | {"dtype": engine["dtype"], "engine": engine}
     seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=rewired)
-    return answer["result"], ran, answer["data"], {"engine": seen}
+    return answer["result"], ran, 0.0, {"data": answer["data"], "engine": seen}
 
 
 def repetition_penalty(folder: Path) -> float:
