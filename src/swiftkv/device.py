@@ -1,4 +1,4 @@
-"""Where trainings compute."""
+"""Where models compute."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ PATIENCE = datetime.timedelta(hours=2)
 def compute_device() -> str:
     """This rank's GPU, or the processor if there is none."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_map() -> str | None:
+    """What transformers' `device_map` fills all GPUs there are with; None, the processor, if there is none."""
+    return "auto" if torch.cuda.is_available() else None
 
 
 def accelerator() -> str | None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ WAITS = (2, 10, 30)  # seconds before each further attempt
 LOCAL_CACHE = "local cache"
 # Weights that some models have a second time, in a form that transformers does not read.
 SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
-KINDS = {"model": "model", "data set": "dataset"}
 
 
 class HubError(UserError):
@@ -40,7 +40,7 @@ class HubRepository:
         commit: what the revision resolved to; None where the hub did not answer.
 
     Args:
-        kind: "model" or "data set".
+        kind: "model" or "dataset".
         identifier: org/name.
         revision: branch, tag or commit.
 
@@ -67,9 +67,7 @@ class HubRepository:
             HubError: it fails.
         """
 
-        def attempt() -> Any:
-            return function(self.identifier, *arguments, revision=self.commit or self.revision, **options)
-
+        attempt = partial(function, self.identifier, *arguments, revision=self.commit or self.revision, **options)
         try:
             return patiently(attempt) if self.commit else attempt()
         except Exception as error:  # gates, typing errors and networks all surface here
@@ -87,12 +85,12 @@ class HubRepository:
         from huggingface_hub import snapshot_download
 
         filters = {"allow_patterns": patterns, "ignore_patterns": SECOND_COPIES if self.kind == "model" else None}
-        folder = self.load(snapshot_download, repo_type=KINDS[self.kind], **filters)
+        folder = self.load(snapshot_download, repo_type=self.kind, **filters)
         self.mend()
         return Path(folder)
 
-    def tables(self, *wanted: dict[str, Any]) -> list[Any]:
-        """What `datasets.load_dataset` makes of a data set, once for each of `wanted`, its further arguments.
+    def tables(self, *arguments: dict[str, Any]) -> list[Any]:
+        """What `datasets.load_dataset` makes of a data set, once for each of `arguments`, beside its id and revision.
 
         Raises:
             HubError: as `download`.
@@ -100,7 +98,7 @@ class HubRepository:
         import datasets
 
         def read(**again: str) -> list[Any]:
-            return [self.load(datasets.load_dataset, **options, **again) for options in wanted]
+            return [self.load(datasets.load_dataset, **options, **again) for options in arguments]
 
         try:
             tables = read()
@@ -123,13 +121,15 @@ class HubRepository:
         Raises:
             HubError: a file is wrong after its second download too, or it cannot be fetched.
         """
+        from huggingface_hub import hf_hub_download
+
         wrong = self._wrong()
         for name in wrong:
             print(f"{name} of {self.identifier} is not what the hub has; fetching it again", flush=True)
-            self.load(_fetch_again, name, repo_type=KINDS[self.kind])
-        if wrong and (still := self._wrong()):
+            self.load(hf_hub_download, name, repo_type=self.kind, force_download=True)
+        if wrong and (damaged := self._wrong()):
             raise HubError(
-                f"{self.kind} {self.identifier!r}: {still[0]} has the wrong checksum, also after a second download; look at "
+                f"{self.kind} {self.identifier!r}: {damaged[0]} has the wrong checksum, also after a second download; look at "
                 "the disk of the hub cache and at what lies between this machine and the hub, then run again"
             )
         return wrong
@@ -149,7 +149,7 @@ class HubRepository:
 
         def verified(identifier: str, revision: str) -> list[str]:
             try:
-                checked = HfApi().verify_repo_checksums(identifier, repo_type=KINDS[self.kind], revision=revision)
+                checked = HfApi().verify_repo_checksums(identifier, repo_type=self.kind, revision=revision)
             except ValueError:  # nothing of it is in the cache
                 return []
             return [mismatch["path"] for mismatch in checked.mismatches]
@@ -184,7 +184,7 @@ def ask(kind: str, identifier: str, revision: str, seconds: float) -> str:
     """The commit that a revision stands for now, asked once.
 
     Args:
-        kind: "model" or "data set".
+        kind: "model" or "dataset".
         identifier: org/name.
         revision: branch, tag or commit.
         seconds: after which the hub counts as silent.
@@ -194,8 +194,8 @@ def ask(kind: str, identifier: str, revision: str, seconds: float) -> str:
     """
     from huggingface_hub import HfApi
 
-    about = HfApi().model_info if kind == "model" else HfApi().dataset_info
-    return answer(lambda: about(identifier, revision=revision, timeout=seconds).sha, seconds)
+    settings = {"repo_type": kind, "revision": revision, "timeout": seconds}
+    return answer(lambda: HfApi().repo_info(identifier, **settings).sha, seconds)
 
 
 def answer(question: Callable[[], Any], seconds: float) -> Any:
@@ -216,12 +216,6 @@ def answer(question: Callable[[], Any], seconds: float) -> Any:
     return future.result(seconds)
 
 
-def _fetch_again(identifier: str, name: str, *, revision: str, repo_type: str) -> None:
-    from huggingface_hub import hf_hub_download
-
-    hf_hub_download(identifier, name, repo_type=repo_type, revision=revision, force_download=True)
-
-
 def _is_refusal(error: BaseException) -> bool:
     """Whether it is the hub's answer, which waiting does not change."""
     from huggingface_hub import errors
@@ -231,14 +225,13 @@ def _is_refusal(error: BaseException) -> bool:
 
 def patiently(attempt: Callable[[], Any]) -> Any:
     """What `attempt` returns; a network or a disk that fails is given time and asked again."""
-    retrying = tenacity.Retrying(
+    return tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass),
         wait=lambda state: (*WAITS, 0)[state.attempt_number - 1],  # also asked for after the last
         stop=tenacity.stop_after_attempt(len(WAITS) + 1),
         before_sleep=_say_retry,
         reraise=True,
-    )
-    return retrying(attempt)
+    )(attempt)
 
 
 def _say_retry(state: tenacity.RetryCallState) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
-from swiftkv.records import ORIGIN, atomic_path, read_json, write_json
+from swiftkv.records import ORIGIN, atomic_path, key_value_heads, read_json, write_json
 from swiftkv.sources import MODEL_FILES, check_checkpoint, local_model, read_source
+from swiftkv.spec import SwiftKVSpec
 
 # What a SwiftKV checkpoint has in common with the model it was made of, whatever its training.
 DIMENSIONS = (
@@ -19,7 +20,7 @@ DIMENSIONS = (
 
 
 def fetch_checkpoint(
-    model_source: Path, variant: str, source: dict[str, Any], spec: dict[str, Any], output: Path
+    model_source: Path, variant: str, source: dict[str, Any], spec: SwiftKVSpec, output: Path
 ) -> dict[str, Any]:
     """Make a published SwiftKV checkpoint a variant's own: a folder of links to its files, beside its identity.
 
@@ -29,7 +30,7 @@ def fetch_checkpoint(
         model_source: source.json of the model it was made of.
         variant: name of the variant it is to be.
         source: the model's `checkpoints` entry, {hub, revision} or {local}.
-        spec: fields of the variant's `SwiftKVSpec`.
+        spec: the variant's rewiring.
         output: folder that is written; an existing one is replaced.
 
     Returns:
@@ -65,7 +66,7 @@ def fetch_checkpoint(
 
 
 def check_description(
-    config: Mapping[str, Any], spec: Mapping[str, Any], variant: str, model: Mapping[str, Any], name: str
+    config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any], name: str
 ) -> None:
     """Refuse a config.json that is not that of the variant on the model.
 
@@ -73,18 +74,18 @@ def check_description(
         UserError: naming the field, and what it is and should be.
     """
     base = model["config"]
-    wanted = {
+    needed = {
         "model_type": f"{base['model_type']}_swiftkv",
         **{key: base.get(key) for key in DIMENSIONS},
-        "num_key_value_heads": base.get("num_key_value_heads") or base["num_attention_heads"],
-        "num_key_value_layers": spec["num_key_value_layers"],
-        "key_value_group_size": spec["key_value_group_size"],
-        "swiftkv_num_key_value_heads": spec["num_key_value_heads"],
+        "num_key_value_heads": key_value_heads(base),
+        "num_key_value_layers": spec.num_key_value_layers,
+        "key_value_group_size": spec.key_value_group_size,
+        "swiftkv_num_key_value_heads": spec.num_key_value_heads,
     }
-    found = {"key_value_group_size": 1, "num_key_value_heads": config.get("num_attention_heads")} | dict(config)
-    for key, value in wanted.items():
-        if found.get(key) != value:
+    stated = {"key_value_group_size": 1, "num_key_value_heads": config.get("num_attention_heads")} | dict(config)
+    for key, value in needed.items():
+        if stated.get(key) != value:
             raise UserError(
                 f"checkpoint {name!r} cannot be variant {variant!r} of model {model['name']!r}: its {key} is "
-                f"{found.get(key)!r}, but {value!r} is needed"
+                f"{stated.get(key)!r}, but {value!r} is needed"
             )

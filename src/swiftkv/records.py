@@ -141,26 +141,17 @@ def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
     return {"weights": "published", "checkpoint": read_json(origin)}
 
 
-def describe_spec(spec: dict[str, Any] | None, teacher_heads: int) -> dict[str, Any] | None:
-    """The fields of a `SwiftKVSpec` with its exact reductions; None for an unchanged model.
+def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any] | None:
+    """The fields of a spec with its exact reductions; None for an unchanged model.
 
     Args:
-        spec: the fields, as a rule passes them on.
+        spec: the variant's rewiring.
         teacher_heads: KV heads a layer of the model before rewiring, see `key_value_heads`.
-
-    Raises:
-        UserError: the spec cannot be.
     """
-    if spec is None:
-        return None
-    try:
-        shape = SwiftKVSpec(**spec)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"SwiftKV spec {json.dumps(spec)} cannot be: {error}") from None
-    return {
-        **dataclasses.asdict(shape),
-        "prefill_reduction": shape.prefill_reduction,
-        "kv_cache_reduction": shape.kv_cache_reduction(teacher_heads),
+    return spec and {
+        **dataclasses.asdict(spec),
+        "prefill_reduction": spec.prefill_reduction,
+        "kv_cache_reduction": spec.kv_cache_reduction(teacher_heads),
     }
 
 
@@ -170,13 +161,18 @@ def key_value_heads(config: dict[str, Any]) -> int:
 
 
 def provenance(seconds: float) -> dict[str, Any]:
-    """Where and with what a measurement was made; `seconds` is its wall time."""
+    """Where and with what a measurement was made; `seconds` is its wall time.
+
+    `git_dirty` says whether a tracked file differs from the commit.
+    """
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "wall_seconds": round(seconds, 3),
         "chat_date": str(CHAT_DATE),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": _git_dirty(),
+        "git_dirty": None
+        if (changed := _git("status", "--porcelain", "--untracked-files=no")) is None
+        else changed != "",
         "python": platform.python_version(),
         "libraries": {name: version for name in LIBRARIES if (version := installed_version(name))},
         "hardware": hardware(),
@@ -202,12 +198,6 @@ def installed_version(*distributions: str) -> str | None:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution)
     return None
-
-
-def _git_dirty() -> bool | None:
-    """Whether a tracked file differs from the commit."""
-    changed = _git("status", "--porcelain", "--untracked-files=no")
-    return None if changed is None else changed != ""
 
 
 def _git(*arguments: str) -> str | None:

@@ -21,6 +21,7 @@ from typing import Any
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
 from swiftkv.records import atomic_path, checksum, read_json, write_json
+from swiftkv.section import nearest
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -70,9 +71,7 @@ def resolve_model(
     """Make a plain Hugging Face checkpoint available in a folder and say what it is.
 
     Args:
-        name: key of the model in the config.
-        title: the model's published name, used in tables and figures.
-        source: the `source` entry described above.
+        name, title, source: as in `write_source`.
         folder: where it is to be found: a checkpoint made from a package, or given another chat template, is written there;
             any other stays where it is, and this is a link to it.
         chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
@@ -144,8 +143,10 @@ def package_files(package: str, pattern: str) -> list[Path]:
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
+        installed = [one.name for one in importlib.metadata.distributions()]
         raise UserError(
-            f"package {package!r} is not installed; run `make setup`, or `pip install --no-deps {package}`"
+            f"package {package!r} is not installed{nearest(package, installed)}; run `make setup`, or "
+            f"`pip install --no-deps {package}`"
         ) from None
     files = [file for file in distribution.files or [] if file.match(pattern)]
     if not files:
@@ -157,17 +158,12 @@ def package_files(package: str, pattern: str) -> list[Path]:
     return paths
 
 
-def package_identity(package: str, files: list[Path]) -> dict[str, Any]:
-    """Name, version and content hash of packaged files."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return {
-        "kind": "package",
-        "id": package,
-        "revision": importlib.metadata.version(package),
-        "resolved": f"sha256:{digest.hexdigest()}",
-    }
+def file_identity(source: dict[str, Any], files: list[Path]) -> dict[str, Any]:
+    """kind, id, revision (a package's version) and content hash of the files that a package, local or url source stands for."""
+    kind = next(kind for kind in ("package", "local", "url") if kind in source)
+    total = hashlib.sha256(b"".join(bytes.fromhex(checksum(file)) for file in files))
+    version = importlib.metadata.version(source["package"]) if kind == "package" else None
+    return {"kind": kind, "id": source[kind], "revision": version, "resolved": f"sha256:{total.hexdigest()}"}
 
 
 def _hub_model(identifier: str, revision: str) -> tuple[Path, dict[str, Any]]:
@@ -278,7 +274,7 @@ def _packaged_model(source: dict[str, Any], folder: Path) -> dict[str, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     file = package_file(source["package"], source["gguf"])
-    identity = package_identity(source["package"], [file])
+    identity = file_identity(source, [file])
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     config = AutoConfig.from_pretrained(**where)

@@ -109,10 +109,10 @@ def test_both_back_ends_answer_and_score_alike(checkpoint, both, model):
 
 
 def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
-    spec = {"num_hidden_layers": 30, "num_key_value_layers": 26, "key_value_group_size": 2, "num_key_value_heads": None}
+    spec = SwiftKVSpec(30, 26, 2)
     folder, task = tmp_path / "student", ARC | {"limit": 8, "max_gen_toks": 3}
     engine = ENGINE | {"cpu_kv_cache_gib": 0.5}  # for one sequence of 8,192 positions
-    student = rewire(load_base(smollm2, torch.float32), SwiftKVSpec(**spec))  # so near the teacher that it answers
+    student = rewire(load_base(smollm2, torch.float32), spec)  # so near the teacher that it answers
     save_swiftkv(student, folder, tokenizer=tokenizer)
     source = {key: None for key in ("kind", "id", "revision", "resolved")}
     source |= {"name": "tiny", "title": "Tiny", "path": str(smollm2), "config": read_json(smollm2 / "config.json")}

@@ -14,6 +14,7 @@ from swiftkv import config as cfg
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.records import describe_spec, write_json
+from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "resources/paper"
@@ -64,7 +65,8 @@ def record(
 ):  # fmt: skip
     """One record; without a result it has the `status` and the `reason`."""
     config = _scale("local" if model == SMOL else "")
-    spec = describe_spec(cfg.spec(config, model, variant), HEADS.get(model, 8))
+    spec = cfg.spec(config, model, variant)
+    spec = describe_spec(spec and SwiftKVSpec(**spec), HEADS.get(model, 8))
     kind = "package" if model == SMOL else "hub"
     return {
         "measure": measure,

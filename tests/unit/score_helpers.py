@@ -9,17 +9,14 @@ import datasets
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from swiftkv.spec import SwiftKVSpec
+
 CHATML = (
     "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )
 SHAPE = {"vocab_size": 320, "max_position_embeddings": 16384}
-SPEC = {
-    "num_hidden_layers": 6,
-    "num_key_value_layers": 3,
-    "key_value_group_size": 2,
-    "num_key_value_heads": None,
-}
+SPEC = SwiftKVSpec(6, 3, 2)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

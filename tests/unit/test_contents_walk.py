@@ -16,6 +16,7 @@ from swiftkv.errors import UserError
 from swiftkv.measure import run
 from swiftkv.measure.point import Point
 from swiftkv.records import describe_spec, write_json
+from swiftkv.spec import SwiftKVSpec
 from tests.unit.artifact_helpers import CPU, H100, ROOT, scale
 from tests.unit.serving_helpers import good, latencies, speed
 
@@ -33,7 +34,7 @@ def record(config, measure, model, variant, kv_cache, settings, result, **more):
         "variant": variant,
         "kv_cache": kv_cache,
         "weights": "trained" if config["variants"][variant].get("recipe") else "original",
-        "spec": describe_spec(spec, 8),
+        "spec": describe_spec(spec and SwiftKVSpec(**spec), 8),
         "status": "ok",
         "reason": None,
         "settings": settings,

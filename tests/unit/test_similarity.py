@@ -6,11 +6,10 @@ import json
 
 import pytest
 import torch
-from score_helpers import SHAPE, byte_tokenizer, write_chats, write_source
+from score_helpers import SHAPE, write_chats, write_source
 
-from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
-from swiftkv.similarity import layer_similarity, measure_similarity, simscores
+from swiftkv.score.similarity import layer_similarity, measure_similarity, simscores
 
 
 def layer_inputs(model, document: list[int]) -> torch.Tensor:
@@ -29,7 +28,7 @@ def layer_inputs(model, document: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("chunk", [256, 3])
 def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture, chunk, monkeypatch):
-    monkeypatch.setattr("swiftkv.similarity.CHUNK", chunk)
+    monkeypatch.setattr("swiftkv.score.similarity.CHUNK", chunk)
     model = tiny_teacher(architecture)
     documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
     pairwise, tokens = layer_similarity(model, documents)
@@ -65,31 +64,3 @@ def test_too_few_gpus_are_one_sentence(tiny_teacher, tmp_path, full_gpus):
     source, chats = write_source(tiny_teacher(**SHAPE), tmp_path), write_chats(tmp_path / "train.jsonl")
     with pytest.raises(UserError, match="does not fit into the memory of the GPUs"):
         measure_similarity(source, chats, 4, 20, 7, tmp_path / "out.json")
-
-
-def test_chats_are_drawn_with_the_seed(tmp_path):
-    path = write_chats(tmp_path / "chats.jsonl")
-    names = [[chat["id"] for chat in choose_chats(path, 4, seed)] for seed in (1, 1, 2)]
-    assert names[0] == names[1] != names[2]
-    assert len(set(names[0])) == 4
-    assert len(choose_chats(path, 100, 1)) == 6
-
-
-def test_chat_tokens_are_cut():
-    messages = [{"role": "user", "content": "Hello"}]
-    whole = tokenize_chat(byte_tokenizer(), messages, 1000)
-    assert byte_tokenizer().decode(whole) == "<s>user\nHello</s>"
-    assert tokenize_chat(byte_tokenizer(), messages, 4) == whole[:4]
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"id": 1}\n', '{"messages": []}\n', "[1]\n"])
-def test_damaged_chats_are_one_sentence(tmp_path, content):
-    path = tmp_path / "chats.jsonl"
-    path.write_text(content)
-    with pytest.raises(UserError, match="chats.jsonl"):
-        choose_chats(path, 1, 0)
-
-
-def test_missing_chats_are_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        choose_chats(tmp_path / "none.jsonl", 1, 0)

@@ -105,34 +105,6 @@ def test_a_missing_folder_or_package_is_named(tmp_path):
         resolve_model("mine", "Mine", {"package": "no-such-package", "gguf": "x"}, tmp_path)
 
 
-def test_an_unreachable_hub_says_which_model_and_what_to_do(tmp_path, monkeypatch):
-    import huggingface_hub
-
-    def unreachable(*args, **kwargs):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="'org/model'.*cannot be reached.*`local` source"):
-        resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path)
-    assert not list(tmp_path.glob("*.json"))
-
-
-def test_a_gated_model_says_how_to_get_access(tmp_path, monkeypatch):
-    import huggingface_hub
-    from huggingface_hub.errors import GatedRepoError
-
-    class Answer:
-        headers, request = {}, None
-
-    def gated(*args, **kwargs):
-        raise GatedRepoError("gated", response=Answer())
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", gated)
-    with pytest.raises(UserError, match="gated: accept its license.*hf auth login"):
-        resolve_model("m", "M", {"hub": "meta-llama/Llama-3.1-8B-Instruct"}, tmp_path)
-
-
 @pytest.mark.parametrize("own", [None, "{{ messages | length }}"])
 def test_a_model_takes_the_chat_template_of_another(tmp_path, own):
     from transformers import AutoTokenizer
@@ -225,7 +197,7 @@ def test_a_hub_that_fails_for_a_while_is_asked_again(monkeypatch):
         return answering(*arguments, **keywords)
 
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", failing)
-    assert HubRepository("data set", "org/chats", "main").commit == "abc" and len(asked) == 1 and not left
+    assert HubRepository("dataset", "org/chats", "main").commit == "abc" and len(asked) == 1 and not left
 
 
 def load(identifier, subset=None, *, revision, split=None):
@@ -234,7 +206,7 @@ def load(identifier, subset=None, *, revision, split=None):
 
 def test_a_repository_is_loaded_at_the_commit_it_was_found_at(monkeypatch):
     asked = answer(monkeypatch, sha="abc")
-    repository = HubRepository("data set", "org/chats", "main")
+    repository = HubRepository("dataset", "org/chats", "main")
     assert repository.load(load, "subset", split="train") == ("org/chats", "subset", "abc", "train")
     assert repository.load(load) == ("org/chats", None, "abc", None)
     assert repository.identity == {"kind": "hub", "id": "org/chats", "revision": "main", "resolved": "abc"}
@@ -246,7 +218,7 @@ def test_a_silent_hub_leaves_the_cached_copy(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     answer(monkeypatch, error=ConnectionError("no network"))
-    repository = HubRepository("data set", "org/chats", "v1")
+    repository = HubRepository("dataset", "org/chats", "v1")
     assert huggingface_hub.constants.HF_HUB_OFFLINE  # nothing else waits for it
     assert repository.load(load) == ("org/chats", None, "v1", None)
     assert repository.identity["resolved"] == "local cache"
@@ -267,13 +239,21 @@ def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
     assert record["resolved"] == "abc" and (tmp_path / "base").readlink() == cached / "snapshots/abc"
 
 
+def test_an_unreachable_hub_says_which_model_and_what_to_do(tmp_path, monkeypatch):
+    answer(monkeypatch, error=ConnectionError("no network"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="'org/model'.*cannot be reached.*`local` source"):
+        resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "base")
+    assert not list(tmp_path.glob("*.json"))
+
+
 def test_what_fails_after_an_answer_is_not_blamed_on_the_network(monkeypatch):
     def broken(identifier, *, revision):
         raise ValueError("unknown split 'trian'")
 
     answer(monkeypatch, sha="abc")
     with pytest.raises(HubError, match="'org/chats'.*cannot be loaded .*unknown split 'trian'"):
-        HubRepository("data set", "org/chats", "main").load(broken)
+        HubRepository("dataset", "org/chats", "main").load(broken)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +261,7 @@ def test_what_fails_after_an_answer_is_not_blamed_on_the_network(monkeypatch):
     [
         ("RepositoryNotFoundError", "does not exist on the hub or is private"),
         ("RevisionNotFoundError", "no such revision"),
+        ("GatedRepoError", "is gated: accept its license.*hf auth login"),
     ],
 )
 def test_what_the_hub_does_not_have_is_refused_at_once(monkeypatch, error, sentence):
@@ -290,5 +271,5 @@ def test_what_the_hub_does_not_have_is_refused_at_once(monkeypatch, error, sente
         headers, request = {}, None
 
     answer(monkeypatch, error=getattr(errors, error)("no", response=Answer()))
-    with pytest.raises(HubError, match=f"data set 'org/chats' .*{sentence}"):
-        HubRepository("data set", "org/chats", "main")
+    with pytest.raises(HubError, match=f"dataset 'org/chats' .*{sentence}"):
+        HubRepository("dataset", "org/chats", "main")

@@ -27,7 +27,7 @@ from swiftkv.data.read import Refusals, read_chats
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository
 from swiftkv.records import atomic_path, write_json
-from swiftkv.sources import package_files, package_identity, source_name
+from swiftkv.sources import file_identity, package_files, source_name
 
 SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
@@ -38,7 +38,7 @@ def draw_heldout(sources: list[dict[str, Any]], chats: int, seed: int, output: P
     Args:
         sources: the `sources` list of the mix.
         chats: how many.
-        seed: of the shuffle.
+        seed: decides the order after the shuffle.
         output: JSON lines, one chat a line: id, source, messages.
         record: JSON with the resolved identity and the number of chats of every source of the mix.
 
@@ -61,7 +61,7 @@ def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output
 
     Args:
         sources: the `sources` list of the mix.
-        seed: of the shuffle.
+        seed: decides the order after the shuffle.
         heldout: the held-out chats; a chat with the same messages as one of them is left out.
         output: JSON lines, as in `draw_heldout`.
         record: JSON as in `draw_heldout`, which also says how many chats of each source are held out.
@@ -129,23 +129,18 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
 
 def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
     if "hub" in source:
-        return _open_hub(source)
+        repository = HubRepository("dataset", source["hub"], source.get("revision", "main"))
+        (records,) = repository.tables({"name": source.get("subset"), "split": source["split"]})
+        return iter(records), repository.identity
     if "package" in source:
         files = package_files(source["package"], source["file"])
-        identity = package_identity(source["package"], files) | {"file": source["file"]}
+        identity = file_identity(source, files) | {"file": source["file"]}
     else:
         files = [Path(source["local"]).expanduser()]
         if not files[0].is_file():
             raise UserError(f"local data file {source['local']!r} does not exist; check `sources` in the config")
-        digest = hashlib.sha256(files[0].read_bytes()).hexdigest()
-        identity = {"kind": "local", "id": source["local"], "revision": None, "resolved": f"sha256:{digest}"}
+        identity = file_identity(source, files)
     return (record for file in files for record in _read_file(file, source.get("record"))), identity
-
-
-def _open_hub(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
-    repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
-    (records,) = repository.tables({"name": source.get("subset"), "split": source["split"]})
-    return iter(records), repository.identity
 
 
 def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:

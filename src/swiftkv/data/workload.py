@@ -8,7 +8,6 @@ public trace, or, as a stand-in, are drawn from the workload's stated statistics
 from __future__ import annotations
 
 import csv
-import hashlib
 import itertools
 import json
 import math
@@ -26,6 +25,7 @@ import numpy as np
 from swiftkv.errors import UserError
 from swiftkv.hub import HubRepository, patiently
 from swiftkv.records import atomic_path, write_json
+from swiftkv.sources import file_identity
 
 REQUESTS, RECORD = "requests.jsonl", "source.json"
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -39,7 +39,7 @@ def write_workload(workload: dict[str, Any], seed: int, output: Path) -> None:
 
     Args:
         workload: its entry in the config.
-        seed: of a stand-in.
+        seed: decides what is drawn for a stand-in.
         output: the folder: requests.jsonl, and source.json with kind, id, revision, resolved, requests, left_out,
             chunk_tokens, mean_input_tokens, mean_output_tokens and repeated (see `repeated_share`).
 
@@ -181,17 +181,15 @@ def _drawn_identity(workload: dict[str, Any], seed: int) -> dict[str, Any]:
 def _fetch(source: dict[str, Any], folder: Path) -> tuple[Path, dict[str, Any]]:
     """A trace's file, downloaded into `folder` where it is from no hub, and its identity."""
     if "hub" in source:
-        repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
+        repository = HubRepository("dataset", source["hub"], source.get("revision", "main"))
         file = repository.download([source["file"]]) / source["file"]
         if not file.is_file():
             raise UserError(f"data set {source['hub']!r} has no file {source['file']!r}; check it in the config")
         return file, repository.identity
-    kind = next(kind for kind in ("local", "url") if kind in source)
-    file = Path(source["local"]).expanduser() if kind == "local" else _download(source["url"], folder)
+    file = Path(source["local"]).expanduser() if "local" in source else _download(source["url"], folder)
     if not file.is_file():
         raise UserError(f"local trace {source['local']!r} does not exist; check `source` of the workload")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    return file, {"kind": kind, "id": source[kind], "revision": None, "resolved": f"sha256:{digest}"}
+    return file, file_identity(source, [file])
 
 
 def _download(url: str, folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +70,12 @@ def training_record(
     first, last = steps[0], steps[-1]
     seconds, tokens = float(last["seconds"]), int(last["tokens"])
     gpus, names = gpus_of(machines)
-    fields = None if spec is None else dataclasses.asdict(spec)
     return measurement(
         "training",
         model=source,
         variant=variant,
         weights="trained",
-        spec=describe_spec(fields, key_value_heads(source["config"])),
+        spec=describe_spec(spec, key_value_heads(source["config"])),
         settings=dict(recipe) | {"ranks": ranks, "rows": rows.rows, "rows_tokens": rows.description["tokens"]},
         result={
             "seconds": seconds,

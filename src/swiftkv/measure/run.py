@@ -117,7 +117,7 @@ def measure(
         check_served(subject.config["model_type"])
     if subject.plugin == REFERENCE:
         refuse_unless_installed(subject.spec, subject.variant)
-    spec = describe_spec(subject.spec, subject.architecture.num_key_value_heads)
+    spec = describe_spec(subject.swiftkv_spec, subject.architecture.num_key_value_heads)
     costs = cost(subject, *kind.lengths(point))
     work.mkdir(parents=True, exist_ok=True)
     log = work / "vllm.log"

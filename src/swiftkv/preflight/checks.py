@@ -66,6 +66,7 @@ def check(
         check_slurm(report, profile, jobs, lambda: plan_jobs(profile, root, targets, attempt=profile.attempts))
     else:
         check_machine(report, profile, config, jobs)
+    report.check("benchmarks", lambda: check_tasks(config, jobs), lambda number: f"{number} to be scored")
     works = [Work(job, config, root) for job in jobs]
     check_disks(report, results, works, check_hub(report, works))
     report.end()
@@ -142,6 +143,21 @@ def check_gpus(report: Report, profile: Profile, config: dict[str, Any], jobs: S
         report.check("driver", lambda: machine.check_driver(found, cuda))
     if any(_computes_in_fp8(config, job) for job in jobs if job.gpus):
         report.check("fp8", lambda: machine.check_fp8(found))
+
+
+def check_tasks(config: dict[str, Any], jobs: Sequence[PlannedJob]) -> int:
+    """How many benchmarks are to be scored; lm-eval must have each one's task, metric and filter, and there its files.
+
+    Raises:
+        UserError: as `check_task`.
+    """
+    from swiftkv.score.tasks import check_task  # imports lm-eval, which takes seconds
+
+    outputs = {job.wildcards.get("task", Path(path).stem) for job in jobs for path in job.outputs}
+    tasks = [task for name, task in config["tasks"].items() if name in outputs]
+    for task in tasks:
+        check_task(task)
+    return len(tasks)
 
 
 def check_hub(report: Report, works: Sequence[Work]) -> int:

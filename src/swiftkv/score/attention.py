@@ -33,7 +33,7 @@ def grouped_attention(
         query: [batch, heads, queries, head size].
         key, value: [batch, KV heads, keys, head size]; the values' size may be another.
         attention_mask: bool, True = attend, [batch or 1, 1, queries, keys]; None leaves it to transformers' sdpa.
-        scaling: of the scores; None is head size ** -0.5.
+        scaling: factor of the attention scores; None is head size ** -0.5.
 
     Returns:
         [batch, queries, heads, value head size] and None.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swiftkv.errors import UserError
-from swiftkv.section import Count, NotNegative, Section, Whole, key
+from swiftkv.section import Count, NotNegative, Section, Whole, key, nearest
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -135,14 +135,19 @@ def output_type(name: str) -> str:
     Raises:
         UserError: lm-eval does not know the task, or its group mixes the two.
     """
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    types = {load_yaml(entry.yaml_path, resolve_func=False)["output_type"] for entry in leaf_entries(name)}
+    types = {config["output_type"] for config in leaf_configs(name)}
     if len(types) > 1:
         raise UserError(
             f"lm-eval task {name!r} is scored in several ways ({', '.join(sorted(types))}); name one of its tasks"
         )
     return types.pop()
+
+
+def leaf_configs(name: str) -> list[dict[str, Any]]:
+    """The configs of `leaf_entries`, as their files have them: functions by name."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    return [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(name)]
 
 
 def leaf_entries(name: str) -> list[Entry]:
@@ -151,14 +156,18 @@ def leaf_entries(name: str) -> list[Entry]:
     Raises:
         UserError: lm-eval has no such task, or it is one in Python.
     """
+    index = _index(KNOWN[name].folder if name in KNOWN else ".")
+    if name not in index:
+        raise UserError(f"lm-eval has no task {name!r}{nearest(name, index)}; check `task` in the config")
+    return _expand(index, name)
+
+
+@functools.cache
+def _index(folder: str) -> dict[str, Entry]:
     import lm_eval.tasks
     from lm_eval.tasks._index import TaskIndex
 
-    root = Path(lm_eval.tasks.__file__).parent
-    index = TaskIndex.build([root / (KNOWN[name].folder if name in KNOWN else ".")])
-    if name not in index:
-        raise UserError(f"lm-eval has no task {name!r}; check `task` in the config")
-    return _expand(index, name)
+    return TaskIndex.build([Path(lm_eval.tasks.__file__).parent / folder])
 
 
 def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry]:

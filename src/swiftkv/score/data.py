@@ -14,7 +14,6 @@ over a record. `optional: true` on a hub source makes an unreachable hub a resul
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,63 +21,60 @@ from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
 from swiftkv.score.fetch import Fetched, from_hub
-from swiftkv.sources import package_files, package_identity
+from swiftkv.sources import file_identity, package_files
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-class TaskData:
-    """Access to the data of one task; see the module's text for `source`.
+def open_questions(task: str, source: dict[str, Any] | None, fetched: Path | None = None) -> Fetched | QuestionFiles:
+    """Access to the questions of a task.
 
     Args:
-        task: lm-eval task name, for messages.
-        source: the task's `source` entry.
+        task: lm-eval's name, for messages.
+        source: the task's entry in the config; the module's text describes it.
         fetched: the folder with the questions of a hub source.
 
     Raises:
         Unavailable: an `optional` source could not be had when it was fetched.
         UserError: a source is named wrongly, or its questions were not fetched or are damaged.
     """
+    if not from_hub(source):
+        return QuestionFiles(task, source)
+    if fetched is None:
+        raise UserError(f"task {task!r}: its questions come from the hub; give the folder they were fetched to")
+    return Fetched(fetched)
 
-    def __init__(self, task: str, source: dict[str, Any] | None, fetched: Path | None = None) -> None:
-        self.task, self.source = task, source or {}
-        self.files: list[Path] = []
-        self._fetched: Fetched | None = None
+
+class QuestionFiles:
+    """The questions of a package or local source."""
+
+    def __init__(self, task: str, source: dict[str, Any]) -> None:
+        self.task, self.source = task, source
+        self._read: set[Path] = set()
         self._matches: dict[str, list[Path]] = {}
-        if from_hub(source):
-            if fetched is None:
-                raise UserError(f"task {task!r}: its questions come from the hub; give the folder they were fetched to")
-            self._fetched = Fetched(fetched)
-        elif not self.source.get("splits"):
+        if not source.get("splits"):
             raise UserError(f"task {task!r}: a package or local source needs `splits`, a file pattern for each split")
 
     def load(self, config: dict[str, Any]) -> dict[str, Dataset]:
-        """The raw splits of one lm-eval task config (its dataset_path, dataset_name and dataset_kwargs).
+        """The raw splits of one lm-eval task config (its dataset_name).
 
         Raises:
-            UserError: a file is missing or damaged.
+            UserError: the package or a file is missing or damaged.
         """
-        if self._fetched is not None:
-            return self._fetched.load(config)
-        splits = {}
-        for split, pattern in self.source["splits"].items():
-            path = self._file(pattern, config.get("dataset_name"))
-            self.files.append(path)
-            splits[split] = read_table(path, self.source.get("columns"))
-        return splits
+        paths = self.paths(config)
+        self._read |= set(paths.values())
+        return {split: read_table(path, self.source.get("columns")) for split, path in paths.items()}
 
-    def record(self) -> dict[str, Any]:
-        """Identity of what `load` has read so far, for the score's `data`."""
-        if self._fetched is not None:
-            return self._fetched.identity
-        files = sorted(set(self.files))
-        patterns = {"splits": self.source["splits"]}
-        if "package" in self.source:
-            return package_identity(self.source["package"], files) | patterns
-        digest = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
-        identity = {"kind": "local", "id": self.source["local"], "revision": None, "resolved": f"sha256:{digest}"}
-        return identity | patterns
+    def paths(self, config: dict[str, Any]) -> dict[str, Path]:
+        """The file of each split of one lm-eval task config; raises as `load`."""
+        name = config.get("dataset_name")
+        return {split: self._file(pattern, name) for split, pattern in self.source["splits"].items()}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Identity of what `load` has read so far, for records."""
+        return file_identity(self.source, sorted(self._read)) | {"splits": self.source["splits"]}
 
     def _file(self, pattern: str, dataset_name: str | None) -> Path:
         # One look through a package's file list serves all 57 subjects.

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from swiftkv.data.read import draw_documents
+from swiftkv.device import device_map
 from swiftkv.errors import UserError
 from swiftkv.measure.prompts import chat_prompts, opening
-from swiftkv.models import load_swiftkv, load_tokenizer
+from swiftkv.models import load_swiftkv
 from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
-from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
+from swiftkv.score.chats import ChatMeasurement, require_spec
 from swiftkv.score.fidelity import POSITIONS
 from swiftkv.score.result import BROKEN
-from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.statistics import ratio, share
 
@@ -60,7 +58,7 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
     """Agreement as a fraction, with standard errors over documents: of all positions, those above the threshold, each bin.
 
     Args:
-        sums: of every document, as `agreement` gives them.
+        sums: for every document, what `agreement` returns.
     """
     positions, agreed = (torch.stack([part[row] for part in sums]) for row in (0, 1))  # [documents, bins + 1]
     bins = positions.shape[1] - 1
@@ -98,21 +96,21 @@ def answers(
         decode_seconds and text; and equal_tokens, the places where both answers have the same token.
     """
     ways = {"early_exit": threshold, "full_depth": None}
-    found = []
+    rows = []
     for number, prompt in enumerate([prompts[0], *prompts]):
         order = list(ways)[:: 1 if number % 2 else -1]
         runs = {name: decode(model, prompt, max_new_tokens, ways[name]) for name in order}
         if number == 0:
             continue
         early, full = (runs[name].tokens for name in ways)
-        found.append(
+        rows.append(
             {
                 "prompt_tokens": len(prompt),
                 **{name: _described(runs[name], tokenizer) for name in ways},
                 "equal_tokens": sum(a == b for a, b in zip(early, full, strict=False)),
             }
         )
-    return found
+    return rows
 
 
 def _described(run: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -125,16 +123,16 @@ def _described(run: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict[str, An
     }
 
 
-def summarize_answers(found: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums over answers; the first token of each is prefill's and neither exits nor counts in a time.
 
     Returns:
         exited: share of tokens that left at layer l.
         time_ratio: seconds a token with early exit over those at full depth, mean of the pairs.
         equal_tokens: share of places, of the longer answer, where both have the same token.
-        seconds_per_token: of both; prompts: how many. None where no answer has a second token.
+        seconds_per_token: with early exit and at full depth; prompts: their number. None where no answer has a second token.
     """
-    early, full = ([row[name] for row in found] for name in ("early_exit", "full_depth"))
+    early, full = ([row[name] for row in rows] for name in ("early_exit", "full_depth"))
     steps = [run["tokens"] - 1 for run in early]
     lengths = [max(a["tokens"], b["tokens"]) for a, b in zip(early, full, strict=True)]
     pairs = [(a, b) for a, b in zip(early, full, strict=True) if min(a["tokens"], b["tokens"]) > 1]
@@ -142,14 +140,14 @@ def summarize_answers(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "exited": ratio([run["exited"] for run in early], steps) if any(steps) else None,
         "time_ratio": ratio(ratios, [1] * len(ratios)) if ratios else None,
-        "equal_tokens": ratio([row["equal_tokens"] for row in found], lengths),
+        "equal_tokens": ratio([row["equal_tokens"] for row in rows], lengths),
         "seconds_per_token": {
             name: sum(run["decode_seconds"] for run in runs) / total
             if (total := sum(r["tokens"] - 1 for r in runs))
             else None
             for name, runs in (("early_exit", early), ("full_depth", full))
         },
-        "prompts": len(found),
+        "prompts": len(rows),
     }
 
 
@@ -161,7 +159,7 @@ def measure_early_exit(
     model_source: Path,
     checkpoint: Path,
     variant: str,
-    spec: dict[str, Any],
+    spec: SwiftKVSpec,
     heldout: Path,
     settings: dict[str, Any],
     output: Path,
@@ -175,7 +173,7 @@ def measure_early_exit(
         model_source: the model's source.json.
         checkpoint: trained checkpoint, with an early exit head.
         variant: name of the variant.
-        spec: fields of its `SwiftKVSpec`.
+        spec: the variant's rewiring.
         heldout: chats, one a line.
         settings: threshold, bins, documents, max_length, prompts, max_new_tokens, seed and questions.
         output: JSON file.
@@ -183,47 +181,25 @@ def measure_early_exit(
     Raises:
         UserError: the checkpoint has no early exit head or is of another spec, or a file is missing or damaged.
     """
-    started = time.monotonic()
-    source = read_source(model_source)
-    described = describe_spec(spec, key_value_heads(source["config"]))
-    tokenizer, draw = load_tokenizer(source["path"]), [settings[key] for key in ("documents", "max_length", "seed")]
-    documents, data = draw_documents(tokenizer, source["config"], heldout, *draw)
-    model = load_swiftkv(checkpoint, device_map="auto" if torch.cuda.is_available() else None)
+    draw = (settings[key] for key in ("documents", "max_length", "seed"))
+    measured = ChatMeasurement(model_source, heldout, *draw)
+    model = load_swiftkv(checkpoint, device_map=device_map())
     require_head(model)
-    if model.spec != SwiftKVSpec(**spec):
-        raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
-    sums = [
-        agreement(model, document, settings["bins"], settings["threshold"])
-        for document in documents
-        if len(document) > 1
-    ]
-    if not sums:
-        raise UserError(f"no chat of {heldout} has two tokens; make it again")
+    require_spec(checkpoint, model.spec, spec)
+    sums = [agreement(model, document, settings["bins"], settings["threshold"]) for document in measured.documents]
     alignment = summarize_agreement(sums)
     print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
-    questions = [opening(tokenizer, {"role": "user", "content": text}) for text in settings["questions"]]
-    prompts = chat_prompts(source["path"], heldout, settings["max_length"], settings["seed"])[: settings["prompts"]]
-    found = answers(model, tokenizer, questions + prompts, settings["threshold"], settings["max_new_tokens"])
-    decoding = summarize_answers(found)
-    record = measurement(
-        "early_exit",
-        model=source,
-        variant=variant,
-        **weights_of(checkpoint),
-        spec=described,
-        settings=settings | {"batch_size": 1},
-        result={
-            "alignment": alignment,
-            "decoding": decoding,
-            "answers": [{"question": text, **row} for text, row in zip(settings["questions"], found, strict=False)],
-        },
-        seconds=time.monotonic() - started,
-        data=data,
-    )
-    write_json(output, record)
+    questions = [opening(measured.tokenizer, {"role": "user", "content": text}) for text in settings["questions"]]
+    prompts = chat_prompts(measured.model["path"], heldout, settings["max_length"], settings["seed"])
+    prompts = questions + prompts[: settings["prompts"]]
+    decoded = answers(model, measured.tokenizer, prompts, settings["threshold"], settings["max_new_tokens"])
+    decoding = summarize_answers(decoded)
+    result = {
+        "alignment": alignment,
+        "decoding": decoding,
+        "answers": [{"question": text, **row} for text, row in zip(settings["questions"], decoded, strict=False)],
+    }
     exited, times = decoding["exited"], decoding["time_ratio"]
     if exited and times:
-        print(
-            f"{100 * exited['value']:.1f} % of tokens exited, in {times['value']:.3f} of the time a token", flush=True
-        )
-    return record
+        print(f"{exited['value']:.1%} of tokens exited, in {times['value']:.3f} of the time a token", flush=True)
+    return measured.write("early_exit", result, output, variant, checkpoint, spec, **settings, batch_size=1)

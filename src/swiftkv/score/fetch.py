@@ -2,7 +2,7 @@
 
 A folder of fetched questions holds a `source.json` beside what `datasets` saves of every subset that the lm-eval task reads:
 
-    {"status": "ok", "data": IDENTITY, "subsets": {ARGUMENTS: FOLDER}, "files": {FILE: {"sha256", "bytes"}}}
+    {"status": "ok", "data": IDENTITY, "subsets": {ARGUMENTS: FOLDER}, "files": {FILE: SHA256}}
     {"status": "unavailable", "reason": SENTENCE}     an `optional` source that cannot be had
 
 and, where the metric wants some, data of NLTK in `nltk_data`.
@@ -11,7 +11,6 @@ and, where the metric wants some, data of NLTK in `nltk_data`.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import shutil
 import urllib.request
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from swiftkv.errors import UserError
 from swiftkv.hub import HubError, HubRepository, ask, patiently
-from swiftkv.records import atomic_path, read_json, write_json
-from swiftkv.score.catalogue import KNOWN, leaf_entries
+from swiftkv.records import atomic_path, checksum, read_json, write_json
+from swiftkv.score.catalogue import KNOWN, leaf_configs
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -46,11 +45,7 @@ def data_set(task: str) -> str:
     Raises:
         UserError: lm-eval has no such task.
     """
-    if task in KNOWN:
-        return KNOWN[task].hub
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    return load_yaml(leaf_entries(task)[0].yaml_path, resolve_func=False)["dataset_path"]
+    return KNOWN[task].hub if task in KNOWN else leaf_configs(task)[0]["dataset_path"]
 
 
 def fetch_questions(task: dict[str, Any], output: Path, attempts: Path) -> None:
@@ -84,22 +79,20 @@ def fetch_questions(task: dict[str, Any], output: Path, attempts: Path) -> None:
 def _fetch(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write the questions below `folder`; the content of its source.json."""
     import datasets
-    from lm_eval.tasks._yaml_loader import load_yaml
 
-    configs = [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(task["task"])]
-    source = task.get("source") or {"hub": configs[0]["dataset_path"]}
-    repository = HubRepository("data set", source["hub"], source.get("revision", "main"))
-    arguments = {_subset(config): _arguments(config) for config in configs}
+    source = task.get("source") or {"hub": data_set(task["task"])}
+    repository = HubRepository("dataset", source["hub"], source.get("revision", "main"))
+    arguments = {_subset(config): _arguments(config) for config in leaf_configs(task["task"])}
     for number, splits in enumerate(repository.tables(*arguments.values())):
         datasets.DatasetDict(splits).save_to_disk(folder / f"{number:03d}")
-    if task["task"] in KNOWN and KNOWN[task["task"]].nltk:
-        _fetch_nltk(KNOWN[task["task"]].nltk, folder / NLTK)
+    if package := getattr(KNOWN.get(task["task"]), "nltk", None):
+        _fetch_nltk(package, folder / NLTK)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         "status": "ok",
         "data": repository.identity,
         "subsets": {subset: f"{number:03d}" for number, subset in enumerate(arguments)},
-        "files": {path.relative_to(folder).as_posix(): _checksum(path) for path in files},
+        "files": {path.relative_to(folder).as_posix(): checksum(path) for path in files},
     }
 
 
@@ -138,19 +131,14 @@ def _fetch_nltk(package: str, folder: Path) -> None:
             ) from None
 
 
-def _checksum(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
-
-
 class Fetched:
     """A folder of fetched questions, held to its checksums; its data of NLTK becomes known to NLTK.
 
     Attributes:
-        identity: of the data set, for records.
+        identity: what records say of the data set.
 
     Args:
-        folder: what `fetch_questions` wrote.
+        folder: a folder that `fetch_questions` wrote.
 
     Raises:
         Unavailable: the source could not be had.
@@ -161,9 +149,9 @@ class Fetched:
         self.folder, record = folder, read_json(folder / RECORD)
         if record["status"] == "unavailable":
             raise Unavailable(record["reason"])
-        for name, checksum in record["files"].items():
+        for name, sha256 in record["files"].items():
             path = folder / name
-            if not path.is_file() or _checksum(path) != checksum:
+            if not path.is_file() or checksum(path) != sha256:
                 raise UserError(
                     f"{path} is missing or damaged; delete {folder} and run again, then it is fetched again"
                 )
@@ -208,9 +196,9 @@ def _answers(task: str, hub: str, revision: str = "main", **_: Any) -> bool:
     from huggingface_hub import HfApi
 
     try:
-        ask("data set", hub, revision, PLANNING_SECONDS)
+        ask("dataset", hub, revision, PLANNING_SECONDS)
         HfApi().auth_check(hub, repo_type="dataset")  # a gate
-        if task in KNOWN and KNOWN[task].nltk:
+        if getattr(KNOWN.get(task), "nltk", None):
             from nltk.downloader import Downloader
 
             urllib.request.urlopen(Downloader.DEFAULT_URL, timeout=PLANNING_SECONDS).close()

@@ -6,19 +6,17 @@ Accuracy on a few hundred questions cannot see a one-point gap; these have tight
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
-from swiftkv.data.read import draw_documents
+from swiftkv.device import device_map
 from swiftkv.errors import UserError
-from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
+from swiftkv.models import load_base, load_sharing, rewire, spread
 from swiftkv.quantize import Peak, new_cache
-from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
-from swiftkv.sources import read_source
+from swiftkv.score.chats import ChatMeasurement, require_spec
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments
@@ -36,13 +34,13 @@ def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str, pe
     return model.base_model(row, past_key_values=cache, use_cache=cache is not None).last_hidden_state[0]
 
 
-def share_lower_layers(one: PreTrainedModel, other: PreTrainedModel) -> bool:
+def share_lower_layers(first: PreTrainedModel, second: PreTrainedModel) -> bool:
     """Whether two rewired models compute the same below layer l, with the very same weights."""
     below = [
         [*model.model.embed_tokens.parameters(), *model.model.layers[: model.spec.num_key_value_layers].parameters()]
-        for model in (one, other)
+        for model in (first, second)
     ]
-    return one.spec == other.spec and all(a is b for a, b in zip(*below, strict=True))
+    return first.spec == second.spec and all(a is b for a, b in zip(*below, strict=True))
 
 
 @torch.inference_mode()
@@ -86,16 +84,16 @@ def compare(
     sums = torch.zeros(len(students), 3, dtype=torch.float64)
     for begin in range(0, len(target), POSITIONS):
         part = slice(begin, min(begin + POSITIONS, len(target)))
-        wanted = target[part]
+        next_tokens = target[part]
         log_p = head(teacher[part].to(device)).float().log_softmax(dim=-1)
         p, best = log_p.exp(), log_p.argmax(dim=-1)
         for number, (student, own_head) in enumerate(students):
             if student is teacher:
-                nll = -log_p.gather(1, wanted[:, None])[:, 0]
+                nll = -log_p.gather(1, next_tokens[:, None])[:, 0]
                 kl, agreed = torch.zeros_like(nll), torch.ones_like(nll)
             else:
                 log_q = own_head(student[part].to(own_head.weight.device)).to(device).float().log_softmax(dim=-1)
-                nll = -log_q.gather(1, wanted[:, None])[:, 0]
+                nll = -log_q.gather(1, next_tokens[:, None])[:, 0]
                 agreed = log_q.argmax(dim=-1) == best
                 # Differences first: a small KL must not be what is left of two large sums.
                 kl = (log_p - log_q).mul_(p).sum(dim=-1)
@@ -115,13 +113,8 @@ def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict
     }
 
 
-def load_teacher(folder: Path) -> PreTrainedModel:
-    """An ordinary model, spread over all GPUs there are; raises as `load_base`."""
-    return load_base(folder, device_map="auto" if torch.cuda.is_available() else None)
-
-
 def load_models(
-    folder: Path, checkpoint: Path | None, spec: dict | None, kv_cache: str, moments: Path | None, ridge: float
+    folder: Path, checkpoint: Path | None, spec: SwiftKVSpec | None, kv_cache: str, moments: Path | None, ridge: float
 ) -> tuple[PreTrainedModel, dict[str, PreTrainedModel]]:
     """The teacher, and what is compared to it: "trained", and "start", a rewired model before training.
 
@@ -135,18 +128,17 @@ def load_models(
     Raises:
         UserError: a checkpoint cannot be loaded or is of another spec, or the GPUs are too few for the model.
     """
-    teacher = load_teacher(folder)
+    teacher = load_base(folder, device_map=device_map())
     if spec is not None:
-        rewiring, values = SwiftKVSpec(**spec), None
+        values = None
         if moments is not None:
-            values = fitted_values(teacher, rewiring, Moments.read(moments, rewiring.num_key_value_layers), ridge)
-        start = spread(rewire(teacher, rewiring, values).eval(), teacher)
+            values = fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers), ridge)
+        start = spread(rewire(teacher, spec, values).eval(), teacher)
         trained = load_sharing(checkpoint, teacher)
-        if trained.spec != start.spec:
-            raise UserError(f"{checkpoint} is of another spec than {SwiftKVSpec(**spec)}; train the variant again")
+        require_spec(checkpoint, trained.spec, spec)
         return teacher, {"trained": trained} | ({"start": start} if kv_cache == "auto" else {})
     if checkpoint is not None:
-        return teacher, {"trained": load_teacher(checkpoint)}
+        return teacher, {"trained": load_base(checkpoint, device_map=device_map())}
     return teacher, {} if kv_cache == "auto" else {"trained": teacher}
 
 
@@ -154,7 +146,7 @@ def measure_fidelity(
     model_source: Path,
     checkpoint: Path | None,
     variant: str,
-    spec: dict | None,
+    spec: SwiftKVSpec | None,
     kv_cache: Literal["auto", "fp8"],
     heldout: Path,
     documents: int,
@@ -175,12 +167,12 @@ def measure_fidelity(
         model_source: the model's source.json.
         checkpoint: trained checkpoint; None compares the model (with an FP8 cache, say) to itself.
         variant: name of the variant.
-        spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
+        spec: the variant's rewiring; None where nothing is rewired.
         kv_cache: "auto" or "fp8", of the student.
         heldout: chats, one a line.
         documents: number of chats.
         max_length: tokens of a chat that count.
-        seed: of the draw of chats.
+        seed: decides which chats are drawn.
         output: JSON file.
         moments: what a fitted start was fitted to; None for a copied one.
         ridge: penalty of that fit.
@@ -188,50 +180,31 @@ def measure_fidelity(
     Raises:
         UserError: a file is missing or damaged, or the spec cannot be.
     """
-    started = time.monotonic()
-    source = read_source(model_source)
-    described = describe_spec(spec, key_value_heads(source["config"]))
     if spec is not None and checkpoint is None:
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
-    tokenizer = load_tokenizer(source["path"])
-    drawn, data = draw_documents(tokenizer, source["config"], heldout, documents, max_length, seed)
-    teacher, models = load_models(Path(source["path"]), checkpoint, spec, kv_cache, moments, ridge)
+    measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
+    teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments, ridge)
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
-    counts, head, peak = [], teacher.get_output_embeddings(), Peak()
-    for number, document in enumerate(drawn, 1):
-        if len(document) < 2:
-            continue
+    head, peak = teacher.get_output_embeddings(), Peak()
+    for number, document in enumerate(measured.documents, 1):
         reference, states = states_of_all(teacher, models, document, kv_cache, peak)
         heads = [model.get_output_embeddings() for model in models.values()]
         students = list(zip(states, heads, strict=True)) or [(reference, head)]
         for sums, row in zip(rows.values(), compare(reference, students, head, document), strict=True):
             sums.append(row)
-        counts.append(len(document) - 1)
-        if number % 10 == 0 or number == len(drawn):
-            print(f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(drawn)} chats", flush=True)
-    if not counts:
-        raise UserError(f"no chat of {heldout} has two tokens; make it again")
-    trained = summarize(rows["trained"], counts)
-    record = measurement(
-        "fidelity",
-        model=source,
-        variant=variant,
-        kv_cache=kv_cache,
-        **weights_of(checkpoint),
-        spec=described,
-        settings={"documents": documents, "max_length": max_length, "seed": seed},
-        result={
-            **trained,
-            "start": summarize(rows["start"], counts) if "start" in rows else None,
-            "tokens": sum(counts),
-            "documents": len(counts),
-            **({"fp8_keys": keys} if (keys := peak.found()) else {}),
-        },
-        seconds=time.monotonic() - started,
-        data=data,
-    )
-    write_json(output, record)
+        if number % 10 == 0 or number == len(measured.documents):
+            print(
+                f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(measured.documents)} chats", flush=True
+            )
+    counts = [len(document) - 1 for document in measured.documents]
+    result = summarize(rows["trained"], counts) | {
+        "start": summarize(rows["start"], counts) if "start" in rows else None,
+        "tokens": sum(counts),
+        "documents": len(counts),
+        **({"fp8_keys": keys} if (keys := peak.found()) else {}),
+    }
+    record = measured.write("fidelity", result, output, variant, checkpoint, spec, kv_cache)
     peak.warn()
-    kl, agreement, perplexity = (trained[name]["value"] for name in ("kl", "top1_agreement", "perplexity"))
+    kl, agreement, perplexity = (result[name]["value"] for name in ("kl", "top1_agreement", "perplexity"))
     print(f"KL {kl:.4f} nats a token, top-1 agreement {agreement:.4f}, perplexity {perplexity:.3f}", flush=True)
     return record

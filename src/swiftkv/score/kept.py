@@ -20,14 +20,14 @@ class KeptAnswers:
 
     Attributes:
         found: batches that an earlier job had answered.
-        seconds: that it took for those of them that were asked again.
+        seconds: time that job took for those batches that were asked again.
     """
 
     def __init__(self, file: Path | None = None, subject: Any = None) -> None:
         """Take up the answers of `file`.
 
         Args:
-            file: where they are kept; None keeps nothing.
+            file: place of the answers; None keeps nothing.
             subject: all that an answer depends on beside what is asked, as JSON has it. A file about another is begun anew.
         """
         self.file, self.seconds = file, 0.0
@@ -57,9 +57,9 @@ class KeptAnswers:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(["subject", subject]) + "\n")
 
-    def answer(self, asked: Any, compute: Callable[[], Any]) -> Any:
-        """What was kept for `asked`, or what `compute` gives now; both as JSON has them, numbers bit for bit."""
-        key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    def answer(self, inputs: Any, compute: Callable[[], Any]) -> Any:
+        """What was kept for `inputs`, or what `compute` gives now; both as JSON has them, numbers bit for bit."""
+        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         if key in self._answers:
             answer, seconds = self._answers[key]
             self.seconds += seconds

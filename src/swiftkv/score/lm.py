@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,9 @@ from swiftkv.score.kept import KeptAnswers
 from swiftkv.score.result import BROKEN
 
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
+Batch = tuple[
+    list[int], Any, Callable[[], Any]
+]  # numbers of requests, what their answers are found again by, computing them
 BATCHES = 16  # of log-likelihoods, which are kept together
 
 
@@ -44,7 +47,7 @@ class CachedLM(HFLM):
         batch_size: prompts computed together.
 
     Attributes:
-        kept: where answers are kept and found again; by itself nowhere.
+        kept: the answers found again and kept; by default none are.
         peak: the largest key that an FP8 cache was given, for the answers since `kept` was set.
     """
 
@@ -65,8 +68,8 @@ class CachedLM(HFLM):
     def _new_cache(self) -> DynamicCache:
         return new_cache(self.kv_cache, self.model.config, self.peak)
 
-    def _answer(self, asked: list[Any], compute: Callable[[], Any]) -> Any:
-        answer, keys = self.kept.answer(asked, lambda: (compute(), self.peak.found()))
+    def _answer(self, inputs: list[Any], compute: Callable[[], Any]) -> Any:
+        answer, keys = self.kept.answer(inputs, lambda: (compute(), self.peak.found()))
         self.peak.include(keys)
         return answer
 
@@ -87,17 +90,20 @@ class CachedLM(HFLM):
         Raises:
             UserError: a log-probability is not finite.
         """
-        order = sorted(range(len(requests)), key=lambda number: _longest_first(requests[number]))
-        answers: dict[int, tuple[float, bool]] = {}
+        answers: list[Any] = [None] * len(requests)
         with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm, mininterval=5) as bar:
-            for begin in range(0, len(order), size := BATCHES * self.batch_size):
-                numbers = order[begin : begin + size]
-                some = [requests[number] for number in numbers]
-                asked = [self.batch_size, [tokens for _, *tokens in some]]
-                found = self._answer(asked, partial(self._scored, some))
-                answers.update(zip(numbers, map(tuple, found), strict=True))
+            for numbers, inputs, compute in self._batches(requests):
+                for number, answer in zip(numbers, self._answer(inputs, compute), strict=True):
+                    answers[number] = tuple(answer)
                 bar.update(len(numbers))
-        return [answers[number] for number in range(len(requests))]
+        return answers
+
+    def _batches(self, requests: list[Request]) -> Iterator[Batch]:
+        order = sorted(range(len(requests)), key=lambda number: _longest_first(requests[number]))
+        for begin in range(0, len(order), size := BATCHES * self.batch_size):
+            numbers = order[begin : begin + size]
+            batch = [requests[number] for number in numbers]
+            yield numbers, [self.batch_size, [tokens for _, *tokens in batch]], partial(self._scored, batch)
 
     def _scored(self, requests: list[Request]) -> list[tuple[float, bool]]:
         self._unscored = min(len(fed) - len(continuation) for fed, continuation in self._rows(requests))
@@ -119,11 +125,13 @@ class CachedLM(HFLM):
             UserError: a logit is NaN.
         """
         mask = arguments.pop("attention_mask")
-        asked = [context.tolist(), mask.tolist(), max_length, stop, arguments]
-        more = arguments | {"attention_mask": mask, "logits_processor": [_no_nan]}
+        inputs = [context.tolist(), mask.tolist(), max_length, stop, arguments]
+        options = arguments | {"attention_mask": mask, "logits_processor": [_no_nan]}
         begin = context.shape[1]
         with torch.inference_mode():
-            added = self._answer(asked, lambda: self._generated(context, max_length, stop, **more)[:, begin:].tolist())
+            added = self._answer(
+                inputs, lambda: self._generated(context, max_length, stop, **options)[:, begin:].tolist()
+            )
         return torch.cat([context, context.new_tensor(added)], dim=1)
 
     def _generated(self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any) -> torch.Tensor:
@@ -161,8 +169,7 @@ class PrefixSharingLM(CachedLM):
 
     def __init__(self, *args: Any, tokens_per_forward: int = 256, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.device.type == "cpu":
-            self.model.set_attn_implementation(NAME)
+        self.model.set_attn_implementation(NAME)
         self.tokens_per_forward = tokens_per_forward
 
     @torch.inference_mode()
@@ -173,10 +180,7 @@ class PrefixSharingLM(CachedLM):
             self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return cache
 
-    def _loglikelihood_tokens(
-        self, requests: list[Request], disable_tqdm: bool = False, **_: Any
-    ) -> list[tuple[float, bool]]:
-        """As `CachedLM`."""
+    def _batches(self, requests: list[Request]) -> Iterator[Batch]:
         rows = self._rows(requests)
         order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbours share most
         # A position that is scored has to be computed, so it must not be in the common start.
@@ -184,27 +188,22 @@ class PrefixSharingLM(CachedLM):
         shared = min(_common(rows[order[0]][0], rows[order[-1]][0]), most)
         common = rows[0][0][:shared]
         start = self._prefill(common)
-        answers: dict[int, tuple[float, bool]] = {}
-        tree, waiting = TokenTree(shared), []
-        with tqdm(total=len(rows), desc="log-likelihoods", disable=disable_tqdm, mininterval=5) as bar:
-            for place, number in enumerate(order):
-                fed, continuation = rows[number]
-                path = tree.add(fed[shared:])
-                waiting.append((number, path[-len(continuation) :], continuation))
-                if len(tree) >= self.tokens_per_forward or place == len(order) - 1:
-                    numbers = [number for number, *_ in waiting]
-                    asked = [common, *([rows[number] for number in numbers])]
-                    found = self._answer(asked, partial(self._score, tree, start, waiting))
-                    answers.update(zip(numbers, map(tuple, found), strict=True))
-                    bar.update(len(waiting))
-                    tree, waiting = TokenTree(shared), []
-        return [answers[number] for number in range(len(rows))]
+        tree, numbers, paths = TokenTree(shared), [], []
+        for place, number in enumerate(order):
+            fed, continuation = rows[number]
+            numbers.append(number)
+            paths.append((tree.add(fed[shared:])[-len(continuation) :], continuation))
+            if len(tree) >= self.tokens_per_forward or place == len(order) - 1:
+                inputs = [common, *([rows[number] for number in numbers])]
+                yield numbers, inputs, partial(self._score, tree, start, paths)
+                tree, numbers, paths = TokenTree(shared), [], []
 
     @torch.inference_mode()
     def _score(
-        self, tree: TokenTree, start: DynamicCache, waiting: list[tuple[int, list[int], list[int]]]
+        self, tree: TokenTree, start: DynamicCache, paths: list[tuple[list[int], list[int]]]
     ) -> list[tuple[float, bool]]:
-        nodes = sorted({node for _, path, _ in waiting for node in path})
+        """Answers of continuations, each the path of its nodes through the tree and its tokens."""
+        nodes = sorted({node for path, _ in paths for node in path})
         place = {node: number for number, node in enumerate(nodes)}
         logits = self.model(
             input_ids=torch.tensor([tree.tokens], device=self.device),
@@ -214,20 +213,16 @@ class PrefixSharingLM(CachedLM):
             use_cache=True,
             logits_to_keep=torch.tensor(nodes, device=self.device),
         ).logits[0]
-        scored = torch.tensor([place[node] for _, path, _ in waiting for node in path], device=self.device)
-        target = torch.tensor([token for *_, tokens in waiting for token in tokens], device=self.device)
+        scored = torch.tensor([place[node] for path, _ in paths for node in path], device=self.device)
+        target = torch.tensor([token for _, tokens in paths for token in tokens], device=self.device)
         value, greedy = [], []
-        for some, wanted in zip(scored.split(256), target.split(256), strict=True):
-            part = logits[some].float()
-            value.append(part.gather(1, wanted[:, None])[:, 0] - part.logsumexp(dim=-1))
-            greedy.append(part.argmax(dim=-1) == wanted)
+        for places, tokens in zip(scored.split(256), target.split(256), strict=True):
+            part = logits[places].float()
+            value.append(part.gather(1, tokens[:, None])[:, 0] - part.logsumexp(dim=-1))
+            greedy.append(part.argmax(dim=-1) == tokens)
         value, greedy = torch.cat(value).double().cpu(), torch.cat(greedy).cpu()
-        answers, begin = [], 0
-        for _, path, _ in waiting:
-            end = begin + len(path)
-            answers.append((value[begin:end].sum().item(), bool(greedy[begin:end].all())))
-            begin = end
-        return _checked(answers)
+        parts = zip(*(tensor.split([len(path) for path, _ in paths]) for tensor in (value, greedy)), strict=True)
+        return _checked([(likely.sum().item(), bool(same.all())) for likely, same in parts])
 
     def _generated(self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any) -> torch.Tensor:
         """As `CachedLM`; the common start runs once."""

@@ -16,8 +16,8 @@ def summary(values: Sequence[float], identities: Sequence[str], n: int, n_total:
     """The `result` of a score.
 
     Args:
-        values: of each question, in the order asked.
-        identities: of each question, as `identity` gives them.
+        values: the value of each question, in the order asked.
+        identities: what `identity` returns for each question.
         n: questions that were chosen.
         n_total: questions that there were to choose from.
     """

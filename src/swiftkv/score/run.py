@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swiftkv.errors import UserError
 from swiftkv.records import describe_spec, key_value_heads, measurement, provenance, weights_of, write_json
-from swiftkv.score.data import TaskData
+from swiftkv.score.data import open_questions
 from swiftkv.score.fetch import Unavailable
 from swiftkv.score.kept import KeptAnswers
 from swiftkv.score.result import identity, summary
 from swiftkv.score.served import score_served
 from swiftkv.sources import read_source
+from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
@@ -33,7 +34,7 @@ def measure_scores(
     model_source: Path,
     checkpoint: Path | None,
     variant: str,
-    spec: dict | None,
+    spec: SwiftKVSpec | None,
     kv_cache: Literal["auto", "fp8"],
     tasks: dict[str, dict[str, Any]],
     seed: int,
@@ -54,7 +55,7 @@ def measure_scores(
         model_source: the model's source.json.
         checkpoint: trained checkpoint; None scores the model itself.
         variant: name of the variant.
-        spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
+        spec: the variant's rewiring; None where nothing is rewired.
         kv_cache: "auto" or "fp8".
         tasks: entries of the config by name: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit,
             batch_size, and optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM
@@ -68,7 +69,7 @@ def measure_scores(
             was unavailable it stays, for when the source comes back.
 
     Raises:
-        UserError: a file is missing or damaged, the spec cannot be, or a task, metric or filter is unknown.
+        UserError: a file is missing or damaged, or a task, metric or filter is unknown.
         EngineFailure: vLLM failed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -84,20 +85,33 @@ def measure_scores(
     folder = Path(checkpoint or model["path"])
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
-    tokenizer = Path(model["path"])
-    keep = functools.partial(_keep, state, subject, [folder, tokenizer])
+    tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
-    serve = functools.partial(score_served, folder, tokenizer, spec, kv_cache, seed=seed, log=engine_log, shard=shard)
+
+    def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
+        """Result, settings it ran with, seconds that earlier jobs took, and further sections of the record."""
+        request = (task, seed, folders.get(name), shard)
+        if "engine" in task:
+            return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
+        benchmark, data = questions(*request)
+        lm = load()
+        lm.batch_size_per_gpu = task["batch_size"]
+        lm.keep(kept := _keep(state, subject, [folder, tokenizer], name))
+        result, ran = run_benchmark(lm, benchmark, task)
+        if keys := lm.peak.found():
+            result["fp8_keys"] = keys
+            lm.peak.warn()
+        return result, ran | {"dtype": str(lm.model.dtype).removeprefix("torch.")}, kept.seconds, {"data": data}
+
     part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
-    named, folders = list(zip(tasks.items(), outputs, strict=True)), {path.name: path for path in fetched}
-    unfinished = False
+    places, statuses = dict(zip(tasks, outputs, strict=True)), set()
     # vLLM's come first, while no model of ours holds the GPU's memory.
-    for (name, task), output in sorted(named, key=lambda one: "engine" not in one[0][1]):
-        record = _measure(load, keep, serve, subject, name, task, seed, folders.get(name), shard)
-        write_json(output, record)
-        unfinished |= record["status"] != "ok"
-    if state is not None and not unfinished:
+    for name, task in sorted(tasks.items(), key=lambda entry: "engine" not in entry[1]):
+        record = _measure(score, subject, name, task, seed)
+        write_json(places[name], record)
+        statuses.add(record["status"])
+    if state is not None and statuses == {"ok"}:
         shutil.rmtree(state, ignore_errors=True)
 
 
@@ -108,28 +122,20 @@ def _keep(state: Path | None, subject: dict[str, Any], folders: list[Path], task
     files = {file: file.stat() for folder in folders for file in sorted(folder.iterdir()) if file.is_file()}
     origin, package = provenance(0), Path(__file__).parents[1]
     code = sorted(package.rglob("*.py"))
-    same = subject | {
+    conditions = subject | {
         "code": hashlib.sha256(b"".join(file.read_bytes() for file in code)).hexdigest(),
         "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in files.items()],
         "libraries": origin["libraries"],
         "hardware": origin["hardware"]["gpus"] or origin["hardware"],
     }
-    kept = KeptAnswers(state / f"{task}.jsonl", same)
+    kept = KeptAnswers(state / f"{task}.jsonl", conditions)
     if kept.found:
         print(f"{task}: goes on with {kept.found} batches that were answered before", flush=True)
     return kept
 
 
 def _measure(
-    load: Callable[[], CachedLM],
-    keep: Callable[[str], KeptAnswers],
-    serve: Callable[..., tuple],
-    subject: dict[str, Any],
-    name: str,
-    task: dict[str, Any],
-    seed: int,
-    fetched: Path | None,
-    shard: tuple[int, int],
+    score: Callable[..., tuple[Any, ...]], subject: dict[str, Any], name: str, task: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     """The record of one task."""
     started, before = time.monotonic(), 0.0
@@ -143,21 +149,9 @@ def _measure(
         "seed": seed,
         "backend": "vllm" if "engine" in task else "transformers",
     }
-    status, reason, result, data, engine = "ok", None, None, task.get("source"), {}
+    status, reason, result, sections = "ok", None, None, {"data": task.get("source")}
     try:
-        if "engine" in task:
-            result, ran, data, engine = serve(task=task, fetched=fetched)
-        else:
-            benchmark, data = questions(task, seed, fetched, shard)
-            lm = load()
-            lm.batch_size_per_gpu = task["batch_size"]
-            lm.keep(kept := keep(name))
-            result, ran = run_benchmark(lm, benchmark, task)
-            before = kept.seconds
-            if keys := lm.peak.found():
-                result["fp8_keys"] = keys
-                lm.peak.warn()
-            ran["dtype"] = str(lm.model.dtype).removeprefix("torch.")
+        result, ran, before, sections = score(name, task)
         settings |= ran
         error = "" if result["stderr"] is None else f" +- {result['stderr']:.4f}"
         outcome = f"{task['metric']} {result['value']:.4f}{error}, {result['n']} of {result['n_total']} questions"
@@ -166,27 +160,18 @@ def _measure(
         outcome = f"unavailable: {reason}"
     seconds = time.monotonic() - started + before
     print(f"{name}: {outcome}, {seconds:.0f} s", flush=True)
-    return measurement(
-        "score",
-        **subject,
-        status=status,
-        reason=reason,
-        settings=settings,
-        result=result,
-        seconds=seconds,
-        data=data,
-        **engine,
-    )
+    outcome = {"status": status, "reason": reason, "settings": settings, "result": result}
+    return measurement("score", **subject, **outcome, seconds=seconds, **sections)
 
 
 def questions(
     task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
 ) -> tuple[Benchmark, dict[str, Any]]:
-    """The lm-eval tasks of a config entry and the identity of their data; raises as `build_benchmark` and `TaskData`."""
+    """The lm-eval tasks of a config entry and the identity of their data; raises as `build_benchmark` and `open_questions`."""
     from swiftkv.score.tasks import build_benchmark
 
-    source = TaskData(task["task"], task.get("source"), fetched)
-    return build_benchmark(task, source, seed, shard), source.record()
+    source = open_questions(task["task"], task.get("source"), fetched)
+    return build_benchmark(task, source, seed, shard), source.identity
 
 
 def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
@@ -194,12 +179,12 @@ def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
     import torch
     from transformers import AutoTokenizer
 
+    from swiftkv.device import device_map
     from swiftkv.models import load_any
     from swiftkv.score.lm import CachedLM, PrefixSharingLM
 
-    gpu = torch.cuda.is_available()
-    model = load_any(folder, torch.bfloat16, device_map="auto" if gpu else None)
-    kind = CachedLM if gpu else PrefixSharingLM
+    model = load_any(folder, device_map=device_map())
+    kind = CachedLM if torch.cuda.is_available() else PrefixSharingLM
     return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
 
 
@@ -222,8 +207,8 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
         apply_chat_template=chat,
         fewshot_as_multiturn=multiturn,
     )
-    wanted = task.get("filter") or "none"
-    samples = [sample for part in results["samples"].values() for sample in part if sample["filter"] == wanted]
+    filter_name = task.get("filter") or "none"
+    samples = [sample for part in results["samples"].values() for sample in part if sample["filter"] == filter_name]
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
     identities, config = [identity(sample) for sample in samples], benchmark.config

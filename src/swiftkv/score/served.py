@@ -41,29 +41,29 @@ _TASK_SETTINGS = {"do_sample", "max_gen_toks", "max_new_tokens", "temperature", 
 def score_served(
     folder: Path,
     tokenizer: Path,
-    spec: dict[str, Any] | None,
+    rewired: bool,
     kv_cache: str,
+    log: Path | None,
     task: dict[str, Any],
     seed: int,
-    log: Path | None,
-    fetched: Path | None = None,
-    shard: tuple[int, int] = (1, 1),
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    fetched: Path | None,
+    shard: tuple[int, int],
+) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
     """Score a task that has an `engine`.
 
     Args:
         folder: the checkpoint.
         tokenizer: the folder of its tokenizer.
-        spec: fields of its `SwiftKVSpec`; None where nothing is rewired.
+        rewired: whether it is a SwiftKV checkpoint.
         log: file for all that vLLM prints.
-        fetched: the folder with the questions of a hub source.
-        shard: as in `build_benchmark`.
+        task, seed, fetched, shard: as in `swiftkv.score.run.questions`.
 
     Returns:
-        The result, the settings and the data of its record, and the record's `engine`: what vLLM really ran.
+        The result and the settings of its record, 0 seconds that earlier jobs took, and the record's sections `data` and
+        `engine`: what vLLM really ran.
 
     Raises:
-        Unavailable: as `TaskData`.
+        Unavailable: as `open_questions`.
         UserError: vLLM is not installed, or its answers would not be those of transformers.
         EngineFailure: vLLM failed.
     """
@@ -91,8 +91,8 @@ def score_served(
     if "refused" in answer:
         raise UserError(answer["refused"])
     ran = answer["settings"] | {"dtype": engine["dtype"], "engine": engine}
-    seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=spec is not None)
-    return answer["result"], ran, answer["data"], {"engine": seen}
+    seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=rewired)
+    return answer["result"], ran, 0.0, {"data": answer["data"], "engine": seen}
 
 
 def repetition_penalty(folder: Path) -> float:

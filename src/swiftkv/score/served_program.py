@@ -41,7 +41,7 @@ class ServedLM(VLLM):
     def __init__(
         self, folder: Path, tokenizer: Path, engine: dict[str, Any], seed: int = 0, penalty: float = 1.0
     ) -> None:
-        own = AutoTokenizer.from_pretrained(tokenizer)
+        words = AutoTokenizer.from_pretrained(tokenizer)
         if engine["gpus"]:
             memory = {"gpu_memory_utilization": engine["gpu_memory_utilization"]}
         else:
@@ -64,7 +64,7 @@ class ServedLM(VLLM):
             chat_template_args=dict(TEMPLATE_ARGUMENTS),  # VLLM takes keys out of it
             **memory,
         )
-        self.tokenizer = configure_pad_token(own, model_config=self._config)
+        self.tokenizer = configure_pad_token(words, model_config=self._config)
         self.hf_chat_template = None  # the tokenizer's own
         self.penalty = penalty
 

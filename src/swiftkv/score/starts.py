@@ -6,16 +6,13 @@ teacher on held-out chats, as `swiftkv.score.fidelity` does.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.data.read import draw_documents
-from swiftkv.errors import UserError
-from swiftkv.models import load_tokenizer, rewire, spread
-from swiftkv.records import measurement, write_json
-from swiftkv.score.fidelity import compare, hidden_states, load_teacher, summarize
-from swiftkv.sources import read_source
+from swiftkv.device import device_map
+from swiftkv.models import load_base, rewire, spread
+from swiftkv.score.chats import ChatMeasurement
+from swiftkv.score.fidelity import compare, hidden_states, summarize
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments, known_layers
@@ -43,23 +40,17 @@ def measure_starts(
         heldout: held-out chats, one a line.
         documents: how many of them are drawn.
         max_length: tokens of a chat that count.
-        seed: of the draw of chats.
+        seed: decides which chats are drawn.
         output: JSON file.
 
     Raises:
         UserError: a file is missing or damaged, or the moments allow no fit.
     """
-    started = time.monotonic()
-    source = read_source(model_source)
-    tokenizer = load_tokenizer(source["path"])
-    chats, data = draw_documents(tokenizer, source["config"], heldout, documents, max_length, seed)
+    measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
     layers = known_layers(moments)
-    teacher = load_teacher(Path(source["path"]))
-    texts = [text for text in chats if len(text) > 1]
-    if not texts:
-        raise UserError(f"no chat of {heldout} has two tokens; make it again")
-    expected = [hidden_states(teacher, text, "auto") for text in texts]
-    head, counts = teacher.get_output_embeddings(), [len(text) - 1 for text in texts]
+    teacher = load_base(measured.model["path"], device_map=device_map())
+    expected = [hidden_states(teacher, document, "auto") for document in measured.documents]
+    head, counts = teacher.get_output_embeddings(), [len(document) - 1 for document in measured.documents]
     depth, layers_measured = teacher.config.num_hidden_layers, []
     for number, layer in enumerate(layers, 1):
         spec = SwiftKVSpec(depth, layer)
@@ -69,26 +60,17 @@ def measure_starts(
             student = spread(rewire(teacher, spec, values).eval(), teacher)
             student_head = student.get_output_embeddings()
             rows = [
-                compare(reference, [(hidden_states(student, text, "auto"), student_head)], head, text)[0]
-                for reference, text in zip(expected, texts, strict=True)
+                compare(reference, [(hidden_states(student, document, "auto"), student_head)], head, document)[0]
+                for reference, document in zip(expected, measured.documents, strict=True)
             ]
             fidelity[name] = summarize(rows, counts)
         layers_measured.append({"num_key_value_layers": layer, "prefill_reduction": spec.prefill_reduction, **fidelity})
         print(f"l = {layer} ({number} of {len(layers)}): KL {fidelity['fitted']['kl']['value']:.4f}", flush=True)
-    record = measurement(
-        "starts",
-        model=source,
-        variant="baseline",
-        settings={"documents": documents, "max_length": max_length, "seed": seed, "ridge": ridge},
-        result={
-            "layers": layers_measured,
-            "num_hidden_layers": depth,
-            "fit_tokens": Moments.read(moments, layers[0]).tokens,
-            "tokens": sum(counts),
-            "documents": len(counts),
-        },
-        seconds=time.monotonic() - started,
-        data=data,
-    )
-    write_json(output, record)
-    return record
+    result = {
+        "layers": layers_measured,
+        "num_hidden_layers": depth,
+        "fit_tokens": Moments.read(moments, layers[0]).tokens,
+        "tokens": sum(counts),
+        "documents": len(counts),
+    }
+    return measured.write("starts", result, output, ridge=ridge)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from swiftkv.errors import UserError
-from swiftkv.score.catalogue import leaf_entries
-from swiftkv.score.data import TaskData
+from swiftkv.score.catalogue import leaf_configs, leaf_entries
+from swiftkv.score.data import QuestionFiles
+from swiftkv.score.fetch import Fetched, from_hub
+from swiftkv.section import nearest
 
 BITS_PER_BYTE = "bits_per_byte"  # a metric of every task that scores one continuation
 
@@ -29,7 +31,7 @@ class Benchmark:
         n_total: questions there are to choose from.
         fewshot: where the examples come from, in words.
         config: the first task's lm-eval config as it is run.
-        numbers: of the questions that a shard asks, in its order, counted over all chosen ones; None asks all.
+        numbers: indices, among all chosen questions, of those that a shard asks, in its order; None asks all.
     """
 
     tasks: dict[str, ConfigurableTask]
@@ -47,27 +49,30 @@ class PartialTask(ConfigurableTask):
     Prompts are made for all of them: random examples are drawn for one question after the other.
 
     Args:
-        config: of the task.
-        asked: places of the questions among all.
+        config: the task's lm-eval config.
+        places: indices, among all questions, of those that are asked.
     """
 
-    def __init__(self, config: dict[str, Any], asked: Collection[int]) -> None:
-        self.asked = frozenset(asked)
+    def __init__(self, config: dict[str, Any], places: Collection[int]) -> None:
+        self.places = frozenset(places)
         self._instances = None  # lm-eval's, until prompts are made
         super().__init__(config=config)
 
     def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> Any:
         """As any task, for questions that are asked."""
         _task, place, _repeats = kwargs["metadata"]
-        return super().construct_requests(doc, ctx, **kwargs) if place in self.asked else []
+        return super().construct_requests(doc, ctx, **kwargs) if place in self.places else []
 
     def doc_iterator(self, **kwargs: Any) -> Iterator[tuple[int, Any]]:
         """All questions while prompts are made, then those that are asked."""
-        every = super().doc_iterator(**kwargs)
-        return every if self._instances is None else ((place, doc) for place, doc in every if place in self.asked)
+        questions = super().doc_iterator(**kwargs)
+        everything = self._instances is None
+        return questions if everything else ((place, doc) for place, doc in questions if place in self.places)
 
 
-def build_benchmark(task: dict[str, Any], data: TaskData, seed: int, shard: tuple[int, int] = (1, 1)) -> Benchmark:
+def build_benchmark(
+    task: dict[str, Any], data: Fetched | QuestionFiles, seed: int, shard: tuple[int, int] = (1, 1)
+) -> Benchmark:
     """Build the lm-eval tasks of one config entry, cut to its `limit`.
 
     The subset is drawn with `seed`: at random, and over the subjects of a group in proportion to their sizes.
@@ -106,14 +111,14 @@ def build_benchmark(task: dict[str, Any], data: TaskData, seed: int, shard: tupl
         splits[split] = questions.select(indices)
         _override(task, config, splits)
         described = described or config
-        asked = [place for place in range(len(indices)) if (first + place) % parts == part - 1]
-        numbers += [first + place for place in asked]
+        places = [place for place in range(len(indices)) if (first + place) % parts == part - 1]
+        numbers += [first + place for place in places]
         first += len(indices)
-        if not asked:
+        if not places:
             continue
-        built = ConfigurableTask(config=config) if parts == 1 else PartialTask(config, asked)
-        built.set_fewshot_seed(seed)
-        tasks[config["task"]] = built
+        lm_task = ConfigurableTask(config=config) if parts == 1 else PartialTask(config, places)
+        lm_task.set_fewshot_seed(seed)
+        tasks[config["task"]] = lm_task
     n_tasks = sum(map(bool, chosen))
     return Benchmark(tasks, n_tasks, n, n_total, fewshot, described, None if parts == 1 else numbers)
 
@@ -139,17 +144,34 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
     return chosen
 
 
+def check_task(task: dict[str, Any]) -> None:
+    """Refuse a task of the config whose name, metric, filter, package or files there are not; of the hub nothing is asked.
+
+    Raises:
+        UserError: naming what there is not, and what there is instead.
+    """
+    files = None if from_hub(task.get("source")) else QuestionFiles(task["task"], task["source"])
+    for config in leaf_configs(task["task"]):
+        _check(task, config)
+        if files:
+            files.paths(config)
+
+
 def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
     output_type, stated = config["output_type"], config.get("metric_list")
     metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
     if output_type == "loglikelihood":
         metrics = [*metrics, BITS_PER_BYTE]
     if task["metric"] not in metrics:
-        names = ", ".join(map(str, metrics))
-        raise UserError(f"task {task['task']!r} has no metric {task['metric']!r}; it has {names}")
+        raise UserError(f"task {task['task']!r} has no {_choice('metric', task['metric'], map(str, metrics))}")
     filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
     if task.get("filter") and task["filter"] not in filters:
-        raise UserError(f"task {task['task']!r} has no filter {task['filter']!r}; it has {', '.join(filters)}")
+        raise UserError(f"task {task['task']!r} has no {_choice('filter', task['filter'], filters)}")
+
+
+def _choice(called: str, name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    return f"{called} {name!r}{nearest(name, known)}; it has {', '.join(known)}"
 
 
 def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str]:

@@ -18,7 +18,7 @@ def seconds(work: Work) -> float:
 STAGE = Stage(
     name="similarity",
     output="similarity/{model}.json",
-    run="swiftkv.similarity:measure_similarity",
+    run="swiftkv.score.similarity:measure_similarity",
     gpus="score",
     seconds=seconds,
 )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from swiftkv.data.read import draw_documents
-from swiftkv.models import load_base, load_tokenizer
-from swiftkv.records import measurement, write_json
-from swiftkv.sources import read_source
+from swiftkv.device import device_map
+from swiftkv.models import load_base
+from swiftkv.score.chats import ChatMeasurement
 
 CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
 
@@ -67,32 +65,20 @@ def measure_similarity(
         data: chats, one a line; the paper takes 50 random training examples of ultrachat_200k.
         documents: number of chats.
         max_length: tokens of a chat that count.
-        seed: of the draw.
+        seed: decides which chats are drawn.
         output: JSON file.
 
     Raises:
         UserError: a file is missing or damaged.
     """
-    started = time.monotonic()
-    source = read_source(model_source)
-    tokenizer = load_tokenizer(source["path"])
-    rows, drawn_from = draw_documents(tokenizer, source["config"], data, documents, max_length, seed)
-    model = load_base(source["path"], device_map="auto" if torch.cuda.is_available() else None)
-    pairwise, tokens = layer_similarity(model, rows)
-    record = measurement(
-        "similarity",
-        model=source,
-        variant="baseline",
-        settings={"documents": documents, "max_length": max_length, "seed": seed},
-        result={
-            "simscore": simscores(pairwise),
-            "pairwise": pairwise.tolist(),
-            "tokens": tokens,
-            "documents": len(rows),
-            "num_hidden_layers": model.config.num_hidden_layers,
-        },
-        seconds=time.monotonic() - started,
-        data=drawn_from,
-    )
-    write_json(output, record)
-    return record
+    measured = ChatMeasurement(model_source, data, documents, max_length, seed)
+    model = load_base(measured.model["path"], device_map=device_map())
+    pairwise, tokens = layer_similarity(model, measured.documents)
+    result = {
+        "simscore": simscores(pairwise),
+        "pairwise": pairwise.tolist(),
+        "tokens": tokens,
+        "documents": len(measured.documents),
+        "num_hidden_layers": model.config.num_hidden_layers,
+    }
+    return measured.write("similarity", result, output)
