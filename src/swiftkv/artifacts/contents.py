@@ -16,17 +16,17 @@ from typing import Any
 
 from swiftkv import config as cfg
 from swiftkv import points
-from swiftkv.artifacts.kind import Common, Config, Entry, Kind, Listed
+from swiftkv.artifacts.inputs import FOLDERS, inputs
+from swiftkv.artifacts.kind import ArtifactKind, Common, Config, Entry, Listed
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
 from swiftkv.score.trained_on import check_untrained
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
-PUBLISHED, CARDS = "resources/paper", "resources/published"
 
 
-def kind_of(config: Config, name: str) -> Kind:
+def kind_of(config: Config, name: str) -> ArtifactKind:
     """The kind of an entry."""
     return KINDS[config["artifacts"][name]["kind"]]
 
@@ -120,15 +120,14 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     if "tasks" in raw:
         entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
     if kind.extra is not None:
-        entry |= kind.extra(config, entry)
+        entry |= kind.extra(config, entry) or {}
     if kind.of_page is not None:
         page = {
             other: Listed(kind_of(config, other).form, label(listed), left_out(config, other))
             for other, listed in config["artifacts"].items()
         }
         entry |= kind.of_page(config, page)
-    needed = kind.needs(config, entry)
-    entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in needed}
+    entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in kind.needs}
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:
             raise UserError(
@@ -145,11 +144,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:
     """The files an artifact is made of, by name; published ones under "published"."""
-    entry = resolve(config, name)
-    files = dict(kind_of(config, name).needs(config, entry))
-    if entry.get("published"):
-        files["published"] = [f"{PUBLISHED}/{stem}.csv" for stem in entry["published"]]
-    return {key: list(dict.fromkeys(paths)) for key, paths in files.items()}
+    return inputs(config, resolve(config, name), kind_of(config, name).needs)
 
 
 def label(entry: Entry) -> str:
@@ -234,7 +229,7 @@ def check(config: Config) -> None:
                 f"{place}: there is no kind {entry['kind']!r}{like}; the kinds are {', '.join(sorted(KINDS))}"
             )
         read(_entry_class(entry["kind"]), entry, place)
-        for key, folder in (("published", PUBLISHED), ("cards", CARDS)):
+        for key, folder in FOLDERS.items():
             for stem in entry.get(key, []):
                 if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
                     known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import MISSING, read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Panel, Table
@@ -98,10 +98,10 @@ def _cells(row: Mapping[str, Any], footnotes: Footnotes) -> dict[str, str]:
     }
 
 
-KIND = Kind(
+KIND = ArtifactKind(
     "table",
     ("models", "variants"),
-    early_exit.needs,
+    ("early_exit",),
     make,
     own={"questions": Names},
     exactly={"models": 1, "cases": 1},

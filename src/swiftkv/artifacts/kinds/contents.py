@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftkv.artifacts.columns import Column, grid, table
-from swiftkv.artifacts.kind import FORMS, Config, Entry, Files, Kind, Listed
+from swiftkv.artifacts.kind import FORMS, ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.table import Footnotes, Table
 
 
@@ -34,11 +34,6 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
     return {"lines": lines}
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Nothing: the page says what would be made and has nothing made."""
-    return {}
-
-
 def make(entry: Entry, files: Files) -> Table:
     """One panel a section, one line a table or figure."""
     footnotes, lines = Footnotes(), entry["lines"]
@@ -63,4 +58,4 @@ def make(entry: Entry, files: Files) -> Table:
     return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")
 
 
-KIND = Kind("table", (), needs, make, of_page=_of_page)
+KIND = ArtifactKind("table", (), (), make, of_page=_of_page)

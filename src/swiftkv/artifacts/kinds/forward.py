@@ -13,7 +13,6 @@ from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import (
     ROLES,
     draw_simscores,
-    needed,
     players,
     read_similarity,
     simscores,
@@ -25,7 +24,6 @@ from swiftkv.artifacts.serving import (
     Cell,
     Serving,
     length_label,
-    needs_serving,
     ratio,
     read_serving,
     serving_kind,
@@ -33,15 +31,8 @@ from swiftkv.artifacts.serving import (
 
 
 def _extra(config: Config, entry: Entry) -> dict[str, Any]:
-    if "similar_models" not in entry:
-        return {}
-    models = players(config, entry["name"], entry["similar_models"])
+    models = players(config, entry["name"], entry.get("similar_models", []))
     return {"similar_models": models, "no_similarity": without(config, models)}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    similar = entry.get("similar_models")
-    return needs_serving(config, entry) | ({} if similar is None else {"similarity": needed(config, entry, similar)})
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -146,7 +137,7 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
 KIND = serving_kind(
     "figure",
     make,
-    needs=needs,
+    needs=("serving", "similarity"),
     own={"similar_models": ROLES},
     optional=("similar_models",),
     exactly={"models": 1, "points": 1},

@@ -10,9 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from swiftkv import config as cfg
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
 from swiftkv.errors import UserError
 from swiftkv.section import Text, Unique
@@ -47,16 +46,8 @@ def without(config: Config, models: Models) -> dict[str, str]:
 
 def _extra(config: Config, entry: Entry) -> dict[str, Any]:
     large = players(config, entry["name"], entry.get("large_models", []), {model["name"] for model in entry["models"]})
-    return {"large_models": large, "no_similarity": without(config, [*entry["models"], *large])}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {"similarity": needed(config, entry, [*entry["models"], *entry["large_models"]])}
-
-
-def needed(config: Config, entry: Entry, models: Models) -> list[str]:
-    """The similarity files of those models that can have one."""
-    return paths.similarity(config, [model["name"] for model in models if model["name"] not in entry["no_similarity"]])
+    every = [*entry["models"], *large]
+    return {"large_models": large, "similar_models": every, "no_similarity": without(config, every)}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -173,10 +164,10 @@ def _matrices(area, records: Sequence[Record], columns: int) -> None:
     area.colorbar(image, ax=axes, label="Mean cosine similarity", shrink=0.9, aspect=30)
 
 
-KIND = Kind(
+KIND = ArtifactKind(
     "figure",
     ("models",),
-    needs,
+    ("similarity",),
     make,
     own={"large_models": ROLES, "matrices": bool},
     optional=("large_models", "matrices"),

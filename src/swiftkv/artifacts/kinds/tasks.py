@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, Record, read_published, read_records
 from swiftkv.artifacts.scored import backends_note
 from swiftkv.artifacts.table import Footnotes, Table
@@ -27,11 +26,6 @@ _SETTINGS = (
     "limit",
     "seed",
 )
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Scores of every row."""
-    return {"scores": paths.scores(config, entry)}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -158,4 +152,4 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-KIND = Kind("table", ("models", "variants", "tasks"), needs, make, exactly={"models": 1})
+KIND = ArtifactKind("table", ("models", "variants", "tasks"), ("scores",), make, exactly={"models": 1})

@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, models, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, Record, read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import digits, enumeration
@@ -32,11 +31,6 @@ _NUMBERS = (
     "loss_first",
     "loss_last",
 )
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The training record of every row."""
-    return {"training": paths.training(config, entry)}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -144,4 +138,4 @@ def _contradictions(entry: Entry, statements: Sequence[Published]) -> list[str]:
     return notes
 
 
-KIND = Kind("table", ("models", "variants"), needs, make)
+KIND = ArtifactKind("table", ("models", "variants"), ("training",), make)
