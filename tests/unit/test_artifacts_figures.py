@@ -4,10 +4,11 @@ import copy
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA
+from artifact_helpers import LLAMA, scale
 from artifact_helpers import record as any_record
 from matplotlib.figure import Figure
 
+from swiftkv.artifacts import contents
 from swiftkv.artifacts.drawing import Drawing, write_figure
 from swiftkv.artifacts.inputs import inputs
 from swiftkv.artifacts.kinds import KINDS, similarity, wiring
@@ -40,7 +41,8 @@ def described(names):
 def drawn(folder, small, large=(), without=None, published=(), **more):
     """What the kind draws of records of all these models but those in `without` (name: reason)."""
     entry = {"name": "curves", "label": "paper's Figure 0", "title": "similarity of inputs", "models": described(small)}
-    entry |= {"large_models": described(large), "no_similarity": without or {}, **more}
+    entry |= {"large_models": described(large), "similar_models": described([*small, *large])}
+    entry |= {"no_similarity": without or {}, **more}
     paths = [folder / f"{name}.json" for name in (*small, *large) if name not in (without or {})]
     for path in paths:
         write_json(path, measured(path.stem))
@@ -103,8 +105,10 @@ def test_roles_are_resolved_without_doubles_and_empty_ones():
     assert resolved["no_similarity"] == {"big": "too large"}
     wanted = ["results/similarity/one.json", "results/similarity/two.json"]
     assert inputs(config, resolved, KINDS["similarity"].needs) == {"similarity": wanted}
-    with pytest.raises(UserError, match="artifacts.curves: 'misspelt' is neither a role nor a model"):
-        KINDS["similarity"].extra(CONFIG, entry | {"large_models": ["misspelt"]})
+    config = scale()
+    config["artifacts"]["figureA1"]["large_models"] = ["misspelt"]
+    with pytest.raises(UserError, match="artifacts.figureA1: 'misspelt' is neither a role nor a model"):
+        contents.check(config)
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):

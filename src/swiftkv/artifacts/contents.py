@@ -16,8 +16,8 @@ from typing import Any
 
 from swiftkv import config as cfg
 from swiftkv import points
-from swiftkv.artifacts.inputs import FOLDERS, inputs
-from swiftkv.artifacts.kind import ArtifactKind, Common, Config, Entry, Listed
+from swiftkv.artifacts.inputs import FOLDERS, inputs, players, rows
+from swiftkv.artifacts.kind import MODELS, ArtifactKind, Common, Config, Entry, Listed
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
 from swiftkv.score.trained_on import check_untrained
@@ -63,11 +63,11 @@ def left_out(config: Config, name: str) -> str | None:
     if kind_of(config, name).make is None:
         return entry["reason"]
     scopes = entry.get("parts") or ([entry] if "models" in entry else [])
-    if scopes and not any(_models(config, scope["models"]) for scope in scopes):
+    if scopes and not any(players(config, scope["models"]) for scope in scopes):
         roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
         return f"no model of this scale plays the role {roles}"
     if kind_of(config, name).scored:
-        reasons = [cfg.without_quality(config, model) for model, _ in _models(config, entry["models"])]
+        reasons = [cfg.without_quality(config, model["name"]) for model in players(config, entry["models"])]
         return reasons[0] if all(reasons) else None
     return None
 
@@ -93,7 +93,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     kind = kind_of(config, name)
     entry = {**raw, "name": name, "form": kind.form, "label": label(raw)}
     scopes = raw.get("parts") or ([raw] if "models" in raw else [])
-    entry["models"] = _described(config, _unique(role for scope in scopes for role in scope["models"]))
+    entry["models"] = players(config, (role for scope in scopes for role in scope["models"]))
     if "variants" in raw:
         entry["cases"] = cases(config, raw["variants"])
         del entry["variants"]
@@ -101,16 +101,15 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         entry["parts"] = [
             {
                 "title": part["title"],
-                "models": [model["name"] for model in _described(config, part["models"])],
+                "models": [model["name"] for model in players(config, part["models"])],
                 "cases": cases(config, part["variants"]),
             }
             for part in raw["parts"]
         ]
-    pairs = _pairs(entry)
     # Served, scored, or both.
     ways = [True] * ("points" in raw) + [False] * ("tasks" in raw or "points" not in raw)
     entry["specs"], entry["unmeasured"] = {}, {}
-    for model, variant in pairs:
+    for model, variant, _ in rows(entry):
         entry["specs"].setdefault(model, {})[variant] = cfg.spec(config, model, variant)
         reasons = [cfg.unmeasured(config, model, variant, served=served) for served in ways]
         if any(reasons):
@@ -163,44 +162,7 @@ def cases(config: Config, named: str | list[str]) -> list[list[str]]:
     for item in members(config, "variants", named):
         variant, _, kv_cache = stand_ins.get(item, item).partition("/")
         found.append((stand_ins.get(variant, variant), kv_cache or "auto"))
-    return [list(case) for case in _unique(found)]
-
-
-def _pairs(entry: Entry) -> list[tuple[str, str]]:
-    """(model, variant) of everything an entry shows."""
-    if "parts" in entry:
-        found = [
-            (model, variant) for part in entry["parts"] for model in part["models"] for variant, _ in part["cases"]
-        ]
-    else:
-        found = [(model["name"], variant) for model in entry["models"] for variant, _ in entry.get("cases", [])]
-    return _unique(found)
-
-
-def _models(config: Config, roles: Iterable[str]) -> list[tuple[str, str]]:
-    """(model, role) of the roles that a model plays here; a model's own name may stand for a role."""
-    found: dict[str, str] = {}
-    for role in roles:
-        model = config["roles"].get(role, role)
-        if model is not None:
-            found.setdefault(model, role)
-    return list(found.items())
-
-
-def _described(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
-    return [
-        {
-            "name": model,
-            "title": config["models"][model]["title"],
-            "published": config["models"][model].get("published", model),
-            "role": role,
-        }
-        for model, role in _models(config, roles)
-    ]
-
-
-def _unique(items: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(items))
+    return [list(case) for case in dict.fromkeys(found)]
 
 
 def check(config: Config) -> None:
@@ -242,7 +204,7 @@ def check(config: Config) -> None:
             cfg.check_served(config, model["name"], f"artifacts.{name}")
         if "tasks" in resolved:
             tasks = [other for task in resolved["tasks"] for other in cfg.scored_together(config, task)]
-            scored = dict.fromkeys(variant for _, variant in _pairs(resolved))
+            scored = dict.fromkeys(variant for _, variant, _ in rows(resolved))
             check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 
 
@@ -252,7 +214,7 @@ def _entry_class(kind: str) -> type[Common]:
 
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
-    for role in scope.get("models", []):
+    for role in [role for key in MODELS for role in scope.get(key, [])]:
         if role not in config["roles"] and role not in config["models"]:
             like = nearest(role, [*config["roles"], *config["models"]])
             raise UserError(

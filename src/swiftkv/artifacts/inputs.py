@@ -1,8 +1,8 @@
-"""The measurement files of an artifact, by the names that a kind's `needs` gives them."""
+"""What an artifact is made of: the models that play its roles, its rows, and their files by the names in a kind's `needs`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from swiftkv.artifacts.kind import Config, Entry
 from swiftkv.config import without_quality
@@ -20,24 +20,37 @@ def inputs(config: Config, entry: Entry, needs: tuple[str, ...]) -> dict[str, li
     return {name: list(dict.fromkeys(paths)) for name, paths in files.items()}
 
 
-def _rows(entry: Entry) -> Iterator[dict[str, str]]:
-    """Model, variant and KV-cache format of everything an entry shows and that can be measured, in its order."""
+def players(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
+    """The models that play `roles` at this scale, doubles dropped; a model's own name may stand for a role."""
+    models: dict[str, dict[str, str]] = {}
+    for role in roles:
+        if (name := config["roles"].get(role, role)) is not None:
+            settings = config["models"][name]
+            described = {"name": name, "title": settings["title"], "published": settings.get("published", name)}
+            models.setdefault(name, described | {"role": role})
+    return list(models.values())
+
+
+def rows(entry: Entry) -> Iterator[tuple[str, str, str]]:
+    """Model, variant and KV-cache format of everything an entry shows, in its order."""
     whole = {"models": [model["name"] for model in entry["models"]], "cases": entry.get("cases", [])}
     for part in entry.get("parts", [whole]):
         for model in part["models"]:
-            for variant, kv_cache in part["cases"]:
-                if variant not in entry["unmeasured"].get(model, {}):
-                    yield {"model": model, "variant": variant, "kv_cache": kv_cache}
+            yield from ((model, variant, kv_cache) for variant, kv_cache in part["cases"])
+
+
+def _rows(entry: Entry) -> list[dict[str, str]]:
+    """The rows that can be measured, as wildcards."""
+    able = [row for row in rows(entry) if row[1] not in entry["unmeasured"].get(row[0], {})]
+    return [dict(zip(("model", "variant", "kv_cache"), row, strict=True)) for row in able]
 
 
 def _scores(config: Config, entry: Entry) -> list[str]:
-    rows, tasks = _rows(entry), entry.get("tasks", ())
-    return [STAGES["score"].file(config, **row, task=task) for row in rows for task in tasks]
+    return [STAGES["score"].file(config, **row, task=task) for row in _rows(entry) for task in entry.get("tasks", ())]
 
 
 def _serving(config: Config, entry: Entry) -> list[str]:
-    rows = list(_rows(entry))
-    return [STAGES["measure"].file(config, **row, point=point) for point in entry["points"] for row in rows]
+    return [STAGES["measure"].file(config, **row, point=point) for point in entry["points"] for row in _rows(entry)]
 
 
 def _training(config: Config, entry: Entry) -> list[str]:

@@ -38,6 +38,8 @@ class Common(Section):
         return self
 
 
+MODELS = ("models", "similar_models", "large_models")  # the keys of entries that name roles
+
 # What an artifact is about; every kind says which of these it takes. A set of variants, points or tasks may stand for
 # its members, and `variant/fp8` is a variant with an FP8 KV cache.
 SCOPE: Mapping[str, Any] = {

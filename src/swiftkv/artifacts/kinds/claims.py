@@ -9,7 +9,7 @@ from typing import Any
 
 from swiftkv.artifacts.claims_file import Claim, cells, read_claims
 from swiftkv.artifacts.columns import Column, Line, grid, table
-from swiftkv.artifacts.inputs import CLAIMS
+from swiftkv.artifacts.inputs import CLAIMS, players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.records import read_published
 from swiftkv.artifacts.table import Footnotes, Table
@@ -26,7 +26,7 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
     return {
         "judged_on": {artifact: listed.form for artifact, listed in named.items() if artifact not in absent},
         "absent": absent,
-        "roles": {role: model and _described(config, model) for role, model in config["roles"].items()},
+        "roles": {role: next(iter(players(config, [role])), None) for role in config["roles"]},
         "tasks": list(config["tasks"]),
         "stand_ins": {variant: other for variant, other in config["stand_ins"].items() if variant != other},
     }
@@ -37,11 +37,6 @@ def _named_artifacts() -> tuple[str, ...]:
     """The artifacts that claims are judged on."""
     groups = read_claims(PROJECT / CLAIMS)["claims"].values()
     return tuple(dict.fromkeys(cell["artifact"] for group in groups for claim in group for cell in cells(claim)))
-
-
-def _described(config: Config, model: str) -> dict[str, str]:
-    settings = config["models"][model]
-    return {"name": model, "title": settings["title"], "published": settings.get("published", model)}
 
 
 def make(entry: Entry, files: Files) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftkv.artifacts.columns import Column, grid, table
-from swiftkv.artifacts.kind import FORMS, ArtifactKind, Config, Entry, Files, Listed
+from swiftkv.artifacts.kind import FORMS, MODELS, ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.table import Footnotes, Table
 
 
@@ -15,10 +15,7 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
     lines = []
     for name, listed in config["artifacts"].items():
         roles = dict.fromkeys(
-            role
-            for scope in [listed, *listed.get("parts", [])]
-            for key in ("models", "similar_models", "large_models")
-            for role in scope.get(key, [])
+            role for scope in [listed, *listed.get("parts", [])] for key in MODELS for role in scope.get(key, [])
         )
         models = {role: config["roles"].get(role, role) for role in roles}
         missing, form = page[name].left_out, page[name].form
