@@ -13,7 +13,7 @@ from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, s
 
 from swiftkv.artifacts import columns, contents
 from swiftkv.artifacts.columns import Column, grid, measured, models
-from swiftkv.artifacts.make import make
+from swiftkv.artifacts.make import make_artifact
 from swiftkv.artifacts.records import MISSING, OOM
 from swiftkv.artifacts.table import Footnotes, Panel, Table, to_csv, to_html, to_latex, to_markdown, write_table
 from swiftkv.errors import UserError
@@ -176,7 +176,7 @@ def test_writing_twice_gives_equal_bytes(tables, tmp_path):
 
 def test_an_artifact_is_written_in_the_forms_it_has(tmp_path):
     with pytest.raises(UserError, match="contents is a table; it is written as csv, tex, md, html"):
-        make(contents.resolve(scale("local"), "contents"), {}, {"pdf": tmp_path / "x.pdf"})
+        make_artifact(contents.resolve(scale("local"), "contents"), {}, [tmp_path / "x.pdf"])
 
 
 def test_csv_is_read_back(tables):

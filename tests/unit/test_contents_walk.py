@@ -10,7 +10,7 @@ from snakemake.utils import update_config
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
-from swiftkv.artifacts.make import make
+from swiftkv.artifacts.make import make_artifact
 from swiftkv.artifacts.records import check_settings
 from swiftkv.errors import UserError
 from swiftkv.measure import run
@@ -199,7 +199,7 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
             if not Path(path).exists():
                 provide(config, path)
         outputs = {form: results / f"{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]}
-        make(entry, {key: [Path(path) for path in paths] for key, paths in needed.items()}, outputs)
+        make_artifact(entry, needed, list(outputs.values()))
         for path in outputs.values():
             assert path.stat().st_size > 0, path
         if entry["form"] == "table":
@@ -247,7 +247,7 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, 
     check_settings(entry, needed)
     update_config(config, change)
     with pytest.raises(UserError) as refused:
-        make(contents.resolve(config, artifact), needed, {})
+        make_artifact(contents.resolve(config, artifact), needed, [])
     found, wanted = str(refused.value).split(", but ", 1)
     assert re.fullmatch(rf"{tmp_path}/\S+\.json was measured with {key} .*", found) and recorded in found, found
     assert wanted.startswith(f"{artifact} shows {key} ") and shown in wanted, wanted
