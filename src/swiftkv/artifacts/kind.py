@@ -75,11 +75,12 @@ class ArtifactKind:
         own: further keys, each with the type of its values; those in `optional` need not be there.
         needs: the measurements an artifact is made of, as `inputs` names them.
         make: draws it: `make(entry, files)` gives a `table.Table` or a `drawing.Drawing`. A pure function of the entry
-            and the files. None where nothing can be made; the entry then gives the `reason`.
+            and the files; a `UserError` where a file cannot be read or is of something else, or there is nothing to draw.
+            None where nothing can be made; the entry then gives the `reason`.
         exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
         scored: it shows nothing but the quality of its models, so it is not made where that cannot be measured of any.
-        extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`; it
-            may raise a `UserError`.
+        extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`; a
+            `UserError` where the entry asks for what the kind cannot show.
         of_page: the same, of a kind that tells of the contents page itself: `of_page(config, page)`, every entry by name.
     """
 

@@ -19,11 +19,7 @@ from swiftkv.errors import UserError
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """Bars: share of positions by the early exit's largest probability; points: how often it agrees with the full model.
-
-    Raises:
-        UserError: a file that cannot be read, or nothing measured.
-    """
+    """Bars: share of positions by the early exit's largest probability; points: how often it agrees with the full model."""
     (model,), ((variant, _),) = entry["models"], entry["cases"]
     record = read_records(entry, files.get("early_exit", ()), "early_exit").find(model["name"], variant)
     if not record.ok:

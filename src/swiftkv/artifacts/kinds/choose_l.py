@@ -20,11 +20,7 @@ STARTS = {"copied": "copied from the teacher", "fitted": "fitted to its keys and
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """KL to the teacher over the prefill reduction, one curve a model and start, with the budget and what it chooses.
-
-    Raises:
-        UserError: a file that cannot be read, or nothing measured.
-    """
+    """KL to the teacher over the prefill reduction, one curve a model and start, with the budget and what it chooses."""
     records = [record for record in read_records(entry, files["starts"], "starts") if record.ok]
     if not records:
         raise UserError(f"{entry['name']} has nothing to draw: no start was measured")

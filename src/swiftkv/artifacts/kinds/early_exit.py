@@ -15,11 +15,7 @@ from swiftkv.errors import UserError
 
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
-    """Nothing more than the threshold; refuses variants that cannot exit early.
-
-    Raises:
-        UserError: a variant has no early exit head, or an FP8 cache.
-    """
+    """Nothing more than the threshold; refuses variants without an early exit head, or with an FP8 cache."""
     for variant, kv_cache in entry["cases"]:
         try:
             cfg.check_early_exit(config, variant)

@@ -71,9 +71,6 @@ def make(entry: Entry, files: Files) -> Table:
     """The count of the source; for the paper's also the exact count and the limits.
 
     The source's way of rounding is only followed where the model and length are its own.
-
-    Raises:
-        UserError: the dimensions cannot be read, or the model has no cost model.
     """
     (record, shortened), footnotes = _cost(entry, files), Footnotes()
     published = {

@@ -23,11 +23,7 @@ from swiftkv.statistics import ERRORS, Difference, mean_of, paired_difference
 
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
-    """The orders with this scale's stand-ins, doubles dropped.
-
-    Raises:
-        UserError: an order names a variant that the entry does not show.
-    """
+    """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
     shown = {variant for variant, _ in entry["cases"]}
     orders = [
         list(dict.fromkeys(config["stand_ins"].get(name, name) for name in order)) for order in entry.get("orders", [])
@@ -38,11 +34,7 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """Panels: (a) scores and differences to the baseline, (b) differences along the orders, (c) published scores.
-
-    Raises:
-        UserError: two rows were not asked the same questions.
-    """
+    """Panels: (a) scores and differences to the baseline, (b) differences along the orders, (c) published scores."""
     scored, footnotes = Scored(rows(entry, files), entry["tasks"]), Footnotes()
     cases, tasks = scored.rows, scored.tasks
     baseline = next((row for row in cases if row.spec is None and row.kv_cache == "auto"), None)

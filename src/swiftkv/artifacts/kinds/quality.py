@@ -19,11 +19,7 @@ _COMPUTED = "computed from the published scores of the averaged tasks"
 
 
 def _check(config: Config, entry: Entry) -> None:
-    """Refuse an entry that does not say what it shows.
-
-    Raises:
-        UserError: the entry names both parts and variants, or neither.
-    """
+    """Refuse an entry that names both parts and variants, or neither."""
     if ("parts" in entry) == ("cases" in entry):
         raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
 

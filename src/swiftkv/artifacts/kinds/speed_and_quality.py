@@ -16,22 +16,14 @@ _DUMMY = "the speed is that of dummy weights of the same shape, not of the score
 
 
 def _check(config: Config, entry: Entry) -> None:
-    """Refuse what has a speed alone.
-
-    Raises:
-        UserError: a variant that is only served.
-    """
+    """Refuse variants that are only served: they have no quality."""
     for variant, _ in entry["cases"]:
         if config["variants"][variant].get("merge_all_layers"):
             raise UserError(f"artifacts.{entry['name']}: variant {variant!r} can only be served, so it has no quality")
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """One row a case: speed-up and its limit at every point, then KL, agreement, perplexity and average score.
-
-    Raises:
-        UserError: speed and quality of a row are not of the same model and rewiring.
-    """
+    """One row a case: speed-up and its limit at every point, then KL, agreement, perplexity and average score."""
     serving, scored = read_serving(entry, files, "throughput"), Scored(rows(entry, files), entry["tasks"])
     footnotes = Footnotes()
     lines, printed = [], []

@@ -57,11 +57,7 @@ def _keys(line: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _check(config: Config, entry: Entry) -> None:
-    """Refuse an entry of which a case would not be shown.
-
-    Raises:
-        UserError: a case has no row, or two cases of one model share a cell.
-    """
+    """Refuse an entry of which a case would not be shown."""
     cells: dict[tuple[str, str], set[str]] = {}
     for part in entry["parts"]:
         for variant, kv_cache in part["cases"]:

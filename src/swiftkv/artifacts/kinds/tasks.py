@@ -32,9 +32,6 @@ def make(entry: Entry, files: Files) -> Table:
     """Two panels, (a) prompt and metric and (b) what was run, one row a task.
 
     Where the entry has several variants the first one with a score is shown.
-
-    Raises:
-        UserError: two variants were scored in different ways.
     """
     records = read_records(entry, files.get("scores", ()), "score")
     case = entry["models"][0]["name"], *entry["cases"][0]

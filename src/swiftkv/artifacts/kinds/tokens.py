@@ -24,11 +24,7 @@ _START = "before training"
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """Two axes, KL (log) and top-1 agreement, over training tokens; one curve a model and rewiring, from its start.
-
-    Raises:
-        UserError: a file that cannot be read, or no point to draw.
-    """
+    """Two axes, KL (log) and top-1 agreement, over training tokens; one curve a model and rewiring, from its start."""
     data = _frame(entry, files)
     drawn = data[data["missing"].isna()]
     if drawn.empty:

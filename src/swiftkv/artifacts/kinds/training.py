@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
 from swiftkv.artifacts.columns import Column, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, Record, read_records, read_statements
-from swiftkv.artifacts.table import Footnotes, Panel, Table
+from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, enumeration
 
 _QUANTITIES = {
@@ -66,8 +64,14 @@ def make(entry: Entry, files: Files) -> Table:
     if any((row["gpus"] or 0) % 1 for row in lines):
         notes.append("GPUs are a mean over the hours where a training went on with another number of them.")
     if statements:
-        stated = [_stated(row, footnotes) for row in statements]
-        panels.append(Panel(pd.DataFrame(stated), "(b) Published"))
+        columns = [
+            Column("Model", "model"),
+            Column("What", lambda row: _QUANTITIES.get(row["quantity"], ("", row["quantity"]))[1]),
+            Column("Value", lambda row: _amount(row) + (f" {footnotes.mark(row['note'])}" if row.get("note") else "")),
+            Column("Statement", lambda row: row["text"] or ""),
+            Column("Source", "source"),
+        ]
+        panels.append(grid(statements, columns, footnotes, "(b) Published", lambda row: None))
         notes += _contradictions(entry, statements)
     return table(entry, lines, panels, notes, footnotes)
 
@@ -99,17 +103,6 @@ def _line(model: dict[str, Any], record: Record, statements: Sequence[Published]
         "device": (record.result["accelerator"] or record.device) if record.ok else None,
         "missing": None if record.ok else record.why,
         **theirs,
-    }
-
-
-def _stated(row: Published, footnotes: Footnotes) -> dict[str, str]:
-    named = _QUANTITIES.get(row["quantity"], ("", row["quantity"]))[1]
-    return {
-        "Model": row["model"],
-        "What": named,
-        "Value": _amount(row) + (f" {footnotes.mark(row['note'])}" if row.get("note") else ""),
-        "Statement": row["text"] or "",
-        "Source": row["source"],
     }
 
 
