@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from swiftkv.score.trained_on import check_untrained
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
+_SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
 
 
 def kind_of(config: Config, name: str) -> ArtifactKind:
@@ -167,22 +168,16 @@ def cases(config: Config, named: str | list[str]) -> list[list[str]]:
 
 def check(config: Config) -> None:
     """Raise a `UserError` that names the place in the contents page for the first mistake in it."""
-    for section, defined in (
-        ("variants", config["variants"]),
-        ("points", config["serving"]["points"]),
-        ("tasks", config["tasks"]),
-    ):
+    for section in _SETS:
         for name, listed in config["sets"][section].items():
-            for item in listed:
-                _check_name(section, item, defined, f"sets.{section}.{name}")
+            _check_names(config, section, listed, f"sets.{section}.{name}")
     for role, model in config["roles"].items():
         if role in config["models"]:
             raise UserError(f"config, at roles.{role}: a model has this name too; give the role another")
         if model is not None and model not in config["models"]:
             raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config['models'])}")
-    for variant, stand_in in config["stand_ins"].items():
-        for item in (variant, stand_in):
-            _check_name("variants", item, config["variants"], "stand_ins")
+    for both in config["stand_ins"].items():
+        _check_names(config, "variants", both, "stand_ins")
     for name, entry in config["artifacts"].items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
@@ -220,23 +215,28 @@ def _check_scope(config: Config, scope: Entry, place: str) -> None:
             raise UserError(
                 f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config['roles'])}"
             )
-    defined = {"variants": config["variants"], "points": config["serving"]["points"], "tasks": config["tasks"]}
-    for section, known in defined.items():
+    for section in _SETS:
         named = scope.get(section)
         if isinstance(named, str) and named not in config["sets"][section]:
-            form = f"; for one of {section} write [{named}]" if named in known else ""
+            form = f"; for one of {section} write [{named}]" if named in _defined(config, section) else ""
             raise UserError(f"{place}: {undefined(named, f'sets.{section}', config['sets'][section])}{form}")
-        for item in named if isinstance(named, list) else []:
-            _check_name(section, item, known, place.removeprefix("config, at "))
+        if isinstance(named, list):
+            _check_names(config, section, named, place.removeprefix("config, at "))
     for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
         if config["variants"][variant].get("merge_all_layers") and "points" not in scope:
             raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points")
 
 
-def _check_name(section: str, item: str, defined: Iterable[str], place: str) -> None:
-    name, _, kv_cache = item.partition("/") if section == "variants" else (item, "", "")
-    if name not in defined:
-        where = "serving.points" if section == "points" else section
-        raise UserError(f"config, at {place}: {undefined(name, where, defined)}")
-    if kv_cache not in ("", "fp8"):
-        raise UserError(f"config, at {place}: {item!r} asks for a KV cache in {kv_cache!r}; there is only /fp8")
+def _defined(config: Config, section: str) -> Mapping[str, Any]:
+    return config["serving"]["points"] if section == "points" else config[section]
+
+
+def _check_names(config: Config, section: str, items: Iterable[str], place: str) -> None:
+    defined = _defined(config, section)
+    for item in items:
+        name, _, kv_cache = item.partition("/") if section == "variants" else (item, "", "")
+        if name not in defined:
+            where = "serving.points" if section == "points" else section
+            raise UserError(f"config, at {place}: {undefined(name, where, defined)}")
+        if kv_cache not in ("", "fp8"):
+            raise UserError(f"config, at {place}: {item!r} asks for a KV cache in {kv_cache!r}; there is only /fp8")

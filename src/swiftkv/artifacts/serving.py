@@ -170,11 +170,6 @@ class Cell:
         return ratio(self.record.throughput, self.base.throughput)
 
     @property
-    def title(self) -> dict[str, str]:
-        """The column of the model in a printed table, which one model alone needs not."""
-        return {"Model": self.serving.title(self.model)} if len(self.serving.models) > 1 else {}
-
-    @property
     def place(self) -> dict[str, Any]:
         """The first columns of every CSV."""
         return {"model": self.model, "title": self.serving.title(self.model), "point": self.point}
