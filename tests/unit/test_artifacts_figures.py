@@ -4,12 +4,14 @@ import copy
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA
+from artifact_helpers import LLAMA, scale
 from artifact_helpers import record as any_record
 from matplotlib.figure import Figure
 
+from swiftkv.artifacts import contents
 from swiftkv.artifacts.drawing import Drawing, write_figure
-from swiftkv.artifacts.kinds import KINDS, forward, similarity, wiring
+from swiftkv.artifacts.inputs import inputs
+from swiftkv.artifacts.kinds import KINDS, similarity, wiring
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
 from tests.unit.serving_helpers import entry as serving_entry
@@ -39,7 +41,8 @@ def described(names):
 def drawn(folder, small, large=(), without=None, published=(), **more):
     """What the kind draws of records of all these models but those in `without` (name: reason)."""
     entry = {"name": "curves", "label": "paper's Figure 0", "title": "similarity of inputs", "models": described(small)}
-    entry |= {"large_models": described(large), "no_similarity": without or {}, **more}
+    entry |= {"large_models": described(large), "similar_models": described([*small, *large])}
+    entry |= {"no_similarity": without or {}, **more}
     paths = [folder / f"{name}.json" for name in (*small, *large) if name not in (without or {})]
     for path in paths:
         write_json(path, measured(path.stem))
@@ -101,9 +104,11 @@ def test_roles_are_resolved_without_doubles_and_empty_ones():
     resolved = entry | KINDS["similarity"].extra(config, entry)
     assert resolved["no_similarity"] == {"big": "too large"}
     wanted = ["results/similarity/one.json", "results/similarity/two.json"]
-    assert similarity.needs(config, resolved) == {"similarity": wanted}
-    with pytest.raises(UserError, match="artifacts.curves: 'misspelt' is neither a role nor a model"):
-        KINDS["similarity"].extra(CONFIG, entry | {"large_models": ["misspelt"]})
+    assert inputs(config, resolved, KINDS["similarity"].needs) == {"similarity": wanted}
+    config = scale()
+    config["artifacts"]["figureA1"]["large_models"] = ["misspelt"]
+    with pytest.raises(UserError, match="artifacts.figureA1: 'misspelt' is neither a role nor a model"):
+        contents.check(config)
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):
@@ -125,7 +130,7 @@ def test_forward_times_stand_beside_similarities(tmp_path):
     )
     entry |= KINDS["forward"].extra(CONFIG, entry)
     assert [model["name"] for model in entry["similar_models"]] == ["one"]
-    needed = forward.needs(CONFIG | {"variants": {}}, entry)
+    needed = inputs(CONFIG | {"variants": {}}, entry, KINDS["forward"].needs)
     assert needed["similarity"] == ["results/similarity/one.json"]
     assert needed["serving"] == ["results/serving/p/llama-3.1-8b/baseline/auto.json"]
     write_json(tmp_path / "one.json", measured("one"))
@@ -179,4 +184,4 @@ def test_one_panel_a_variant():
 
 def test_the_layers_of_a_model_are_those_of_the_configuration():
     assert KINDS["wiring"].extra(CONFIG, {"models": described(["big"])}) == {"num_hidden_layers": {"big": 9}}
-    assert wiring.needs(CONFIG, {}) == {}
+    assert KINDS["wiring"].needs == ()

@@ -8,7 +8,7 @@ from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, save
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.scored import backends_note, rows
+from swiftkv.artifacts.scored import backends_note
 from swiftkv.artifacts.table import to_markdown
 from swiftkv.errors import UserError
 
@@ -231,15 +231,6 @@ def test_an_entry_has_models_and_variants_or_parts(raw):
         local(**raw)
 
 
-def test_other_files_are_refused(tmp_path):
-    with pytest.raises(UserError, match="is a fidelity record, but this artifact is made of score ones"):
-        made(local(), scores=saved(tmp_path, [closeness(SMOL, "baseline", 0.0)]))
-    with pytest.raises(UserError, match="second measurement"):
-        made(local(), scores=saved(tmp_path, scores()[:1] * 2))
-    with pytest.raises(UserError, match="does not exist"):
-        made(local(), scores=[tmp_path / "none.json"])
-
-
 SUMMARY_ROWS = [
     {"title": "Baseline", "variants": ["baseline"]},
     {"title": "Half", "variants": ["swiftkv-40", "swiftkv-50"]},
@@ -334,14 +325,6 @@ def test_tasks_names_the_source_that_was_unavailable(tmp_path):
     assert "hub openai/gsm8k main" in text
     assert "[1] the hub could not be reached" in text
     assert "[2] not measured" in text
-
-
-def test_rows_know_their_model_and_reason():
-    config = scale()
-    config["models"]["llama-3.1-405b"]["unavailable"] = {"quality": "nobody has it"}
-    found = rows(contents.resolve(config, "tableB3"), {})
-    assert [row.variant for row in found] == ["baseline", "swiftkv-50"]
-    assert all(row.fidelity.why == "nobody has it" for row in found)
 
 
 def test_tables_say_which_answers_vllm_generated(tmp_path):

@@ -1,7 +1,5 @@
 """The forms of a table: LaTeX that compiles and stays within its margins, Markdown, HTML and CSV."""
 
-import csv
-import io
 import re
 import shutil
 import subprocess
@@ -13,9 +11,9 @@ from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, s
 
 from swiftkv.artifacts import columns, contents
 from swiftkv.artifacts.columns import Column, grid, measured, models
-from swiftkv.artifacts.make import make
+from swiftkv.artifacts.make import make_artifact
 from swiftkv.artifacts.records import MISSING, OOM
-from swiftkv.artifacts.table import Footnotes, Panel, Table, to_csv, to_html, to_latex, to_markdown, write_table
+from swiftkv.artifacts.table import Footnotes, Panel, Table, to_html, to_latex, to_markdown
 from swiftkv.errors import UserError
 
 QUALITY = ("quality", "summary", "tasks")
@@ -162,28 +160,9 @@ def test_a_gap_does_not_move_a_column_of_numbers(gap):
     assert '<td class="number">1.5×</td><td>a</td>' in to_html(table)
 
 
-def test_writing_twice_gives_equal_bytes(tables, tmp_path):
-    forms = ("csv", "tex", "md", "html")
-    chosen = tables[::10]
-    for number in range(2):
-        for place, table in enumerate(chosen):
-            write_table(table, {form: tmp_path / f"{place}-{number}.{form}" for form in forms})
-    first = list(tmp_path.glob("*-0.*"))
-    assert len(first) == len(forms) * len(chosen)
-    for file in first:
-        assert file.read_bytes() == file.with_name(file.name.replace("-0.", "-1.")).read_bytes()
-
-
 def test_an_artifact_is_written_in_the_forms_it_has(tmp_path):
     with pytest.raises(UserError, match="contents is a table; it is written as csv, tex, md, html"):
-        make(contents.resolve(scale("local"), "contents"), {}, {"pdf": tmp_path / "x.pdf"})
-
-
-def test_csv_is_read_back(tables):
-    for table in tables:
-        read = list(csv.DictReader(io.StringIO(to_csv(table), newline="")))
-        assert len(read) == len(table.values)
-        assert list(read[0]) == list(table.values.columns)
+        make_artifact(contents.resolve(scale("local"), "contents"), {}, [tmp_path / "x.pdf"])
 
 
 def test_footnotes_number_each_text_once():

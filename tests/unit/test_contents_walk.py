@@ -10,61 +10,33 @@ from snakemake.utils import update_config
 from swiftkv import config as cfg
 from swiftkv import points
 from swiftkv.artifacts import contents
-from swiftkv.artifacts.make import make
+from swiftkv.artifacts.make import make_artifact
 from swiftkv.artifacts.records import check_settings
 from swiftkv.errors import UserError
 from swiftkv.measure import run
 from swiftkv.measure.point import Point
-from swiftkv.records import describe_spec, write_json
-from swiftkv.spec import SwiftKVSpec
-from tests.unit.artifact_helpers import CPU, H100, ROOT, scale
+from swiftkv.records import write_json
+from tests.unit import artifact_helpers as helpers
+from tests.unit.artifact_helpers import ROOT, scale
 from tests.unit.serving_helpers import good, latencies, speed
 
 FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
 
 
 def record(config, measure, model, variant, kv_cache, settings, result, **more):
-    """A measurement of this scale's configuration."""
-    spec = cfg.spec(config, model, variant)
-    gpus = config["models"][model]["gpus"]["score"]
-    return {
-        "measure": measure,
-        "model": {"name": model, "title": config["models"][model]["title"], "kind": "hub", "id": model,
-                  "revision": "1", "resolved": "1"},
-        "variant": variant,
-        "kv_cache": kv_cache,
-        "weights": "trained" if config["variants"][variant].get("recipe") else "original",
-        "spec": describe_spec(spec and SwiftKVSpec(**spec), 8),
-        "status": "ok",
-        "reason": None,
-        "settings": settings,
-        "result": result,
-        **more,
-        "provenance": {"finished": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "git_commit": None,
-                       "git_dirty": None, "python": "3", "libraries": {}, "hardware": H100 if gpus else CPU},
-    }  # fmt: skip
+    return helpers.record(measure, model, variant, result, kv_cache=kv_cache, settings=settings, config=config, **more)
 
 
 def score(config, model, variant, kv_cache, task):
     asked = config["tasks"][task]
-    settings = {
-        **{key: asked[key] for key in ("metric", "filter", "shots", "limit", "chat_template", "fewshot_as_multiturn")},
-        "task": task, "lm_eval_task": asked["task"], "seed": 42, "version": 1, "output_type": "multiple_choice",
-        "fewshot": "none", "generation": None,
-    }  # fmt: skip
-    questions = {"sha256": task, "values": [0.0, 1.0] * 50}
-    result = {"value": 0.5, "stderr": 0.02, "n": 100, "n_total": 1000, "questions": questions}
-    return record(config, "score", model, variant, kv_cache, settings, result, data={"kind": "package", "id": "x"})
+    names = ("metric", "filter", "shots", "limit", "chat_template", "fewshot_as_multiturn")
+    settings = {key: asked[key] for key in names} | {"lm_eval_task": asked["task"]}
+    questions = [0.0, 1.0] * 50
+    return helpers.score(model, variant, task, 0.5, kv_cache=kv_cache, questions=questions, config=config, **settings)
 
 
 def fidelity(config, model, variant, kv_cache):
-    def number(value):
-        return {"value": value, "stderr": 0.01 * value, "n": 50}
-
-    close = {"kl": number(0.5), "top1_agreement": number(0.7), "perplexity": number(20.0)}
-    start = None if cfg.spec(config, model, variant) is None else close
-    result = {**close, "start": start, "tokens": 1000, "documents": 50}
-    return record(config, "fidelity", model, variant, kv_cache, {"seed": 42}, result)
+    return helpers.closeness(model, variant, 0.5, kv_cache=kv_cache, config=config)
 
 
 def similarity(config, model):
@@ -200,7 +172,7 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
             if not Path(path).exists():
                 provide(config, path)
         outputs = {form: results / f"{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]}
-        make(entry, {key: [Path(path) for path in paths] for key, paths in needed.items()}, outputs)
+        make_artifact(entry, needed, list(outputs.values()))
         for path in outputs.values():
             assert path.stat().st_size > 0, path
         if entry["form"] == "table":
@@ -248,7 +220,7 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, 
     check_settings(entry, needed)
     update_config(config, change)
     with pytest.raises(UserError) as refused:
-        make(contents.resolve(config, artifact), needed, {})
+        make_artifact(contents.resolve(config, artifact), needed, [])
     found, wanted = str(refused.value).split(", but ", 1)
     assert re.fullmatch(rf"{tmp_path}/\S+\.json was measured with {key} .*", found) and recorded in found, found
     assert wanted.startswith(f"{artifact} shows {key} ") and shown in wanted, wanted

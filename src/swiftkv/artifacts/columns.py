@@ -8,7 +8,7 @@ a label and a remark on it or None.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -32,6 +32,7 @@ class Column:
         text: a format such as ".2f", in which the error KEY_stderr follows where the line has one, or a function.
         why: key of the reason for a gap, which becomes a footnote.
         below: the cell of the second line, where there is one.
+        within: key of the line in this line that the cell is of; None is this line itself.
     """
 
     header: str
@@ -39,9 +40,11 @@ class Column:
     text: str | Callable[[Any], str] = ""
     why: str | None = None
     below: Callable[[Line], str] = lambda line: ""
+    within: Any = None
 
     def cell(self, line: Line, footnotes: Footnotes) -> str:
         """What is printed of a line."""
+        line = line if self.within is None else line[self.within]
         value = self.value(line) if callable(self.value) else line[self.value]
         if value is None:
             oom = self.why is not None and line.get("status") == "oom"
@@ -64,6 +67,11 @@ def models(lines: Iterable[Line]) -> list[Column]:
     return [Column("Model", "title")] if len({line["model"] for line in lines}) > 1 else []
 
 
+def across(column: Column, headers: Mapping[Any, str]) -> list[Column]:
+    """The column once for each key in `headers`, under that header, of the line that stands there."""
+    return [replace(column, header=header, within=key) for key, header in headers.items()]
+
+
 def grid(
     lines: Sequence[Line],
     columns: Sequence[Column],
@@ -82,7 +90,10 @@ def grid(
         if line.get("_below"):
             label, remark = line["_below"]
             first = label + (f" {footnotes.mark(remark)}" if remark else "")
-            printed.append({columns[0].header: first} | {column.header: column.below(line) for column in columns[1:]})
+            below = {
+                each.header: each.below(line if each.within is None else line[each.within]) for each in columns[1:]
+            }
+            printed.append({columns[0].header: first} | below)
     return Panel(pd.DataFrame(printed), caption, tuple(rules), headings)
 
 

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from swiftkv import config as cfg
 from swiftkv import points
-from swiftkv.artifacts.kind import Common, Config, Entry, Kind, Listed
+from swiftkv.artifacts.inputs import FOLDERS, inputs, players, rows
+from swiftkv.artifacts.kind import MODELS, ArtifactKind, Common, Config, Entry, Listed
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
 from swiftkv.score.trained_on import check_untrained
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
-PUBLISHED, CARDS = "resources/paper", "resources/published"
+_SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
 
 
-def kind_of(config: Config, name: str) -> Kind:
+def kind_of(config: Config, name: str) -> ArtifactKind:
     """The kind of an entry."""
     return KINDS[config["artifacts"][name]["kind"]]
 
@@ -63,11 +64,11 @@ def left_out(config: Config, name: str) -> str | None:
     if kind_of(config, name).make is None:
         return entry["reason"]
     scopes = entry.get("parts") or ([entry] if "models" in entry else [])
-    if scopes and not any(_models(config, scope["models"]) for scope in scopes):
+    if scopes and not any(players(config, scope["models"]) for scope in scopes):
         roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
         return f"no model of this scale plays the role {roles}"
     if kind_of(config, name).scored:
-        reasons = [cfg.without_quality(config, model) for model, _ in _models(config, entry["models"])]
+        reasons = [cfg.without_quality(config, model["name"]) for model in players(config, entry["models"])]
         return reasons[0] if all(reasons) else None
     return None
 
@@ -93,7 +94,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     kind = kind_of(config, name)
     entry = {**raw, "name": name, "form": kind.form, "label": label(raw)}
     scopes = raw.get("parts") or ([raw] if "models" in raw else [])
-    entry["models"] = _described(config, _unique(role for scope in scopes for role in scope["models"]))
+    entry["models"] = players(config, (role for scope in scopes for role in scope["models"]))
     if "variants" in raw:
         entry["cases"] = cases(config, raw["variants"])
         del entry["variants"]
@@ -101,16 +102,15 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         entry["parts"] = [
             {
                 "title": part["title"],
-                "models": [model["name"] for model in _described(config, part["models"])],
+                "models": [model["name"] for model in players(config, part["models"])],
                 "cases": cases(config, part["variants"]),
             }
             for part in raw["parts"]
         ]
-    pairs = _pairs(entry)
     # Served, scored, or both.
     ways = [True] * ("points" in raw) + [False] * ("tasks" in raw or "points" not in raw)
     entry["specs"], entry["unmeasured"] = {}, {}
-    for model, variant in pairs:
+    for model, variant, _ in rows(entry):
         entry["specs"].setdefault(model, {})[variant] = cfg.spec(config, model, variant)
         reasons = [cfg.unmeasured(config, model, variant, served=served) for served in ways]
         if any(reasons):
@@ -120,15 +120,14 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     if "tasks" in raw:
         entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
     if kind.extra is not None:
-        entry |= kind.extra(config, entry)
+        entry |= kind.extra(config, entry) or {}
     if kind.of_page is not None:
         page = {
             other: Listed(kind_of(config, other).form, label(listed), left_out(config, other))
             for other, listed in config["artifacts"].items()
         }
         entry |= kind.of_page(config, page)
-    needed = kind.needs(config, entry)
-    entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in needed}
+    entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in kind.needs}
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:
             raise UserError(
@@ -145,11 +144,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:
     """The files an artifact is made of, by name; published ones under "published"."""
-    entry = resolve(config, name)
-    files = dict(kind_of(config, name).needs(config, entry))
-    if entry.get("published"):
-        files["published"] = [f"{PUBLISHED}/{stem}.csv" for stem in entry["published"]]
-    return {key: list(dict.fromkeys(paths)) for key, paths in files.items()}
+    return inputs(config, resolve(config, name), kind_of(config, name).needs)
 
 
 def label(entry: Entry) -> str:
@@ -168,64 +163,21 @@ def cases(config: Config, named: str | list[str]) -> list[list[str]]:
     for item in members(config, "variants", named):
         variant, _, kv_cache = stand_ins.get(item, item).partition("/")
         found.append((stand_ins.get(variant, variant), kv_cache or "auto"))
-    return [list(case) for case in _unique(found)]
-
-
-def _pairs(entry: Entry) -> list[tuple[str, str]]:
-    """(model, variant) of everything an entry shows."""
-    if "parts" in entry:
-        found = [
-            (model, variant) for part in entry["parts"] for model in part["models"] for variant, _ in part["cases"]
-        ]
-    else:
-        found = [(model["name"], variant) for model in entry["models"] for variant, _ in entry.get("cases", [])]
-    return _unique(found)
-
-
-def _models(config: Config, roles: Iterable[str]) -> list[tuple[str, str]]:
-    """(model, role) of the roles that a model plays here; a model's own name may stand for a role."""
-    found: dict[str, str] = {}
-    for role in roles:
-        model = config["roles"].get(role, role)
-        if model is not None:
-            found.setdefault(model, role)
-    return list(found.items())
-
-
-def _described(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
-    return [
-        {
-            "name": model,
-            "title": config["models"][model]["title"],
-            "published": config["models"][model].get("published", model),
-            "role": role,
-        }
-        for model, role in _models(config, roles)
-    ]
-
-
-def _unique(items: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(items))
+    return [list(case) for case in dict.fromkeys(found)]
 
 
 def check(config: Config) -> None:
     """Raise a `UserError` that names the place in the contents page for the first mistake in it."""
-    for section, defined in (
-        ("variants", config["variants"]),
-        ("points", config["serving"]["points"]),
-        ("tasks", config["tasks"]),
-    ):
+    for section in _SETS:
         for name, listed in config["sets"][section].items():
-            for item in listed:
-                _check_name(section, item, defined, f"sets.{section}.{name}")
+            _check_names(config, section, listed, f"sets.{section}.{name}")
     for role, model in config["roles"].items():
         if role in config["models"]:
             raise UserError(f"config, at roles.{role}: a model has this name too; give the role another")
         if model is not None and model not in config["models"]:
             raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config['models'])}")
-    for variant, stand_in in config["stand_ins"].items():
-        for item in (variant, stand_in):
-            _check_name("variants", item, config["variants"], "stand_ins")
+    for both in config["stand_ins"].items():
+        _check_names(config, "variants", both, "stand_ins")
     for name, entry in config["artifacts"].items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
@@ -234,7 +186,7 @@ def check(config: Config) -> None:
                 f"{place}: there is no kind {entry['kind']!r}{like}; the kinds are {', '.join(sorted(KINDS))}"
             )
         read(_entry_class(entry["kind"]), entry, place)
-        for key, folder in (("published", PUBLISHED), ("cards", CARDS)):
+        for key, folder in FOLDERS.items():
             for stem in entry.get(key, []):
                 if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
                     known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))
@@ -247,7 +199,7 @@ def check(config: Config) -> None:
             cfg.check_served(config, model["name"], f"artifacts.{name}")
         if "tasks" in resolved:
             tasks = [other for task in resolved["tasks"] for other in cfg.scored_together(config, task)]
-            scored = dict.fromkeys(variant for _, variant in _pairs(resolved))
+            scored = dict.fromkeys(variant for _, variant, _ in rows(resolved))
             check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 
 
@@ -257,29 +209,34 @@ def _entry_class(kind: str) -> type[Common]:
 
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
-    for role in scope.get("models", []):
+    for role in [role for key in MODELS for role in scope.get(key, [])]:
         if role not in config["roles"] and role not in config["models"]:
             like = nearest(role, [*config["roles"], *config["models"]])
             raise UserError(
                 f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config['roles'])}"
             )
-    defined = {"variants": config["variants"], "points": config["serving"]["points"], "tasks": config["tasks"]}
-    for section, known in defined.items():
+    for section in _SETS:
         named = scope.get(section)
         if isinstance(named, str) and named not in config["sets"][section]:
-            form = f"; for one of {section} write [{named}]" if named in known else ""
+            form = f"; for one of {section} write [{named}]" if named in _defined(config, section) else ""
             raise UserError(f"{place}: {undefined(named, f'sets.{section}', config['sets'][section])}{form}")
-        for item in named if isinstance(named, list) else []:
-            _check_name(section, item, known, place.removeprefix("config, at "))
+        if isinstance(named, list):
+            _check_names(config, section, named, place.removeprefix("config, at "))
     for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
         if config["variants"][variant].get("merge_all_layers") and "points" not in scope:
             raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points")
 
 
-def _check_name(section: str, item: str, defined: Iterable[str], place: str) -> None:
-    name, _, kv_cache = item.partition("/") if section == "variants" else (item, "", "")
-    if name not in defined:
-        where = "serving.points" if section == "points" else section
-        raise UserError(f"config, at {place}: {undefined(name, where, defined)}")
-    if kv_cache not in ("", "fp8"):
-        raise UserError(f"config, at {place}: {item!r} asks for a KV cache in {kv_cache!r}; there is only /fp8")
+def _defined(config: Config, section: str) -> Mapping[str, Any]:
+    return config["serving"]["points"] if section == "points" else config[section]
+
+
+def _check_names(config: Config, section: str, items: Iterable[str], place: str) -> None:
+    defined = _defined(config, section)
+    for item in items:
+        name, _, kv_cache = item.partition("/") if section == "variants" else (item, "", "")
+        if name not in defined:
+            where = "serving.points" if section == "points" else section
+            raise UserError(f"config, at {place}: {undefined(name, where, defined)}")
+        if kv_cache not in ("", "fp8"):
+            raise UserError(f"config, at {place}: {item!r} asks for a KV cache in {kv_cache!r}; there is only /fp8")

@@ -100,11 +100,9 @@ class Bar:
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
     """Write the picture as "pdf" and "png" (300 dpi) and its data as "csv"; equal input gives equal bytes."""
-    with atomic_path(outputs["pdf"]) as scratch:
-        metadata = {"CreationDate": None, "Creator": None, "Producer": None}
-        drawing.figure.savefig(scratch, format="pdf", metadata=metadata)
-    with atomic_path(outputs["png"]) as scratch:
-        drawing.figure.savefig(scratch, format="png", dpi=300, metadata={"Software": None})
+    for form, dpi, dated in (("pdf", "figure", ("CreationDate", "Creator", "Producer")), ("png", 300, ("Software",))):
+        with atomic_path(outputs[form]) as scratch:
+            drawing.figure.savefig(scratch, format=form, dpi=dpi, metadata=dict.fromkeys(dated))
     with atomic_path(outputs["csv"]) as scratch:
         drawing.data.to_csv(scratch, index=False, lineterminator="\n")
 

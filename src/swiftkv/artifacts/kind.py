@@ -38,6 +38,8 @@ class Common(Section):
         return self
 
 
+MODELS = ("models", "similar_models", "large_models")  # the keys of entries that name roles
+
 # What an artifact is about; every kind says which of these it takes. A set of variants, points or tasks may stand for
 # its members, and `variant/fp8` is a variant with an FP8 KV cache.
 SCOPE: Mapping[str, Any] = {
@@ -64,32 +66,33 @@ class Listed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArtifactKind:
     """One kind of artifact.
 
     Attributes:
         form: "table" or "figure"; `FORMS` are the files of each.
         scope: the keys of `SCOPE` its entries take; those in `optional` need not be there.
         own: further keys, each with the type of its values; those in `optional` need not be there.
-        needs: the files an artifact is made of, by name: `needs(config, entry)` with the entry as `contents.resolve`
-            gives it. Paths are those of the workflow's results, or of `resources/`.
+        needs: the measurements an artifact is made of, as `inputs` names them.
         make: draws it: `make(entry, files)` gives a `table.Table` or a `drawing.Drawing`. A pure function of the entry
-            and the files. None where nothing can be made; the entry then gives the `reason`.
+            and the files; a `UserError` where a file cannot be read or is of something else, or there is nothing to draw.
+            None where nothing can be made; the entry then gives the `reason`.
         exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
         scored: it shows nothing but the quality of its models, so it is not made where that cannot be measured of any.
-        extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`.
+        extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`; a
+            `UserError` where the entry asks for what the kind cannot show.
         of_page: the same, of a kind that tells of the contents page itself: `of_page(config, page)`, every entry by name.
     """
 
     form: str
     scope: tuple[str, ...]
-    needs: Callable[[Config, Entry], dict[str, list[str]]]
+    needs: tuple[str, ...]
     make: Callable[[Entry, Files], Any] | None
     own: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     exactly: Mapping[str, int] = field(default_factory=dict)
     scored: bool = False
-    extra: Callable[[Config, Entry], Mapping[str, Any]] | None = None
+    extra: Callable[[Config, Entry], Mapping[str, Any] | None] | None = None
     of_page: Callable[[Config, Mapping[str, Listed]], Mapping[str, Any]] | None = None
 
     def entry(self, name: str) -> type[Common]:

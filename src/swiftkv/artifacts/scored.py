@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from swiftkv.artifacts.columns import Column, measured
@@ -53,9 +54,7 @@ class Row:
     def cache_reduction(self) -> float | None:
         """Of the baseline's bfloat16 cache; FP8 halves what is left (scales not counted, as in the paper)."""
         saved = self.spec["kv_cache_reduction"] if self.spec else 0.0
-        if saved is None:
-            return None
-        return 1 - (1 - saved) / 2 if self.kv_cache == "fp8" else saved
+        return 1 - (1 - saved) / 2 if self.kv_cache == "fp8" and saved is not None else saved
 
     @property
     def prefill_reduction(self) -> float:
@@ -73,6 +72,130 @@ class Row:
         part = {} if self.part is None else {"part": self.part}
         names = {"model": self.model["name"], "title": self.model["title"]}
         return {**names, **part, "variant": self.variant, "kv_cache": self.kv_cache}
+
+    def score(self, task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Cells of one task: its score in percent or bits per byte, the questions, and the reason where there is none."""
+        record = self.scores[task]
+        score = measured(task, record.result, unit(settings))
+        return {**score, f"{task}_n": record.value("n"), f"_{task}": record.why}
+
+    def average(self, tasks: Sequence[str]) -> dict[str, Any]:
+        """Cells of the average: the mean over tasks in percent, its standard error, the tasks, and the reason for a gap.
+
+        The tasks' questions are independent samples.
+        """
+        scores = [self.scores[task].result for task in tasks]
+        cells = {"average": None, "average_stderr": None, "average_tasks": " ".join(tasks), "_average": None}
+        if scores and all(scores):
+            errors = [score["stderr"] for score in scores]
+            cells["average"] = 100 * sum(score["value"] for score in scores) / len(scores)
+            if None not in errors:
+                cells["average_stderr"] = 100 * math.sqrt(sum(error**2 for error in errors)) / len(scores)
+            return cells
+        gaps = sorted(
+            (record for record in self.scores.values() if not record.ok), key=lambda record: not record.exists
+        )
+        return cells | {"_average": gaps[0].why if gaps else "not measured"}
+
+    def close(self, *, start: bool = False) -> dict[str, Any]:
+        """Cells of every measure of closeness to the teacher; with `start` also from before training."""
+        cells: dict[str, Any] = {"_fidelity": self.fidelity.why}
+        for measure, (scale, _, _) in CLOSENESS.items():
+            cells |= measured(measure, self.closeness.get(measure), scale)
+            if start:
+                cells |= measured(f"start_{measure}", (self.closeness.get("start") or {}).get(measure), scale)
+        return cells
+
+    def missing(self, **others: Record) -> str | None:
+        """The measurements without a number, the scores and others, each with its reason."""
+        records = {**self.scores, **others}
+        return "; ".join(f"{name}: {record.why}" for name, record in records.items() if not record.ok) or None
+
+    def published_average(self, averaged: Sequence[str]) -> tuple[float | None, bool]:
+        """The published average over these tasks (all if nothing was scored), and whether it is the printed one."""
+        averaged = averaged or list(self.scores)
+        if len(averaged) == len(self.scores) and self.published.get("average") is not None:
+            return self.published["average"], True
+        cells = [self.published.get(task) for task in averaged]
+        return (None if not cells or None in cells else sum(cells) / len(cells)), False
+
+    def in_print(self, value: float | None) -> str:
+        """A published score with the digits its row has in print."""
+        if value is None:
+            return MISSING
+        cells = [cell for name in (*self.scores, "average") if isinstance(cell := self.published.get(name), float)]
+        digits = max((len(f"{cell:.6g}".partition(".")[2]) for cell in cells), default=2)
+        return f"{value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows whose scores stand together, and the tasks they are of."""
+
+    rows: Sequence[Row]
+    tasks: Tasks
+
+    def results(self, task: str) -> list[Mapping[str, Any]]:
+        """The scores of a task, those of rows that have one."""
+        return [row.scores[task].result for row in self.rows if row.scores[task].ok]
+
+    @property
+    def accuracies(self) -> list[str]:
+        """The tasks that are no bits per byte."""
+        return [task for task, settings in self.tasks.items() if not in_bits(settings)]
+
+    @cached_property
+    def averaged(self) -> list[str]:
+        """Accuracies that every row has which has any, so that the averages can be compared."""
+        scored = [row for row in self.rows if any(row.scores[task].ok for task in self.accuracies)]
+        return [task for task in self.accuracies if scored and all(row.scores[task].ok for row in scored)]
+
+    @cached_property
+    def digits(self) -> int:
+        """Of an accuracy after the point: a second says nothing on a small subset, but stands beside the paper's two."""
+        scores = [score for task in self.accuracies for score in self.results(task)]
+        errors = [100 * score["stderr"] for score in scores if score["stderr"] is not None]
+        return 1 if errors and max(errors) >= 1 and not any(row.published for row in self.rows) else 2
+
+    def columns(self) -> list[Column]:
+        """A column a task, with its shots and questions."""
+        columns = []
+        for task, asked in self.tasks.items():
+            sizes = sorted({result["n"] for result in self.results(task)})
+            lines = [asked["title"], *(["bits a byte"] if in_bits(asked) else []), f"{asked['shots']}-shot"]
+            lines += [f"n = {'/'.join(f'{size:,}' for size in sizes)}"] if sizes else []
+            columns.append(Column("\n".join(lines), task, f".{3 if in_bits(asked) else self.digits}f", why=f"_{task}"))
+        return columns
+
+    def average_note(self, of: str = "") -> list[str]:
+        """Which tasks an average is over; nothing where it is over none."""
+        left_out = [settings["title"] for task, settings in self.tasks.items() if task not in self.averaged]
+        text = f"Avg.{of} is the mean over {enumeration([self.tasks[task]['title'] for task in self.averaged])}"
+        return [text + (f"; without {enumeration(left_out)}." if left_out else ".")] if self.averaged else []
+
+    def subsets_note(self) -> str:
+        """How many of a task's questions were asked."""
+        records = {task: record for task in self.tasks for row in self.rows if (record := row.scores[task]).ok}
+        if not records:
+            return "No task was scored."
+        parts = {
+            f"{self.tasks[task]['title']} {record.result['n']:,} of {record.result['n_total']:,}": record.settings[
+                "seed"
+            ]
+            for task, record in records.items()
+            if record.result["n"] < record.result["n_total"]
+        }
+        where = (
+            "Prompts, metrics and data sources stand in the score files, those of the paper's tasks also in Table B.1."
+        )
+        made = backends_note([record for row in self.rows for record in row.scores.values()], self.tasks)
+        where = " ".join(filter(None, [where, made]))
+        if not parts:
+            return f"Every task is scored on all of its questions. {where}"
+        return (
+            f"Scored on random subsets (seed {', '.join(sorted(set(map(str, parts.values()))))}), so not comparable with "
+            f"full-set results: {enumeration(list(parts))} questions. {where}"
+        )
 
 
 def rows(entry: Entry, files: Files) -> list[Row]:
@@ -124,18 +247,6 @@ def _is_of(row: Published, model: Mapping[str, Any], part: str | None, variant: 
     return same and row.get("part") in (None, part)
 
 
-def results(found: Iterable[Row], task: str) -> list[Mapping[str, Any]]:
-    """The scores of a task, those of rows that have one."""
-    return [row.scores[task].result for row in found if row.scores[task].ok]
-
-
-def averaged_tasks(found: Sequence[Row], tasks: Iterable[str]) -> list[str]:
-    """Tasks scored in every row that has any score, so that the averages can be compared."""
-    tasks = list(tasks)
-    scored = [row for row in found if any(row.scores[task].ok for task in tasks)]
-    return [task for task in tasks if scored and all(row.scores[task].ok for row in scored)]
-
-
 def in_bits(task: Mapping[str, Any]) -> bool:
     """Whether a task of the config is measured in bits per byte: no share of questions, and less is better."""
     return task["metric"] == "bits_per_byte"
@@ -146,126 +257,9 @@ def unit(task: Mapping[str, Any]) -> float:
     return 1.0 if in_bits(task) else 100.0
 
 
-def score_cells(row: Row, task: str, tasks: Tasks) -> dict[str, Any]:
-    """Cells of one task: its score in percent or bits per byte, the questions, and the reason where there is none."""
-    record = row.scores[task]
-    score = measured(task, record.result, unit(tasks[task]))
-    return {**score, f"{task}_n": record.value("n"), f"_{task}": record.why}
-
-
-def average_cells(row: Row, averaged: Sequence[str]) -> dict[str, Any]:
-    """Cells of the average: the mean over tasks in percent, its standard error, the tasks, and the reason for a gap.
-
-    The tasks' questions are independent samples.
-    """
-    scores = [row.scores[task].result for task in averaged]
-    cells = {"average": None, "average_stderr": None, "average_tasks": " ".join(averaged), "_average": None}
-    if scores and all(scores):
-        errors = [score["stderr"] for score in scores]
-        cells["average"] = 100 * sum(score["value"] for score in scores) / len(scores)
-        if None not in errors:
-            cells["average_stderr"] = 100 * math.sqrt(sum(error**2 for error in errors)) / len(scores)
-        return cells
-    unscored = sorted((record for record in row.scores.values() if not record.ok), key=lambda record: not record.exists)
-    return cells | {"_average": unscored[0].why if unscored else "not measured"}
-
-
-def closeness_cells(row: Row, *, start: bool = False) -> dict[str, Any]:
-    """Cells of every measure of closeness to the teacher; with `start` also from before training."""
-    cells: dict[str, Any] = {"_fidelity": row.fidelity.why}
-    for measure, (scale, _, _) in CLOSENESS.items():
-        cells |= measured(measure, row.closeness.get(measure), scale)
-        cells |= measured(f"start_{measure}", (row.closeness.get("start") or {}).get(measure), scale) if start else {}
-    return cells
-
-
-def missing(row: Row, **others: Record) -> str | None:
-    """The measurements without a number, the row's scores and others, each with its reason."""
-    return (
-        "; ".join(f"{name}: {record.why}" for name, record in {**row.scores, **others}.items() if not record.ok) or None
-    )
-
-
-def task_columns(found: Sequence[Row], tasks: Tasks, digits: int) -> list[Column]:
-    """A column a task, with its shots and questions."""
-    columns = []
-    for task, asked in tasks.items():
-        sizes = sorted({result["n"] for result in results(found, task)})
-        lines = [asked["title"], *(["bits a byte"] if in_bits(asked) else []), f"{asked['shots']}-shot"]
-        lines += [f"n = {'/'.join(f'{size:,}' for size in sizes)}"] if sizes else []
-        columns.append(Column("\n".join(lines), task, f".{3 if in_bits(asked) else digits}f", why=f"_{task}"))
-    return columns
-
-
 def closeness_columns() -> list[Column]:
     """A column a measure of closeness."""
     return [Column(header, name, form, why="_fidelity") for name, (_, header, form) in CLOSENESS.items()]
-
-
-def published_average(row: Row, tasks: Sequence[str], averaged: Sequence[str]) -> tuple[float | None, bool]:
-    """The published average over `averaged` tasks (all of them if nothing was scored), and whether it is the printed one."""
-    averaged = averaged or tasks
-    if len(averaged) == len(tasks) and row.published.get("average") is not None:
-        return row.published["average"], True
-    cells = [row.published.get(task) for task in averaged]
-    return (None if not cells or None in cells else sum(cells) / len(cells)), False
-
-
-def published_checkpoints(found: Sequence[Row]) -> dict[str, str]:
-    """Which checkpoint stands for each variant that others trained, as its records name it."""
-    return {
-        row.variant: f"{origin['id']} ({origin['resolved']})"
-        for row in found
-        for record in (*row.scores.values(), row.fidelity)
-        if (origin := record.checkpoint)
-    }
-
-
-def decimals(found: Sequence[Row], tasks: Iterable[str]) -> int:
-    """Digits of a score after the point: a second one says nothing on a small subset, but stands beside the paper's two."""
-    scores = [score for task in tasks for score in results(found, task)]
-    errors = [100 * score["stderr"] for score in scores if score["stderr"] is not None]
-    return 1 if errors and max(errors) >= 1 and not any(row.published for row in found) else 2
-
-
-def percent_published(value: float | None, theirs: Mapping[str, Any], tasks: Iterable[str]) -> str:
-    """A published score with the digits its row has in print."""
-    if value is None:
-        return MISSING
-    cells = [cell for name in (*tasks, "average") if isinstance(cell := theirs.get(name), float)]
-    digits = max((len(f"{cell:.6g}".partition(".")[2]) for cell in cells), default=2)
-    return f"{value:.{digits}f}"
-
-
-def average_note(averaged: Sequence[str], tasks: Tasks, of: str = "") -> str | None:
-    """Which tasks an average is over; None where it is over none."""
-    if not averaged:
-        return None
-    left_out = [tasks[task]["title"] for task in tasks if task not in averaged]
-    text = f"Avg.{of} is the mean over {enumeration([tasks[task]['title'] for task in averaged])}"
-    return text + (f"; without {enumeration(left_out)}." if left_out else ".")
-
-
-def subsets_note(found: Sequence[Row], tasks: Tasks) -> str:
-    """How many of a task's questions were asked."""
-    where = "Prompts, metrics and data sources stand in the score files, those of the paper's tasks also in Table B.1."
-    records = {task: record for task in tasks for row in found if (record := row.scores[task]).ok}
-    if not records:
-        return "No task was scored."
-    parts, seeds = [], set()
-    for task, record in records.items():
-        result = record.result
-        if result["n"] < result["n_total"]:
-            parts.append(f"{tasks[task]['title']} {result['n']:,} of {result['n_total']:,}")
-            seeds.add(str(record.settings["seed"]))
-    made = backends_note([record for row in found for record in row.scores.values()], tasks)
-    where = " ".join(filter(None, [where, made]))
-    if not parts:
-        return f"Every task is scored on all of its questions. {where}"
-    return (
-        f"Scored on random subsets (seed {', '.join(sorted(seeds))}), so not comparable with full-set results: "
-        f"{enumeration(parts)} questions. {where}"
-    )
 
 
 def backends_note(scores: Iterable[Record], tasks: Tasks) -> str | None:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from swiftkv.artifacts import files as paths
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, Record, Records, read_records, read_statements
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
@@ -171,11 +170,6 @@ class Cell:
         return ratio(self.record.throughput, self.base.throughput)
 
     @property
-    def title(self) -> dict[str, str]:
-        """The column of the model in a printed table, which one model alone needs not."""
-        return {"Model": self.serving.title(self.model)} if len(self.serving.models) > 1 else {}
-
-    @property
     def place(self) -> dict[str, Any]:
         """The first columns of every CSV."""
         return {"model": self.model, "title": self.serving.title(self.model), "point": self.point}
@@ -194,15 +188,10 @@ class Cell:
         return self.place | self.variant | self.state(value)
 
 
-def serving_kind(form: str, make: Callable[[Entry, Files], Any], **more: Any) -> Kind:
-    """A kind that needs the serving measurement of every row; `more` are further fields of the `Kind`."""
+def serving_kind(form: str, make: Callable[[Entry, Files], Any], **more: Any) -> ArtifactKind:
+    """A kind that needs the serving measurement of every row; `more` are further fields of the `ArtifactKind`."""
     scope = ("models", "variants", "points")
-    return Kind(form, scope, make=make, **({"needs": needs_serving} | more))
-
-
-def needs_serving(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The serving measurement of every row at every point."""
-    return {"serving": paths.serving(config, entry)}
+    return ArtifactKind(form, scope, make=make, **({"needs": ("serving",)} | more))
 
 
 def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = False) -> Serving:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swiftkv.artifacts.claims_file import Claim, cells
+from swiftkv.artifacts.claims_file import HOW, Claim, cells
 from swiftkv.errors import UserError
 from swiftkv.statistics import ERRORS, quadrature
 
@@ -81,27 +81,28 @@ def judge(claim: Claim, scene: Scene) -> Verdict:
         measured = measure(claim, scene)
     except Unmeasured as reason:
         return Verdict(UNMEASURED, None, str(reason))
-    holds, direction = claim["holds"], claim.get("direction")
     reasons = [*measured.differs, *measured.remarks]
-    if isinstance(holds, str):
-        right = measured.value == holds
-        verdict = (DIRECTION if right else FAILS_HERE) if measured.differs else (HOLDS if right else FAILS)
-        return Verdict(verdict, measured, "; ".join(reasons))
-    if measured.stderr is None:
+    if measured.stderr is None and not isinstance(claim["holds"], str):
         reasons.append("no error known")
-    weaker = None if direction is None else inside(measured, direction)
+    verdict = _verdict(measured, claim["holds"], claim.get("direction"))
+    if verdict == UNMEASURED:
+        reasons.insert(0, f"needs {_needs(claim, scene)}")
+    return Verdict(verdict, measured, "; ".join(reasons))
+
+
+def _verdict(measured: Measured, holds: str | Sequence[float | None], direction: Sequence[float | None] | None) -> str:
+    if isinstance(holds, str):
+        literal = weaker = measured.value == holds
+    else:
+        literal = inside(measured, holds)
+        weaker = literal if direction is None else inside(measured, direction)
+        if measured.differs and direction is None:
+            return UNMEASURED
     if measured.differs:
-        if direction is None:
-            return Verdict(UNMEASURED, measured, "; ".join(["needs " + _needs(claim, scene), *reasons]))
-        verdict = {True: DIRECTION, False: FAILS_HERE, None: UNDECIDED}[weaker]
-        return Verdict(verdict, measured, "; ".join(reasons))
-    literal = inside(measured, holds)
+        return {True: DIRECTION, False: FAILS_HERE, None: UNDECIDED}[weaker]
     if literal:
-        return Verdict(HOLDS, measured, "; ".join(reasons))
-    if weaker:
-        return Verdict(DIRECTION, measured, "; ".join(reasons))
-    certain = literal is False and (direction is None or weaker is False)
-    return Verdict(FAILS if certain else UNDECIDED, measured, "; ".join(reasons))
+        return HOLDS
+    return DIRECTION if weaker else FAILS if literal is False and weaker is False else UNDECIDED
 
 
 def inside(measured: Measured, bounds: Sequence[float | None]) -> bool | None:
@@ -124,10 +125,9 @@ def measure(claim: Claim, scene: Scene) -> Measured:
     """
     roles = [cell["where"]["role"] for cell in cells(claim)] + ([claim["against"]] if "against" in claim else [])
     _check_players(roles, scene)
-    how = next(how for how in _QUANTITIES if how in claim)
     found = [_select(cell, claim, scene) for cell in cells(claim)]
     picked = [rows for rows, _ in found]
-    value, stderr, remarks = _QUANTITIES[how](claim, picked)
+    value, stderr, remarks = _quantity(claim, picked)
     used = [row for rows in picked for row in rows]
     differs = [*_other_models(roles, scene), *_other_hardware(claim, used), *_other_average(claim, used, scene)]
     differs += [sentence for _, sentences in found for sentence in sentences]
@@ -215,33 +215,23 @@ def _select(cell: Mapping[str, Any], claim: Claim, scene: Scene) -> tuple[list[R
     return rows, differs
 
 
-def _pick(rows: Sequence[Row], column: str, wanted: Any) -> tuple[list[Row], list[str]]:
-    """The rows that one selector leaves."""
-    if isinstance(wanted, Mapping):
-        kept, _ = _pick_groups(rows, column, wanted.get("is", wanted.get("not")), wanted.get("per"))
-        if "not" in wanted:
-            kept = [row for row in rows if row.get(column) is not None and row not in kept]
-        return kept, []
-    return _pick_groups(rows, column, wanted, None)
-
-
-def _pick_groups(rows: Sequence[Row], column: str, wanted: Any, per: str | None) -> tuple[list[Row], list[str]]:
+def _pick(rows: Sequence[Row], column: str, wanted: Any, per: str | None = None) -> tuple[list[Row], list[str]]:
+    """The rows that one selector leaves, and how they differ from it; `per` is the column of what has an end each."""
     known = [row for row in rows if row.get(column) is not None]
+    if isinstance(wanted, Mapping):
+        kept, _ = _pick(rows, column, wanted.get("is", wanted.get("not")), wanted.get("per"))
+        return ([row for row in known if row not in kept] if "not" in wanted else kept), []
     if wanted in ("lowest", "highest"):
         choose = min if wanted == "lowest" else max
         ends: dict[Any, float] = {}
         for row in known:
             ends[row.get(per)] = choose(ends.get(row.get(per), row[column]), row[column])
         return [row for row in known if row[column] == ends[row.get(per)]], []
-    if isinstance(wanted, (int, float)) and not isinstance(wanted, bool):
-        if not known:
-            return [], []
-        nearest = min((row[column] for row in known), key=lambda value: (abs(value - wanted), value))
-        differs = (
-            [f"{column} {nearest:,g} in place of {wanted:,g}"] if abs(nearest - wanted) > NEAR * abs(wanted) else []
-        )
-        return [row for row in known if row[column] == nearest], differs
-    return [row for row in known if str(row[column]) == str(wanted)], []
+    if not isinstance(wanted, (int, float)) or isinstance(wanted, bool):
+        return [row for row in known if str(row[column]) == str(wanted)], []
+    nearest = min((row[column] for row in known), key=lambda value: (abs(value - wanted), value), default=wanted)
+    differs = [f"{column} {nearest:,g} in place of {wanted:,g}"] if abs(nearest - wanted) > NEAR * abs(wanted) else []
+    return [row for row in known if row[column] == nearest], differs
 
 
 def _said(wanted: Any) -> str:
@@ -249,9 +239,6 @@ def _said(wanted: Any) -> str:
         per = f" per {wanted['per']}" if "per" in wanted else ""
         return (f"not {wanted['not']}" if "not" in wanted else str(wanted["is"])) + per
     return f"{wanted:,g}" if isinstance(wanted, (int, float)) and not isinstance(wanted, bool) else str(wanted)
-
-
-Quantity = tuple[float | str, float | None, list[str]]
 
 
 def _one(rows: Sequence[Row], cell: Mapping[str, Any], claim: Claim) -> tuple[Any, float | None]:
@@ -272,65 +259,43 @@ def _why(row: Row, column: str) -> str:
     return f"no {column}" + (f", {reason}" if (reason := row.get("reason") or row.get("missing")) else "")
 
 
-def _known(rows: Sequence[Row], cell: Mapping[str, Any]) -> tuple[list[Row], list[str]]:
-    """The rows that have a value, and a remark on those that have none."""
-    known = [row for row in rows if row.get(cell["column"]) is not None]
-    if not known:
-        raise Unmeasured(f"{cell['artifact']}: {_why(rows[0], cell['column'])}")
-    return known, [f"{len(rows) - len(known)} of {len(rows)} cells are empty"] if len(known) < len(rows) else []
-
-
-def _cell(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
-    return *_one(picked[0], claim["cell"], claim), []
-
-
-def _difference(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
-    (first, error), (second, other) = (_one(*pair, claim) for pair in zip(picked, claim["difference"], strict=True))
-    return first - second, quadrature(error, other), []
-
-
-def _ratio(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
-    (first, error), (second, other) = (_one(*pair, claim) for pair in zip(picked, claim["ratio"], strict=True))
-    if second == 0:
-        raise Unmeasured("the quantity it is divided by is 0")
-    value = first / second  # and its error to first order
-    stderr = None if error is None or other is None else quadrature(error / second, value * other / second)
-    return value, stderr, []
-
-
-def _extreme(how: str, choose: Callable[..., Row]) -> Callable[[Claim, Sequence[Sequence[Row]]], Quantity]:
-    def quantity(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
-        cell = claim[how]
-        known, remarks = _known(picked[0], cell)
-        row = choose(known, key=lambda row: row[cell["column"]])
-        return row[cell["column"]], row.get(f"{cell['column']}_stderr"), remarks
-
-    return quantity
-
-
-def _rises(claim: Claim, picked: Sequence[Sequence[Row]]) -> Quantity:
-    """The smallest change from a row to any later one along a column: the smallest step up, or the deepest fall."""
-    cell = claim["rises"]
-    known, remarks = _known(picked[0], cell)
-    ordered = sorted(known, key=lambda row: row[cell["along"]])
-    places = [row[cell["along"]] for row in ordered]
-    if len(set(places)) < len(places):
-        raise UserError(f"claim {claim['id']}: two rows of {cell['artifact']}.csv have the same {cell['along']}")
-    if len(ordered) < 2:
-        raise Unmeasured(f"{cell['artifact']} has {cell['column']} at one {cell['along']} only")
+def _quantity(claim: Claim, picked: Sequence[Sequence[Row]]) -> tuple[float | str, float | None, list[str]]:
+    """What a claim is about, made of the rows of its cells: value, standard error and remarks."""
+    how, asked = next(how for how in HOW if how in claim), cells(claim)
+    if how in ("cell", "difference", "ratio"):
+        (first, error), *others = (_one(rows, cell, claim) for rows, cell in zip(picked, asked, strict=True))
+        if not others:
+            return first, error, []
+        ((second, other),) = others
+        if how == "difference":
+            return first - second, quadrature(error, other), []
+        if second == 0:
+            raise Unmeasured("the quantity it is divided by is 0")
+        value = first / second  # and its error to first order
+        missing = error is None or other is None
+        return value, None if missing else quadrature(error / second, value * other / second), []
+    (cell,), (rows,) = asked, picked
     column, errors = cell["column"], f"{cell['column']}_stderr"
+    known = [row for row in rows if row.get(column) is not None]
+    if not known:
+        raise Unmeasured(f"{cell['artifact']}: {_why(rows[0], column)}")
+    remarks = [f"{len(rows) - len(known)} of {len(rows)} cells are empty"] if len(known) < len(rows) else []
+    if how != "rises":
+        row = (max if how == "largest" else min)(known, key=lambda row: row[column])
+        return row[column], row.get(errors), remarks
+    return *_smallest_change(claim, cell, known), remarks
+
+
+def _smallest_change(claim: Claim, cell: Mapping[str, Any], known: Sequence[Row]) -> tuple[float, float | None]:
+    """The smallest change from a row to any later one along a column: the smallest step up, or the deepest fall."""
+    column, errors, along = cell["column"], f"{cell['column']}_stderr", cell["along"]
+    ordered = sorted(known, key=lambda row: row[along])
+    if len({row[along] for row in ordered}) < len(ordered):
+        raise UserError(f"claim {claim['id']}: two rows of {cell['artifact']}.csv have the same {along}")
+    if len(ordered) < 2:
+        raise Unmeasured(f"{cell['artifact']} has {column} at one {along} only")
     steps = [
         (after[column] - before[column], quadrature(before.get(errors), after.get(errors)))
         for before, after in itertools.combinations(ordered, 2)
     ]
-    return *min(steps, key=lambda step: step[0]), remarks
-
-
-_QUANTITIES: Mapping[str, Callable[[Claim, Sequence[Sequence[Row]]], Quantity]] = {
-    "cell": _cell,
-    "difference": _difference,
-    "ratio": _ratio,
-    "largest": _extreme("largest", max),
-    "smallest": _extreme("smallest", min),
-    "rises": _rises,
-}
+    return min(steps, key=lambda step: step[0])

@@ -3,8 +3,8 @@
 import importlib
 import pkgutil
 
-from swiftkv.artifacts.kind import Kind
+from swiftkv.artifacts.kind import ArtifactKind
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ArtifactKind] = {
     module.name: importlib.import_module(f"{__name__}.{module.name}").KIND for module in pkgutil.iter_modules(__path__)
 }

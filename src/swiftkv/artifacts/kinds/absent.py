@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swiftkv.artifacts.kind import Kind
+from swiftkv.artifacts.kind import ArtifactKind
 from swiftkv.section import Text
 
-KIND = Kind("table", (), needs=lambda config, entry: {}, make=None, own={"reason": Text})
+KIND = ArtifactKind("table", (), needs=(), make=None, own={"reason": Text})

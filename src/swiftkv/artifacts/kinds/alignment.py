@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from swiftkv.artifacts.columns import measured
 from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, headline, legend
-from swiftkv.artifacts.kind import Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import Record, read_records, read_statements
 from swiftkv.artifacts.text import heading
@@ -19,11 +19,7 @@ from swiftkv.errors import UserError
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """Bars: share of positions by the early exit's largest probability; points: how often it agrees with the full model.
-
-    Raises:
-        UserError: a file that cannot be read, or nothing measured.
-    """
+    """Bars: share of positions by the early exit's largest probability; points: how often it agrees with the full model."""
     (model,), ((variant, _),) = entry["models"], entry["cases"]
     record = read_records(entry, files.get("early_exit", ()), "early_exit").find(model["name"], variant)
     if not record.ok:
@@ -86,10 +82,10 @@ def _frame(record: Record) -> pd.DataFrame:
     return frame.astype({"alignment_percent": float, "alignment_percent_stderr": float})
 
 
-KIND = Kind(
+KIND = ArtifactKind(
     "figure",
     ("models", "variants"),
-    early_exit.needs,
+    ("early_exit",),
     make,
     exactly={"models": 1, "cases": 1},
     extra=early_exit.extra,

@@ -5,38 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.columns import Column, Line, grid, table
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
-from swiftkv.artifacts.records import MISSING, read_records, read_statements
-from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import heading
+from swiftkv.artifacts.records import read_records, read_statements
+from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.errors import UserError
 from swiftkv.section import Names
 
-_COLUMNS = [
-    "model",
-    "title",
-    "variant",
-    "question",
-    "decoding",
-    "text",
-    "tokens",
-    "exited",
-    "seconds",
-    "missing",
-    "note",
-]
+_CELLS = ("text", "tokens", "exited", "seconds", "missing", "note")
 _WAYS = {"early_exit": "early exit", "full_depth": "full depth"}
 
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
-    """As `early_exit.extra`.
-
-    Raises:
-        UserError: as there, or a question is not among those that are answered.
-    """
+    """As `early_exit.extra`; refuses questions that are not answered."""
     asked = config["early_exit"]["questions"]
     if unknown := [question for question in entry["questions"] if question not in asked]:
         raise UserError(
@@ -51,25 +33,37 @@ def make(entry: Entry, files: Files) -> Table:
     record = read_records(entry, files.get("early_exit", ()), "early_exit").find(model["name"], variant)
     given = {row["question"]: row for row in record.result.get("answers", ())}
     missing = None if record.ok else record.why
-    statements = read_statements(entry, files)
-    values, panels, footnotes = [], [], Footnotes()
+    lines, footnotes = [], Footnotes()
     for question in entry["questions"]:
         head = {"model": model["name"], "title": model["title"], "variant": variant, "question": question}
-        rows = [{**head, "decoding": way, **_answer(given.get(question), way, missing)} for way in _WAYS]
-        for row in statements:
+        head |= dict.fromkeys(("decoding", *_CELLS))
+        lines += [head | {"decoding": way} | _answer(given.get(question), way, missing) for way in _WAYS]
+        for row in read_statements(entry, files):
             asked, _, answer = row["text"].partition(" - ")
             if asked == question:
-                rows.append({**head, "decoding": "published", "text": answer, "note": row["note"]})
-        values += rows
-        panels.append(Panel(pd.DataFrame([_cells(row, footnotes) for row in rows]), question))
+                lines.append(head | {"decoding": "published", "text": answer, "note": row["note"]})
+
+    def label(line: Line) -> str:
+        return _WAYS.get(line["decoding"]) or f"published {footnotes.mark(line['note'])}"
+
+    columns = [
+        Column("", label),
+        Column("Answer", lambda line: None if line["missing"] else line["text"] or "(empty)", why="missing"),
+        Column("Tokens", lambda line: _number(line, "tokens")),
+        Column("Exited", _exited),
+        Column("Seconds", lambda line: _number(line, "seconds", ".2f")),
+    ]
+    panels = [
+        grid([line for line in lines if line["question"] == question], columns, footnotes, question)
+        for question in entry["questions"]
+    ]
     cut = f", at most {record.settings['max_new_tokens']} tokens" if record.ok else ""
     notes = [
         f"Greedy decoding{cut}. Exited: of the tokens after the first, which prefill predicts, those that left at layer l "
         f"because the early exit's largest probability was above {100 * entry['threshold']:g} %.",
         *entry.get("notes", []),
-        *footnotes.lines(),
     ]
-    return Table(entry["name"], heading(entry), pd.DataFrame(values, columns=_COLUMNS), panels, notes)
+    return table(entry, lines, panels, notes, footnotes)
 
 
 def _answer(row: Mapping[str, Any] | None, way: str, missing: str | None) -> dict[str, Any]:
@@ -80,28 +74,20 @@ def _answer(row: Mapping[str, Any] | None, way: str, missing: str | None) -> dic
     return {"text": run["text"], "tokens": run["tokens"], "exited": run["exited"], "seconds": seconds}
 
 
-def _cells(row: Mapping[str, Any], footnotes: Footnotes) -> dict[str, str]:
-    numbers = ("Tokens", "Exited", "Seconds")
-    if row.get("missing"):
-        answer = {"": _WAYS[row["decoding"]], "Answer": f"{MISSING} {footnotes.mark(row['missing'])}"}
-        return answer | dict.fromkeys(numbers, MISSING)
-    if row["decoding"] == "published":
-        return {"": f"published {footnotes.mark(row['note'])}", "Answer": row["text"]} | dict.fromkeys(numbers, "")
-    steps = row["tokens"] - 1
-    exited = f"{row['exited']} of {steps}" if row["decoding"] == "early_exit" else "–"
-    return {
-        "": _WAYS[row["decoding"]],
-        "Answer": row["text"] or "(empty)",
-        "Tokens": str(row["tokens"]),
-        "Exited": exited,
-        "Seconds": f"{row['seconds']:.2f}",
-    }
+def _number(line: Line, name: str, form: str = "") -> str | None:
+    """A number of an answer; nothing for a published one."""
+    return "" if line["decoding"] == "published" else None if line[name] is None else f"{line[name]:{form}}"
 
 
-KIND = Kind(
+def _exited(line: Line) -> str | None:
+    number = _number(line, "exited")
+    return "–" if number and line["decoding"] == "full_depth" else number and f"{number} of {line['tokens'] - 1}"
+
+
+KIND = ArtifactKind(
     "table",
     ("models", "variants"),
-    early_exit.needs,
+    ("early_exit",),
     make,
     own={"questions": Names},
     exactly={"models": 1, "cases": 1},

@@ -9,30 +9,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style, wide_axis
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.text import heading
-from swiftkv.config import without_quality
 from swiftkv.errors import UserError
 from swiftkv.section import Positive
 
 STARTS = {"copied": "copied from the teacher", "fitted": "fitted to its keys and values"}
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The starts of every model that has a quality."""
-    names = [model["name"] for model in entry["models"]]
-    return {"starts": paths.starts(config, [name for name in names if not without_quality(config, name)])}
-
-
 def make(entry: Entry, files: Files) -> Drawing:
-    """KL to the teacher over the prefill reduction, one curve a model and start, with the budget and what it chooses.
-
-    Raises:
-        UserError: a file that cannot be read, or nothing measured.
-    """
+    """KL to the teacher over the prefill reduction, one curve a model and start, with the budget and what it chooses."""
     records = [record for record in read_records(entry, files["starts"], "starts") if record.ok]
     if not records:
         raise UserError(f"{entry['name']} has nothing to draw: no start was measured")
@@ -102,4 +90,4 @@ def starts(record: Record, budget: float) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"kl_stderr": float})
 
 
-KIND = Kind("figure", ("models",), needs, make, own={"budget": Positive}, scored=True)
+KIND = ArtifactKind("figure", ("models",), ("starts",), make, own={"budget": Positive}, scored=True)

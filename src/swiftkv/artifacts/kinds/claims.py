@@ -7,16 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.claims_file import Claim, cells, read_claims
 from swiftkv.artifacts.columns import Column, Line, grid, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind, Listed
+from swiftkv.artifacts.inputs import CLAIMS, players
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.records import read_published
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import show
 from swiftkv.artifacts.verdicts import VERDICTS, Measured, Scene, Verdict, judge
 
-CLAIMS = "resources/paper/claims.yaml"
 PROJECT = Path(__file__).parents[4]
 
 
@@ -27,7 +26,7 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
     return {
         "judged_on": {artifact: listed.form for artifact, listed in named.items() if artifact not in absent},
         "absent": absent,
-        "roles": {role: model and _described(config, model) for role, model in config["roles"].items()},
+        "roles": {role: next(iter(players(config, [role])), None) for role in config["roles"]},
         "tasks": list(config["tasks"]),
         "stand_ins": {variant: other for variant, other in config["stand_ins"].items() if variant != other},
     }
@@ -40,22 +39,11 @@ def _named_artifacts() -> tuple[str, ...]:
     return tuple(dict.fromkeys(cell["artifact"] for group in groups for claim in group for cell in cells(claim)))
 
 
-def _described(config: Config, model: str) -> dict[str, str]:
-    settings = config["models"][model]
-    return {"name": model, "title": settings["title"], "published": settings.get("published", model)}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The claims, and the CSV of every artifact they are judged on, by its name."""
-    judged_on = {name: [paths.artifact(config, name, form)] for name, form in entry["judged_on"].items()}
-    return {"claims": [CLAIMS], **judged_on}
-
-
 def make(entry: Entry, files: Files) -> Table:
     """One line a claim: what it says and where, the value it needs, the measured one, and the verdict."""
     content = read_claims(files["claims"][0])
     scene = Scene(
-        tables={name: read_published(files[name]) for name in entry["judged_on"]},
+        tables={file.stem: read_published([file]) for file in files["tables"]},
         roles=entry["roles"],
         models=content["models"],
         benchmarks=content["benchmarks"],
@@ -142,4 +130,4 @@ def _line(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
     }
 
 
-KIND = Kind("table", (), needs, make, of_page=_of_page)
+KIND = ArtifactKind("table", (), ("claims", "tables"), make, of_page=_of_page)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftkv.artifacts.columns import Column, grid, table
-from swiftkv.artifacts.kind import FORMS, Config, Entry, Files, Kind, Listed
+from swiftkv.artifacts.kind import FORMS, MODELS, ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.table import Footnotes, Table
 
 
@@ -15,10 +15,7 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
     lines = []
     for name, listed in config["artifacts"].items():
         roles = dict.fromkeys(
-            role
-            for scope in [listed, *listed.get("parts", [])]
-            for key in ("models", "similar_models", "large_models")
-            for role in scope.get(key, [])
+            role for scope in [listed, *listed.get("parts", [])] for key in MODELS for role in scope.get(key, [])
         )
         models = {role: config["roles"].get(role, role) for role in roles}
         missing, form = page[name].left_out, page[name].form
@@ -32,11 +29,6 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
             "reason": missing,
         })  # fmt: skip
     return {"lines": lines}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Nothing: the page says what would be made and has nothing made."""
-    return {}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -63,4 +55,4 @@ def make(entry: Entry, files: Files) -> Table:
     return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")
 
 
-KIND = Kind("table", (), needs, make, of_page=_of_page)
+KIND = ArtifactKind("table", (), (), make, of_page=_of_page)

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
+from swiftkv.artifacts.columns import Column, across, grid, models, table
 from swiftkv.artifacts.kind import Entry, Files
-from swiftkv.artifacts.records import MISSING, Record
+from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, ratio, read_serving, serving_kind
-from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import show
+from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.text import digits
 
 
 def make(entry: Entry, files: Files) -> Table:
     """Median milliseconds per output token, one column a batch size, and the ratio to the baseline with its range."""
-    serving, footnotes = read_serving(entry, files, "decode"), Footnotes()
-    values, times, ratios = [], [], []
+    serving, footnotes, lines = read_serving(entry, files, "decode"), Footnotes(), []
     for cell in serving.cells():
-        rows = {f"{size:,}": _values(cell, size) for size in cell.settings["batch_sizes"]}
-        values += rows.values()
-        head = cell.title | {"Variant": serving.label(cell.case)}
-        mode = {"Mode": cell.record.engine.get("compilation") or MISSING}
-        times.append(head | mode | {size: _time(row, cell.record, footnotes) for size, row in rows.items()})
-        if cell.case != BASELINE:
-            ratios.append(head | {size: _times(row) for size, row in rows.items()})
-    panels = [Panel(pd.DataFrame(times), "(a) Median milliseconds per output token, by batch size")]
-    if ratios:
-        panels.append(Panel(pd.DataFrame(ratios), "(b) Ratio to the baseline; in brackets what all repeats allow"))
+        sizes = {size: _line(cell, size) for size in cell.settings["batch_sizes"]}
+        mode = {"mode": cell.record.engine.get("compilation")}
+        lines.append(cell.place | cell.variant | mode | {"_label": serving.label(cell.case)} | sizes)
+    head = [*models(lines), Column("Variant", "_label")]
+    headers = {size: f"{size:,}" for point in entry["points"].values() for size in point["batch_sizes"]}
+    times = [*head, Column("Mode", "mode"), *across(Column("", "tpot_ms", digits(3), why="reason"), headers)]
+    panels = [
+        grid(lines, times, footnotes, "(a) Median milliseconds per output token, by batch size", lambda line: None)
+    ]
+    if compared := [line for line in lines if (line["variant"], line["kv_cache"]) != BASELINE]:
+        caption = "(b) Ratio to the baseline; in brackets what all repeats allow"
+        panels.append(grid(compared, head + across(Column("", _ratio), headers), footnotes, caption, lambda line: None))
     notes = [
         "All sequences of a batch are in decoding and no prompt is computed. SwiftKV decodes through every layer, so a "
         "ratio below 1 comes from reading a smaller KV cache, and one above 1 is overhead.",
         "In brackets: from the fastest repeat over the baseline's slowest to the slowest over the baseline's fastest.",
         *entry.get("notes", []),
-        *footnotes.lines(),
     ]
-    return Table(entry["name"], serving.heading, pd.DataFrame(values), panels, notes)
+    values = [line[size] for line in lines for size in headers]
+    return table(entry, values, panels, notes, footnotes, serving.heading)
 
 
-def _values(cell: Cell, size: int) -> dict[str, Any]:
+def _line(cell: Cell, size: int) -> dict[str, Any]:
     """A line of the CSV: one model, case and batch size; times are milliseconds per output token."""
     record = cell.record
     median, lowest, highest = _at(record, size)
@@ -66,16 +66,10 @@ def _at(record: Record, size: int) -> tuple[float | None, float | None, float | 
     return tuple(times[name][sizes.index(size)] for name in ("median", "min", "max"))
 
 
-def _time(row: dict[str, Any], record: Record, footnotes: Footnotes) -> str:
-    if row["tpot_ms"] is not None:
-        return show(row["tpot_ms"], 3)
-    return f"{record.blank} {footnotes.mark(row['reason'])}"
-
-
-def _times(row: dict[str, Any]) -> str:
-    if row["tpot_ratio"] is None:
-        return MISSING
-    return f"{row['tpot_ratio']:.2f}× ({row['tpot_ratio_min']:.2f} to {row['tpot_ratio_max']:.2f})"
+def _ratio(line: dict[str, Any]) -> str | None:
+    if line["tpot_ratio"] is None:
+        return None
+    return f"{line['tpot_ratio']:.2f}× ({line['tpot_ratio_min']:.2f} to {line['tpot_ratio_max']:.2f})"
 
 
 KIND = serving_kind("table", make, exactly={"points": 1})

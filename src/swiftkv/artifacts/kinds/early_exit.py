@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from swiftkv import config as cfg
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, measured, models, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, variant_label
@@ -16,11 +15,7 @@ from swiftkv.errors import UserError
 
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
-    """Nothing more than the threshold; refuses variants that cannot exit early.
-
-    Raises:
-        UserError: a variant has no early exit head, or an FP8 cache.
-    """
+    """Nothing more than the threshold; refuses variants without an early exit head, or with an FP8 cache."""
     for variant, kv_cache in entry["cases"]:
         try:
             cfg.check_early_exit(config, variant)
@@ -29,11 +24,6 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
         except UserError as error:
             raise UserError(f"config, at artifacts.{entry['name']}: {error}") from None
     return {"threshold": config["early_exit"]["threshold"]}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The early exit of every row."""
-    return {"early_exit": paths.early_exit(config, entry)}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -97,4 +87,4 @@ def _line(model: Mapping[str, Any], record: Record) -> dict[str, Any]:
     }
 
 
-KIND = Kind("table", ("models", "variants"), needs, make, extra=extra)
+KIND = ArtifactKind("table", ("models", "variants"), ("early_exit",), make, extra=extra)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, read_published
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, heading, percent, show, significant, variant_label
@@ -68,18 +67,10 @@ _LIMITS = [
 ]
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The model's dimensions."""
-    return {"dimensions": paths.dimensions(config, entry)}
-
-
 def make(entry: Entry, files: Files) -> Table:
     """The count of the source; for the paper's also the exact count and the limits.
 
     The source's way of rounding is only followed where the model and length are its own.
-
-    Raises:
-        UserError: the dimensions cannot be read, or the model has no cost model.
     """
     (record, shortened), footnotes = _cost(entry, files), Footnotes()
     published = {
@@ -241,10 +232,10 @@ def _exact_notes(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-KIND = Kind(
+KIND = ArtifactKind(
     "table",
     ("models", "variants"),
-    needs,
+    ("dimensions",),
     make,
     own={"count": Literal["paper", "blog"], "sequence_length": Whole},
     exactly={"models": 1},

@@ -9,23 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from swiftkv.artifacts.drawing import LIMIT, PAGE, Drawing, handle, headline, legend, look, wide_axis
+from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import Config, Entry, Files
-from swiftkv.artifacts.kinds.similarity import (
-    ROLES,
-    draw_simscores,
-    needed,
-    players,
-    read_similarity,
-    simscores,
-    without,
-)
+from swiftkv.artifacts.kinds.similarity import ROLES, draw_simscores, read_similarity, similar, simscores
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import (
     BASELINE,
     Cell,
     Serving,
     length_label,
-    needs_serving,
     ratio,
     read_serving,
     serving_kind,
@@ -33,15 +25,7 @@ from swiftkv.artifacts.serving import (
 
 
 def _extra(config: Config, entry: Entry) -> dict[str, Any]:
-    if "similar_models" not in entry:
-        return {}
-    models = players(config, entry["name"], entry["similar_models"])
-    return {"similar_models": models, "no_similarity": without(config, models)}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    similar = entry.get("similar_models")
-    return needs_serving(config, entry) | ({} if similar is None else {"similarity": needed(config, entry, similar)})
+    return similar(config, players(config, entry.get("similar_models", [])))
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -51,13 +35,13 @@ def make(entry: Entry, files: Files) -> Drawing:
     """
     serving = read_serving(entry, files, "forward_time")
     data = frame(serving).assign(panel="forward")
-    similar = entry.get("similar_models")
-    figure = Figure(figsize=(PAGE, 3.5 if similar else 3.0), layout="constrained")
-    axes = figure.subplots(1, 3 if similar else 2, width_ratios=(1.25, 1, 1) if similar else (1, 1))
+    models = entry.get("similar_models")
+    figure = Figure(figsize=(PAGE, 3.5 if models else 3.0), layout="constrained")
+    axes = figure.subplots(1, 3 if models else 2, width_ratios=(1.25, 1, 1) if models else (1, 1))
     times, gains = axes[-2:]
-    if similar:
-        curves = simscores(similar, read_similarity(entry, files))
-        draw_simscores(axes[0], entry, similar, curves)
+    if models:
+        curves = simscores(models, read_similarity(entry, files))
+        draw_simscores(axes[0], entry, models, curves)
         data = pd.concat([curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True)
     _curves(times, gains, serving, data[data["panel"] == "forward"])
     headline(figure, *serving.captions()[0])
@@ -146,7 +130,7 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
 KIND = serving_kind(
     "figure",
     make,
-    needs=needs,
+    needs=("serving", "similarity"),
     own={"similar_models": ROLES},
     optional=("similar_models",),
     exactly={"models": 1, "points": 1},

@@ -11,39 +11,19 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, measured, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_published
-from swiftkv.artifacts.scored import (
-    Row,
-    Tasks,
-    average_cells,
-    averaged_tasks,
-    decimals,
-    in_bits,
-    missing,
-    rows,
-    score_cells,
-    subsets_note,
-    task_columns,
-    unit,
-)
+from swiftkv.artifacts.scored import Row, Scored, Tasks, in_bits, rows, unit
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
 from swiftkv.section import Names, Text, Unique
 from swiftkv.statistics import ERRORS, Difference, mean_of, paired_difference
 
-CARDS = "resources/published"
-
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
-    """The orders with this scale's stand-ins, doubles dropped.
-
-    Raises:
-        UserError: an order names a variant that the entry does not show.
-    """
+    """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
     shown = {variant for variant, _ in entry["cases"]}
     orders = [
         list(dict.fromkeys(config["stand_ins"].get(name, name) for name in order)) for order in entry.get("orders", [])
@@ -53,23 +33,13 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
     return {"orders": [order for order in orders if len(order) > 1]}
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Scores of every row, and what others published of the model."""
-    return {"scores": paths.scores(config, entry), "cards": [f"{CARDS}/{name}.csv" for name in entry.get("cards", [])]}
-
-
 def make(entry: Entry, files: Files) -> Table:
-    """Panels: (a) scores and differences to the baseline, (b) differences along the orders, (c) published scores.
-
-    Raises:
-        UserError: two rows were not asked the same questions.
-    """
-    cases, tasks, footnotes = rows(entry, files), entry["tasks"], Footnotes()
+    """Panels: (a) scores and differences to the baseline, (b) differences along the orders, (c) published scores."""
+    scored, footnotes = Scored(rows(entry, files), entry["tasks"]), Footnotes()
+    cases, tasks = scored.rows, scored.tasks
     baseline = next((row for row in cases if row.spec is None and row.kv_cache == "auto"), None)
-    averaged = _above_chance(cases, baseline, tasks)
-    digits = decimals(cases, [task for task in tasks if not in_bits(tasks[task])])
-    columns = task_columns(cases, tasks, digits)
-    columns.append(Column("Avg.", "average", f".{digits}f"))
+    averaged = _above_chance(scored, baseline)
+    columns = [*scored.columns(), Column("Avg.", "average", f".{scored.digits}f")]
     differences = [Column(column.header, f"{column.value}_difference", f"+{column.text}") for column in columns]
     scores = [
         replace(column, below=partial(apart.cell, footnotes=footnotes))
@@ -96,7 +66,7 @@ def make(entry: Entry, files: Files) -> Table:
     cards = []
     for card in published:
         (here,) = (
-            column.cell(score_cells(baseline, card["task"], tasks), footnotes)
+            column.cell(baseline.score(card["task"], tasks[card["task"]]), footnotes)
             for column in columns
             if column.value == card["task"]
         )
@@ -106,7 +76,7 @@ def make(entry: Entry, files: Files) -> Table:
         panels.append(Panel(pd.DataFrame(cards), caption))
     notes = [
         *entry.get("notes", []),
-        *_notes(cases, tasks, averaged),
+        *_notes(scored, averaged),
         *(_order_note(by_variant[order[0]], by_variant[order[-1]], tasks) for order in entry["orders"]),
         *([_cards_note(cards)] if cards else []),
         *dict.fromkeys(card["note"] for card in published if card["note"]),
@@ -123,9 +93,9 @@ def _steps(order: Sequence[str]) -> list[tuple[str, str]]:
 def _line(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV: scores and their errors in percent, or bits per byte."""
     line = {"row": "measured", **row.head, "against": None}
-    for task in tasks:
-        line |= score_cells(row, task, tasks)
-    return line | {**average_cells(row, averaged), "missing": missing(row)}
+    for task, settings in tasks.items():
+        line |= row.score(task, settings)
+    return line | {**row.average(averaged), "missing": row.missing()}
 
 
 def _differences(first: Row, second: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
@@ -170,8 +140,8 @@ def _card(card: Published, result: Mapping[str, Any], title: str, here: str) -> 
     }
 
 
-def _notes(found: Sequence[Row], tasks: Tasks, averaged: Sequence[str]) -> list[str]:
-    bits = [asked["title"] for asked in tasks.values() if in_bits(asked)]
+def _notes(scored: Scored, averaged: Sequence[str]) -> list[str]:
+    bits = [settings["title"] for settings in scored.tasks.values() if in_bits(settings)]
     notes = [
         "Accuracies are in percent; a difference is the mean over questions that both were asked, with the standard error "
         "of that mean, so it is known better than either score.",
@@ -180,13 +150,13 @@ def _notes(found: Sequence[Row], tasks: Tasks, averaged: Sequence[str]) -> list[
         notes.append(
             f"{enumeration(bits)}: bits the model needs for a byte of the right answer, of which fewer are better."
         )
-    over = enumeration([tasks[task]["title"] for task in averaged])
+    over = enumeration([scored.tasks[task]["title"] for task in averaged])
     notes.append(
         f"Avg. is the mean over {over}, in which the baseline is above chance by more than {ERRORS} standard errors."
         if averaged
         else f"There is no average: in no accuracy is the baseline above chance by more than {ERRORS} standard errors."
     )
-    return [*notes, subsets_note(found, tasks)]
+    return [*notes, scored.subsets_note()]
 
 
 def _order_note(first: Row, last: Row, tasks: Tasks) -> str:
@@ -240,21 +210,20 @@ def _average_difference(averaged: Sequence[str], first: Row, second: Row) -> Dif
     return mean_of(differences) if differences and None not in differences else None
 
 
-def _above_chance(found: Sequence[Row], baseline: Row | None, tasks: Tasks) -> list[str]:
+def _above_chance(scored: Scored, baseline: Row | None) -> list[str]:
     """Tasks that every row has an accuracy in and the baseline is clearly better than guessing: what is averaged."""
 
     def clear(task: str) -> bool:
-        score = baseline.scores[task].result
-        return bool(score) and Difference(score["value"] - tasks[task].get("chance", 0.0), score["stderr"]).clear
+        score, chance = baseline.scores[task].result, scored.tasks[task].get("chance", 0.0)
+        return bool(score) and Difference(score["value"] - chance, score["stderr"]).clear
 
-    accuracies = [task for task in tasks if not in_bits(tasks[task])]
-    return [task for task in averaged_tasks(found, accuracies) if baseline is not None and clear(task)]
+    return [task for task in scored.averaged if baseline is not None and clear(task)]
 
 
-KIND = Kind(
+KIND = ArtifactKind(
     "table",
     ("models", "variants", "tasks"),
-    needs,
+    ("scores",),
     make,
     own={
         "orders": list[Annotated[Names, Field(min_length=2)]],

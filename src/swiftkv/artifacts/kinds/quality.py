@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
-from swiftkv.artifacts.scored import (
-    CLOSENESS,
-    Row,
-    Tasks,
-    average_cells,
-    average_note,
-    averaged_tasks,
-    closeness_cells,
-    closeness_columns,
-    decimals,
-    missing,
-    percent_published,
-    published_average,
-    published_checkpoints,
-    rows,
-    score_cells,
-    subsets_note,
-    task_columns,
-)
+from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import enumeration, heads_label, percent
 from swiftkv.errors import UserError
@@ -37,16 +18,10 @@ _START = {"kl": "KL before\ntraining", "top1_agreement": "Top-1 before\ntraining
 _COMPUTED = "computed from the published scores of the averaged tasks"
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Scores and fidelity of every row.
-
-    Raises:
-        UserError: the entry names both parts and variants, or neither.
-    """
+def _check(config: Config, entry: Entry) -> None:
+    """Refuse an entry that names both parts and variants, or neither."""
     if ("parts" in entry) == ("cases" in entry):
         raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
-    scores = {"scores": paths.scores(config, entry)} if "tasks" in entry else {}
-    return {**scores, "fidelity": paths.fidelity(config, entry)}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -54,16 +29,14 @@ def make(entry: Entry, files: Files) -> Table:
 
     Without tasks there is the second one only.
     """
-    cases, tasks = rows(entry, files), entry.get("tasks", {})
-    averaged, digits, footnotes = averaged_tasks(cases, tasks), decimals(cases, tasks), Footnotes()
-    quantized = any(row.kv_cache == "fp8" for row in cases)
-    lines = [_line(row, tasks, averaged) for row in cases]
+    scored, footnotes = Scored(rows(entry, files), entry.get("tasks", {})), Footnotes()
+    quantized = any(row.kv_cache == "fp8" for row in scored.rows)
+    lines = [_line(row, scored) for row in scored.rows]
 
     def published_mean(line: Line) -> str:
         row = line["_row"]
-        mean, printed = published_average(row, list(tasks), averaged)
-        remark = "" if mean is None or printed else f" {footnotes.mark(_COMPUTED)}"
-        return percent_published(mean, row.published, tasks) + remark
+        mean, printed = row.published_average(scored.averaged)
+        return row.in_print(mean) + ("" if mean is None or printed else f" {footnotes.mark(_COMPUTED)}")
 
     def block(line: Line) -> tuple[Any, ...]:
         """The paper's lines: between models, below the baseline, before AcrossKV; with FP8 between variants."""
@@ -81,14 +54,15 @@ def make(entry: Entry, files: Files) -> Table:
         titles = {"auto": "bfloat16", "fp8": "FP8"}
         head.append(Column("KV cache", "kv_cache", titles.get, below=lambda line: titles[line["kv_cache"]]))
     panels = []
-    if tasks:
+    if scored.tasks:
         benchmarks = [
-            replace(column, below=_published_score(column.value, tasks))
-            for column in task_columns(cases, tasks, digits)
+            replace(column, below=lambda line, name=f"{column.value}_published": line["_row"].in_print(line[name]))
+            for column in scored.columns()
         ]
-        benchmarks.append(Column("Avg.", "average", f".{digits}f", below=published_mean))
+        benchmarks.append(Column("Avg.", "average", f".{scored.digits}f", below=published_mean))
         caption = "(a) Benchmarks: mean ± standard error, in percent"
-        both = [line | _published_below(row) for line, row in zip(lines, cases, strict=True)]
+        theirs = [row.published and ("published", row.published.get("note")) for row in scored.rows]
+        both = [line | {"_below": below} for line, below in zip(lines, theirs, strict=True)]
         panels.append(grid(both, [*head, *benchmarks], footnotes, caption, block))
     closeness = closeness_columns()
     for measure, header in _START.items():
@@ -96,13 +70,13 @@ def make(entry: Entry, files: Files) -> Table:
         closeness.append(
             Column(header, lambda line, number=number: "–" if line["_no_start"] else number.cell(line, footnotes))
         )
-    caption = f"{'(b) ' if tasks else ''}Closeness to the teacher on held-out chats"
+    caption = f"{'(b) ' if scored.tasks else ''}Closeness to the teacher on held-out chats"
     panels.append(grid(lines, [*head, *closeness], footnotes, caption, block))
-    notes = [*entry.get("notes", []), *_notes(cases, tasks, averaged, quantized)]
+    notes = [*entry.get("notes", []), *_notes(scored, quantized)]
     return table(entry, lines, panels, notes, footnotes)
 
 
-def _line(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
+def _line(row: Row, scored: Scored) -> dict[str, Any]:
     """A line of the CSV: scores, agreement and reductions in percent, KL in nats a token."""
     spec, cache = row.spec or {}, row.cache_reduction if row.known else None
     line = {
@@ -111,15 +85,15 @@ def _line(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
         "prefill_reduction_percent": 100 * row.prefill_reduction if row.known else None,
         "kv_cache_reduction_percent": None if cache is None else 100 * cache,
     }
-    for task in tasks:
-        line |= {**score_cells(row, task, tasks), f"{task}_published": row.published.get(task)}
+    for task, settings in scored.tasks.items():
+        line |= {**row.score(task, settings), f"{task}_published": row.published.get(task)}
     return line | {
-        **average_cells(row, averaged),
-        "average_published": published_average(row, list(tasks), averaged)[0],
-        **closeness_cells(row, start=True),
+        **row.average(scored.averaged),
+        "average_published": row.published_average(scored.averaged)[0],
+        **row.close(start=True),
         "fidelity_documents": row.closeness.get("documents"),
         "fidelity_tokens": row.closeness.get("tokens"),
-        "missing": missing(row, fidelity=row.fidelity),
+        "missing": row.missing(fidelity=row.fidelity),
         "_no_start": row.closeness and not row.closeness.get("start"),
         "_row": row,
     }
@@ -142,17 +116,9 @@ def _cache(line: Line) -> str | None:
     return across + heads_label(row.spec)
 
 
-def _published_below(row: Row) -> dict[str, tuple[str, str | None]]:
-    return {"_below": ("published", row.published.get("note"))} if row.published else {}
-
-
 def _published_prefill(line: Line) -> str:
     skipped = line["_row"].published.get("prefill_reduction_percent")
     return "" if skipped is None else f"{skipped:g}%" if skipped else "–"
-
-
-def _published_score(task: str, tasks: Tasks) -> Callable[[Line], str]:
-    return lambda line: percent_published(line[f"{task}_published"], line["_row"].published, tasks)
 
 
 def _published_cache(line: Line) -> str:
@@ -161,8 +127,8 @@ def _published_cache(line: Line) -> str:
     return "" if saved is None else f"{across} ({saved:g}%)" if saved else across
 
 
-def _notes(found: Sequence[Row], tasks: Tasks, averaged: Sequence[str], quantized: bool) -> list[str]:
-    notes = []
+def _notes(scored: Scored, quantized: bool) -> list[str]:
+    notes, found = [], scored.rows
     layers = sorted({row.spec["num_hidden_layers"] for row in found if row.spec})
     if layers:
         notes.append(
@@ -170,20 +136,24 @@ def _notes(found: Sequence[Row], tasks: Tasks, averaged: Sequence[str], quantize
             "(L - l) / L for prefill, and the exact share of the KV cache saved"
             + (", where FP8 halves the bytes (its scales are not counted)." if quantized else ".")
         )
-    if tasks:
-        notes.append(subsets_note(found, tasks))
-    notes += filter(None, [average_note(averaged, tasks)])
-    documents = sorted({row.closeness["documents"] for row in found if row.closeness})
+    if scored.tasks:
+        notes.append(scored.subsets_note())
+    notes += scored.average_note()
+    documents, tokens = (
+        "/".join(f"{number:,}" for number in sorted({row.closeness[name] for row in found if row.closeness}))
+        for name in ("documents", "tokens")
+    )
     if documents:
-        tokens = sorted({row.closeness["tokens"] for row in found if row.closeness})
         notes.append(
-            f"Closeness is over {'/'.join(f'{n:,}' for n in documents)} held-out documents "
-            f"({'/'.join(f'{n:,}' for n in tokens)} tokens), standard errors over documents. KL is "
+            f"Closeness is over {documents} held-out documents ({tokens} tokens), standard errors over documents. KL is "
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
         )
-    for variant, origin in published_checkpoints(found).items():
-        notes.append(f"{variant} was not trained here: it is the published checkpoint {origin}.")
+    others = {row.variant: record.checkpoint for row in found for record in (*row.scores.values(), row.fidelity)
+              if record.checkpoint}  # fmt: skip
+    for variant, origin in others.items():
+        text = f"it is the published checkpoint {origin['id']} ({origin['resolved']})"
+        notes.append(f"{variant} was not trained here: {text}.")
     if any(row.published for row in found):
         sources = sorted({row.published["source"] for row in found if row.published})
         notes.append(" ".join([f"published: {enumeration(sources)}.", *_nominal(found)]))
@@ -205,6 +175,5 @@ def _nominal(found: Sequence[Row]) -> list[str]:
     return sentences
 
 
-KIND = Kind(
-    "table", ("models", "variants", "tasks", "parts"), needs, make, optional=("models", "variants", "tasks", "parts")
-)
+_SCOPE = ("models", "variants", "tasks", "parts")
+KIND = ArtifactKind("table", _SCOPE, ("scores", "fidelity"), make, optional=_SCOPE, extra=_check)

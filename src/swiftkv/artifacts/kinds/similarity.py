@@ -3,66 +3,39 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from swiftkv import config as cfg
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.inputs import players
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
-from swiftkv.errors import UserError
 from swiftkv.section import Text, Unique
 
 ROLES = Annotated[list[Text], Unique]
 Models = Sequence[Mapping[str, Any]]
 
 
-def players(config: Config, name: str, roles: Iterable[str], known: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The models that play `roles` (name, title, published name), doubles and those in `known` dropped.
-
-    Raises:
-        UserError: something is neither a role nor a model.
-    """
-    found = {}
-    for role in roles:
-        if role not in config["roles"] and role not in config["models"]:
-            raise UserError(f"config, at artifacts.{name}: {role!r} is neither a role nor a model")
-        model = config["roles"].get(role, role)
-        if model is not None and model not in known:
-            settings = config["models"][model]
-            title, published = settings["title"], settings.get("published", model)
-            found[model] = {"name": model, "title": title, "published": published}
-    return list(found.values())
-
-
-def without(config: Config, models: Models) -> dict[str, str]:
-    """Why no similarity can be measured of a model, by its name, where that is so."""
+def similar(config: Config, models: Models) -> dict[str, Any]:
+    """What an entry shows of the similarity of these models: themselves, and why one cannot have it, by its name."""
     reasons = {model["name"]: cfg.unmeasured(config, model["name"], "baseline", served=False) for model in models}
-    return {name: reason for name, reason in reasons.items() if reason}
+    return {"similar_models": models, "no_similarity": {name: reason for name, reason in reasons.items() if reason}}
 
 
 def _extra(config: Config, entry: Entry) -> dict[str, Any]:
-    large = players(config, entry["name"], entry.get("large_models", []), {model["name"] for model in entry["models"]})
-    return {"large_models": large, "no_similarity": without(config, [*entry["models"], *large])}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {"similarity": needed(config, entry, [*entry["models"], *entry["large_models"]])}
-
-
-def needed(config: Config, entry: Entry, models: Models) -> list[str]:
-    """The similarity files of those models that can have one."""
-    return paths.similarity(config, [model["name"] for model in models if model["name"] not in entry["no_similarity"]])
+    small = [model["name"] for model in entry["models"]]
+    large = [model for model in players(config, entry.get("large_models", [])) if model["name"] not in small]
+    return {"large_models": large, **similar(config, [*entry["models"], *large])}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
     """SimScore over depth, and with `matrices` the similarity of every pair of layer inputs below."""
     groups = [("small", entry["models"])] + ([("large", entry["large_models"])] if entry["large_models"] else [])
-    every = [model for _, models in groups for model in models]
+    every = entry["similar_models"]
     records = read_similarity(entry, files)
     curves = {name: simscores(models, records, read_statements(entry, files)) for name, models in groups}
     measured = [records[model["name"]] for model in every if model["name"] in records]
@@ -173,10 +146,10 @@ def _matrices(area, records: Sequence[Record], columns: int) -> None:
     area.colorbar(image, ax=axes, label="Mean cosine similarity", shrink=0.9, aspect=30)
 
 
-KIND = Kind(
+KIND = ArtifactKind(
     "figure",
     ("models",),
-    needs,
+    ("similarity",),
     make,
     own={"large_models": ROLES, "matrices": bool},
     optional=("large_models", "matrices"),

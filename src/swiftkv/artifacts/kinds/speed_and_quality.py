@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.scored import (
-    Row,
-    average_cells,
-    average_note,
-    averaged_tasks,
-    closeness_cells,
-    closeness_columns,
-    decimals,
-    rows,
-    subsets_note,
-)
+from swiftkv.artifacts.scored import Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, ratio, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.errors import UserError
@@ -26,33 +15,20 @@ _SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "n
 _DUMMY = "the speed is that of dummy weights of the same shape, not of the scored checkpoint"
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Throughput, scores and fidelity of every row.
-
-    Raises:
-        UserError: a variant that is only served.
-    """
+def _check(config: Config, entry: Entry) -> None:
+    """Refuse variants that are only served: they have no quality."""
     for variant, _ in entry["cases"]:
         if config["variants"][variant].get("merge_all_layers"):
             raise UserError(f"artifacts.{entry['name']}: variant {variant!r} can only be served, so it has no quality")
-    return {
-        "serving": paths.serving(config, entry),
-        "scores": paths.scores(config, entry),
-        "fidelity": paths.fidelity(config, entry),
-    }
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """One row a case: speed-up and its limit at every point, then KL, agreement, perplexity and average score.
-
-    Raises:
-        UserError: speed and quality of a row are not of the same model and rewiring.
-    """
-    serving, found, tasks = read_serving(entry, files, "throughput"), rows(entry, files), entry["tasks"]
-    averaged, digits, footnotes = averaged_tasks(found, tasks), decimals(found, tasks), Footnotes()
+    """One row a case: speed-up and its limit at every point, then KL, agreement, perplexity and average score."""
+    serving, scored = read_serving(entry, files, "throughput"), Scored(rows(entry, files), entry["tasks"])
+    footnotes = Footnotes()
     lines, printed = [], []
-    for row in found:
-        case, quality = Case(row.variant, row.kv_cache), closeness_cells(row) | average_cells(row, averaged)
+    for row in scored.rows:
+        case, quality = Case(row.variant, row.kv_cache), row.close() | row.average(scored.averaged)
         cells = {point: Cell(serving, row.model["name"], point, case) for point in serving.points}
         for cell in cells.values():
             _check_same(entry, row, cell.record)
@@ -67,17 +43,17 @@ def make(entry: Entry, files: Files) -> Table:
         for point, settings in entry["points"].items()
     ]
     columns = [*models(printed), Column("Variant", "_variant"), *speeds, *closeness_columns()]
-    columns.append(Column("Avg.\nscore, %", "average", f".{digits}f", why="_average"))
+    columns.append(Column("Avg.\nscore, %", "average", f".{scored.digits}f", why="_average"))
     notes = [
         *entry.get("notes", []),
         "Speed-up: input and output tokens a second over the baseline's, each measured once; limit: what the FLOP count "
         "of such a request allows where compute is the bottleneck.",
         "Speed and quality of a row are of one checkpoint: the same model in the same revision, rewired in the same way. "
         "KL, agreement and perplexity are on held-out chats.",
-        subsets_note(found, tasks),
-        *filter(None, [average_note(averaged, tasks)]),
+        scored.subsets_note(),
+        *scored.average_note(),
     ]
-    if any(row.kv_cache == "fp8" for row in found):
+    if any(row.kv_cache == "fp8" for row in scored.rows):
         notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
     panel = grid(printed, columns, footnotes)
     return table(entry, lines, [panel], notes, footnotes, serving.heading)
@@ -129,4 +105,6 @@ def _line(cell: Cell, quality: Line) -> Line:
     }
 
 
-KIND = Kind("table", ("models", "variants", "points", "tasks"), needs, make)
+KIND = ArtifactKind(
+    "table", ("models", "variants", "points", "tasks"), ("serving", "scores", "fidelity"), make, extra=_check
+)

@@ -8,63 +8,43 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
-from swiftkv.artifacts.scored import (
-    Row,
-    average_cells,
-    average_note,
-    averaged_tasks,
-    decimals,
-    percent_published,
-    published_average,
-    rows,
-    subsets_note,
-)
+from swiftkv.artifacts.scored import Row, Scored, rows
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, percent
 from swiftkv.errors import UserError
 from swiftkv.section import Names, Section, Text
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Scores of every case."""
-    _check(entry)
-    return {"scores": paths.scores(config, entry)}
-
-
 def make(entry: Entry, files: Files) -> Table:
     """The averages of each model's cases; a model that stands for several parts has one column."""
-    _check(entry)
-    columns = _columns(rows(entry, files))
-    tasks, footnotes, notes = list(entry["tasks"]), Footnotes(), []
-    same: dict[tuple[str, ...], list[str]] = {}  # columns by the tasks they average over
+    columns, footnotes, notes = _columns(rows(entry, files)), Footnotes(), []
+    every = Scored([row for _, cases in columns.values() for row in cases.values()], entry["tasks"])
+    same: dict[tuple[str, ...], dict[str, Scored]] = {}  # columns by the tasks they average over
     printed, lines = [{"Variant": shown["title"]} for shown in entry["rows"]], []
     for title, (parts, cases) in columns.items():
-        averaged = averaged_tasks(list(cases.values()), tasks)
-        digits = decimals(list(cases.values()), tasks)
-        mean = Column(title, "average", f".{digits}f", why="_average")
+        scored = Scored(list(cases.values()), entry["tasks"])
+        mean = Column(title, "average", f".{scored.digits}f", why="_average")
         published = any(row.published for row in cases.values())
         for shown, cells in zip(entry["rows"], printed, strict=True):
             row = next((cases[key] for key in _keys(shown) if key in cases), None)
             cells[title] = ""
             if row is not None:
-                lines.append(_line(shown["title"], row, tasks, averaged))
+                lines.append(_line(shown["title"], row, scored.averaged))
                 cells[title] = mean.cell(lines[-1], footnotes)
             if published:
-                cells[f"{title},\npublished"] = _published(row, tasks, averaged, footnotes)
-        if averaged:
-            same.setdefault(tuple(averaged), []).append(title)
+                cells[f"{title},\npublished"] = _published(row, scored.averaged, footnotes)
+        same.setdefault(tuple(scored.averaged), {})[title] = scored
         if len(parts) > 1:
             notes.append(f"{title} stands for {enumeration(parts)}.")
-    for averaged, titles in same.items():
-        of = f" of {enumeration(titles)}" if len(same) > 1 else ""
-        notes += filter(None, [average_note(averaged, entry["tasks"], of)])
-    found = [row for _, cases in columns.values() for row in cases.values()]
-    notes = [*entry.get("notes", []), subsets_note(found, entry["tasks"]), *notes, *_reductions(found)]
-    if sources := sorted({row.published["source"] for row in found if row.published}):
+    same.pop((), None)
+    for alike in same.values():
+        of = f" of {enumeration(list(alike))}" if len(same) > 1 else ""
+        notes += next(iter(alike.values())).average_note(of)
+    notes = [*entry.get("notes", []), every.subsets_note(), *notes, *_reductions(every.rows)]
+    if sources := sorted({row.published["source"] for row in every.rows if row.published}):
         notes.append(f"published: {enumeration(sources)}.")
     panel = Panel(pd.DataFrame(printed), "Average score: mean ± standard error, in percent")
     return table(entry, lines, [panel], notes, footnotes)
@@ -76,12 +56,8 @@ def _keys(line: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(variant, kv_cache or "auto") for variant, _, kv_cache in named]
 
 
-def _check(entry: Entry) -> None:
-    """Refuse an entry of which a case would not be shown.
-
-    Raises:
-        UserError: a case has no row, or two cases of one model share a cell.
-    """
+def _check(config: Config, entry: Entry) -> None:
+    """Refuse an entry of which a case would not be shown."""
     cells: dict[tuple[str, str], set[str]] = {}
     for part in entry["parts"]:
         for variant, kv_cache in part["cases"]:
@@ -110,22 +86,22 @@ def _columns(found: Sequence[Row]) -> dict[str, tuple[list[str], dict[tuple[str,
     return columns
 
 
-def _published(row: Row | None, tasks: Sequence[str], averaged: Sequence[str], footnotes: Footnotes) -> str:
+def _published(row: Row | None, averaged: Sequence[str], footnotes: Footnotes) -> str:
     if row is None or not row.published:
         return "" if row is None else MISSING
-    mean, printed = published_average(row, tasks, averaged)
+    mean, printed = row.published_average(averaged)
     notes = [row.published["note"]] if row.published.get("note") else []
     if mean is not None and not printed:
         notes.insert(0, "computed from the published scores of the averaged tasks")
     elif mean is None and (mean := row.published.get("average")) is not None:
         notes.insert(0, "over all tasks, so not comparable with ours")
-    text = percent_published(mean, row.published, tasks)
+    text = row.in_print(mean)
     return text + (f" {footnotes.mark('; '.join(notes))}" if notes else "")
 
 
-def _line(title: str, row: Row, tasks: Sequence[str], averaged: Sequence[str]) -> dict[str, Any]:
+def _line(title: str, row: Row, averaged: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV: one case of one model."""
-    cells = average_cells(row, averaged)
+    cells = row.average(averaged)
     return {
         "model": row.model["name"],
         "title": row.model["title"],
@@ -135,7 +111,7 @@ def _line(title: str, row: Row, tasks: Sequence[str], averaged: Sequence[str]) -
         "kv_cache": row.kv_cache,
         "prefill_reduction_percent": 100 * row.prefill_reduction if row.known else None,
         **cells,
-        "average_published": published_average(row, tasks, averaged)[0],
+        "average_published": row.published_average(averaged)[0],
         "missing": cells["_average"],
     }
 
@@ -159,12 +135,13 @@ class _TableRow(Section, called="a row"):
     variants: Names = Field(description="In the order in which they are looked for.")
 
 
-KIND = Kind(
+KIND = ArtifactKind(
     "table",
     ("parts", "tasks"),
-    needs,
+    ("scores",),
     make,
     own={
         "rows": Annotated[list[_TableRow], Field(min_length=1)],
     },
+    extra=_check,
 )

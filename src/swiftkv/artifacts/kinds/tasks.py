@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, Line, grid, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, Record, read_published, read_records
 from swiftkv.artifacts.scored import backends_note
 from swiftkv.artifacts.table import Footnotes, Table
@@ -29,18 +28,10 @@ _SETTINGS = (
 )
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Scores of every row."""
-    return {"scores": paths.scores(config, entry)}
-
-
 def make(entry: Entry, files: Files) -> Table:
     """Two panels, (a) prompt and metric and (b) what was run, one row a task.
 
     Where the entry has several variants the first one with a score is shown.
-
-    Raises:
-        UserError: two variants were scored in different ways.
     """
     records = read_records(entry, files.get("scores", ()), "score")
     case = entry["models"][0]["name"], *entry["cases"][0]
@@ -158,4 +149,4 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-KIND = Kind("table", ("models", "variants", "tasks"), needs, make, exactly={"models": 1})
+KIND = ArtifactKind("table", ("models", "variants", "tasks"), ("scores",), make, exactly={"models": 1})

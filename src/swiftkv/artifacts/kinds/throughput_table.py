@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import pandas as pd
-
+from swiftkv.artifacts.columns import Column, Line, across, grid, models, table
 from swiftkv.artifacts.kind import Entry, Files
-from swiftkv.artifacts.records import MISSING, Published, Record, read_published
+from swiftkv.artifacts.records import MISSING, Published, read_published
 from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
@@ -21,26 +19,8 @@ from swiftkv.artifacts.serving import (
     read_serving,
     serving_kind,
 )
-from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import enumeration, show
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One printed line: a model at a point, its cells, and the published row, if it may stand there."""
-
-    head: dict[str, str]
-    cells: Sequence[Cell]
-    published: Published
-
-    @property
-    def records(self) -> list[Record]:
-        """Those that there are."""
-        return [cell.record for cell in self.cells if cell.record.exists]
-
-    def print(self, text: Callable[[Cell], str], shown: Callable[[Cell], bool] = lambda cell: True) -> dict[str, str]:
-        """The line, one column a case."""
-        return self.head | {cell.serving.label(cell.case): text(cell) for cell in self.cells if shown(cell)}
+from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.text import digits, enumeration
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -49,37 +29,42 @@ def make(entry: Entry, files: Files) -> Table:
     Published rows are those of the model with this memory limit or input length. They stand below ours where the
     paper's model ran on as many H100s as the paper's did (one, where its table does not say).
     """
-    serving = read_serving(entry, files, "throughput")
+    serving, footnotes = read_serving(entry, files, "throughput"), Footnotes()
     published = read_published(files.get("published", ()))
-    rows = [_row(serving.cells(model, point), published) for model in serving.models for point in serving.points]
-    footnotes = Footnotes()
+    lines, sources = [], set()
+    for model in serving.models:
+        for point in serving.points:
+            cells = serving.cells(model, point)
+            key, place, head = _place(cells[0])
+            theirs = _beside(cells, key, place, published)
+            sources |= {theirs["source"]} if theirs else set()
+            below = ("published", None) if theirs else None
+            line = cells[0].place | {"_head": head, "_below": below}
+            lines.append(line | {cell.case: _line(cell, theirs) for cell in cells})
 
-    def speed(cell: Cell) -> str:
-        value = cell.record.throughput
-        return f"{cell.record.blank} {footnotes.mark(cell.record.why)}" if value is None else show(value, 3)
-
-    def capacity(cell: Cell) -> str:
-        if tokens := cell.record.engine.get("kv_cache_tokens"):
+    def capacity(line: Line) -> str:
+        if tokens := line["kv_cache_tokens"]:
             return f"{tokens:,}"
-        return cell.record.blank + (f" {footnotes.mark('the engine did not report it')}" if cell.record.ok else "")
+        record = line["_cell"].record
+        return record.blank + (f" {footnotes.mark('the engine did not report it')}" if record.ok else "")
 
-    speeds, rules = [], []
-    for row in rows:
-        if speeds and any(row.published for row in rows):
-            rules.append(len(speeds))
-        speeds.append(row.print(speed))
-        if row.published:
-            empty = dict.fromkeys(row.head, "") | {next(iter(row.head)): "published"}
-            speeds.append(row.print(lambda cell, theirs=row.published: _published(theirs, cell.case)) | empty)
-    panels = [Panel(pd.DataFrame(speeds), "(a) Input and output tokens a second", tuple(rules))]
-    if any(case != BASELINE for case in serving.cases):
-        gains = pd.DataFrame([row.print(_gain, lambda cell: cell.case != BASELINE) for row in rows])
-        panels.append(Panel(gains, "(b) Speed-up over the baseline (limit: by FLOPs)"))
-    capacities = pd.DataFrame([row.print(capacity) for row in rows])
-    panels.append(Panel(capacities, "(c) Tokens that fit into the KV cache, as vLLM reports them"))
-    values = pd.DataFrame([_line(cell, row.published) for row in rows for cell in row.cells])
-    notes = [*_notes(serving, rows), *entry.get("notes", []), *footnotes.lines()]
-    return Table(entry["name"], serving.heading, values, panels, notes)
+    head = [*models(lines), Column("Memory" if entry["head"] == "memory" else "Input", "_head")]
+    labels = {case: serving.label(case) for case in serving.cases}
+    speed = Column("", "tokens_per_second", digits(3), why="reason", below=_published)
+    caption = "(a) Input and output tokens a second"
+    panels = [grid(lines, head + across(speed, labels), footnotes, caption, lambda line: bool(sources) and id(line))]
+    alone = [line | {"_below": None} for line in lines]
+    compared = {case: label for case, label in labels.items() if case != BASELINE}
+    for caption, text, shown in (
+        ("(b) Speed-up over the baseline (limit: by FLOPs)", _gain, compared),
+        ("(c) Tokens that fit into the KV cache, as vLLM reports them", capacity, labels),
+    ):
+        if shown:
+            panels.append(grid(alone, head + across(Column("", text), shown), footnotes, caption, lambda line: None))
+    stated = [f"published: {enumeration(sorted(sources))}."] if sources else []
+    notes = [*_notes(serving), *stated, *entry.get("notes", [])]
+    values = [line[case] for line in lines for case in labels]
+    return table(entry, values, panels, notes, footnotes, serving.heading)
 
 
 def published_column(case: Case) -> str:
@@ -87,28 +72,30 @@ def published_column(case: Case) -> str:
     return case.variant.replace("-", "_") + ("_fp8" if case.kv_cache == "fp8" else "")
 
 
-def _row(cells: Sequence[Cell], published: Sequence[Published]) -> _Row:
-    serving, model, settings = cells[0].serving, cells[0].model, cells[0].settings
-    if serving.entry["head"] == "memory":
-        key, place = "memory_gb", settings.get("memory_gib")
-        head = {"Memory": "not limited" if place is None else f"{place:g} GB"}
-    else:
-        key, place = "input_length", length_label(settings["input_tokens"])
-        head = {"Input": place}
-    row = _Row(cells[0].title | head, cells, {})
-    for theirs in published:
-        same = theirs["model"] == serving.model(model)["published"] and place is not None and theirs.get(key) == place
-        if same and on_paper_hardware(row.records, theirs.get("gpus") or 1):
-            return _Row(row.head, cells, theirs)
-    return row
+def _place(cell: Cell) -> tuple[str, Any, str]:
+    """What tells the rows apart: its published column, its value there, and how it is printed."""
+    if cell.serving.entry["head"] == "memory":
+        limit = cell.settings.get("memory_gib")
+        return "memory_gb", limit, "not limited" if limit is None else f"{limit:g} GB"
+    length = length_label(cell.settings["input_tokens"])
+    return "input_length", length, length
 
 
-def _published(theirs: Published, case: Case) -> str:
-    value = theirs.get(published_column(case))
+def _beside(cells: Sequence[Cell], key: str, place: Any, published: Sequence[Published]) -> Published:
+    """The published row that may stand beside a model's cells at a point; empty where there is none."""
+    name = cells[0].serving.model(cells[0].model)["published"]
+    ran = [cell.record for cell in cells if cell.record.exists]
+    rows = [row for row in published if row["model"] == name and place is not None and row.get(key) == place]
+    return next((row for row in rows if on_paper_hardware(ran, row.get("gpus") or 1)), {})
+
+
+def _published(line: Line) -> str:
+    value = line["tokens_per_second_published"]
     return MISSING if value is None else value if isinstance(value, str) else f"{value:,.0f}"
 
 
-def _gain(cell: Cell) -> str:
+def _gain(line: Line) -> str:
+    cell = line["_cell"]
     if cell.record.throughput is None:
         return cell.record.blank
     if cell.speedup is None:
@@ -140,38 +127,32 @@ def _line(cell: Cell, published: Published) -> dict[str, Any]:
         "attention_backend": record.engine.get("attention_backend"),
         "tokens_per_second_published": theirs,
         "speedup_published": theirs / their_base if numbers else None,
+        "_cell": cell,
     }
 
 
-def _notes(serving: Serving, rows: Sequence[_Row]) -> list[str]:
+def _notes(serving: Serving) -> list[str]:
     notes = []
     if serving.entry["head"] == "memory":
         notes.append(
             "Memory is the stated limit for weights and KV cache, on a GPU for activations too; GB here are 2^30 bytes. "
             "OOM: nothing is left for a KV cache that holds one request."
         )
-    settings = [record.settings for row in rows for record in row.records]
-    if settings:
-
-        def listed(name: str) -> str:
-            return enumeration(
-                [f"{value:,}" for value in sorted({asked[name] for asked in settings if asked.get(name)})]
-            )
-
-        requests = sorted({asked["num_prompts"] for asked in settings if asked.get("num_prompts")})
-        counts = f"{requests[0]:,}" + (f" to {requests[-1]:,}" if len(requests) > 1 else "") if requests else "all"
+    if settings := [cell.record.settings for cell in serving.cells() if cell.record.exists]:
+        names = ("num_prompts", "input_tokens", "output_tokens", "max_num_batched_tokens")
+        values = [sorted({asked[name] for asked in settings if asked.get(name)}) for name in names]
+        requests, *lengths = ([f"{value:,}" for value in several] for several in values)
+        counts = " to ".join(dict.fromkeys([requests[0], requests[-1]])) if requests else "all"
+        prompt, answer, chunk = map(enumeration, lengths)
         notes.append(
-            f"{counts} request{'' if counts == '1' else 's'} of {listed('input_tokens')} input and "
-            f"{listed('output_tokens')} forced output tokens, all sent at once; "
-            f"chunked prefill of {listed('max_num_batched_tokens')} tokens, no prefix caching."
+            f"{counts} request{'' if counts == '1' else 's'} of {prompt} input and {answer} forced output tokens, all "
+            f"sent at once; chunked prefill of {chunk} tokens, no prefix caching."
         )
     notes.append(
         "limit: the FLOPs of such a request in the baseline over those in the variant (swiftkv.cost). It holds where "
         "compute is the bottleneck; a variant with a smaller cache can pass it where memory keeps the baseline's "
         "batches small."
     )
-    if any(row.published for row in rows):
-        notes.append(f"published: {enumeration(sorted({row.published['source'] for row in rows if row.published}))}.")
     return notes
 
 

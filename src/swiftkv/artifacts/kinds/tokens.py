@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import measured
 from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
 from swiftkv.errors import UserError
@@ -24,17 +23,8 @@ _COLUMNS = (
 _START = "before training"
 
 
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """Fidelity and training record of every row."""
-    return {"fidelity": paths.fidelity(config, entry), "training": paths.training(config, entry)}
-
-
 def make(entry: Entry, files: Files) -> Drawing:
-    """Two axes, KL (log) and top-1 agreement, over training tokens; one curve a model and rewiring, from its start.
-
-    Raises:
-        UserError: a file that cannot be read, or no point to draw.
-    """
+    """Two axes, KL (log) and top-1 agreement, over training tokens; one curve a model and rewiring, from its start."""
     data = _frame(entry, files)
     drawn = data[data["missing"].isna()]
     if drawn.empty:
@@ -126,4 +116,4 @@ def _short(tokens: float) -> str:
     return f"{tokens:g}"
 
 
-KIND = Kind("figure", ("models", "variants"), needs, make)
+KIND = ArtifactKind("figure", ("models", "variants"), ("fidelity", "training"), make)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
-from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, models, table
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, Record, read_records, read_statements
-from swiftkv.artifacts.table import Footnotes, Panel, Table
+from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, enumeration
 
 _QUANTITIES = {
@@ -32,11 +29,6 @@ _NUMBERS = (
     "loss_first",
     "loss_last",
 )
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    """The training record of every row."""
-    return {"training": paths.training(config, entry)}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -72,8 +64,14 @@ def make(entry: Entry, files: Files) -> Table:
     if any((row["gpus"] or 0) % 1 for row in lines):
         notes.append("GPUs are a mean over the hours where a training went on with another number of them.")
     if statements:
-        stated = [_stated(row, footnotes) for row in statements]
-        panels.append(Panel(pd.DataFrame(stated), "(b) Published"))
+        columns = [
+            Column("Model", "model"),
+            Column("What", lambda row: _QUANTITIES.get(row["quantity"], ("", row["quantity"]))[1]),
+            Column("Value", lambda row: _amount(row) + (f" {footnotes.mark(row['note'])}" if row.get("note") else "")),
+            Column("Statement", lambda row: row["text"] or ""),
+            Column("Source", "source"),
+        ]
+        panels.append(grid(statements, columns, footnotes, "(b) Published", lambda row: None))
         notes += _contradictions(entry, statements)
     return table(entry, lines, panels, notes, footnotes)
 
@@ -108,17 +106,6 @@ def _line(model: dict[str, Any], record: Record, statements: Sequence[Published]
     }
 
 
-def _stated(row: Published, footnotes: Footnotes) -> dict[str, str]:
-    named = _QUANTITIES.get(row["quantity"], ("", row["quantity"]))[1]
-    return {
-        "Model": row["model"],
-        "What": named,
-        "Value": _amount(row) + (f" {footnotes.mark(row['note'])}" if row.get("note") else ""),
-        "Statement": row["text"] or "",
-        "Source": row["source"],
-    }
-
-
 def _amount(row: Published) -> str:
     low, high = row["low"], row["high"]
     if low is None:
@@ -144,4 +131,4 @@ def _contradictions(entry: Entry, statements: Sequence[Published]) -> list[str]:
     return notes
 
 
-KIND = Kind("table", ("models", "variants"), needs, make)
+KIND = ArtifactKind("table", ("models", "variants"), ("training",), make)

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, legend
-from swiftkv.artifacts.kind import Config, Entry, Files, Kind
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.serving import described
 from swiftkv.artifacts.text import variant_label
 from swiftkv.spec import SwiftKVSpec
@@ -23,10 +23,6 @@ _PROMPT, _KEPT, _GENERATED, _RISER = (0.14, 0.2), (0.5, 0.14), (0.8, 0.2), 0.42
 
 def _extra(config: Config, entry: Entry) -> dict[str, dict[str, int]]:
     return {"num_hidden_layers": {m["name"]: config["models"][m["name"]]["num_hidden_layers"] for m in entry["models"]}}
-
-
-def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
-    return {}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -142,4 +138,4 @@ def _handles(specs: list[SwiftKVSpec]) -> list:
     return found
 
 
-KIND = Kind("figure", ("models", "variants"), needs, make, exactly={"models": 1}, extra=_extra)
+KIND = ArtifactKind("figure", ("models", "variants"), (), make, exactly={"models": 1}, extra=_extra)
