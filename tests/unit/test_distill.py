@@ -165,8 +165,8 @@ def test_hidden_state_loss():
     "change",
     [{}, {"train_norm": False}, {"train": "upper_layers"}, {"loss": "lm"}, {"gradient_checkpointing": True}],
 )
-def test_gradients_reach_what_is_trained_and_nothing_else(change):
-    step = DistillationStep(tiny_teacher(), SPEC, recipe(**change))
+def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change):
+    step = DistillationStep(tiny_teacher(architecture), SPEC, recipe(**change))
     ids, positions, weights = batch()
     step(ids, positions, weights)[0].backward()
     with_gradient = {name for name, p in step.student.named_parameters() if p.grad is not None and p.grad.any()}

@@ -232,34 +232,6 @@ def test_two_halves_are_the_forward(architecture, student, tiny_swiftkv, tokens)
     assert model.model.forward_upper(state, student)[1] is None
 
 
-def train_only_swiftkv(model) -> None:
-    model.requires_grad_(False)
-    for parameter in model.swiftkv_parameters().values():
-        parameter.requires_grad_(True)
-
-
-def test_gradients_reach_all_that_swiftkv_adds(architecture, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, 2, 3)
-    train_only_swiftkv(model)
-    model(tokens, labels=tokens).loss.backward()
-    for name, parameter in model.swiftkv_parameters().items():
-        assert parameter.grad.abs().max() > 0, name
-
-
-def test_gradient_checkpointing_changes_nothing(tiny_swiftkv, tokens):
-    gradients = []
-    for checkpointing in (False, True):
-        model = tiny_swiftkv("llama", 2, 3).train()
-        train_only_swiftkv(model)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model(tokens, labels=tokens).loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.swiftkv_parameters().items()})
-    assert gradients[0].keys() == gradients[1].keys() and gradients[0]
-    for name, gradient in gradients[0].items():
-        assert torch.equal(gradient, gradients[1][name]), name
-
-
 @pytest.fixture
 def attention_calls():
     """Calls of the attention registered as "spy": (layer, query rows, KV heads, keys)."""
