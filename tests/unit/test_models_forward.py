@@ -13,6 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
+from tests.conftest import randomise_biases
 
 L = 6
 # (l, g, KV heads): one group a layer, pairs, a ragged last group, one group of all, one layer, and C.1's heads.
@@ -114,9 +115,7 @@ def test_equations(grouped_query, layers, group, heads, tiny_swiftkv, tokens):
 @torch.no_grad()
 def test_equations_with_biases(tiny_swiftkv, tokens):
     qwen2 = tiny_swiftkv("qwen2", 2, 3)
-    for name, parameter in qwen2.named_parameters():
-        if name.endswith("bias"):
-            parameter.normal_(generator=torch.Generator().manual_seed(7))
+    randomise_biases(qwen2)
     llama = tiny_swiftkv("llama", 2, 3, attention_bias=True)
     for model in (qwen2, llama):
         torch.testing.assert_close(model(tokens).logits.double(), reference_logits(model, tokens), atol=5e-5, rtol=1e-5)
