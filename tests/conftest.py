@@ -134,13 +134,26 @@ def tiny_swiftkv(
     spec = SwiftKVSpec(
         teacher.config.num_hidden_layers, num_key_value_layers, key_value_group_size, num_key_value_heads
     )
-    model = rewire(teacher, spec)
+    return as_trained(rewire(teacher, spec))
+
+
+@torch.no_grad()
+def as_trained(model: PreTrainedModel) -> PreTrainedModel:
+    """A rewired model with its SwiftKV parameters moved away from their start values."""
     generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.swiftkv_parameters().values():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_((0.3 * parameter.float().std().nan_to_num(1.0) * noise).to(parameter.dtype))
+    for parameter in model.swiftkv_parameters().values():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.add_((0.3 * parameter.float().std().nan_to_num(1.0) * noise).to(parameter.dtype))
     return model
+
+
+@torch.no_grad()
+def randomise_biases(model: PreTrainedModel) -> None:
+    """Biases of size 1; Qwen2's are zero else."""
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_(generator=generator)
 
 
 @pytest.fixture(scope="session", autouse=True)

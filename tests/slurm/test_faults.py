@@ -75,7 +75,7 @@ def ranks(workflow: Workflow) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if any(word.endswith("distill.py") for word in words) and not any("torchrun" in word for word in words):
+        if {"swiftkv.stages", "distill"} <= set(words) and not any("torchrun" in word for word in words):
             with contextlib.suppress(psutil.Error):
                 found += [process] if Path(process.cwd()) == workflow.folder else []
     return found

@@ -7,15 +7,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swiftkv.distill.packing import Sample, pack, write_packed
-from swiftkv.models import load_swiftkv
+from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
+from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.trainer import Loop
+from swiftkv.models import load_any
 from tests.conftest import tiny_teacher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,9 +80,6 @@ def command(
     moments: bool = False,
 ) -> list[str]:
     """The command line of one training; its files go to `output`."""
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     arguments = {
         "--model-source": inputs / "source.json",
         "--variant": "v",
@@ -93,7 +95,13 @@ def command(
         arguments["--teacher-states"] = inputs / "states.safetensors"
     if moments:
         arguments["--moments"] = inputs / "moments.safetensors"
-    return [*launcher, *STAGE, "distill", *(str(word) for pair in arguments.items() for word in pair)]
+    return stage("distill", arguments, ranks)
+
+
+def stage(name: str, options: dict[str, Any], ranks: int = 1) -> list[str]:
+    """The command line of a stage."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    return [sys.executable, *launcher, *STAGE, name, *(str(word) for pair in options.items() for word in pair)]
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -126,4 +134,47 @@ def log(folder: Path) -> list[dict[str, float]]:
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     """The weights of a finished training's checkpoint, in float32."""
-    return load_swiftkv(folder / "checkpoint", torch.float32).state_dict()
+    return load_any(folder / "checkpoint", torch.float32).state_dict()
+
+
+def assert_alike(one: Path, other: Path, loss: float = 0.0, weight: float = 0.0) -> None:
+    """Two finished trainings differ by so much at most; by nothing, they are the same bits."""
+    for row, expected in zip(log(one), log(other), strict=True):
+        for name in ("step", "loss", "logits_loss", "early_exit_loss"):
+            assert row[name] == pytest.approx(expected[name], rel=0, abs=loss)
+    found, expected = tensors(one), tensors(other)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=weight)
+
+
+def plain_adamw(
+    inputs: Path,
+    recipe: Recipe,
+    trained: Iterable[torch.Tensor],
+    steps: int,
+    loss_of: Callable[[dict[str, torch.Tensor]], torch.Tensor],
+) -> list[float]:
+    """Losses of optimizer steps by torch alone, on the rows [4, 64] that the trainer would read."""
+    rows, trained = PackedRows(inputs / "packed.safetensors"), list(trained)
+    optimizer = torch.optim.AdamW(trained, weight_decay=recipe.weight_decay)
+    order, found = Loop(None, recipe, rows, None, steps, 1, 0, 2), []
+    for number in range(steps):
+        loss = loss_of(rows[order.row_numbers(number)])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, recipe.gradient_clipping)
+        optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(number, steps)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def mean_loss(step: torch.nn.Module) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+    """Loss of a step over the counted positions of a batch."""
+
+    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        weights = batch.pop("loss_mask")
+        return step(weights=weights / weights.sum(), **batch)[0]
+
+    return loss

@@ -1,7 +1,10 @@
 """Points and subjects for the tests of swiftkv.measure."""
 
+import contextlib
 import json
 from pathlib import Path
+
+import psutil
 
 from swiftkv.measure.kind import Run
 from swiftkv.measure.point import Point, Subject
@@ -42,6 +45,13 @@ def subject(folder: Path, **changes) -> Subject:
     identity = {"name": "tiny", "title": "Tiny", "kind": "local", "id": "tiny", "revision": None, "resolved": None}
     fields = {"identity": identity, "variant": "baseline", "kv_cache": "auto", "weights": "original"}
     return Subject(**fields | {"folder": folder} | changes)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> Run:

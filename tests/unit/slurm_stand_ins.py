@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from swiftkv.preflight.requests import slurm_requests
 from swiftkv.pricing.work import PlannedJob, Resources
+from tests.programs import write_program
 
 SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
 GPU_JOB = {
@@ -85,8 +86,7 @@ def install(folder, **changes):
     folder.mkdir(exist_ok=True)
     for name, script in (STAND_INS | changes).items():
         if script is not None:
-            (folder / name).write_text(f"#!/bin/bash\n{script}\n")
-            (folder / name).chmod(0o755)
+            write_program(folder / name, script)
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -14,7 +13,7 @@ from swiftkv.distill.step import DistillationStep, next_tokens
 from swiftkv.models import load_swiftkv
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE, SPEC, train
+from tests.unit.distill_helpers import RECIPE, SPEC, assert_alike, log, train
 
 EXIT = SPEC | {"early_exit": True}
 HEAD = "early_exit_head_swiftkv.weight"
@@ -109,15 +108,11 @@ def finished(inputs, tmp_path_factory):
     return folder
 
 
-def rows(folder):
-    with (folder / "log.csv").open(newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-
-
 def test_a_training_logs_both_losses_and_saves_the_head(finished):
-    for row in rows(finished):
+    rows = log(finished)
+    for row in rows:
         assert row["loss"] == pytest.approx(row["logits_loss"] + row["early_exit_loss"], rel=1e-9)
-    assert rows(finished)[-1]["early_exit_loss"] < rows(finished)[0]["early_exit_loss"]
+    assert rows[-1]["early_exit_loss"] < rows[0]["early_exit_loss"]
     record = json.loads((finished / "record.json").read_text())
     assert record["spec"]["early_exit"] is True
     saved = load_swiftkv(finished / "checkpoint", torch.float32)
@@ -128,8 +123,4 @@ def test_a_training_logs_both_losses_and_saves_the_head(finished):
 
 def test_zero_3_and_two_ranks_equal_one(inputs, finished, tmp_path):
     train(inputs, tmp_path, spec=EXIT, recipe={"max_steps": 6, "zero_stage": 3}, ranks=2)
-    for name in ("loss", "early_exit_loss"):
-        assert [row[name] for row in rows(tmp_path)] == pytest.approx([row[name] for row in rows(finished)], abs=1e-5)
-    expected = load_swiftkv(finished / "checkpoint", torch.float32).state_dict()
-    for name, tensor in load_swiftkv(tmp_path / "checkpoint", torch.float32).state_dict().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-4)
+    assert_alike(tmp_path, finished, 1e-5, 1e-4)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from swiftkv.data.read import read_chats
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer
-from tests.unit.distill_helpers import RECIPE, STAGE, TEMPLATE, random_samples, run, tokenizer
+from tests.unit.distill_helpers import RECIPE, TEMPLATE, random_samples, run, stage, tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}
 CHAT = {"messages": [USER, ASSISTANT]}
@@ -96,7 +95,7 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
         "--model-source": tmp_path / "source.json", "--recipe": json.dumps(RECIPE), "--data": tmp_path / "chats.jsonl",
         "--output": tmp_path / "rows",
     }  # fmt: skip
-    ended = run([sys.executable, *STAGE, "pack", *(str(word) for pair in arguments.items() for word in pair)])
+    ended = run(stage("pack", arguments))
     sentence = "chats are left out; the first: chat 100: the chat template refuses it (user first)"
     assert ended.returncode == 0 and f"1 of 100 {sentence}" in ended.stdout, ended.stderr
     assert "1 of more than 30 tokens, 1 refused" in ended.stderr

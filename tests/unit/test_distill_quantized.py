@@ -8,17 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep
-from swiftkv.distill.trainer import Loop
 from swiftkv.distill.trainer import train as run_training
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv
 from swiftkv.quantize.linear import quantize_rows
 from swiftkv.spec import SwiftKVSpec
 from tests.quantized import quantize
-from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, train
+from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, mean_loss, plain_adamw, train
 
 FP8 = torch.float8_e4m3fn
 
@@ -64,20 +62,9 @@ def source_config(inputs):
 def test_the_saved_student_is_the_trained_one_rounded(inputs, finished):
     """The same steps by torch alone; then its new projections in FP8 are those of the checkpoint."""
     recipe = Recipe.from_dict(RECIPE | {"max_steps": 6})
-    rows = PackedRows(inputs / "packed.safetensors")
     step = DistillationStep(load_base(inputs / "model", torch.float32), SwiftKVSpec(**SPEC), recipe)
     trained = step.student.swiftkv_parameters()
-    optimizer = torch.optim.AdamW(trained.values(), weight_decay=recipe.weight_decay)
-    order = Loop(None, recipe, rows, None, 6, 1, 0, 2)
-    for number in range(6):
-        batch = rows[order.row_numbers(number)]
-        weights = batch.pop("loss_mask")
-        loss, _ = step(weights=weights / weights.sum(), **batch)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained.values(), recipe.gradient_clipping)
-        optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(number, 6)
-        optimizer.step()
+    plain_adamw(inputs, recipe, trained.values(), 6, mean_loss(step))
     saved = load_file(finished / "checkpoint/model.safetensors")
     for name, parameter in trained.items():
         if name == "model.norm_swiftkv.weight":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import shutil
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ import torch
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, next_tokens
-from swiftkv.distill.trainer import Loop
 from swiftkv.models import load_any, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
@@ -19,12 +18,15 @@ from tests.unit.distill_helpers import (
     GOLDEN,
     RECIPE,
     SPEC,
-    STAGE,
     TEMPLATE,
+    assert_alike,
     command,
     log,
     losses,
+    mean_loss,
+    plain_adamw,
     run,
+    stage,
     tensors,
     train,
 )
@@ -33,23 +35,9 @@ from tests.unit.distill_helpers import (
 def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):
     """Losses within 1e-5 of a loop written out with torch alone."""
     recipe = Recipe.from_dict(RECIPE)
-    rows = PackedRows(inputs / "packed.safetensors")
     step = DistillationStep(tiny_teacher(), SwiftKVSpec(**SPEC), recipe)
-    trained = list(step.student.swiftkv_parameters().values())
-    optimizer = torch.optim.AdamW(trained, weight_decay=recipe.weight_decay)
-    total = recipe.total_steps(rows.rows)
-    order = Loop(None, recipe, rows, None, total, 1, 0, 2)
-    expected = []
-    for number in range(total):
-        batch = rows[order.row_numbers(number)]
-        weights = batch.pop("loss_mask")
-        loss, _ = step(weights=weights / weights.sum(), **batch)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, recipe.gradient_clipping)
-        optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(number, total)
-        optimizer.step()
-        expected.append(loss.item())
+    steps = recipe.total_steps(PackedRows(inputs / "packed.safetensors").rows)
+    expected = plain_adamw(inputs, recipe, step.student.swiftkv_parameters().values(), steps, mean_loss(step))
     assert [row["loss"] for row in log(finished)] == pytest.approx(expected, abs=1e-5)
     assert expected[-1] < 0.8 * expected[0]
     saved = tensors(finished)
@@ -97,24 +85,17 @@ def test_record(inputs, finished):
     assert str(inputs) not in json.dumps(record)
 
 
-def test_two_ranks_equal_one(inputs, finished, tmp_path):
-    """Losses within 1e-6, weights within 1e-6: only the order of sums differs."""
-    train(inputs, tmp_path, ranks=2)
-    one, two = ([row["loss"] for row in log(folder)] for folder in (finished, tmp_path))
-    assert two == pytest.approx(one, abs=1e-6)
-    expected = tensors(finished)
-    for name, tensor in tensors(tmp_path).items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_zero_3_equals_zero_2(inputs, finished, tmp_path, ranks):
-    train(inputs, tmp_path, recipe={"zero_stage": 3, "gradient_checkpointing": ranks == 2}, ranks=ranks)
-    assert [row["loss"] for row in log(tmp_path)] == pytest.approx([row["loss"] for row in log(finished)], abs=1e-5)
-    expected, found = tensors(finished), tensors(tmp_path)
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=2e-4)
+@pytest.mark.parametrize(
+    ("ranks", "changes", "loss", "weight"),
+    [
+        (2, {}, 1e-6, 1e-5),  # only the order of sums differs
+        (1, {"zero_stage": 3}, 1e-5, 2e-4),
+        (2, {"zero_stage": 3, "gradient_checkpointing": True}, 1e-5, 2e-4),
+    ],
+)
+def test_ranks_and_stages_train_alike(inputs, finished, tmp_path, ranks, changes, loss, weight):
+    train(inputs, tmp_path, recipe=changes, ranks=ranks)
+    assert_alike(tmp_path, finished, loss, weight)
 
 
 FINE_TUNING = {"train": "all", "loss": "lm", "learning_rate": 1e-4, "max_steps": 6}
@@ -122,23 +103,16 @@ FINE_TUNING = {"train": "all", "loss": "lm", "learning_rate": 1e-4, "max_steps":
 
 def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, tmp_path):
     train(inputs, tmp_path, recipe=FINE_TUNING, spec=None)
-    recipe, rows = Recipe.from_dict(RECIPE | FINE_TUNING), PackedRows(inputs / "packed.safetensors")
     model = tiny_teacher().train()
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=recipe.weight_decay)
-    order, expected = Loop(None, recipe, rows, None, 6, 1, 0, 2), []
-    for number in range(6):
-        batch = rows[order.row_numbers(number)]
+
+    def loss(batch):
         targets, has_target = next_tokens(batch["input_ids"], batch["position_ids"])
         logits = model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
         counts = batch["loss_mask"].flatten() * has_target
         terms = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
-        loss = (terms * counts).sum() / counts.sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clipping)
-        optimizer.param_groups[0]["lr"] = recipe.learning_rate_at(number, 6)
-        optimizer.step()
-        expected.append(loss.item())
+        return (terms * counts).sum() / counts.sum()
+
+    expected = plain_adamw(inputs, Recipe.from_dict(RECIPE | FINE_TUNING), model.parameters(), 6, loss)
     assert [row["loss"] for row in log(tmp_path)] == pytest.approx(expected, abs=1e-5)
     saved = load_any(tmp_path / "checkpoint", torch.float32)
     assert type(saved) is type(model) and load_tokenizer(tmp_path / "checkpoint").chat_template == TEMPLATE
@@ -151,11 +125,7 @@ def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, tmp_path):
 def test_fine_tuning_with_zero_3_and_two_ranks(inputs, tmp_path):
     train(inputs, tmp_path / "one", recipe=FINE_TUNING, spec=None)
     train(inputs, tmp_path / "two", recipe=FINE_TUNING | {"zero_stage": 3}, spec=None, ranks=2)
-    one, two = ([row["loss"] for row in log(tmp_path / name)] for name in ("one", "two"))
-    assert two == pytest.approx(one, abs=1e-5)
-    expected = load_any(tmp_path / "one" / "checkpoint", torch.float32).state_dict()
-    for name, tensor in load_any(tmp_path / "two" / "checkpoint", torch.float32).state_dict().items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-4)
+    assert_alike(tmp_path / "two", tmp_path / "one", 1e-5, 1e-4)
 
 
 AUTHORS = {"logits_tokens": "assistant", "hidden_state_weight": 1.0, "weight_decay": 0.0}
@@ -167,8 +137,6 @@ AUTHORS = {"logits_tokens": "assistant", "hidden_state_weight": 1.0, "weight_dec
     ids=["float32", "bfloat16", "authors", "authors-last"],
 )
 def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, changes):
-    import shutil
-
     for name in ("source.json", "packed.safetensors"):
         shutil.copy(inputs / name, tmp_path)
     recipe = {"max_steps": 4} | changes
@@ -179,8 +147,7 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
         "--data": tmp_path / "packed.safetensors",
         "--output": tmp_path / "states.safetensors",
     }
-    words = [str(word) for pair in words.items() for word in pair]
-    made = run([sys.executable, *STAGE, "teacher_states", *words, "--layers", "5", "2", "3"])
+    made = run([*stage("teacher_states", words), "--layers", "5", "2", "3"])
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
     assert losses(tmp_path / "stored" / "log.csv") == losses(tmp_path / "online" / "log.csv")
@@ -210,23 +177,3 @@ def test_no_compiler_is_needed(inputs, tmp_path):
     words = command(inputs, tmp_path, recipe={"max_steps": 1})
     done = run(words, PATH="", CXX="/nonexistent", TORCH_EXTENSIONS_DIR=str(tmp_path / "compiled"))
     assert done.returncode == 0, done.stderr
-
-
-def test_pack_program(inputs, tmp_path):
-    chat = {"id": "0", "source": "x", "messages": [{"role": "user", "content": "w1 w2 " * 8}]}
-    words = {
-        "--model-source": inputs / "source.json",
-        "--recipe": json.dumps(RECIPE),
-        "--data": tmp_path / "chats.jsonl",
-        "--output": tmp_path / "packed.safetensors",
-    }
-    words = [sys.executable, *STAGE, "pack", *(str(word) for pair in words.items() for word in pair)]
-    (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 20)
-    done = run(words)
-    assert done.returncode == 0 and "20 chats, 360 tokens in 7 rows" in done.stderr, done.stderr
-    assert PackedRows(tmp_path / "packed.safetensors").rows == 7
-    (tmp_path / "packed.safetensors").unlink()
-    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\nnot json\n")
-    done = run(words)
-    assert done.returncode != 0 and "line 2" in done.stderr and "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]

@@ -6,14 +6,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, write_program
+
 ENVS = ROOT / "envs"
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.+]*)")
 # Tools that setup.sh uses besides those that a test replaces.
@@ -105,8 +105,7 @@ def setup_gpu(folder, replaced, word="gpu"):
         if script is None:
             program.symlink_to(shutil.which(name))
         else:
-            program.write_text(f"#!/bin/bash\n{script}\n")
-            program.chmod(0o755)
+            write_program(program, script)
     environment = {"PATH": str(folder / "bin")}
     command = [shutil.which("bash"), "envs/setup.sh", *word.split()]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -178,10 +177,7 @@ def test_the_check_of_an_environment_notices_another_version(tmp_path):
 
 
 def test_the_check_of_an_environment_notices_a_torch_for_the_processor(tmp_path):
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/bash\n[ "$*" != "-m pip --disable-pip-version-check check" ] || exit 0\nexec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
+    script = f'[ "$*" != "-m pip --disable-pip-version-check check" ] || exit 0\nexec {sys.executable} "$@"'
+    python = write_program(tmp_path / "python", script)
     run = check(tmp_path, f"pytest=={pytest.__version__}\n", python)
     assert run.returncode == 1 and "is no CUDA build" in run.stderr, run.stderr

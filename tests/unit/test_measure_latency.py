@@ -64,19 +64,20 @@ def test_a_report_becomes_numbers():
     assert result["error"] == "x"
 
 
-def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, EngineFailure])
+def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, end):
     model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1, 2, 4], seconds=10)
     client = latency.measure_rate
 
-    def killed(run, server, worker, rate):
+    def ended(run, server, worker, rate):
         if rate == 4:
-            raise KeyboardInterrupt
+            raise end
         return client(run, server, worker, rate)
 
-    monkeypatch.setattr(latency, "measure_rate", killed)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(latency, "measure_rate", ended)
+    with pytest.raises(end):
         measure(model, asked, tmp_path / "work")
-    assert measured == [1, 2]
+    assert measured == [1, 2] and (tmp_path / "work/vllm.log").exists()
     monkeypatch.setattr(latency, "measure_rate", client)
     record = measure(model, asked, tmp_path / "work")
     assert measured == [1, 2, 4]
@@ -84,12 +85,20 @@ def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch):
     assert record["engine"]["kv_cache_tokens"] == 1024 and record["settings"]["prompts"] == "token ids"
 
 
-@pytest.mark.parametrize("change", [{"seconds": 20}, {"output_tokens": 17}, {"enforce_eager": False}])
-def test_rates_of_other_settings_are_measured_again(tmp_path, measured, change):
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        ({"seconds": 20}, [1]),
+        ({"output_tokens": 17}, [1]),
+        ({"enforce_eager": False}, [1]),
+        ({"request_rates": [1, 2]}, [2]),
+    ],
+)
+def test_rates_of_other_settings_are_measured_again(tmp_path, measured, change, again):
     model, values = subject(tmp_path / "m"), {"request_rates": [1], "seconds": 10}
     keep_rate(model, point("latency", **values), tmp_path / "work")
     measure(model, point("latency", **values | change), tmp_path / "work")
-    assert measured == [1]
+    assert measured == again
 
 
 ELSEWHERE = {"installed_version": "0.33.0", "processor": "Another CPU", "devices": [Device("NVIDIA A100", 1, 1)]}
@@ -108,28 +117,6 @@ def test_rates_of_other_weights_or_another_machine_are_measured_again(tmp_path, 
         monkeypatch.setattr(latency, what, lambda *_: ELSEWHERE[what])
     measure(model, asked, tmp_path / "work")
     assert measured == ([1] if what else [])
-
-
-def test_more_rates_do_not_make_the_finished_ones_void(tmp_path, measured):
-    model, values = subject(tmp_path / "m"), {"request_rates": [1], "seconds": 10}
-    keep_rate(model, point("latency", **values), tmp_path / "work")
-    measure(model, point("latency", **values | {"request_rates": [1, 2]}), tmp_path / "work")
-    assert measured == [2]
-
-
-def test_a_failure_keeps_the_finished_rates(tmp_path, measured, monkeypatch):
-    model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1, 2], seconds=10)
-    client = latency.measure_rate
-
-    def fails(run, server, worker, rate):
-        if rate == 2:
-            raise EngineFailure("the vLLM server ended with status 1")
-        return client(run, server, worker, rate)
-
-    monkeypatch.setattr(latency, "measure_rate", fails)
-    with pytest.raises(EngineFailure):
-        measure(model, asked, tmp_path / "work")
-    assert (tmp_path / "work/rate-1.json").exists() and (tmp_path / "work/vllm.log").exists()
 
 
 def test_costs_of_chats_are_those_of_the_requests_as_they_came(tmp_path, measured):

@@ -1,6 +1,5 @@
 """A started program and all it starts are gone when the block is left, however it is left."""
 
-import contextlib
 import json
 import os
 import signal
@@ -10,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.measure.process import free_port, running
 from swiftkv.measure.server import served_names, serving
+from tests.unit.measure_helpers import alive
 
 # A stand-in for `vllm serve`: an engine process that ignores a polite end, and a server that lists a model.
 FAKE = """
@@ -73,12 +72,6 @@ def gone(numbers, timeout=20.0):
         if not any(alive(number) for number in numbers):
             return True
         time.sleep(0.05)
-    return False
-
-
-def alive(number):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
     return False
 
 

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from swiftkv.measure import engine_program
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.measure.worker import worker
+from tests.unit.measure_helpers import alive
 
 ECHO = """
 import subprocess, sys
@@ -24,14 +24,6 @@ answer(sys.argv[1], lambda message: {"child": child.pid, "message": message})
 def start(program, tmp_path):
     """A worker whose program is `program`."""
     return worker([sys.executable, "-c", program], tmp_path / "log", os.environ, "the worker")
-
-
-def alive(pid):
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_worker_answers_jobs_and_leaves_nothing_behind(tmp_path):

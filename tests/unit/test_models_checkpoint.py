@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,10 @@ def test_save_and_load(architecture, dtype, tiny_swiftkv, tmp_path, tokens):
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     automatic = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert type(automatic) is type(model) and torch.equal(automatic(tokens).logits, model(tokens).logits)
+    save_swiftkv(model, tmp_path / "student", keep_teacher_qkv=False)
+    attention = re.compile(r"model\.layers\.[2-5]\.self_attn\.(?!o_proj)\w+(?<!_swiftkv)\.")
+    assert not [name for name in load_file(tmp_path / "student/model.safetensors") if attention.match(name)]
+    assert torch.equal(load_swiftkv(tmp_path / "student", dtype)(tokens).logits, model(tokens).logits)
     for mode in (model, loaded):
         mode.config.swiftkv = False
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)

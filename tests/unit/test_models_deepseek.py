@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from swiftkv.cost import parameter_count
-from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
@@ -26,7 +25,8 @@ from swiftkv.records import read_json
 from swiftkv.score.fidelity import measure_fidelity
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import LATENT
-from tests.unit.distill_helpers import GOLDEN, RECIPE
+from tests.unit.distill_helpers import GOLDEN
+from tests.unit.test_distill import batch, recipe
 
 ROOT = Path(__file__).parents[2]
 L = 6
@@ -269,36 +269,6 @@ def test_the_real_model_s_size_and_scaling():
 
 
 # Training
-
-
-def recipe(**changes) -> Recipe:
-    return Recipe.from_dict(RECIPE | {"max_length": 32} | changes)
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two rows of 32 with samples of 10, 22 and of 5, 20, 7 (the last is padding)."""
-    ids = torch.randint(3, 128, (2, 32), generator=torch.Generator().manual_seed(0))
-    positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in ((10, 22), (5, 20, 7))])
-    weights = torch.ones(2, 32)
-    weights[1, 25:] = 0
-    return ids, positions, weights / weights.sum()
-
-
-@pytest.mark.parametrize("change", [{}, {"train_norm": False}, {"train": "upper_layers"}])
-def test_gradients_reach_what_is_trained_and_nothing_else(change, tiny_teacher):
-    step = DistillationStep(tiny_teacher("deepseek_v2"), SwiftKVSpec(L, 3, 2), recipe(**change))
-    step(*batch())[0].backward()
-    with_gradient = {name for name, p in step.student.named_parameters() if p.grad is not None and p.grad.any()}
-    expected = set(step.student.swiftkv_parameters())
-    if "train_norm" in change:  # the norm of the latent is no norm of the input
-        expected.remove("model.norm_swiftkv.weight")
-    if "train" in change:
-        unused = step.student.model.teacher_projection_names(prefix="model.")
-        own = {name for name, _ in step.student.named_parameters() if name.startswith("model.layers.")}
-        expected |= {name for name in own if int(name.split(".")[2]) >= 3} - unused
-        assert "model.layers.5.mlp.experts.gate_up_proj" in expected
-        assert all(p.grad is None for p in step.teacher.parameters())
-    assert with_gradient == expected == set(step.trained_names)
 
 
 def test_losses_are_the_golden_ones(tiny_teacher):

@@ -32,9 +32,17 @@ def exiting(architecture="llama", group=1, heads=None, **changes):
     return model
 
 
-def caches(cache):
-    """Keys and values of every layer that keeps any."""
-    return [(layer.keys, layer.values) for layer in cache.layers if layer.is_initialized]
+@torch.inference_mode()
+def assert_cache_of_full_depth(model, found, ours):
+    """After the tokens that were found: bit for bit, in every layer that keeps any keys and values."""
+    theirs = DynamicCache(config=model.config)
+    model(input_ids=torch.tensor([PROMPT]), past_key_values=theirs, use_cache=True, logits_to_keep=1)
+    for token in found.tokens[:-1]:
+        model(input_ids=torch.tensor([[token]]), past_key_values=theirs, use_cache=True)
+    mine, other = ([layer for layer in cache.layers if layer.is_initialized] for cache in (ours, theirs))
+    assert len(mine) == 3 + len(model.spec.owners)
+    for one, same in zip(mine, other, strict=True):
+        assert torch.equal(one.keys, same.keys) and torch.equal(one.values, same.values)
 
 
 def confidences(model, tokens):
@@ -64,15 +72,8 @@ def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, hea
     ours = DynamicCache(config=model.config)
     found = decode(model, PROMPT, 40, threshold, ours)
     assert 5 < sum(found.exited) < 39  # a mixture indeed
-    theirs = DynamicCache(config=model.config)
-    with torch.inference_mode():
-        model(input_ids=torch.tensor([PROMPT]), past_key_values=theirs, use_cache=True, logits_to_keep=1)
-        for token in found.tokens[:-1]:
-            model(input_ids=torch.tensor([[token]]), past_key_values=theirs, use_cache=True)
     assert ours.get_seq_length() == len(PROMPT) + 39
-    assert len(caches(ours)) == len(caches(theirs)) == 3 + len(model.spec.owners)
-    for mine, other in zip(caches(ours), caches(theirs), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+    assert_cache_of_full_depth(model, found, ours)
 
 
 def test_every_token_is_the_one_its_head_predicts():
@@ -101,14 +102,8 @@ def test_layers_above_l_do_not_run_for_an_exited_token():
 def test_a_sliding_window_keeps_what_it_would():
     model = exiting("mistral", sliding_window=8)
     assert decode(model, PROMPT, 40, 1.5).tokens == decode(model, PROMPT, 40, None).tokens
-    ours, theirs = (DynamicCache(config=model.config) for _ in range(2))
-    found = decode(model, PROMPT, 40, 0.0, ours)
-    with torch.inference_mode():
-        model(input_ids=torch.tensor([PROMPT]), past_key_values=theirs, use_cache=True, logits_to_keep=1)
-        for token in found.tokens[:-1]:
-            model(input_ids=torch.tensor([[token]]), past_key_values=theirs, use_cache=True)
-    for mine, other in zip(caches(ours), caches(theirs), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+    ours = DynamicCache(config=model.config)
+    assert_cache_of_full_depth(model, decode(model, PROMPT, 40, 0.0, ours), ours)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.0])

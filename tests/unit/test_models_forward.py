@@ -13,6 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
+from tests.conftest import randomise_biases
 
 L = 6
 # (l, g, KV heads): one group a layer, pairs, a ragged last group, one group of all, one layer, and C.1's heads.
@@ -114,9 +115,7 @@ def test_equations(grouped_query, layers, group, heads, tiny_swiftkv, tokens):
 @torch.no_grad()
 def test_equations_with_biases(tiny_swiftkv, tokens):
     qwen2 = tiny_swiftkv("qwen2", 2, 3)
-    for name, parameter in qwen2.named_parameters():
-        if name.endswith("bias"):
-            parameter.normal_(generator=torch.Generator().manual_seed(7))
+    randomise_biases(qwen2)
     llama = tiny_swiftkv("llama", 2, 3, attention_bias=True)
     for model in (qwen2, llama):
         torch.testing.assert_close(model(tokens).logits.double(), reference_logits(model, tokens), atol=5e-5, rtol=1e-5)
@@ -230,34 +229,6 @@ def test_two_halves_are_the_forward(architecture, student, tiny_swiftkv, tokens)
     assert len(whole.hidden_states) == L + 1 and len(collected) == 4
     assert all(torch.equal(a, b) for a, b in zip(collected, whole.hidden_states[2:L], strict=True))
     assert model.model.forward_upper(state, student)[1] is None
-
-
-def train_only_swiftkv(model) -> None:
-    model.requires_grad_(False)
-    for parameter in model.swiftkv_parameters().values():
-        parameter.requires_grad_(True)
-
-
-def test_gradients_reach_all_that_swiftkv_adds(architecture, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, 2, 3)
-    train_only_swiftkv(model)
-    model(tokens, labels=tokens).loss.backward()
-    for name, parameter in model.swiftkv_parameters().items():
-        assert parameter.grad.abs().max() > 0, name
-
-
-def test_gradient_checkpointing_changes_nothing(tiny_swiftkv, tokens):
-    gradients = []
-    for checkpointing in (False, True):
-        model = tiny_swiftkv("llama", 2, 3).train()
-        train_only_swiftkv(model)
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-        model(tokens, labels=tokens).loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.swiftkv_parameters().items()})
-    assert gradients[0].keys() == gradients[1].keys() and gradients[0]
-    for name, gradient in gradients[0].items():
-        assert torch.equal(gradient, gradients[1][name]), name
 
 
 @pytest.fixture

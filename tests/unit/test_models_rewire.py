@@ -9,16 +9,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
+from tests.conftest import randomise_biases
 
 L = 6
-
-
-def randomise_biases(model) -> None:
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(generator=generator)
 
 
 def expected_names(spec: SwiftKVSpec, bias: bool, norms: bool) -> set[str]:

@@ -13,6 +13,7 @@ from swiftkv.preflight.machine import GB, Gpu
 from swiftkv.preflight.report import Report
 from swiftkv.preflight.versions import check_versions, lock_file
 from swiftkv.pricing.work import PlannedJob, Resources
+from tests.programs import write_program
 
 
 def job(mem_mb, threads=1, rule="distill"):
@@ -56,9 +57,7 @@ def test_too_few_cores():
 
 
 def gpus(tmp_path, monkeypatch, script):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/bash\n{script}\n")
-    program.chmod(0o755)
+    write_program(tmp_path / "nvidia-smi", script)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return machine.gpus()
 

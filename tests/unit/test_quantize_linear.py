@@ -12,7 +12,7 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, quantize_rows
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import tiny_swiftkv, tiny_teacher
+from tests.conftest import as_trained, randomise_biases, tiny_swiftkv, tiny_teacher
 from tests.quantized import QUANTIZATION, quantize
 
 FP8 = torch.float8_e4m3fn
@@ -24,9 +24,7 @@ def folders(request, tmp_path_factory):
     """The checkpoint of a teacher, its FP8 form, and that form's numbers as an ordinary checkpoint."""
     folder = tmp_path_factory.mktemp("fp8")
     teacher = tiny_teacher(request.param)
-    for name, parameter in teacher.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(4))
+    randomise_biases(teacher)
     teacher.save_pretrained(folder / "plain")
     quantize(folder / "plain", folder / "fp8", folder / "rounded")
     return folder
@@ -35,13 +33,7 @@ def folders(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def student_folder(folders):
     """A SwiftKV checkpoint saved from the FP8 teacher, with new projections away from their start."""
-    model = rewire(load_base(folders / "fp8", torch.float32), SPEC)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.swiftkv_parameters().values():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter += 0.3 * parameter.std().nan_to_num(1.0) * noise
-    save_swiftkv(model, folders / "student")
+    save_swiftkv(as_trained(rewire(load_base(folders / "fp8", torch.float32), SPEC)), folders / "student")
     return folders / "student"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -22,8 +21,8 @@ from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values, penalised, regressions, shared_keys, shared_values, turn_queries
 from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums
-from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE, STAGE, command, losses, make_inputs, run, train
+from tests.conftest import randomise_biases, tiny_teacher
+from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run, stage, train
 
 L = 6
 FITTED = {"start": "fitted"}
@@ -138,19 +137,19 @@ def test_moments_are_those_of_the_text(inputs):
 
 
 def test_two_ranks_and_stored_teacher_states_gather_the_same_bits(inputs, tmp_path):
-    words = [
-        "--model-source", inputs / "source.json", "--recipe", json.dumps(RECIPE),
-        "--data", inputs / "packed.safetensors",
-    ]  # fmt: skip
+    words = {
+        "--model-source": inputs / "source.json",
+        "--recipe": json.dumps(RECIPE),
+        "--data": inputs / "packed.safetensors",
+    }
     layers = ["1", "2", "3", "4", "5"]
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    shared = [*ranks, *STAGE, "moments", *words, "--layers", *layers, "--output", tmp_path / "ranks"]
-    beside = [
-        sys.executable, *STAGE, "teacher_states", *words, "--layers", "4", "--output", tmp_path / "states",
-        "--moment-layers", *layers, "--moments", tmp_path / "beside",
-    ]  # fmt: skip
+    shared = [*stage("moments", words | {"--output": tmp_path / "ranks"}, ranks=2), "--layers", *layers]
+    beside = stage(
+        "teacher_states", words | {"--layers": 4, "--output": tmp_path / "states", "--moments": tmp_path / "beside"}
+    )
+    beside += ["--moment-layers", *layers]
     for program in (shared, beside):
-        done = run([str(word) for word in program])
+        done = run(program)
         assert done.returncode == 0, done.stderr
     with safe_open(inputs / "moments.safetensors", "pt") as expected:
         for name in ("ranks", "beside"):
@@ -176,13 +175,7 @@ def test_a_fit_solves_its_normal_equations(inputs):
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_a_fit_finds_the_layer_s_own_projections_and_improves_the_others(architecture, tmp_path):
     """At layer l the teacher's keys are a linear map of s, so the fit is that map; above, it beats the copied weights."""
-
-    def bias(teacher):
-        for name, parameter in teacher.named_parameters():
-            if name.endswith("_proj.bias"):
-                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(3))
-
-    teacher, hidden, sums = gathered(architecture, change=bias)
+    teacher, hidden, sums = gathered(architecture, change=randomise_biases)
     spec = SwiftKVSpec(L, 2)
     fitted = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2), 1e-9)).model
     copied = rewire(teacher, spec).model
@@ -238,9 +231,7 @@ def test_an_early_exit_head_is_the_teacher_where_the_layers_above_do_nothing(arc
         for layer in teacher.model.layers[2:]:
             layer.self_attn.o_proj.weight.data.mul_(1e-5)
             torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-        for name, parameter in teacher.named_parameters():
-            if name.endswith("_proj.bias"):
-                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(3))
+        randomise_biases(teacher)
 
     teacher, hidden, sums = gathered(architecture, change=idle)
     spec = SwiftKVSpec(L, 2, early_exit=True)

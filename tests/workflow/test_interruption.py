@@ -66,7 +66,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     for process in psutil.Process(running.pid).children(recursive=True):
-        if any("distill.py" in part for part in process.cmdline()):
+        if {"swiftkv.stages", "distill"} <= set(process.cmdline()):
             process.kill()
     assert running.wait() != 0
     assert not checkpoint(scale).exists() and not (scale / "results/training").exists()
