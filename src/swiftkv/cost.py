@@ -106,6 +106,21 @@ def request_flops(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, outpu
     return total
 
 
+def speedup_limits(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, output: int) -> dict[str, float]:
+    """How much faster than the unchanged model a variant can be at most, where compute counts.
+
+    Returns:
+        request_speedup, of requests of `prompt` and `output` tokens; prefill_speedup, of such prompts.
+    """
+
+    def flops(variant: SwiftKVSpec | None) -> dict[str, int]:
+        request, prefill = request_flops(arch, variant, prompt, output), prefill_flops(arch, variant, prompt)
+        return {"request_speedup": sum(request.values()), "prefill_speedup": sum(prefill.values())}
+
+    unchanged, rewired = flops(None), flops(spec)
+    return {name: unchanged[name] / rewired[name] for name in unchanged}
+
+
 def kv_bytes_per_token(arch: Dimensions, spec: SwiftKVSpec | None, dtype: str = "bfloat16") -> int:
     """Bytes of K and V kept for one token over all layers; `dtype` is a key of `KV_DTYPE_BYTES`.
 
@@ -225,12 +240,8 @@ def cost_record(
 
 
 def _variant_record(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, output: int) -> dict[str, Any]:
-    def totals(variant: SwiftKVSpec | None) -> tuple[int, int]:
-        prefill = sum(prefill_flops(arch, variant, tokens).values())
-        return prefill, sum(request_flops(arch, variant, tokens, output).values())
-
-    (prefill, request), (base_prefill, base_request) = totals(spec), totals(None)
     flops = prefill_flops(arch, spec, tokens)
+    prefill, unchanged = sum(flops.values()), sum(prefill_flops(arch, None, tokens).values())
     bytes_per_token = {dtype: kv_bytes_per_token(arch, spec, dtype) for dtype in KV_DTYPE_BYTES}
     baseline_bytes = kv_bytes_per_token(arch, None)
     reductions = (
@@ -246,13 +257,11 @@ def _variant_record(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, out
         "spec": reductions,
         "flops_per_prefill_token": {operation: count / tokens for operation, count in flops.items()},
         "total_flops_per_prefill_token": prefill / tokens,
-        "relative_flops": prefill / base_prefill,
+        "relative_flops": prefill / unchanged,
         "published_gflops": published_gflops(arch, spec, tokens),
         "kv_bytes_per_token": bytes_per_token,
         "limits": {
-            # No implementation can be faster than this where compute is the bottleneck.
-            "prefill_speedup": base_prefill / prefill,
-            "request_speedup": base_request / request,
+            **speedup_limits(arch, spec, tokens, output),
             # Tokens that fit into a given cache, relative to the baseline with bfloat16.
             "kv_capacity": {dtype: baseline_bytes / size for dtype, size in bytes_per_token.items()},
         },

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import psutil
 
+from swiftkv.measure import latency
+from swiftkv.measure.client import rate_result
 from swiftkv.measure.kind import Run
 from swiftkv.measure.point import Point, Subject
 
@@ -63,3 +65,29 @@ def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None =
     """A point of one kind with small lengths."""
     shared = {"output_tokens": 16, "seed": 0, "engine": ENGINE | (engine or {}), "input_tokens": 100}
     return Point("a-point", shared | {"measure": benchmark} | values, gpus, threads)
+
+
+REPORT = {
+    "duration": 10.5, "completed": 20, "failed": 0, "total_input_tokens": 2000, "total_output_tokens": 320,
+    "request_throughput": 1.9, "output_throughput": 30.4, "total_token_throughput": 220.9, "errors": ["", "x"],
+    **{f"{statistic}_{name}_ms": 7.0 for statistic in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")},
+}  # fmt: skip
+
+
+def answered(rate: float, **changes) -> dict:
+    """What a client says of one rate."""
+    result = rate_result(REPORT | changes, rate, 20)
+    return {key: value for key, value in result.items() if key != "error"}
+
+
+def stand_in(monkeypatch, name: str, ask) -> None:
+    """Replace vLLM's server, the client, and the function of `latency` that asks it."""
+
+    @contextlib.contextmanager
+    def server(command, name, log, environment, timeout):
+        log.write_text("CPU KV cache size: 1,024 tokens,\n")
+        yield None
+
+    monkeypatch.setattr(latency, "serving", server)
+    monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(latency, name, ask)

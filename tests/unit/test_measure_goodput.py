@@ -1,17 +1,13 @@
 """Goodput by workload: rates rise until it falls, on one server, and a killed measurement goes on where it was."""
 
-import contextlib
-
 import pytest
 
 from swiftkv.errors import UserError
 from swiftkv.measure import goodput, latency
-from swiftkv.measure.client import rate_result
 from swiftkv.measure.rates import rising
 from swiftkv.measure.run import measure
 from swiftkv.records import write_json
-from tests.unit.measure_helpers import point, run_of, subject
-from tests.unit.test_measure_latency import REPORT
+from tests.unit.measure_helpers import answered, point, run_of, stand_in, subject
 
 LIMITS = {"ttft": 500, "tpot": 50}
 SOURCE = {"kind": "drawn", "id": "stated statistics", "requests": 90, "chunk_tokens": 16, "mean_input_tokens": 120.4,
@@ -40,19 +36,11 @@ def sent(monkeypatch):
     """Replaces server and client; (workload, rate, limits) of what was really measured, in order."""
     jobs = []
 
-    @contextlib.contextmanager
-    def server(command, name, log, environment, timeout):
-        log.write_text("CPU KV cache size: 1,024 tokens,\n")
-        yield None
-
     def ask(run, server, client, rate, **job):
         jobs.append((job["prompts"]["file"].split("/")[-2], rate, job["goodput"]))
-        result = rate_result(REPORT | {"request_goodput": {1: 0.8, 2: 1.6, 4: 1.2, 3: 2.4}[rate]}, rate, 20)
-        return {key: value for key, value in result.items() if key != "error"}
+        return answered(rate, request_goodput={1: 0.8, 2: 1.6, 4: 1.2, 3: 2.4}[rate])
 
-    monkeypatch.setattr(latency, "serving", server)
-    monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(latency, "ask", ask)
+    stand_in(monkeypatch, "ask", ask)
     return jobs
 
 
@@ -101,7 +89,7 @@ def test_a_killed_measurement_goes_on_and_other_limits_begin_anew(tmp_path, fold
 
 
 def test_prefix_caching_is_off_unless_asked_for(tmp_path):
-    command = goodput.command(run_of(subject(tmp_path / "m"), asked(prefix_caching=False), tmp_path))
+    command = goodput.KIND.command(run_of(subject(tmp_path / "m"), asked(prefix_caching=False), tmp_path))
     assert "--no-enable-prefix-caching" in command and "--enable-prefix-caching" not in command
 
 

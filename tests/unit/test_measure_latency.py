@@ -1,6 +1,5 @@
 """A killed latency point takes up where it was; its prompts are token ids, of real chats where asked for."""
 
-import contextlib
 import json
 import os
 from types import SimpleNamespace
@@ -16,13 +15,7 @@ from swiftkv.measure.memory import Device
 from swiftkv.measure.prompts import chat_prompts, random_prompts
 from swiftkv.measure.run import measure
 from swiftkv.measure.worker import module, worker
-from tests.unit.measure_helpers import LLAMA, point, run_of, subject
-
-REPORT = {
-    "duration": 10.5, "completed": 20, "failed": 0, "total_input_tokens": 2000, "total_output_tokens": 320,
-    "request_throughput": 1.9, "output_throughput": 30.4, "total_token_throughput": 220.9, "errors": ["", "x"],
-    **{f"{statistic}_{name}_ms": 7.0 for statistic in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")},
-}  # fmt: skip
+from tests.unit.measure_helpers import LLAMA, REPORT, answered, point, run_of, stand_in, subject
 
 
 @pytest.fixture
@@ -30,19 +23,11 @@ def measured(monkeypatch):
     """Replaces server and client; the rates that were really measured, in order."""
     rates = []
 
-    @contextlib.contextmanager
-    def server(command, name, log, environment, timeout):
-        log.write_text("CPU KV cache size: 1,024 tokens,\n")
-        yield None
-
     def client(run, server, client, rate):
         rates.append(rate)
-        result = rate_result(REPORT, rate, 20)
-        return {key: value for key, value in result.items() if key != "error"}
+        return answered(rate)
 
-    monkeypatch.setattr(latency, "serving", server)
-    monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(latency, "measure_rate", client)
+    stand_in(monkeypatch, "measure_rate", client)
     return rates
 
 
@@ -51,7 +36,7 @@ def keep_rate(model, asked, work):
     run = run_of(model, asked, work)
     work.mkdir()
     own = {key: value for key, value in asked.values.items() if key != "request_rates"}
-    same = latency.identity(run, latency.serve_command(run)) | {"point": own, "prompts": latency.PROMPTS}
+    same = latency.identity(run, latency.KIND.command(run)) | {"point": own, "prompts": latency.PROMPTS}
     kept = {"settings": same, "result": rate_result(REPORT, 1, 20)}
     (work / "rate-1.json").write_text(json.dumps(kept))
 

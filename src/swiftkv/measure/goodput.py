@@ -11,7 +11,7 @@ from swiftkv.data.workload import RECORD, REQUESTS
 from swiftkv.errors import UserError
 from swiftkv.measure import latency
 from swiftkv.measure.kind import Kind, Numbers, Run
-from swiftkv.measure.point import Point, vllm
+from swiftkv.measure.point import Point
 from swiftkv.measure.rates import rising
 from swiftkv.records import read_json
 
@@ -37,11 +37,6 @@ def settings(point: Point) -> dict[str, Any]:
         "prompts": latency.PROMPTS,
         "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one rate to warm up",
     }
-
-
-def command(run: Run) -> list[str]:
-    """`vllm serve`, without host, port and name."""
-    return vllm("serve", str(run.subject.folder), *run.arguments(*lengths(run.point)))
 
 
 def numbers(run: Run, command: list[str]) -> Numbers:
@@ -118,5 +113,11 @@ def _source(run: Run, name: str) -> dict[str, Any]:
 
 
 KIND = Kind(
-    lengths=lengths, settings=settings, command=command, numbers=numbers, headline=headline, seen=seen, alone=True
+    lengths=lengths,
+    settings=settings,
+    command=latency.serve_command(lengths),
+    numbers=numbers,
+    headline=headline,
+    seen=seen,
+    alone=True,
 )

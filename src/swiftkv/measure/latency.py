@@ -36,9 +36,9 @@ def settings(point: Point) -> dict[str, Any]:
     }
 
 
-def serve_command(run: Run) -> list[str]:
-    """`vllm serve`, without host, port and name."""
-    return vllm("serve", str(run.subject.folder), *run.arguments(*requested(run.point)))
+def serve_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run], list[str]]:
+    """The command of the kinds that measure a server: `vllm serve`, without host, port and name."""
+    return lambda run: vllm("serve", str(run.subject.folder), *run.arguments(*lengths(run.point)))
 
 
 def number_of_requests(point: Point, rate: float) -> int:
@@ -156,7 +156,7 @@ def identity(run: Run, command: list[str]) -> dict[str, Any]:
 KIND = Kind(
     lengths=requested,
     settings=settings,
-    command=serve_command,
+    command=serve_command(requested),
     numbers=numbers,
     headline=lambda result: f"sustains {result['highest_sustained_rate']} requests/s",
     seen=seen,

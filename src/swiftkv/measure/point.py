@@ -107,7 +107,8 @@ class Point:
         limit = self.get("memory_gib")
         if self.gpus:
             return gpu_budget(limit, self.engine["gpu_memory_utilization"])
-        return cpu_budget(limit, self.engine["cpu_kv_cache_gib"], subject.config, subject.swiftkv_spec)
+        engine = self.engine
+        return cpu_budget(limit, engine["cpu_kv_cache_gib"], subject.config, subject.swiftkv_spec, engine["dtype"])
 
 
 def max_model_len(config: dict[str, Any], prompt: int, output: int) -> int:

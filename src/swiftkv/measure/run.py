@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from swiftkv.architectures import check_served
-from swiftkv.cost import kv_bytes_per_token, prefill_flops, request_flops
+from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
 from swiftkv.errors import UserError
-from swiftkv.measure import capacity, decode, forward, goodput, latency, memory, throughput
+from swiftkv.measure import capacity, goodput, latency, memory, steps, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable
@@ -23,9 +23,9 @@ KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
     "latency": latency.KIND,
     "goodput": goodput.KIND,
-    "forward_time": forward.KIND,
+    "forward_time": steps.FORWARD,
     "kv_capacity": capacity.KIND,
-    "decode": decode.KIND,
+    "decode": steps.DECODE,
 }
 
 
@@ -115,8 +115,10 @@ def measure(
     started, kind = time.monotonic(), KINDS[point["measure"]]
     if subject.spec is not None:
         check_served(subject.config["model_type"])
+    plugin = "swiftkv"
     if subject.plugin == REFERENCE:
         refuse_unless_installed(subject.spec, subject.variant)
+        plugin = f"{REFERENCE} {VERSIONS[REFERENCE]}"
     spec = describe_spec(subject.swiftkv_spec, subject.architecture.num_key_value_heads)
     costs = cost(subject, *kind.lengths(point))
     work.mkdir(parents=True, exist_ok=True)
@@ -157,7 +159,7 @@ def measure(
             "memory": budget and budget.sentence,
             "command": command and printable(command, {str(subject.folder): "MODEL", str(work): "WORK"}),
         },
-        engine=engine | {"plugin": plugin_name(subject)},
+        engine=engine | {"plugin": plugin},
         cost=costs,
         result=result,
         seconds=time.monotonic() - started,
@@ -175,17 +177,12 @@ def asked(point: Point) -> dict[str, Any]:
     }
 
 
-def plugin_name(subject: Subject) -> str:
-    """The one vLLM plugin that was loaded."""
-    return f"{REFERENCE} {VERSIONS[REFERENCE]}" if subject.plugin == REFERENCE else "swiftkv"
-
-
 def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
     """What such requests cost by the cost model, and the limits that follow for the variant.
 
     Returns:
         baseline_flops_per_token: the unchanged model's FLOPs for each processed token of such a request.
-        request_speedup_limit, prefill_speedup_limit: how much faster the variant can be at most where compute counts.
+        request_speedup_limit, prefill_speedup_limit: as `speedup_limits`.
         kv_bytes_per_token: bytes of KV cache.
         capacity_limit: tokens of the cache relative to the unchanged model with a 16-bit one.
     """
@@ -196,9 +193,7 @@ def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
         size //= arch.num_hidden_layers
     return {
         "baseline_flops_per_token": baseline / (prompt + output),
-        "request_speedup_limit": baseline / sum(request_flops(arch, spec, prompt, output).values()),
-        "prefill_speedup_limit": sum(prefill_flops(arch, None, prompt).values())
-        / sum(prefill_flops(arch, spec, prompt).values()),
+        **{f"{name}_limit": limit for name, limit in speedup_limits(arch, spec, prompt, output).items()},
         "kv_bytes_per_token": size,
         "capacity_limit": kv_bytes_per_token(arch, None) / size,
     }

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from swiftkv.cost import parameter_count, request_flops
 from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
-from swiftkv.measure.peak import peak_tflops
 from swiftkv.measure.point import Point
 from swiftkv.records import hardware
+
+# Dense peak in TFLOP/s of the GPUs whose utilization is stated, by CUDA's name and number format, as their data sheets give
+# it (SXM, without sparsity). PCIe and NVL boards have other clocks and are left out.
+_PEAKS = (
+    (re.compile(r"NVIDIA (H100 80GB HBM3|H200|H800)"), {"16-bit": 989.4, "fp8": 1978.9}),
+    (re.compile(r"NVIDIA A100[- ](?!.*MIG).*"), {"16-bit": 312.0}),
+)
 
 
 def number_of_prompts(point: Point) -> int:
@@ -78,6 +85,12 @@ def throughput_result(run: Run, seconds: float, prompts: int, gpu: str | None) -
         "exact_tflops_per_gpu": rate * flops / devices / 1e12,
         "mfu_percent": None if peak is None else 100 * normalized / peak,
     }
+
+
+def peak_tflops(gpu: str, dtype: str, quantization: str | None) -> float | None:
+    """Dense TFLOP/s of a GPU, named as by CUDA, in the number format that is served; None where one is not known."""
+    number = "16-bit" if quantization is None and dtype in ("bfloat16", "float16") else quantization
+    return next((peaks.get(number) for name, peaks in _PEAKS if name.fullmatch(gpu)), None)
 
 
 KIND = Kind(

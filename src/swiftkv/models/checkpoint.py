@@ -66,16 +66,7 @@ def load_swiftkv(
 
     Without them only the student runs; asking for the teacher is an error.
 
-    Args:
-        path: folder with config.json and safetensors, ours or in the published format.
-        dtype: of the weights in memory.
-        device_map: as in transformers; "auto" fills the GPUs there are, None stays on the processor.
-
-    Returns:
-        The SwiftKV language model, in evaluation mode.
-
-    Raises:
-        UserError: as `load_base`; a SwiftKV tensor that is absent is named.
+    The checkpoint is ours or in the published format; arguments, result and errors are as `load_base`'s.
     """
     return _load(path, dtype, SWIFTKV_TYPES, device_map)
 

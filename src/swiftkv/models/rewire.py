@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from swiftkv.errors import UserError
 from swiftkv.models.classes import CLASSES
 from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
+
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # which no configuration writes out
 
 
 def rewire(
@@ -35,35 +39,10 @@ def rewire(
     Raises:
         UserError: the architecture is not supported, or `spec` does not fit the model.
     """
-    model_type = teacher.config.model_type
-    if model_type not in CLASSES:
-        raise UserError(f"SwiftKV cannot rewire a {model_type!r} model, only {', '.join(sorted(CLASSES))}")
-    if spec.num_hidden_layers != teacher.config.num_hidden_layers:
-        raise UserError(
-            f"the SwiftKV spec is for {spec.num_hidden_layers} layers, but the model has "
-            f"{teacher.config.num_hidden_layers}"
-        )
-    config_class, _, model_class = CLASSES[model_type]
-    fields = teacher.config.to_dict()
-    fields.pop("model_type")
-    try:
-        config = config_class(
-            **fields
-            | {
-                "swiftkv": True,
-                "num_key_value_layers": spec.num_key_value_layers,
-                "key_value_group_size": spec.key_value_group_size,
-                "swiftkv_num_key_value_heads": spec.num_key_value_heads,
-                "swiftkv_early_exit": spec.early_exit,
-                "attn_implementation": teacher.config._attn_implementation,
-                "experts_implementation": teacher.config._experts_implementation,
-            }
-        )
-    except ValueError as error:
-        raise UserError(f"the SwiftKV spec does not fit the model: {error}") from None
-
+    implementations = {name: getattr(teacher.config, f"_{name}") for name in IMPLEMENTATIONS}
+    config = swiftkv_config(teacher.config.to_dict() | implementations, spec)
     with torch.device("meta"):
-        model = model_class(config)
+        model = CLASSES[teacher.config.model_type].causal_lm(config)
     use_float8(model, float8_names(teacher))
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
@@ -74,6 +53,35 @@ def rewire(
     model.generation_config = copy.deepcopy(teacher.generation_config)
     model.name_or_path = teacher.name_or_path
     return model.train(teacher.training)
+
+
+def swiftkv_config(fields: Mapping[str, Any], spec: SwiftKVSpec) -> PreTrainedConfig:
+    """The configuration of a rewired model.
+
+    Args:
+        fields: those of the ordinary model's configuration.
+        spec: the rewiring.
+
+    Raises:
+        UserError: the architecture is not supported, or `spec` does not fit the model.
+    """
+    if (classes := CLASSES.get(fields["model_type"])) is None:
+        raise UserError(f"SwiftKV cannot rewire a {fields['model_type']!r} model, only {', '.join(sorted(CLASSES))}")
+    layers = fields["num_hidden_layers"]
+    if spec.num_hidden_layers != layers:
+        raise UserError(f"the SwiftKV spec is for {spec.num_hidden_layers} layers, but the model has {layers}")
+    added = {
+        "swiftkv": True,
+        "num_key_value_layers": spec.num_key_value_layers,
+        "key_value_group_size": spec.key_value_group_size,
+        "swiftkv_num_key_value_heads": spec.num_key_value_heads,
+        "swiftkv_early_exit": spec.early_exit,
+        "architectures": [classes.causal_lm.__name__],
+    }
+    try:
+        return classes.config(**{name: value for name, value in fields.items() if name != "model_type"} | added)
+    except ValueError as error:
+        raise UserError(f"the SwiftKV spec does not fit the model: {error}") from None
 
 
 @torch.no_grad()

