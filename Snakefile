@@ -37,11 +37,11 @@ rule all:
     input:
         expand(
             "<results>/tables/{artifact}.{form}",
-            artifact=contents.names(config, "table"),
+            artifact=contents.names(scale, "table"),
             form=["csv", "tex", "md", "html"],
         ),
         expand(
             "<results>/figures/{artifact}.{form}",
-            artifact=contents.names(config, "figure"),
+            artifact=contents.names(scale, "figure"),
             form=["pdf", "png", "csv"],
         ),

@@ -94,12 +94,12 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
         (
             "slurm",
             "results/checkpoints/llama-3.1-8b/swiftkv-60",
-            "there is no variant 'swiftkv-60'; did you mean 'swiftkv-50'",
+            "there is no variant 'swiftkv-60' .did you mean 'swiftkv-50'",
         ),
         (
             "slurm",
             "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json",
-            "there is no point 'batch-3k'; did you mean",
+            "there is no point 'batch-3k' .did you mean",
         ),
         ("slurm", "results/nothing", "nothing makes results/nothing: docs/artifacts.md"),
     ],
@@ -115,7 +115,7 @@ def test_a_resource_that_nothing_reads_is_refused(tmp_path, monkeypatch):
     profile = (ROOT / "profiles/slurm/profile.yaml").read_text().replace("slurm_account:", "slurm_acount:")
     (tmp_path / "profile.yaml").write_text(profile)
     (tmp_path / "site.yaml").write_text((ROOT / "profiles/slurm/site.yaml").read_text())
-    with pytest.raises(UserError, match="'slurm_acount', which nothing reads; did you mean 'slurm_account'"):
+    with pytest.raises(UserError, match="'slurm_acount', which nothing reads .did you mean 'slurm_account'"):
         plan_jobs(read_profile(tmp_path, ROOT), ROOT, ["results/tables/table1.tex"])
 
 

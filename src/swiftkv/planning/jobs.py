@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from swiftkv.config import Config
 from swiftkv.errors import UserError
 from swiftkv.planning.profile import Profile, read_config
 from swiftkv.pricing.work import PlannedJob, Resources
+from swiftkv.section import nearest
 from swiftkv.stages import STAGES, stage_of
 
 # Resources that Snakemake, its SLURM plugin or a rule here reads.
@@ -88,9 +88,9 @@ def dry_run(*words: object) -> list[PlannedJob]:
     raise UserError("; ".join(sentences)[:500] or "Snakemake cannot plan: `snakemake --dry-run` says why")
 
 
-def why_not_made(config: Mapping[str, Any], file: str) -> str:
+def why_not_made(config: Config, file: str) -> str:
     """Why no stage makes a file: its place, or a name in it that the configuration does not define."""
-    results, sections = config["pathvars"]["results"], SECTIONS | {"point": config["serving"]["points"]}
+    results, sections = config.pathvars.results, SECTIONS | {"point": config.serving.points}
     if not file.startswith(f"{results}/"):
         return f"nothing makes {file}: results of this scale lie in {results}/"
     for stage in STAGES.values():
@@ -99,7 +99,7 @@ def why_not_made(config: Mapping[str, Any], file: str) -> str:
             for name, value in (
                 match.groupdict() if (match := re.fullmatch(pattern, file[len(results) + 1 :])) else {}
             ).items():
-                known = sections.get(name) or config.get(f"{name}s", [value])
+                known = sections.get(name) or getattr(config, f"{name}s", [value])
                 if value not in known:
                     return f"nothing makes {file}: there is no {name} {value!r}{nearest(value, known)}"
     return f"nothing makes {file}: docs/artifacts.md says which files there are"
@@ -112,15 +112,9 @@ def check_resources(profile: Profile, jobs: Iterable[PlannedJob]) -> None:
         for name in job.resources:
             if name not in known and not name.startswith("_"):
                 raise UserError(
-                    f"rule {job.rule} asks for {name!r}, which nothing reads{nearest(name, known)} Correct the profile's "
+                    f"rule {job.rule} asks for {name!r}, which nothing reads{nearest(name, known)}; correct the profile's "
                     "profile.yaml or site.yaml"
                 )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like a misspelt one, as a question; nothing where none is."""
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 def _planned(event: logging.LogRecord) -> PlannedJob:

@@ -9,7 +9,6 @@ from typing import Any
 from swiftkv.cost import prefill_flops, request_flops
 from swiftkv.data.workload import average_lengths
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
-from swiftkv.points import point as full_point
 from swiftkv.pricing.work import Work
 from swiftkv.stages.stage import Stage
 
@@ -18,7 +17,7 @@ BUSY = 0.9  # load above which a server's queue makes requests wait (`swiftkv.me
 
 def seconds(work: Work) -> float:
     """The engine's start, and what it is asked."""
-    point = full_point(work.config, work["point"])
+    point = work.config.point(work["point"])
     served = Served(work, point)
     measuring = {
         "throughput": served.throughput, "latency": served.latency, "forward_time": served.forward, "decode": served.decoding,
@@ -33,7 +32,7 @@ class Served:
 
     def __init__(self, work: Work, point: dict[str, Any]) -> None:
         self.work, self.point, self.machine = work, point, work.machine
-        fp8 = work.size.fp8 or work.model.get("quantization") == "fp8"
+        fp8 = work.size.fp8 or work.model.quantization == "fp8"
         self.weights = work.size.parameters * (1 if fp8 else 2)  # bytes
 
     @cached_property

@@ -14,7 +14,6 @@ from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_st
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.text import heading
-from swiftkv.config import without_quality
 from swiftkv.errors import UserError
 from swiftkv.section import Positive
 
@@ -24,7 +23,7 @@ STARTS = {"copied": "copied from the teacher", "fitted": "fitted to its keys and
 def needs(config: Config, entry: Entry) -> dict[str, list[str]]:
     """The starts of every model that has a quality."""
     names = [model["name"] for model in entry["models"]]
-    return {"starts": paths.starts(config, [name for name in names if not without_quality(config, name)])}
+    return {"starts": paths.starts(config, [name for name in names if not config.models[name].unmeasured("quality")])}
 
 
 def make(entry: Entry, files: Files) -> Drawing:

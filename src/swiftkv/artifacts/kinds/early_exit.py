@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.columns import Column, grid, measured, models, table
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
@@ -23,7 +22,7 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
     """
     for variant, kv_cache in entry["cases"]:
         try:
-            cfg.check_early_exit(config, variant)
+            config.check_early_exit(variant)
             if kv_cache != "auto":
                 raise UserError(f"early exit of {variant}/{kv_cache} is not measured, only with the model's own cache")
         except UserError as error:

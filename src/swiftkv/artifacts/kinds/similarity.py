@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from swiftkv import config as cfg
 from swiftkv.artifacts import files as paths
 from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
 from swiftkv.artifacts.kind import Config, Entry, Files, Kind
@@ -41,7 +40,7 @@ def players(config: Config, name: str, roles: Iterable[str], known: Collection[s
 
 def without(config: Config, models: Models) -> dict[str, str]:
     """Why no similarity can be measured of a model, by its name, where that is so."""
-    reasons = {model["name"]: cfg.unmeasured(config, model["name"], "baseline", served=False) for model in models}
+    reasons = {model["name"]: config.models[model["name"]].unmeasured("quality") for model in models}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
