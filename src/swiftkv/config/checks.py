@@ -77,15 +77,16 @@ def _check_variant(config: Config, name: str) -> None:
     having = [model for model, entry in config.models.items() if reduction in entry.num_key_value_layers]
     if not having:
         raise UserError(f"{place}: no model has {reduction} under its num_key_value_layers")
+    refusals = []
     for model in having:
         try:
             spec = config.spec(model, name)
         except UserError as error:
-            refusal = error
+            refusals.append(str(error))
         else:
             _check_trained(config, name, spec)
             return
-    raise UserError(f"{place}: it fits no model; {refusal}")
+    raise UserError(f"{place}: it fits no model; {refusals[-1]}")
 
 
 def _check_trained(config: Config, name: str, spec: SwiftKVSpec | None) -> None:

@@ -76,8 +76,9 @@ def dry_run(*words: object) -> list[PlannedJob]:
         return False
 
     logger.addFilter(read)
+    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with contextlib.redirect_stderr(said):
             parser, arguments = cli.parse_args(["--dry-run", *map(str, words)])
             if cli.args_to_api(arguments, parser):
                 return jobs
