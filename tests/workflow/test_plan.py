@@ -211,7 +211,7 @@ def test_every_rule_has_docstring_log_and_benchmark():
         ("artifacts: {table2: {kind: tabel}}\n", "artifacts.table2: there is no kind 'tabel'"),
         ("artifacts: {table2: {variants: [swiftkv-45]}}\n", "45 % prefill reduction"),
         ("roles: {small: llama-9}\n", "roles.small: 'llama-9' is not defined under models"),
-        ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "40 layers are more than the 32 of the model"),
+        ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "40 of its 32 layers rewire nothing"),
         ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
         ("serving: {points: {batch-2k: {rates: [1]}}}\n", "serving.points.batch-2k"),
         ("artifacts: {early_exit: {variants: [swiftkv-50]}}\n", "'swiftkv-50' has no early exit head; variants with"),
