@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from swiftkv.data.workload import average_lengths
-from swiftkv.errors import UserError
 from swiftkv.section import (
     Count,
     Fraction,
@@ -29,7 +27,6 @@ from swiftkv.section import (
     by_value,
     key,
     plain,
-    undefined,
 )
 
 SENT = ("title", "longest", "goodput", "request_rates")  # of a workload, what a measurement is told
@@ -57,6 +54,11 @@ class Engine(Section, called="the engine"):
                 f"max_num_seqs = {self.max_num_seqs} sequences"
             )
         return self
+
+    @property
+    def of_a_run(self) -> dict[str, Any]:
+        """What it says of a run: not how long its start may take, which changes no number."""
+        return {name: value for name, value in plain(self).items() if name != "start_timeout"}
 
 
 class Point(Section):
@@ -313,33 +315,3 @@ class Workload(Section, called="a workload"):
                     f"its requests have {average:g} {part} tokens on average, but longest leaves out all above {longest}"
                 )
         return self
-
-
-def check_points(serving: Serving, workloads: Mapping[str, Workload]) -> None:
-    """Raise a `UserError` for the first point that the engine cannot run, or that sends what there is not."""
-    for name, point in serving.points.items():
-        place = f"config, at serving.points.{name}"
-        if isinstance(point, Goodput):
-            for workload in point.workloads:
-                if workload not in workloads:
-                    raise UserError(f"{place}: {undefined(workload, 'workloads', workloads)}")
-        try:
-            point.fit(serving.engine, serving.output_tokens)
-        except ValueError as error:
-            raise UserError(f"{place}: {error}") from None
-
-
-def engine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `serving.engine` says of a run: not how long its start may take, which changes no number."""
-    return {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
-
-
-def point(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A serving point with what all points share and its workloads filled in, as the measuring scripts take it."""
-    serving = config["serving"]
-    shared = {key: serving[key] for key in ("output_tokens", "seed")} | {"engine": engine(config)}
-    settings = shared | serving["points"][name]
-    if "workloads" in settings:
-        entries = {workload: config["workloads"][workload] for workload in settings["workloads"]}
-        settings["workloads"] = {name: {key: entry[key] for key in SENT} for name, entry in entries.items()}
-    return settings

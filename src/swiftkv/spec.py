@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -72,6 +72,12 @@ class SwiftKVSpec:
             num_key_value_heads=getattr(config, "swiftkv_num_key_value_heads", None),
             early_exit=getattr(config, "swiftkv_early_exit", False),
         )
+
+    @property
+    def fields(self) -> dict[str, int | None]:
+        """The constructor's arguments, as jobs are told them."""
+        fields = asdict(self)
+        return fields if self.early_exit else {name: value for name, value in fields.items() if name != "early_exit"}
 
     @property
     def groups(self) -> tuple[range, ...]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import yaml
 from snakemake.utils import update_config
 
-from swiftkv import config as cfg
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.kinds import KINDS
+from swiftkv.config import Config
 from swiftkv.records import describe_spec, write_json
-from swiftkv.spec import SwiftKVSpec
+from swiftkv.section import read
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "resources/paper"
@@ -37,12 +37,23 @@ def scale(name=""):
     return copy.deepcopy(_scale(name))
 
 
+def typed(config):
+    """A configuration with its forms checked, but not yet what it refers to."""
+    return read(Config, config)
+
+
+def fields(config, model, variant):
+    """The fields of the spec of a variant on a model."""
+    spec = typed(config).spec(model, variant)
+    return spec and spec.fields
+
+
 def resolved(kind, name="table", scale_name="", **raw):
     """A made-up entry, resolved against a scale."""
     config = scale(scale_name)
     common = {"kind": kind, "source": "paper", "item": "Table 99", "section": "2 Quality", "title": "made up"}
     config["artifacts"] = {name: {**common, "caption": "Made up.", **raw}}
-    return contents.resolve(config, name)
+    return contents.resolve(typed(config), name)
 
 
 def made(entry, **files):
@@ -65,8 +76,7 @@ def record(
 ):  # fmt: skip
     """One record of a scale's configuration; without a result it has the `status` and the `reason`."""
     config = config or _scale("local" if model == SMOL else "")
-    spec = cfg.spec(config, model, variant)
-    spec = describe_spec(spec and SwiftKVSpec(**spec), HEADS.get(model, 8))
+    spec = describe_spec(config.spec(model, variant), HEADS.get(model, 8))
     kind = "package" if model == SMOL else "hub"
     return {
         "measure": measure,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 
-from artifact_helpers import H100, LLAMA, made, saved, scale
+from artifact_helpers import H100, LLAMA, fields, made, saved, scale
 from artifact_helpers import record as any_record
 
-from swiftkv import config as cfg
 from swiftkv.artifacts.kinds import KINDS
 
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
@@ -86,7 +85,7 @@ def good(capacity, rates=(1, 2, 4, 8, 16), **source):
 
 def entry(kind, points, cases, models=(LLAMA,), **more):
     """A resolved entry; `points` maps names to what they ask for."""
-    specs = {variant: cfg.spec(scale(), LLAMA, variant) for variant, _ in cases}
+    specs = {variant: fields(scale(), LLAMA, variant) for variant, _ in cases}
     return {
         "name": "an_artifact", "kind": kind, "form": KINDS[kind].form, "source": "paper", "item": "Figure 0",
         "label": "paper's Figure 0", "title": "what is shown",

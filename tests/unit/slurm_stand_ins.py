@@ -6,7 +6,7 @@ has four nodes without GPUs and 100000 MB. Both allow 24 hours. The only account
 
 from types import SimpleNamespace
 
-from swiftkv.preflight.requests import slurm_requests
+from swiftkv.preflight.slurm import slurm_requests
 from swiftkv.pricing.work import PlannedJob, Resources
 from tests.programs import write_program
 

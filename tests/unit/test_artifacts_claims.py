@@ -12,7 +12,7 @@ from swiftkv.artifacts.kinds import KINDS
 from swiftkv.artifacts.records import read_published
 from swiftkv.artifacts.verdicts import HOLDS, UNMEASURED, Scene, judge
 from swiftkv.errors import UserError
-from tests.unit.artifact_helpers import scale
+from tests.unit.artifact_helpers import scale, typed
 from tests.unit.claim_helpers import made_claim, made_row
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ def test_cells_are_of_models_and_variants_that_the_artifact_shows(claims, config
             if "part" in where:
                 assert where["part"] in [part["title"] for part in entry["parts"]], claim["id"]
             if isinstance(where.get("variant"), str):
-                shown = {case[0] for scope in scopes for case in contents.cases(config, scope["variants"])}
+                shown = {case[0] for scope in scopes for case in contents.cases(typed(config), scope["variants"])}
                 assert where["variant"] in shown, (claim["id"], where["variant"])
 
 
@@ -200,8 +200,8 @@ def test_a_wrong_claim_is_refused_with_its_place(tmp_path, change, message):
 
 def test_the_table_of_claims(tmp_path, config):
     """The kind reads the CSVs it needs, counts the verdicts and writes one line a claim."""
-    entry = contents.resolve(config, "claims")
-    needed = contents.needs(config, "claims")
+    entry = contents.resolve(typed(config), "claims")
+    needed = contents.needs(typed(config), "claims")
     assert {"results/tables/table2.csv", "results/figures/figure3.csv"} < set(needed["tables"])
     files = {"claims": [PAPER / "claims.yaml"], "tables": [tmp_path / f"{name}.csv" for name in entry["judged_on"]]}
     for file in files["tables"]:

@@ -1,7 +1,7 @@
 """Table 1 and the blog's Table 2 from a model's dimensions, and how numbers are printed."""
 
 import pytest
-from artifact_helpers import PAPER, ROOT, made, resolved, scale
+from artifact_helpers import PAPER, ROOT, made, resolved, scale, typed
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.table import to_markdown
@@ -15,7 +15,7 @@ LARGE = ROOT / "resources/architectures/llama-3.1-70b.json"
 
 @pytest.mark.parametrize("name", ["table1", "blog_table2"])
 def test_flops_tables_equal_the_published_ones(name):
-    entry = contents.resolve(scale(), name)
+    entry = contents.resolve(typed(scale()), name)
     table = made(entry, dimensions=[LARGE], published=[PAPER / f"{name}.csv"])
     assert table.title.startswith("Llama-3.1-70B-Instruct: ") and table.title.endswith("131,072 tokens")
     printed = table.panels[0].frame.to_dict("records")
@@ -38,7 +38,7 @@ def test_another_model_is_not_rounded_as_the_paper_rounds_and_takes_the_tokens_i
         "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
     }  # fmt: skip
     write_json(tmp_path / "source.json", {"config": config})
-    entry = contents.resolve(scale("local"), "table1")
+    entry = contents.resolve(typed(scale("local")), "table1")
     table = made(entry, dimensions=[tmp_path / "source.json"], published=[PAPER / "table1.csv"])
     assert table.title.startswith("SmolLM2-135M-Instruct: ") and table.title.endswith("8,192 tokens")
     assert table.panels[0].caption.endswith("MFLOPs per prefill token")
@@ -61,7 +61,7 @@ def test_published_rows_of_another_length_stay_away():
 
 
 def test_dimensions_that_cannot_be_used_are_one_sentence(tmp_path):
-    entry = contents.resolve(scale(), "table1")
+    entry = contents.resolve(typed(scale()), "table1")
     write_json(tmp_path / "source.json", [1])
     with pytest.raises(UserError, match="source.json holds no model configuration"):
         made(entry, dimensions=[tmp_path / "source.json"])

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, saved, scale, score
+from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, saved, scale, score, typed
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.records import Record
@@ -73,13 +73,13 @@ def test_printed_titles_reductions_subsets_and_errors(measured):
 
 
 def test_needs_every_row_of_scores_and_fidelity():
-    files = contents.needs(scale("local"), "table7")
+    files = contents.needs(typed(scale("local")), "table7")
     assert f"results/local/scores/{SMOL}/swiftkv-50/fp8/winogrande.json" in files["scores"]
     assert f"results/local/fidelity/{SMOL}/swiftkv-50/fp8.json" in files["fidelity"]
     assert len(files["scores"]) == 3 * len(files["fidelity"]) == 3 * 6
-    assert set(contents.needs(scale("local"), "speed_and_quality")) == {"serving", "scores", "fidelity"}
-    assert set(contents.needs(scale("local"), "quality_tokens")) == {"fidelity", "training", "published"}
-    assert set(contents.needs(scale("local"), "table4")) == {"scores", "published"}
+    assert set(contents.needs(typed(scale("local")), "speed_and_quality")) == {"serving", "scores", "fidelity"}
+    assert set(contents.needs(typed(scale("local")), "quality_tokens")) == {"fidelity", "training", "published"}
+    assert set(contents.needs(typed(scale("local")), "table4")) == {"scores", "published"}
 
 
 def test_unavailable_and_missing_cells_stay_visible(tmp_path):
@@ -155,8 +155,8 @@ def test_nominal_published_reductions_are_named():
 def test_what_cannot_be_measured_is_shown_with_its_reason_and_the_published_row():
     config, reason = scale(), "its latent attention cannot be rewired here"
     config["models"]["deepseek-v2-lite"]["unavailable"]["quality"] = reason
-    entry = contents.resolve(config, "tableB5")
-    assert contents.needs(config, "tableB5")["scores"] == []
+    entry = contents.resolve(typed(config), "tableB5")
+    assert contents.needs(typed(config), "tableB5")["scores"] == []
     table = made(entry, published=[PAPER / "tableB5.csv"])
     text = to_markdown(table)
     assert reason in text
@@ -186,7 +186,7 @@ def test_published_fp8_rows_are_told_from_bfloat16_ones(tmp_path):
 
 
 def test_parts_have_headings_and_published_rows_of_their_own():
-    table = made(contents.resolve(scale(), "table6"), published=[PAPER / "table6.csv"])
+    table = made(contents.resolve(typed(scale()), "table6"), published=[PAPER / "table6.csv"])
     titles = ["(a) effect of distillation", "(b) full against part of the model"]
     assert list(table.values["part"]) == [titles[0]] * 2 + [titles[1]] * 2
     assert table.panels[0].headings == {0: titles[0], 4: titles[1]}  # a published row below each of ours
@@ -195,7 +195,7 @@ def test_parts_have_headings_and_published_rows_of_their_own():
 
 
 def test_other_numbers_of_heads_are_named():
-    table = made(contents.resolve(scale(), "tableC1"), published=[PAPER / "tableC1.csv"])
+    table = made(contents.resolve(typed(scale()), "tableC1"), published=[PAPER / "tableC1.csv"])
     heads = table.panels[0].frame["AcrossKV\n(cache reduction)"]
     assert [cell for cell in heads if cell] == [
         "– (n/a), 1 KV head",
@@ -207,7 +207,7 @@ def test_other_numbers_of_heads_are_named():
 
 
 def test_several_models_in_one_table():
-    table = made(contents.resolve(scale(), "blog_table6"), published=[PAPER / "blog_table6.csv"])
+    table = made(contents.resolve(typed(scale()), "blog_table6"), published=[PAPER / "blog_table6.csv"])
     assert list(table.values["model"]) == ["llama-2-7b", "llama-2-13b", "llama-2-13b"]
     printed = table.panels[0].frame
     ours = ["Llama-2-7B-Chat", "Llama-2-13B-Chat", "Llama-2-13B-Chat"]
@@ -216,7 +216,7 @@ def test_several_models_in_one_table():
 
 
 def test_a_part_without_a_model_is_a_visible_row(tmp_path):
-    table = made(contents.resolve(scale("local"), "tableD1"), scores=saved(tmp_path, scores()))
+    table = made(contents.resolve(typed(scale("local")), "tableD1"), scores=saved(tmp_path, scores()))
     assert list(table.values["model"].fillna("none")) == [SMOL, "none", SMOL, SMOL]
     text = to_markdown(table)
     assert "no model of this scale plays this role" in text
@@ -266,7 +266,7 @@ def test_summary_shows_a_model_once_and_a_part_without_one_with_its_reason(tmp_p
 def test_summary_has_the_published_column_beside_ours():
     config = scale()
     config["models"]["llama-3.1-405b"]["unavailable"] = {"quality": "nobody has it"}
-    table = made(contents.resolve(config, "table4"), published=[PAPER / "table4.csv"])
+    table = made(contents.resolve(typed(config), "table4"), published=[PAPER / "table4.csv"])
     printed = table.panels[0].frame.set_index("Variant")
     assert list(printed["DeepSeek-V2-Lite-Chat,\npublished"]) == [
         "64.12", "64.19", *(cell for cell in printed["DeepSeek-V2-Lite-Chat,\npublished"][2:])
@@ -280,7 +280,7 @@ def test_summary_has_the_published_column_beside_ours():
 
 
 def test_summary_shows_a_published_average_over_other_tasks_as_such(tmp_path):
-    entry = contents.resolve(scale(), "table4")
+    entry = contents.resolve(typed(scale()), "table4")
     found = [score("llama-3.2-3b", variant, "gsm8k", 0.5) for variant in ("baseline", "swiftkv-25")]
     table = made(entry, scores=saved(tmp_path, found), published=[PAPER / "table4.csv"])
     cell = table.panels[0].frame["Llama-3.2-3B-Instruct,\npublished"][0]

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, scale, score, training
+from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, scale, score, training, typed
 
 from swiftkv.artifacts import columns, contents
 from swiftkv.artifacts.columns import Column, grid, measured, models
@@ -43,10 +43,10 @@ def tables(tmp_path_factory):
         config = scale(size)
         for name, raw in config["artifacts"].items():
             published = [PAPER / f"{stem}.csv" for stem in raw.get("published", ())]
-            if contents.left_out(config, name) or (size and name not in LOCAL):
+            if contents.left_out(typed(config), name) or (size and name not in LOCAL):
                 continue
             if raw["kind"] in QUALITY:
-                entry = contents.resolve(config, name)
+                entry = contents.resolve(typed(config), name)
                 scores, fidelity = scored(entry)
                 files = {"scores": saved(folder, scores)}
                 files |= {"fidelity": saved(folder, fidelity)} if raw["kind"] == "quality" else {}
@@ -54,10 +54,10 @@ def tables(tmp_path_factory):
             elif raw["kind"] == "training":
                 model, gpus = (SMOL, 0) if size else (LLAMA, 8)
                 records = saved(folder, [training(model, "swiftkv-50", gpus=gpus)])
-                found.append(made(contents.resolve(config, name), training=records, published=published))
+                found.append(made(contents.resolve(typed(config), name), training=records, published=published))
             elif raw["kind"] == "flops" and not size:
                 dimensions = [ROOT / "resources/architectures/llama-3.1-70b.json"]
-                found.append(made(contents.resolve(config, name), dimensions=dimensions, published=published))
+                found.append(made(contents.resolve(typed(config), name), dimensions=dimensions, published=published))
     return [*found, odd_table()]
 
 
@@ -162,7 +162,7 @@ def test_a_gap_does_not_move_a_column_of_numbers(gap):
 
 def test_an_artifact_is_written_in_the_forms_it_has(tmp_path):
     with pytest.raises(UserError, match="contents is a table; it is written as csv, tex, md, html"):
-        make_artifact(contents.resolve(scale("local"), "contents"), {}, [tmp_path / "x.pdf"])
+        make_artifact(contents.resolve(typed(scale("local")), "contents"), {}, [tmp_path / "x.pdf"])
 
 
 def test_footnotes_number_each_text_once():

@@ -1,7 +1,20 @@
 """What training costs, what its length gives, and speed beside the quality of the same checkpoint."""
 
 import pytest
-from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, saved, scale, score, throughput, training
+from artifact_helpers import (
+    LLAMA,
+    PAPER,
+    SMOL,
+    closeness,
+    made,
+    resolved,
+    saved,
+    scale,
+    score,
+    throughput,
+    training,
+    typed,
+)
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.table import to_markdown
@@ -78,7 +91,7 @@ def by_tokens(tmp_path, model, left_out=()):
 
 
 def test_quality_by_tokens_starts_before_training(tmp_path):
-    drawing = made(contents.resolve(scale("local"), "quality_tokens"), **by_tokens(tmp_path, SMOL))
+    drawing = made(contents.resolve(typed(scale("local")), "quality_tokens"), **by_tokens(tmp_path, SMOL))
     data = drawing.data
     assert list(data["tokens"]) == [0, 250_000, 1_000_000] * 2
     assert list(data["variant"]) == ["before training", *COPIED, "before training", *FITTED]
@@ -96,12 +109,12 @@ def test_quality_by_tokens_starts_before_training(tmp_path):
 
 
 def test_published_tokens_are_marks_beside_the_papers_model(tmp_path):
-    drawing = made(contents.resolve(scale(), "quality_tokens"), **by_tokens(tmp_path, LLAMA))
+    drawing = made(contents.resolve(typed(scale()), "quality_tokens"), **by_tokens(tmp_path, LLAMA))
     assert [text.get_text() for text in drawing.figure.axes[0].texts] == ["160M", "320M", "680M"]
 
 
 def test_a_missing_training_is_named_below_the_figure(tmp_path):
-    entry = contents.resolve(scale("local"), "quality_tokens")
+    entry = contents.resolve(typed(scale("local")), "quality_tokens")
     drawing = made(entry, **by_tokens(tmp_path, SMOL, left_out=["swiftkv-50-quarter"]))
     assert list(drawing.data.set_index("variant")["missing"].dropna()) == ["not measured"]
     (legend,) = drawing.figure.legends

@@ -4,16 +4,26 @@ import json
 
 import numpy as np
 import pytest
+from artifact_helpers import scale, typed
 from safetensors.numpy import save_file
 
 from swiftkv.config.local import check_local_sources
 from swiftkv.errors import UserError
 
-NOTHING = {"models": {}, "data": {}, "tasks": {}, "workloads": {}}
+PAPER = scale()
+MODEL = PAPER["models"]["llama-3.1-8b"] | {"source": {"local": "mine"}, "chat_template": None}
+MIX = {"sources": [{"local": "no", "name": "a", "chats": "messages"}], "seed": 1}
+TASK = PAPER["tasks"]["winogrande"] | {"source": {"local": "no", "splits": {"validation": "a"}}}
+WORKLOAD = PAPER["workloads"]["chat"] | {"source": {"local": "no"}}
 
 
-def configuration(**model):
-    return NOTHING | {"models": {"mine": {"source": {"local": "mine"}, "num_hidden_layers": 8, **model}}}
+def nothing_but(**sections):
+    return typed(PAPER | {"models": {}, "data": {}, "tasks": {}, "workloads": {}, **sections})
+
+
+def configuration(layers=8, **changes):
+    depth = {"num_hidden_layers": layers, "num_key_value_layers": {"50": layers // 2}}
+    return nothing_but(models={"mine": MODEL | depth | changes})
 
 
 @pytest.fixture
@@ -48,13 +58,13 @@ def test_an_incomplete_folder_is_named(folder, file, sentence):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        (configuration(num_hidden_layers=12), "models.mine.source: .* has 8 layers, but num_hidden_layers is 12"),
+        (configuration(layers=12), "models.mine.source: .* has 8 layers, but num_hidden_layers is 12"),
         (configuration(source={"local": "nothere"}), "models.mine.source: 'nothere' does not exist"),
         (configuration(chat_template={"local": "no"}), "models.mine.chat_template: 'no' does not exist"),
         (configuration(checkpoints={"a": {"local": "no"}}), "models.mine.checkpoints.a: 'no' does not exist"),
-        (NOTHING | {"data": {"mix": {"sources": [{"local": "no"}]}}}, "data.mix.sources.0: 'no' does not exist"),
-        (NOTHING | {"tasks": {"t": {"source": {"local": "no"}}}}, "tasks.t.source: 'no' does not exist"),
-        (NOTHING | {"workloads": {"w": {"source": {"local": "no"}}}}, "workloads.w.source: 'no' does not exist"),
+        (nothing_but(data={"mix": MIX}), "data.mix.sources.0: 'no' does not exist"),
+        (nothing_but(tasks={"t": TASK}), "tasks.t.source: 'no' does not exist"),
+        (nothing_but(workloads={"w": WORKLOAD}), "workloads.w.source: 'no' does not exist"),
     ],
 )
 def test_a_source_that_is_not_there_is_named(folder, config, sentence):
@@ -63,4 +73,5 @@ def test_a_source_that_is_not_there_is_named(folder, config, sentence):
 
 
 def test_a_workload_that_is_drawn_needs_no_trace():
-    check_local_sources(NOTHING | {"workloads": {"w": {"source": {"local": "no"}, "stand_in": {}}}})
+    stand_in = {"requests": 9, "input_divisor": 1, "output_divisor": 1}
+    check_local_sources(nothing_but(workloads={"w": WORKLOAD | {"stand_in": stand_in}}))

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from swiftkv import config as cfg
 from swiftkv.artifacts import contents
+from swiftkv.config import check
 from swiftkv.errors import UserError
 from tests.unit import artifact_helpers
 
@@ -88,7 +88,7 @@ def test_every_mistake_is_one_sentence(scale):
             continue
         answered += 1
         try:
-            contents.check(cfg.check(config))
+            contents.check(check(config))
         except UserError as error:
             assert re.match("config[:,]|artifacts[.]", str(error)) and "\n" not in str(error), mutation
             assert not re.search("pydantic|validation error|Input should|something else", str(error)), mutation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swiftkv import config as cfg
+from swiftkv.config import load_yaml
 from swiftkv.errors import UserError
 
 
@@ -14,18 +14,18 @@ def test_duplicate_keys_are_refused_at_every_level(tmp_path, text, line, key):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=f"line {line}: key '{key}' stands twice"):
-        cfg.refuse_duplicate_keys([str(file)])
+        load_yaml(file)
 
 
 def test_a_merge_key_may_be_overridden(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\n")
-    cfg.refuse_duplicate_keys([str(file)])
+    load_yaml(file)
 
 
 def test_yaml_that_does_not_parse_is_one_sentence(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("a: [1\nb: 2\n")
     with pytest.raises(UserError, match="not valid YAML") as error:
-        cfg.refuse_duplicate_keys([str(file)])
+        load_yaml(file)
     assert "\n" not in str(error.value)

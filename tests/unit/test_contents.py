@@ -11,6 +11,7 @@ from swiftkv.artifacts import contents
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.errors import UserError
 from tests.unit import artifact_helpers
+from tests.unit.artifact_helpers import typed
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "resources" / "paper"
@@ -53,9 +54,9 @@ def test_published_tables_stand_beside_the_artifact_of_their_name(config):
 
 
 def test_the_contents_page_is_right_at_every_scale(scale):
-    contents.check(scale)
-    for name in contents.names(scale):
-        assert contents.needs(scale, name) is not None
+    contents.check(typed(scale))
+    for name in contents.names(typed(scale)):
+        assert contents.needs(typed(scale), name) is not None
 
 
 def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
@@ -68,28 +69,33 @@ def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
     for role in config["roles"].keys() - {"released"}:  # which has a checkpoint that others trained
         changed = config | {"stand_ins": said["stand_ins"], "models": config["models"] | {"mine": mine}}
         changed["roles"] = config["roles"] | {role: "mine"}
-        contents.check(changed)
-        for name in contents.names(changed):
-            assert contents.needs(changed, name) is not None
+        contents.check(typed(changed))
+        for name in contents.names(typed(changed)):
+            assert contents.needs(typed(changed), name) is not None
 
 
 def test_what_shows_quality_alone_is_not_made_of_made_up_weights():
     config = artifact_helpers.scale("one-gpu")
     reason = config["models"]["llama-3.1-8b"]["unavailable"]["quality"]
-    assert contents.left_out(config, "choose_l") == reason and contents.left_out(config, "figure3") is None
+    assert (
+        contents.left_out(typed(config), "choose_l") == reason and contents.left_out(typed(config), "figure3") is None
+    )
     needed = {
-        path for name in contents.names(config) for paths in contents.needs(config, name).values() for path in paths
+        path
+        for name in contents.names(typed(config))
+        for paths in contents.needs(typed(config), name).values()
+        for path in paths
     }
     measured = {path for path in needed if path.startswith("results/") and not path.endswith(".csv")}
     assert measured and all("/serving/" in path for path in measured)
 
 
 def test_the_page_lists_every_entry_and_has_nothing_made(scale):
-    assert contents.needs(scale, "contents") == {}
-    table = KINDS["contents"].make(contents.resolve(scale, "contents"), {})
+    assert contents.needs(typed(scale), "contents") == {}
+    table = KINDS["contents"].make(contents.resolve(typed(scale), "contents"), {})
     lines = table.values.set_index("name")
     assert list(lines.index) == list(scale["artifacts"])
-    made = set(contents.names(scale))
+    made = set(contents.names(typed(scale)))
     assert {name for name in lines.index if lines.loc[name, "made"]} == made
     for name, line in lines.iterrows():
         assert [pd.isna(line["reason"]), pd.notna(line["files"])] == [name in made] * 2, name
@@ -98,13 +104,13 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
 
 
 def test_the_page_names_the_models_and_files(config):
-    lines = KINDS["contents"].make(contents.resolve(config, "contents"), {}).values.set_index("name")
+    lines = KINDS["contents"].make(contents.resolve(typed(config), "contents"), {}).values.set_index("name")
     assert lines.loc["table2", "files"] == "tables/table2.{csv,tex,md,html}"
     assert lines.loc["figure3", "files"] == "figures/figure3.{pdf,png,csv}"
     assert lines.loc["figure3", "models"] == "small: Llama-3.1-8B-Instruct, large: Llama-3.1-70B-Instruct"
     assert lines.loc["blog_figure2", "reason"] == config["artifacts"]["blog_figure2"]["reason"]
     config["roles"]["small"] = None
-    lines = KINDS["contents"].make(contents.resolve(config, "contents"), {}).values.set_index("name")
+    lines = KINDS["contents"].make(contents.resolve(typed(config), "contents"), {}).values.set_index("name")
     assert lines.loc["table2", "reason"] == "no model of this scale plays the role small"
     assert lines.loc["figure3", "models"] == "small: none, large: Llama-3.1-70B-Instruct"
 
@@ -128,13 +134,13 @@ def test_the_page_names_the_models_and_files(config):
 def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     config["artifacts"]["table2"] |= change
     with pytest.raises(UserError, match=message) as error:
-        contents.check(config)
+        contents.check(typed(config))
     assert "artifacts.table2" in str(error.value)
 
 
 def test_speed_beside_quality_needs_both(config):
     config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "it cannot be scored"}
-    assert contents.resolve(config, "figure3")["unmeasured"] == {}
-    unmeasured = contents.resolve(config, "speed_and_quality")["unmeasured"]["llama-3.1-8b"]
+    assert contents.resolve(typed(config), "figure3")["unmeasured"] == {}
+    unmeasured = contents.resolve(typed(config), "speed_and_quality")["unmeasured"]["llama-3.1-8b"]
     assert unmeasured["baseline"] == "it cannot be scored"
-    assert not any("llama-3.1-8b" in path for path in contents.needs(config, "speed_and_quality")["scores"])
+    assert not any("llama-3.1-8b" in path for path in contents.needs(typed(config), "speed_and_quality")["scores"])

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from snakemake.utils import update_config
 
-from swiftkv import config as cfg
-from swiftkv import points
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.make import make_artifact
 from swiftkv.artifacts.records import check_settings
 from swiftkv.errors import UserError
 from swiftkv.measure import run
 from swiftkv.measure.point import Point
+from swiftkv.points import POINTS
 from swiftkv.records import write_json
 from tests.unit import artifact_helpers as helpers
-from tests.unit.artifact_helpers import ROOT, scale
+from tests.unit.artifact_helpers import ROOT, scale, typed
 from tests.unit.serving_helpers import good, latencies, speed
 
 FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
@@ -61,7 +60,7 @@ def starts(config, model):
             "copied": close(8 / layer),
             "fitted": close(1 / layer),
         }
-        for layer in cfg.candidate_layers(config, model)
+        for layer in typed(config).candidate_layers(model)
     ]
     result = {"layers": layers, "num_hidden_layers": total, "fit_tokens": 1000, "tokens": 1000, "documents": 50}
     return record(config, "starts", model, "baseline", "auto", {"seed": 42}, result)
@@ -72,7 +71,9 @@ def training(config, model, variant):
     result = {"seconds": 3600.0, "hours": 1.0, "tokens": 10**6, "steps": 50, "loss_first": 2.0, "loss_last": 1.0,
               "tokens_per_second": 300.0, "tokens_per_second_per_gpu": 300.0 / gpus if gpus else None, "gpus": gpus,
               "accelerator": None, "attention": "sdpa"}  # fmt: skip
-    settings = cfg.recipe(config, model, config["variants"][variant]["recipe"])
+    settings = config["recipes"][config["variants"][variant]["recipe"]] | {
+        "zero_stage": config["models"][model]["zero_stage"]
+    }
     return record(config, "training", model, variant, "auto", settings, result)
 
 
@@ -104,7 +105,7 @@ def early_exit(config, model, variant):
 
 
 def serving(config, point, model, variant, kv_cache):
-    asked, gpus = points.point(config, point), config["models"][model]["gpus"]["serve"]
+    asked, gpus = typed(config).point(point), config["models"][model]["gpus"]["serve"]
     settings = {
         "point": point, "merge_all_layers": variant == "merge-all-layers", "tensor_parallel_size": max(1, gpus),
         "quantization": config["models"][model].get("quantization"), "threads": 2,
@@ -161,13 +162,13 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = scale(name)
     config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
-    contents.check(config)
+    contents.check(typed(config))
     results = Path(config["pathvars"]["results"])
-    made = contents.names(config)
+    made = contents.names(typed(config))
     assert len(made) > 35
     for artifact in [each for each in made if each != "claims"] + ["claims"]:  # it reads the others
-        entry = json.loads(json.dumps(contents.resolve(config, artifact)))
-        needed = contents.needs(config, artifact)
+        entry = json.loads(json.dumps(contents.resolve(typed(config), artifact)))
+        needed = contents.needs(typed(config), artifact)
         for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
             if not Path(path).exists():
                 provide(config, path)
@@ -213,14 +214,14 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
 def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, recorded, shown):
     config = scale("smoke")
     config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
-    needed = contents.needs(config, artifact)
+    needed = contents.needs(typed(config), artifact)
     for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
         provide(config, path)
-    entry = json.loads(json.dumps(contents.resolve(config, artifact)))
+    entry = json.loads(json.dumps(contents.resolve(typed(config), artifact)))
     check_settings(entry, needed)
     update_config(config, change)
     with pytest.raises(UserError) as refused:
-        make_artifact(contents.resolve(config, artifact), needed, [])
+        make_artifact(contents.resolve(typed(config), artifact), needed, [])
     found, wanted = str(refused.value).split(", but ", 1)
     assert re.fullmatch(rf"{tmp_path}/\S+\.json was measured with {key} .*", found) and recorded in found, found
     assert wanted.startswith(f"{artifact} shows {key} ") and shown in wanted, wanted
@@ -241,11 +242,11 @@ VALUES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", points.POINTS)
+@pytest.mark.parametrize("kind", POINTS)
 def test_a_record_holds_all_that_its_point_says(kind):
-    keys = {name: key for name, key in points.POINTS[kind].model_fields.items() if name != "measure"}
+    keys = {name: key for name, key in POINTS[kind].model_fields.items() if name != "measure"}
     required = {name for name, key in keys.items() if key.is_required()}
-    engine = points.engine(scale())
+    engine = typed(scale()).serving.engine.of_a_run
     shared = {"measure": kind, "output_tokens": 9, "seed": 0, "engine": engine}
     least = shared | {
         key: {"chat": WORKLOAD} if key == "workloads" else [1] if isinstance(VALUES[key], list) else 1

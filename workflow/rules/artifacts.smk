@@ -29,7 +29,7 @@ rule table:
     benchmark:
         "<benchmarks>/tables/{artifact}.tsv"
     wildcard_constraints:
-        artifact=contents.pattern(config, "table"),
+        artifact=contents.pattern(scale, "table"),
     params:
         entry=entry_json,
         files=lambda w: json.dumps(files_of_artifact(w)),
@@ -59,4 +59,4 @@ use rule table as figure with:
     benchmark:
         "<benchmarks>/figures/{artifact}.tsv"
     wildcard_constraints:
-        artifact=contents.pattern(config, "figure"),
+        artifact=contents.pattern(scale, "figure"),

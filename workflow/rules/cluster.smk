@@ -10,16 +10,16 @@ def on_gpus(stage, alone=None):
     """
 
     def gpus(w):
-        return config["models"][w.model]["gpus"][stage]
+        return getattr(scale.models[w.model].gpus, stage)
 
     def nodes(w):
-        return config["models"][w.model]["nodes"].get(stage, 1)
+        return getattr(scale.models[w.model].nodes, stage, 1)
 
     def mem_mb(w, attempt):
-        wanted = attempt * site["mem_mb_per_gpu"] * gpus(w) // nodes(w)
-        return min(wanted, site["mem_mb_per_node"]) if gpus(w) else None
+        wanted = attempt * site.mem_mb_per_gpu * gpus(w) // nodes(w)
+        return min(wanted, site.mem_mb_per_node) if gpus(w) else None
 
-    site = config["gpu_jobs"]
+    site = scale.gpu_jobs
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
     asked = {"gpu": gpus, "nodes": nodes, "gpu_turn": lambda w: 1 if gpus(w) else None}
     if stage == "distill":
@@ -28,15 +28,13 @@ def on_gpus(stage, alone=None):
         asked["mpi"] = lambda w: "srun" if nodes(w) > 1 else None
         asked["tasks"] = lambda w: nodes(w) if nodes(w) > 1 else None
         asked["tasks_per_gpu"] = 0
-    for name, value in site.get("resources", {}).items():
+    for name, value in site.resources.items():
         asked[name] = lambda w, value=value: value if gpus(w) else None
-    if "mem_mb_per_gpu" in site:
+    if site.mem_mb_per_gpu:
         asked["mem_mb"] = mem_mb
     if alone is not None:
         own = asked.get("slurm_extra", lambda w: None)
-        asked["slurm_extra"] = lambda w: " ".join(
-            filter(None, [own(w), EXCLUSIVE if alone(w) else None])
-        )
+        asked["slurm_extra"] = lambda w: " ".join(filter(None, [own(w), EXCLUSIVE if alone(w) else None]))
     return asked
 
 
@@ -48,8 +46,8 @@ def if_granted(stage, priority=0):
     """
 
     def granted(w):
-        model = config["models"][w.model]
-        gpus, nodes = model["gpus"][stage], model["nodes"].get(stage, 1)
+        model = scale.models[w.model]
+        gpus, nodes = getattr(model.gpus, stage), getattr(model.nodes, stage, 1)
         limit = workflow.global_resources.get("gpu").value
         if limit is not None and limit < gpus:
             sys.exit(
@@ -131,11 +129,9 @@ def refuse_what_cannot_run():
         directory=workflow.workdir_init,
         slurm=workflow.executor_settings if executor == "slurm" else None,
     )
-    problems = problems_at_start(profile, config, jobs)
+    problems = problems_at_start(profile, scale, jobs)
     if executor == "slurm" and any(
-        job.rule == "measure"
-        and KINDS[config["serving"]["points"][job.wildcards["point"]]["measure"]].alone
-        and EXCLUSIVE not in job.resources.slurm_extra
+        job.rule == "measure" and measured_alone(job.wildcards) and EXCLUSIVE not in job.resources.slurm_extra
         for job in jobs
     ):
         problems.append(

@@ -4,40 +4,33 @@ import json
 import sys
 from pathlib import Path
 
-from swiftkv import config as cfg
-from swiftkv import points
 from swiftkv.artifacts import contents
-from swiftkv.config.local import check_local_sources
+from swiftkv.config import load_yaml
 from swiftkv.errors import UserError, command_line
 from swiftkv.measure.run import KINDS
+from swiftkv.planning.profile import checked
 from swiftkv.score import fetch
-from swiftkv.score.shards import shards_of
+from swiftkv.section import plain
 from swiftkv.sources import with_state
 
 PROJECT = workflow.basedir
 
 try:
-    cfg.refuse_duplicate_keys(
-        [
-            f"{PROJECT}/config.yaml",
-            f"{PROJECT}/artifacts.yaml",
-            *map(str, workflow.overwrite_configfiles),
-        ]
-    )
-    config |= cfg.check(config)
-    contents.check(config)
-    check_local_sources(config)
+    # Snakemake itself lets a duplicate key win silently.
+    for file in (
+        f"{PROJECT}/config.yaml",
+        f"{PROJECT}/artifacts.yaml",
+        *workflow.overwrite_configfiles,
+    ):
+        load_yaml(file)
+    scale = checked(config)
 except UserError as error:
     sys.exit(f"error: {error}")
 
 
 def in_project(path):
     """A file that the project ships, also where the workflow runs in another directory."""
-    return (
-        f"{PROJECT}/{path}"
-        if path.startswith("resources/") and not os.path.exists(path)
-        else path
-    )
+    return f"{PROJECT}/{path}" if path.startswith("resources/") and not os.path.exists(path) else path
 
 
 def pattern(names):
@@ -46,103 +39,89 @@ def pattern(names):
 
 
 wildcard_constraints:
-    model=pattern(config["models"]),
-    variant=pattern(config["variants"]),
-    recipe=pattern(config["recipes"]),
-    data=pattern(config["data"]),
-    task=pattern(
-        task for task in config["tasks"] if cfg.scored_together(config, task) == [task]
-    ),
+    model=pattern(scale.models),
+    variant=pattern(scale.variants),
+    recipe=pattern(scale.recipes),
+    data=pattern(scale.data),
+    task=pattern(task for task in scale.tasks if scale.scored_together(task) == [task]),
     kv_cache="auto|fp8",
 
 
 @command_line
 def spec_json(w):
     """The SwiftKVSpec of a variant on a model as JSON; `null` for the unchanged model."""
-    return json.dumps(cfg.spec(config, w.model, w.variant))
+    spec = scale.spec(w.model, w.variant)
+    return json.dumps(spec and spec.fields)
 
 
 @command_line
-def with_file_state(source):
-    """A source in its present state, so that what is made of a local one is made again when its files change."""
-    return source and with_state(source)
+def source_of_job(source):
+    """A source as programs take it: in its present state, so that what is made of a local one is made again when its files
+    change; and not whether it is gated, which changes nothing that is made."""
+    settings = with_state(plain(source)) if source else None
+    return settings and {key: settings[key] for key in settings if key != "gated"}
 
 
 def source_json(source):
-    """A source as the programs take it: not whether it is gated, which changes nothing that is made."""
-    return json.dumps(
-        source and {k: v for k, v in with_file_state(source).items() if k != "gated"}
-    )
+    """The same as JSON."""
+    return json.dumps(source_of_job(source))
 
 
 def sources_json(mix):
     """The sources of a data mix, as JSON."""
-    return json.dumps(
-        [with_file_state(source) for source in config["data"][mix]["sources"]]
-    )
+    return json.dumps([source_of_job(source) for source in scale.data[mix].sources])
 
 
 def variants_with(recipe):
     """A regular expression for the names of the rewired or trained variants that have a recipe, or have none."""
     return pattern(
-        name
-        for name, variant in config["variants"].items()
-        if ("recipe" in variant) == recipe
-        and (recipe or variant["prefill_reduction"] is not None)
+        name for name, variant in scale.variants.items() if variant.changed and (variant.recipe is not None) == recipe
     )
 
 
-def has_checkpoint(w):
-    """Whether a variant is measured on a checkpoint of its own."""
-    variant = config["variants"][w.variant]
-    return "recipe" in variant or variant["prefill_reduction"] is not None
-
-
 def recipe_of(w):
-    return config["variants"][w.variant]["recipe"]
+    """The name of the recipe that a job is of, or of its variant's."""
+    return w.recipe if hasattr(w, "recipe") else scale.variants[w.variant].recipe
 
 
 def recipe_json(w):
     """A recipe's settings as JSON, with the model's ZeRO stage."""
-    name = w.recipe if hasattr(w, "recipe") else recipe_of(w)
-    return json.dumps(cfg.recipe(config, w.model, name))
+    stage = {"zero_stage": scale.models[w.model].zero_stage}
+    return json.dumps(scale["recipes"][recipe_of(w)] | stage)
 
 
 def checkpoint_folder(w):
-    """The trained checkpoint a variant is measured on; none for the unchanged model."""
-    if not has_checkpoint(w):
-        return []
-    return f"<results>/checkpoints/{w.model}/{w.variant}"
+    """The checkpoint a variant is measured on; none for the unchanged model."""
+    changed = scale.variants[w.variant].changed
+    return f"<results>/checkpoints/{w.model}/{w.variant}" if changed else []
 
 
 @command_line
 def early_exit_checkpoint(w):
     """The trained checkpoint of a variant that can exit early."""
-    cfg.check_early_exit(config, w.variant)
+    scale.check_early_exit(w.variant)
     return checkpoint_folder(w)
 
 
 def tasks_of(w, group):
     """The tasks that a job scores: those of a set, or the one that its output names."""
-    return config["sets"]["tasks"][group] if group else [w.task]
+    return scale.sets.tasks[group] if group else [w.task]
 
 
 def scored_models(sharded):
     """A regular expression for a score's model, if the task at the end of its path has shards on it, or has none."""
     pairs = "|".join(
         rf"{re.escape(model)}/[^/]+/[^/]+/{re.escape(task)}\.json$"
-        for model in config["models"]
-        for task in config["tasks"]
-        if shards_of(config, model, task) > 1
+        for model in scale.models
+        for task in scale.tasks
+        if scale.shards(model, task) > 1
     )
-    return (
-        f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{pattern(config['models'])})"
-    )
+    return f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{pattern(scale.models)})"
 
 
 def shard_records(w):
     """The records of the shards of a score."""
-    shards = shards_of(config, w.model, w.task)
+    shards = scale.shards(w.model, w.task)
     folder = f"<results>/score-shards/{w.model}/{w.variant}/{w.kv_cache}/{w.task}"
     return [f"{folder}/{shard}-of-{shards}.json" for shard in range(1, shards + 1)]
 
@@ -152,22 +131,22 @@ def question_folders(w, group):
     return [
         f"<results>/questions/{task}"
         for task in tasks_of(w, group)
-        if fetch.from_hub(config["tasks"][task].get("source"))
+        if fetch.from_hub(scale["tasks"][task].get("source"))
     ]
 
 
 def answers_folder(w, output):
     """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
-    results = Path(config["pathvars"]["results"])
+    results = Path(scale.pathvars.results)
     place = Path(*Path(output[0]).relative_to(results).parts[1:])
     return str(results / "score-state" / place.with_name(place.stem))
 
 
 def fetch_attempt(w):
     """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
-    folder = Path(config["pathvars"]["results"], "questions", w.task)
+    folder = Path(scale.pathvars.results, "questions", w.task)
     attempts = folder.with_name(f"{w.task}.attempts")
-    return f"attempt {fetch.attempt(config['tasks'][w.task], folder, attempts)}"
+    return f"attempt {fetch.attempt(scale['tasks'][w.task], folder, attempts)}"
 
 
 @command_line
@@ -175,13 +154,12 @@ def tasks_json(w, group):
     """The entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
     entries = {}
     for task in tasks_of(w, group):
-        entry = dict(config["tasks"][task])
-        for key in ("shards", "asks"):  # the same score for any
-            entry.pop(key, None)
-        if engine := cfg.scoring_engine(config, w.model, w.variant, w.kv_cache, task):
+        # Without what makes no other score.
+        entry = {key: value for key, value in scale["tasks"][task].items() if key not in ("shards", "asks")}
+        if engine := scale.scoring_engine(w.model, w.variant, w.kv_cache, task):
             entry["engine"] = engine
         if "source" in entry:
-            entry["source"] = with_file_state(entry["source"])
+            entry["source"] = with_state(entry["source"])
         entries[task] = entry
     return json.dumps(entries)
 
@@ -189,140 +167,111 @@ def tasks_json(w, group):
 # Training
 
 
-PACKING = ["data", "max_length", "seed", "max_steps", "batch_size"]
-TEACHING = [
+PACKING = ("data", "max_length", "seed", "max_steps", "batch_size")
+TEACHING = (
     *PACKING,
     "teacher_states",
     "dtype",
     "micro_batch_size",
     "attention",
     "start_tokens",
-]
-
-
-def alike(recipe, keys):
-    """All recipes that agree with `recipe` in all `keys`."""
-    recipes = config["recipes"]
-    return [
-        name
-        for name in recipes
-        if all(recipes[name][key] == recipes[recipe][key] for key in keys)
-    ]
-
-
-def first_alike(recipe, keys):
-    """The first of them; what they share has its name."""
-    return alike(recipe, keys)[0]
+)
 
 
 def packed_rows(w):
-    """The packed rows a variant is trained on."""
-    return (
-        f"<results>/packed/{w.model}/{first_alike(recipe_of(w), PACKING)}.safetensors"
-    )
+    """The packed rows of a recipe, or a variant's; recipes that ask for the same share those of the first."""
+    recipe = scale.alike(recipe_of(w), PACKING)[0]
+    return f"<results>/packed/{w.model}/{recipe}.safetensors"
 
 
 def teacher_states_file(w):
     """The stored teacher states, if the recipe has a teacher and asks for them."""
-    name = recipe_of(w)
-    recipe = config["recipes"][name]
-    if recipe["loss"] == "lm" or recipe["teacher_states"] == "online":
+    recipe = scale.recipes[recipe_of(w)]
+    if recipe.loss == "lm" or recipe.teacher_states == "online":
         return []
-    return f"<results>/teacher/{w.model}/{first_alike(name, TEACHING)}.safetensors"
+    return f"<results>/teacher/{w.model}/{scale.alike(recipe_of(w), TEACHING)[0]}.safetensors"
 
 
 def recipes_with(teacher_states):
     """A regular expression for the names of the recipes whose teacher states are stored, or are not ("online")."""
-    recipes = config["recipes"]
-    return pattern(
-        name for name in recipes if recipes[name]["teacher_states"] == teacher_states
-    )
+    recipes = scale.recipes.items()
+    return pattern(name for name, recipe in recipes if recipe.teacher_states == teacher_states)
 
 
 def moments_file(w):
     """What a variant's start is fitted to, if its recipe fits it."""
-    if "recipe" not in config["variants"][w.variant]:
-        return []
     name = recipe_of(w)
-    if config["recipes"][name]["start"] == "copied":
+    if name is None or scale.recipes[name].start == "copied":
         return []
-    return f"<results>/moments/{w.model}/{first_alike(name, TEACHING)}.safetensors"
+    return f"<results>/moments/{w.model}/{scale.alike(name, TEACHING)[0]}.safetensors"
 
 
 @command_line
 def starts_moments_file(w):
     """The moments that starts are compared with, if a start of the model can be fitted to them."""
-    cfg.check_fitted(config, w.model)
-    recipe = first_alike(config["choose_l"]["recipe"], TEACHING)
-    return f"<results>/moments/{w.model}/{recipe}.safetensors"
+    scale.check_fitted(w.model)
+    return f"<results>/moments/{w.model}/{scale.alike(scale.choose_l.recipe, TEACHING)[0]}.safetensors"
 
 
 def start_ridge(w, input):
     """The penalty of the fit that a variant starts from; 0 where its start is not fitted."""
-    return config["recipes"][recipe_of(w)]["start_ridge"] if input.moments else 0
+    return scale.recipes[recipe_of(w)].start_ridge if input.moments else 0
 
 
 # Serving
 
 
 def serves_dummy(w):
-    return config["models"][w.model].get("serving_weights", "trained") == "dummy"
+    return scale.models[w.model].serving_weights == "dummy"
 
 
 def model_file(w):
     """The resolved model; where nothing but its dimensions is needed, the file of those."""
-    source = f"<results>/models/{w.model}/source.json"
-    architecture = config["models"][w.model].get("architecture")
-    return in_project(architecture) if serves_dummy(w) and architecture else source
+    architecture = scale.models[w.model].architecture
+    if serves_dummy(w) and architecture:
+        return in_project(architecture)
+    return f"<results>/models/{w.model}/source.json"
 
 
 def served_variant(w):
     """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
-    variants = config["variants"]
-    served = {
-        key: variants[w.variant][key] for key in variants[w.variant] if key != "plugin"
-    }
+    variants = scale["variants"]
+    served = {key: value for key, value in variants[w.variant].items() if key != "plugin"}
     return next((name for name in variants if variants[name] == served), w.variant)
 
 
 def served_folder(w):
     """The folder that is served: a trained checkpoint or one without weights; none for the source model itself."""
-    variant = config["variants"][w.variant]
+    variant = scale.variants[w.variant]
     if serves_dummy(w):
-        changed = variant["prefill_reduction"] is not None
-        return (
-            f"<results>/dummy/{w.model}/{served_variant(w) if changed else 'baseline'}"
-        )
-    if has_checkpoint(w):
-        return f"<results>/checkpoints/{w.model}/{served_variant(w)}"
-    return []
+        return f"<results>/dummy/{w.model}/{served_variant(w) if variant.rewired else 'baseline'}"
+    return f"<results>/checkpoints/{w.model}/{served_variant(w)}" if variant.changed else []
 
 
 def measured_alone(w):
     """Whether a point's numbers would be others beside other jobs."""
-    return KINDS[config["serving"]["points"][w.point]["measure"]].alone
+    return KINDS[scale.serving.points[w.point].measure].alone
 
 
 def chats_file(w):
     """The held-out chats a point sends, if it does not send random tokens."""
-    sends_chats = "dataset" in config["serving"]["points"][w.point]
+    sends_chats = getattr(scale.serving.points[w.point], "dataset", None)
     return "<results>/data/heldout.jsonl" if sends_chats else []
 
 
+@command_line
 def workload_json(w):
     """What a workload's requests are made of, as JSON: not the rates and limits they are sent with."""
-    entry = config["workloads"][w.workload]
-    settings = {key: entry[key] for key in ("chunk_tokens", "longest")}
-    if entry.get("stand_in"):
-        settings |= {key: entry[key] for key in ("stand_in", "statistics")}
-    else:
-        settings["source"] = with_file_state(entry["source"])
-    return json.dumps(settings)
+    entry = scale["workloads"][w.workload]
+    drawn = "stand_in" in entry
+    parts = ("chunk_tokens", "longest", *(("stand_in", "statistics") if drawn else ()))
+    source = {} if drawn else {"source": with_state(entry["source"])}
+    return json.dumps({key: entry[key] for key in parts} | source)
 
 
 def workload_folders(w):
     """The workloads a point sends, if it does."""
-    sent = config["serving"]["points"][w.point].get("workloads", [])
+    sent = getattr(scale.serving.points[w.point], "workloads", [])
     return [f"<results>/workloads/{workload}" for workload in sent]
 
 
@@ -335,7 +284,7 @@ def served_weights(w):
 
 def point_json(w):
     """How a point is served, as JSON; the same in whatever order the configuration has the keys."""
-    return json.dumps(points.point(config, w.point), sort_keys=True)
+    return json.dumps(scale.point(w.point), sort_keys=True)
 
 
 # Tables and figures
@@ -344,24 +293,22 @@ def point_json(w):
 @command_line
 def files_of_artifact(w):
     """The measurement and published files an artifact is made of, by name."""
-    contents.check_made(config, w.artifact)
-    return {
-        name: [in_project(path) for path in paths]
-        for name, paths in contents.needs(config, w.artifact).items()
-    }
+    contents.check_made(scale, w.artifact)
+    needed = contents.needs(scale, w.artifact).items()
+    return {name: [in_project(path) for path in paths] for name, paths in needed}
 
 
 def entry_json(w):
     """An artifact's entry with all it refers to, as JSON: what it shows, and what triggers making it again."""
-    return json.dumps(contents.resolve(config, w.artifact))
+    return json.dumps(contents.resolve(scale, w.artifact))
 
 
 def section_of_artifact(w):
     """The part of the paper an artifact belongs to, as the report groups it."""
-    return config["artifacts"][w.artifact]["section"]
+    return scale["artifacts"][w.artifact]["section"]
 
 
 def labels_of_artifact(w):
     """What the report says about an artifact."""
-    entry = config["artifacts"][w.artifact]
+    entry = scale["artifacts"][w.artifact]
     return {"item": contents.label(entry), "shows": entry["title"]}

@@ -13,7 +13,7 @@ rule pack:
     """Tokenize the chats with the model's template and pack them into rows, each chat attending to itself only."""
     input:
         model="<results>/models/{model}/source.json",
-        chats=lambda w: f"<results>/data/{config['recipes'][w.recipe]['data']}/train.jsonl",
+        chats=lambda w: f"<results>/data/{scale.recipes[w.recipe].data}/train.jsonl",
     output:
         "<results>/packed/{model}/{recipe}.safetensors",
     log:
@@ -38,7 +38,7 @@ rule teacher_states:
     """The teacher's hidden states on the training rows, once for all variants of a model, and its moments."""
     input:
         model="<results>/models/{model}/source.json",
-        data=lambda w: f"<results>/packed/{w.model}/{first_alike(w.recipe, PACKING)}.safetensors",
+        data=packed_rows,
     output:
         states="<results>/teacher/{model}/{recipe}.safetensors",
         moments="<results>/moments/{model}/{recipe}.safetensors",
@@ -54,8 +54,8 @@ rule teacher_states:
         **on_gpus("score"),
     params:
         recipe=recipe_json,
-        layers=lambda w: cfg.stored_layers(config, w.model, alike(w.recipe, TEACHING)),
-        candidates=lambda w: cfg.candidate_layers(config, w.model),
+        layers=lambda w: scale.stored_layers(w.model, scale.alike(w.recipe, TEACHING)),
+        candidates=lambda w: scale.candidate_layers(w.model),
     shell:
         """
         exec &> >(tee {log:q})
@@ -76,7 +76,7 @@ rule moments:
     """What a fitted start needs of the teacher, where its states are not stored."""
     input:
         model="<results>/models/{model}/source.json",
-        data=lambda w: f"<results>/packed/{w.model}/{first_alike(w.recipe, PACKING)}.safetensors",
+        data=packed_rows,
     output:
         "<results>/moments/{model}/{recipe}.safetensors",
     log:
@@ -91,7 +91,7 @@ rule moments:
         **on_gpus("score"),
     params:
         recipe=recipe_json,
-        layers=lambda w: cfg.candidate_layers(config, w.model),
+        layers=lambda w: scale.candidate_layers(w.model),
     shell:
         """
         exec &> >(tee {log:q})
@@ -135,7 +135,7 @@ rule distill:
         recipe=recipe_json,
         minutes=lambda w, resources: resources.get("runtime", []),
         # Not an output: Snakemake would delete the progress of a job that was killed.
-        state=lambda w: f"{config['pathvars']['results']}/training-state/{w.model}/{w.variant}",
+        state=lambda w: f"{scale.pathvars.results}/training-state/{w.model}/{w.variant}",
     shell:
         """
         exec &> >(tee {log:q})

@@ -18,10 +18,10 @@ rule resolve_model:
     benchmark:
         "<benchmarks>/resolve_model/{model}.tsv"
     params:
-        title=lambda w: config["models"][w.model]["title"],
-        source=lambda w: source_json(config["models"][w.model]["source"]),
-        template=lambda w: source_json(config["models"][w.model].get("chat_template")),
-        layers=lambda w: config["models"][w.model]["num_hidden_layers"],
+        title=lambda w: scale.models[w.model].title,
+        source=lambda w: source_json(scale.models[w.model].source),
+        template=lambda w: source_json(scale.models[w.model].chat_template),
+        layers=lambda w: scale.models[w.model].num_hidden_layers,
     shell:
         """
         exec &> >(tee {log:q})
@@ -49,9 +49,7 @@ rule fetch_checkpoint:
         variant=variants_with(recipe=False),
     params:
         spec=spec_json,  # first: it refuses a model that names no checkpoint for the variant
-        source=lambda w: source_json(
-            config["models"][w.model]["checkpoints"][w.variant]
-        ),
+        source=lambda w: source_json(scale.models[w.model].checkpoints[w.variant]),
     shell:
         """
         exec &> >(tee {log:q})
@@ -74,9 +72,9 @@ rule heldout:
     benchmark:
         "<benchmarks>/heldout.tsv"
     params:
-        sources=lambda w: sources_json(config["heldout"]["data"]),
-        chats=config["heldout"]["chats"],
-        seed=config["heldout"]["seed"],
+        sources=lambda w: sources_json(scale.heldout.data),
+        chats=scale.heldout.chats,
+        seed=scale.heldout.seed,
     shell:
         """
         exec &> >(tee {log:q})
@@ -102,7 +100,7 @@ rule corpus:
         "<benchmarks>/corpus/{data}.tsv"
     params:
         sources=lambda w: sources_json(w.data),
-        seed=lambda w: config["data"][w.data]["seed"],
+        seed=lambda w: scale.data[w.data].seed,
     shell:
         """
         exec &> >(tee {log:q})
@@ -124,11 +122,9 @@ rule fetch_questions:
     benchmark:
         "<benchmarks>/fetch_questions/{task}.tsv"
     wildcard_constraints:
-        task=pattern(config["tasks"]),
+        task=pattern(scale.tasks),
     params:
-        task=lambda w: json.dumps(
-            {key: config["tasks"][w.task].get(key) for key in ("task", "source")}
-        ),
+        task=lambda w: json.dumps({key: scale["tasks"][w.task].get(key) for key in ("task", "source")}),
         attempt=fetch_attempt,
     shell:
         """
@@ -149,10 +145,10 @@ rule workload:
     benchmark:
         "<benchmarks>/workload/{workload}.tsv"
     wildcard_constraints:
-        workload=pattern(config["workloads"]),
+        workload=pattern(scale.workloads),
     params:
         workload=workload_json,
-        seed=config["serving"]["seed"],
+        seed=scale.serving.seed,
     shell:
         """
         exec &> >(tee {log:q})

@@ -14,7 +14,7 @@ localrules:
 
 
 # Small tasks take less time than a start of the model, so one job may score several: the sets of scoring.together.
-for group in [None, *config["scoring"]["together"]]:
+for group in [None, *scale.scoring.together]:
     scored = group or "{task}"
 
     rule:
@@ -28,7 +28,7 @@ for group in [None, *config["scoring"]["together"]]:
         output:
             expand(
                 "<results>/scores/{{model}}/{{variant}}/{{kv_cache}}/{task}.json",
-                task=config["sets"]["tasks"].get(group, scored),
+                task=scale.sets.tasks.get(group, scored),
             ),
         log:
             run=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.log",
@@ -44,7 +44,7 @@ for group in [None, *config["scoring"]["together"]]:
         params:
             spec=spec_json,
             tasks=lambda w, group=group: tasks_json(w, group),
-            seed=config["scoring"]["seed"],
+            seed=scale.scoring.seed,
             state=answers_folder,
             # Asks for the output, whose place says it, only to be no trigger.
             shard=lambda w, output: [1, 1],
@@ -125,9 +125,9 @@ rule fidelity:
         **on_gpus("score"),
     params:
         spec=spec_json,
-        documents=config["fidelity"]["documents"],
-        max_length=config["fidelity"]["max_length"],
-        seed=config["fidelity"]["seed"],
+        documents=scale.fidelity.documents,
+        max_length=scale.fidelity.max_length,
+        seed=scale.fidelity.seed,
         ridge=start_ridge,
     shell:
         """
@@ -167,10 +167,10 @@ rule starts:
     resources:
         **on_gpus("score"),
     params:
-        ridge=config["recipes"][config["choose_l"]["recipe"]]["start_ridge"],
-        documents=config["choose_l"]["documents"],
-        max_length=config["choose_l"]["max_length"],
-        seed=config["choose_l"]["seed"],
+        ridge=scale.recipes[scale.choose_l.recipe].start_ridge,
+        documents=scale.choose_l.documents,
+        max_length=scale.choose_l.max_length,
+        seed=scale.choose_l.seed,
     shell:
         """
         exec &> >(tee {log:q})
@@ -206,7 +206,7 @@ rule early_exit:
         **on_gpus("score"),
     params:
         spec=spec_json,
-        settings=json.dumps(config["early_exit"]),
+        settings=json.dumps(scale["early_exit"]),
     shell:
         """
         exec &> >(tee {log:q})

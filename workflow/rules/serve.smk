@@ -19,7 +19,7 @@ rule dummy_checkpoint:
         "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
     params:
         spec=spec_json,
-        tokenizer=lambda w: config["models"][w.model]["source"].get("hub", []),
+        tokenizer=lambda w: getattr(scale.models[w.model].source, "hub", []),
     shell:
         """
         exec &> >(tee {log:q})
@@ -45,24 +45,24 @@ rule measure:
     benchmark:
         "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
     wildcard_constraints:
-        point=pattern(config["serving"]["points"]),
+        point=pattern(scale.serving.points),
     priority: if_granted("serve")
     threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
     resources:
         **on_gpus("serve", measured_alone),
     params:
-        title=lambda w: config["models"][w.model]["title"],
+        title=lambda w: scale.models[w.model].title,
         weights=served_weights,
         spec=spec_json,
-        merge=lambda w: config["variants"][w.variant].get("merge_all_layers", False),
-        quantization=lambda w: config["models"][w.model].get("quantization", []),
-        plugin=lambda w: config["variants"][w.variant].get("plugin", []),
+        merge=lambda w: scale.variants[w.variant].merge_all_layers,
+        quantization=lambda w: scale.models[w.model].quantization or [],
+        plugin=lambda w: scale.variants[w.variant].plugin or [],
         settings=point_json,
-        gpus=lambda w: config["models"][w.model]["gpus"]["serve"],
+        gpus=lambda w: scale.models[w.model].gpus.serve,
         # Asks for the input only to be no trigger: it changes no number.
-        start_timeout=lambda w, input: config["serving"]["engine"]["start_timeout"],
+        start_timeout=lambda w, input: scale.serving.engine.start_timeout,
         # Not an output: Snakemake would delete the finished rates of a job that was killed.
-        state=lambda w: f"{config['pathvars']['results']}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
+        state=lambda w: f"{scale.pathvars.results}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
     shell:
         """
         exec &> >(tee {log:q})

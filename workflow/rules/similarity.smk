@@ -9,7 +9,7 @@ rule similarity:
     """Average cosine similarity between the inputs of all pairs of layers, and SimScore (Eq. 1)."""
     input:
         model="<results>/models/{model}/source.json",
-        chats=f"<results>/data/{config['similarity']['data']}/train.jsonl",
+        chats=f"<results>/data/{scale.similarity.data}/train.jsonl",
     output:
         "<results>/similarity/{model}.json",
     log:
@@ -21,9 +21,9 @@ rule similarity:
     resources:
         **on_gpus("score"),
     params:
-        documents=config["similarity"]["documents"],
-        max_length=config["similarity"]["max_length"],
-        seed=config["similarity"]["seed"],
+        documents=scale.similarity.documents,
+        max_length=scale.similarity.max_length,
+        seed=scale.similarity.seed,
     shell:
         """
         exec &> >(tee {log:q})

@@ -7,7 +7,7 @@ apptainer: the image envs/gpu.sif. conda: the environment .conda. Neither: the P
 IMAGE = os.path.relpath(f"{PROJECT}/envs/gpu.sif")
 CONDA = f"{PROJECT}/.conda"
 # Where the jobs of a cluster keep caches; braces would be wildcards in a shell prefix.
-LOCAL_CACHE = config["gpu_jobs"].get("local_cache", "")
+LOCAL_CACHE = scale.gpu_jobs.local_cache or ""
 LOCAL_CACHE = LOCAL_CACHE.replace("{", "{{").replace("}", "}}")
 METHODS = sorted(map(str, workflow.deployment_settings.deployment_method))
 
@@ -17,9 +17,7 @@ if METHODS not in ([], ["apptainer"], ["conda"]):
         "it may be apptainer or conda, or left out for the Python that runs Snakemake"
     )
 if METHODS == ["apptainer"] and not os.path.exists(IMAGE):
-    sys.exit(
-        f"error: there is no {IMAGE}; make it with `make image`, or link yours there"
-    )
+    sys.exit(f"error: there is no {IMAGE}; make it with `make image`, or link yours there")
 if METHODS == ["conda"] and not os.access(f"{CONDA}/bin/python", os.X_OK):
     sys.exit(f"error: there is no Python in {CONDA}; make it with `make setup-conda`")
 
@@ -47,13 +45,10 @@ def shell_prefix(method):
     return f"IN_IMAGE=(); {here}"
 
 
-shell.prefix(
-    shell_prefix("".join(METHODS))
-    + f'LOCAL_CACHE="{LOCAL_CACHE}"; . "{PROJECT}/workflow/environment.sh"; '
-)
+shell.prefix(shell_prefix("".join(METHODS)) + f'LOCAL_CACHE="{LOCAL_CACHE}"; . "{PROJECT}/workflow/environment.sh"; ')
 
 
 def training_image(w):
     """A training's image; none on several nodes, because srun, which starts the nodes, is in no image."""
-    nodes = config["models"][w.model]["nodes"].get("distill", 1)
+    nodes = scale.models[w.model].nodes.distill
     return IMAGE if nodes == 1 else None

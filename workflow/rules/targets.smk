@@ -15,17 +15,12 @@ def refuse_unknown_names():
         {
             "resources": workflow.global_resources,
             "the profile's default-resources": settings._parsed_default_resources,
-            "gpu_jobs.resources of the site file": config["gpu_jobs"].get(
-                "resources", []
-            ),
-            **{
-                f"the profile's set-resources of rule {rule}": names
-                for rule, names in set_resources.items()
-            },
+            "gpu_jobs.resources of the site file": config["gpu_jobs"].get("resources", []),
+            **{f"the profile's set-resources of rule {rule}": names for rule, names in set_resources.items()},
         },
     )
     # Before other filters, so that those see the reason too.
-    logger.filters.insert(0, lambda record: targets.explain(config, record))
+    logger.filters.insert(0, lambda record: targets.explain(scale, record))
 
 
 def every_artifact(w):
@@ -45,7 +40,7 @@ def every_artifact(w):
     return [
         f"<results>/{form}s/{artifact}.{ending}"
         for form, endings in forms.items()
-        for artifact in contents.names(config, form)
+        for artifact in contents.names(scale, form)
         for ending in endings
     ]
 

@@ -14,13 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from swiftkv import config as cfg
-from swiftkv import points
 from swiftkv.artifacts.inputs import FOLDERS, inputs, players, rows
-from swiftkv.artifacts.kind import MODELS, ArtifactKind, Common, Config, Entry, Listed
+from swiftkv.artifacts.kind import MODELS, ArtifactKind, Common, Entry, Listed
 from swiftkv.artifacts.kinds import KINDS
+from swiftkv.config import Config
+from swiftkv.config.trained_on import check_untrained
 from swiftkv.errors import UserError
-from swiftkv.score.trained_on import check_untrained
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
@@ -68,7 +67,7 @@ def left_out(config: Config, name: str) -> str | None:
         roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
         return f"no model of this scale plays the role {roles}"
     if kind_of(config, name).scored:
-        reasons = [cfg.without_quality(config, model["name"]) for model in players(config, entry["models"])]
+        reasons = [config.models[model["name"]].unmeasured("quality") for model in players(config, entry["models"])]
         return reasons[0] if all(reasons) else None
     return None
 
@@ -111,12 +110,12 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     ways = [True] * ("points" in raw) + [False] * ("tasks" in raw or "points" not in raw)
     entry["specs"], entry["unmeasured"] = {}, {}
     for model, variant, _ in rows(entry):
-        entry["specs"].setdefault(model, {})[variant] = cfg.spec(config, model, variant)
-        reasons = [cfg.unmeasured(config, model, variant, served=served) for served in ways]
+        entry["specs"].setdefault(model, {})[variant] = (spec := config.spec(model, variant)) and spec.fields
+        reasons = [config.unmeasured(model, variant, served=served) for served in ways]
         if any(reasons):
             entry["unmeasured"].setdefault(model, {})[variant] = next(filter(None, reasons))
     if "points" in raw:
-        entry["points"] = {point: points.point(config, point) for point in members(config, "points", raw["points"])}
+        entry["points"] = {point: config.point(point) for point in members(config, "points", raw["points"])}
     if "tasks" in raw:
         entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
     if kind.extra is not None:
@@ -196,9 +195,9 @@ def check(config: Config) -> None:
     for name in names(config):  # after all are known to be well-formed, as some speak of others
         resolved = resolve(config, name)
         for model in resolved["models"] if "points" in resolved else []:
-            cfg.check_served(config, model["name"], f"artifacts.{name}")
+            config.check_served(model["name"], f"artifacts.{name}")
         if "tasks" in resolved:
-            tasks = [other for task in resolved["tasks"] for other in cfg.scored_together(config, task)]
+            tasks = [other for task in resolved["tasks"] for other in config.scored_together(task)]
             scored = dict.fromkeys(variant for _, variant, _ in rows(resolved))
             check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 

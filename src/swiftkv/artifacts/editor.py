@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from swiftkv.artifacts.kinds import KINDS
-from swiftkv.config.settings import Config
+from swiftkv.config import Config
 
 
 def editor_schema() -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from swiftkv.artifacts.kind import Config, Entry
-from swiftkv.config import without_quality
 from swiftkv.stages import STAGES
 
 CLAIMS = "resources/paper/claims.yaml"
@@ -64,7 +63,7 @@ def _similarity(config: Config, entry: Entry) -> list[str]:
 
 
 def _starts(config: Config, entry: Entry) -> list[str]:
-    models = [model["name"] for model in entry["models"] if not without_quality(config, model["name"])]
+    models = [model["name"] for model in entry["models"] if not config.models[model["name"]].unmeasured("quality")]
     return [STAGES["starts"].file(config, model=model) for model in models]
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, create_model, model_validator
 
+from swiftkv.config import Config
 from swiftkv.config.settings import NamesOrSet, Part
 from swiftkv.section import Names, Section, Text, Unique, key
 
-Config = Mapping[str, Any]
 Entry = Mapping[str, Any]
 Files = Mapping[str, list[Path]]
 

@@ -7,11 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from swiftkv.config.planning import Planning
 from swiftkv.config.sources import ChatSource, CheckpointSource, ModelSource, PackagedModel, QuestionSource
-from swiftkv.distill.recipe import Recipe
-from swiftkv.points import Serving, Workload
-from swiftkv.score.catalogue import Asks
+from swiftkv.score.catalogue import Asks, output_type
 from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, by_type, key
 
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
@@ -139,6 +136,21 @@ class Model(Section, called="a model"):
     quantization: Text | None = key("vLLM's --quantization while serving; absent: none, or the checkpoint's own.", None)
     unavailable: Unavailable | None = key("What cannot be measured of it, and why.", None)
 
+    @property
+    def family(self) -> str | None:
+        """transformers' model_type where the configuration says it; a few families lack something."""
+        shape = getattr(self.source, "random", None)
+        return self.model_type or (shape and shape.model_type)
+
+    def unmeasured(self, what: Literal["quality", "serving"]) -> str | None:
+        """Why its quality, or how it serves, cannot be measured, or None."""
+        return self.unavailable and getattr(self.unavailable, what)
+
+    @property
+    def layers_below(self) -> list[int]:
+        """Every l it can be rewired at, largest first."""
+        return sorted(set(self.num_key_value_layers.values()), reverse=True)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for reduction, ordinary in self.num_key_value_layers.items():
@@ -176,6 +188,16 @@ class Variant(Section, called="a variant"):
     )
     merge_all_layers: bool = key("Served only: one layer's KV cache is kept (Section 5.1).", False)
     plugin: Literal["arctic-inference"] | None = key("Served by this vLLM plugin in place of this project's.", None)
+
+    @property
+    def rewired(self) -> bool:
+        """Whether layers skip prefill."""
+        return self.prefill_reduction is not None
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is measured on a checkpoint of its own."""
+        return self.rewired or self.recipe is not None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -276,6 +298,11 @@ class Task(Section, called="a task"):
     chance: Fraction | None = key("Share that guessing gets right; the panel averages tasks clearly above it.", None)
     source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
 
+    @property
+    def generated(self) -> bool:
+        """Whether answers are generated, and not scored by log-likelihoods; lm-eval's files tell it."""
+        return output_type(self.task) == "generate_until"
+
 
 class Sets(Section, called="sets"):
     """Lists that artifacts.yaml names."""
@@ -304,28 +331,3 @@ class Artifact(Scope, called="an artifact", extra="allow"):
 
     kind: Text = key("How it is drawn and what it is made of: src/swiftkv/artifacts/kinds/<kind>.py.")
     parts: list[Part] | None = key("Blocks of rows.", None, min_length=1)
-
-
-class Config(Section, called="the configuration"):
-    """SwiftKV reproduction pipeline: every key of config.yaml, artifacts.yaml and the overrides of the profiles."""
-
-    pathvars: Pathvars
-    gpu_jobs: GpuJobs
-    models: dict[Name, Model] = key("The models, by name.")
-    variants: dict[Name, Variant] = key("What is done to a model, by name.")
-    recipes: dict[Name, Recipe] = key("How a variant is trained, by name.")
-    data: dict[Name, DataMix] = key("Mixes of chats, by name.")
-    heldout: Heldout
-    similarity: Similarity
-    fidelity: Fidelity
-    choose_l: ChooseL
-    early_exit: EarlyExit
-    scoring: Scoring
-    tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
-    planning: Planning
-    roles: dict[Name, Text | None] = key("Which model plays a role of artifacts.yaml; null: none does.")
-    stand_ins: dict[Text, Text] = key("At smaller scales, the variant that stands for one the model cannot have.")
-    sets: Sets
-    artifacts: dict[Name, Artifact] = key("Tables and figures, by name.")
-    workloads: dict[Name, Workload] = key("Requests as they come where models are used, by name.")
-    serving: Serving

@@ -60,6 +60,7 @@ def dry_run(*words: object) -> list[PlannedJob]:
 
     filters = list(logger.filters)  # the Snakefile adds its own
     logger.addFilter(read)
+    said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             parser, arguments = cli.parse_args(["--dry-run", *map(str, words)])

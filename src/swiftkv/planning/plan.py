@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from swiftkv.config import Config
 from swiftkv.planning.estimate import SURE, UNKNOWN, Estimate, estimates, written
 from swiftkv.planning.jobs import ancestors, parents, plan_jobs
 from swiftkv.planning.profile import Profile, read_config, read_profile
@@ -73,7 +73,7 @@ class Plan:
     """
 
     profile: Profile
-    config: dict[str, Any]
+    config: Config
     jobs: list[PlannedJob]
     estimates: list[Estimate]
     total: Cost
@@ -105,14 +105,14 @@ def make_plan(
     jobs = plan_jobs(found, root, targets, everything=everything)
     # What is finished tells how long its like takes; a dry run that names it is only worth its seconds if there is any.
     finished: list[PlannedJob] = []
-    if not everything and any(Path(config["pathvars"]["benchmarks"]).rglob("*.tsv")):
+    if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
         left = {job.outputs for job in jobs}
         finished = [job for job in plan_jobs(found, root, everything=True) if job.outputs not in left]
     return estimate_plan(root, found, config, jobs, finished)
 
 
 def estimate_plan(
-    root: Path, profile: Profile, config: dict[str, Any], jobs: list[PlannedJob], finished: Iterable[PlannedJob] = ()
+    root: Path, profile: Profile, config: Config, jobs: list[PlannedJob], finished: Iterable[PlannedJob] = ()
 ) -> Plan:
     """What planned jobs take, in all and for each artifact among them."""
     graph, works = parents(jobs), [Work(job, config, root) for job in jobs]
@@ -143,7 +143,7 @@ def estimate_plan(
         for number, job in enumerate(jobs)
         if "artifact" in job.wildcards
     }
-    order = [name for name in config["artifacts"] if name in artifacts]
+    order = [name for name in config.artifacts if name in artifacts]
     return Plan(profile, config, jobs, priced, cost(set(graph)), {name: artifacts[name] for name in order})
 
 

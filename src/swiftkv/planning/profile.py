@@ -14,6 +14,9 @@ from typing import Any
 
 import yaml
 
+from swiftkv.artifacts import contents
+from swiftkv.config import Config, check, load_yaml
+from swiftkv.config.local import check_local_sources
 from swiftkv.errors import UserError
 from swiftkv.gpus import python_of_jobs
 from swiftkv.section import nearest
@@ -120,7 +123,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     )
 
 
-def read_config(root: Path, profile: Profile) -> dict[str, Any]:
+def read_config(root: Path, profile: Profile) -> Config:
     """The configuration of a profile, merged by Snakemake's own rules and checked as a run would check it.
 
     Raises:
@@ -128,16 +131,23 @@ def read_config(root: Path, profile: Profile) -> dict[str, Any]:
     """
     from snakemake.utils import update_config
 
-    from swiftkv import config as cfg
-    from swiftkv.artifacts import contents
-    from swiftkv.config.local import check_local_sources
-
-    files = [root / "config.yaml", root / "artifacts.yaml", *profile.configfiles]
-    cfg.refuse_duplicate_keys([str(file) for file in files])
     config: dict[str, Any] = {}
-    for file in files:
-        update_config(config, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    config = cfg.check(config)
-    contents.check(config)
-    check_local_sources(config, profile.directory)
-    return config
+    for file in (root / "config.yaml", root / "artifacts.yaml", *profile.configfiles):
+        update_config(config, load_yaml(file))
+    return checked(config, profile.directory)
+
+
+def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
+    """The typed form of a merged configuration, with all checked that can be known before any work.
+
+    Args:
+        config: as Snakemake merges it.
+        directory: where the run works, from which relative paths of local sources are meant.
+
+    Raises:
+        UserError: it is not valid.
+    """
+    typed = check(config)
+    contents.check(typed)
+    check_local_sources(typed, directory)
+    return typed

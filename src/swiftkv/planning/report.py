@@ -59,8 +59,8 @@ def _summary(plan: Plan) -> str:
     unknown = Counter(estimate.why for estimate in plan.estimates if estimate.sure == UNKNOWN)
     lines += [f"  not counted: {_count(count, 'job')}, as {why}" for why, count in unknown.items()]
     scored = {Path(path).stem for job in plan.jobs if job.rule.startswith("score") for path in job.outputs}
-    tasks = plan.config["tasks"]
-    if optional := [name for name in tasks if name in scored and tasks[name].get("source", {}).get("optional")]:
+    tasks = plan.config.tasks
+    if optional := [name for name in tasks if name in scored and getattr(tasks[name].source, "optional", False)]:
         lines += [f"  scores of {', '.join(optional)} are counted as if the hub gave the questions, which are optional"]
     return "\n".join(lines)
 
@@ -181,7 +181,7 @@ def _sureness(plan: Plan) -> str:
 
 def _assumptions(plan: Plan) -> str:
     kinds = {"host"} | {"gpu" if job.gpus else "cpu" for job in plan.jobs if "gpu" in job.resources}
-    mixes = {plan.config["recipes"][job.wildcards["recipe"]]["data"] for job in plan.jobs if "recipe" in job.wildcards}
+    mixes = {plan.config.recipes[job.wildcards["recipe"]].data for job in plan.jobs if "recipe" in job.wildcards}
     mixes |= {job.wildcards["data"] for job in plan.jobs if "data" in job.wildcards}
     planning = plan.config["planning"]
     sections = {kind: planning[kind] for kind in ("host", "gpu", "cpu") if kind in kinds}

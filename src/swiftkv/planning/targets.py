@@ -6,9 +6,9 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from swiftkv.artifacts import contents
+from swiftkv.config import Config
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
 from swiftkv.stages import STAGES
@@ -22,7 +22,7 @@ RESOURCES = {
 SECTIONS = {"kv_cache": ["auto", "fp8"]}  # wildcards of paths that are no section of the configuration
 
 
-def why_not_made(config: Mapping[str, Any], file: str) -> str:
+def why_not_made(config: Config, file: str) -> str:
     """Why no stage makes a file at this scale, and which file may be meant."""
     results, place = config["pathvars"]["results"], Path(file)
     name = place.name if place.name in config["artifacts"] else place.stem
@@ -46,13 +46,13 @@ def why_not_made(config: Mapping[str, Any], file: str) -> str:
             match = re.fullmatch(pattern, file.removeprefix(f"{results}/"))
             for section, value in match.groupdict().items() if match else ():
                 points = config["serving"]["points"] if section == "point" else [value]
-                known = SECTIONS.get(section) or config.get(f"{section}s", points)
+                known = SECTIONS.get(section) or getattr(config, f"{section}s", points)
                 if value not in known:
                     return f"nothing makes {file}: there is no {section} {value!r}{nearest(value, known)}"
     return f"nothing makes {file}: docs/artifacts.md says which files there are"
 
 
-def explain(config: Mapping[str, Any], record: logging.LogRecord) -> bool:
+def explain(config: Config, record: logging.LogRecord) -> bool:
     """Put the reason in place of Snakemake's message that it has no rule for a file; a filter of its logger.
 
     Returns:

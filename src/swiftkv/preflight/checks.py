@@ -8,21 +8,71 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from swiftkv.config import Config
+from swiftkv.errors import UserError
 from swiftkv.gpus import asked_for, cuda_of
 from swiftkv.planning.estimate import written
 from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.profile import Profile, read_config, read_profile
-from swiftkv.preflight import machine, slurm, versions
+from swiftkv.preflight import machine, slurm
 from swiftkv.preflight.hub import Hub, Silent, in_cache
-from swiftkv.preflight.report import Report
-from swiftkv.preflight.requests import LATER, Request, slurm_requests
+from swiftkv.preflight.slurm import LATER, Request, slurm_requests
 from swiftkv.pricing.work import Download, PlannedJob, Work, once
 from swiftkv.score.fetch import data_set
 from swiftkv.stages import stage_of
 
 Planner = Callable[[], Sequence[PlannedJob]]
+Result = TypeVar("Result")
+
+
+class Report:
+    """Runs checks and prints what each found.
+
+    Attributes:
+        failures: what those that failed so far say.
+
+    Args:
+        show: takes each line.
+    """
+
+    def __init__(self, show: Callable[[str], None] = print) -> None:
+        self.show, self.failures = show, list[str]()
+
+    def check(
+        self,
+        name: str,
+        function: Callable[[], Result],
+        describe: Callable[[Result], str] = str,
+    ) -> Result | None:
+        """Run one check and print its line.
+
+        Args:
+            name: what is looked at, the line's first word.
+            function: raises a `UserError` where something is wrong.
+            describe: the line's text where nothing is, from what `function` returned.
+
+        Returns:
+            What `function` returned; None where it failed.
+        """
+        try:
+            found = function()
+        except UserError as error:
+            self.fail(name, str(error))
+            return None
+        self.show(f"ok    {name}: {describe(found)}")
+        return found
+
+    def fail(self, name: str, sentence: str) -> None:
+        """Print the line of a check that failed."""
+        self.failures.append(sentence)
+        self.show(f"FAIL  {name}: {sentence}")
+
+    def end(self) -> None:
+        """Raise a `UserError` that counts the failures, if there are any."""
+        if self.failures:
+            raise UserError(f"{len(self.failures)} of the checks failed; mend what they name and check again")
 
 
 def check(
@@ -45,19 +95,21 @@ def check(
         UserError: a check failed; its line has been printed.
     """
     report = Report(show)
-    lock = report.check("lock file", lambda: versions.lock_file(root), lambda file: file.name)
+    lock = report.check("lock file", lambda: machine.lock_file(root), lambda file: file.name)
     if lock:
-        report.check("versions", lambda: versions.check_versions(lock))
+        report.check("versions", lambda: machine.check_versions(lock))
     profile = report.check(
         "profile", lambda: read_profile(name, root, configfiles), lambda found: os.path.relpath(found.folder)
     )
     if profile is None:
         report.end()
-    config = report.check("configuration", lambda: read_config(root, profile), lambda found: f"{len(found)} sections")
+    config = report.check(
+        "configuration", lambda: read_config(root, profile), lambda found: f"{len(found.plain)} sections"
+    )
     if config is None:
         report.end()
     jobs = report.check("plan", lambda: plan_jobs(profile, root, targets), lambda found: f"{len(found)} jobs to run")
-    results = Path(config["pathvars"]["results"])
+    results = Path(config.pathvars.results)
     report.check("results", lambda: machine.check_writable(results))
     if jobs is None:
         show("      without a plan, nothing else can be checked")
@@ -110,14 +162,14 @@ def _requests(profile: Profile, jobs: Sequence[PlannedJob], last: Planner | None
     return requests
 
 
-def check_machine(report: Report, profile: Profile, config: dict[str, Any], jobs: Sequence[PlannedJob]) -> None:
+def check_machine(report: Report, profile: Profile, config: Config, jobs: Sequence[PlannedJob]) -> None:
     """Processors, memory and GPUs of a machine without scheduler."""
     report.check("cores", lambda: machine.check_cores(profile.cores, len(os.sched_getaffinity(0))))
     report.check("memory", lambda: machine.check_memory(jobs, profile.cores, profile.resources["mem_mb"]))
     check_gpus(report, profile, config, jobs)
 
 
-def problems_at_start(profile: Profile, config: dict[str, Any], jobs: Sequence[PlannedJob]) -> list[str]:
+def problems_at_start(profile: Profile, config: Config, jobs: Sequence[PlannedJob]) -> list[str]:
     """Why a run should not start; nothing where all is well, and then what runs at once on this machine is said."""
     report = Report(lambda line: None)
     if profile.slurm:
@@ -130,7 +182,7 @@ def problems_at_start(profile: Profile, config: dict[str, Any], jobs: Sequence[P
     return report.failures
 
 
-def check_gpus(report: Report, profile: Profile, config: dict[str, Any], jobs: Sequence[PlannedJob]) -> None:
+def check_gpus(report: Report, profile: Profile, config: Config, jobs: Sequence[PlannedJob]) -> None:
     """The GPUs of a machine without scheduler, if jobs ask for any."""
     if not asked_for(jobs):
         return
@@ -145,7 +197,7 @@ def check_gpus(report: Report, profile: Profile, config: dict[str, Any], jobs: S
         report.check("fp8", lambda: machine.check_fp8(found))
 
 
-def check_tasks(config: dict[str, Any], jobs: Sequence[PlannedJob]) -> int:
+def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
     """How many benchmarks are to be scored; lm-eval must have each one's task, metric and filter, and there its files.
 
     Raises:
@@ -178,10 +230,13 @@ def check_hub(report: Report, works: Sequence[Work]) -> int:
     for item in once(item for work in works for item in stage_of(work.job.rule).downloads(work)):
         if "://" in item.hub:
             continue
+        name = f"hub {item.origin} {item.hub}"
         try:
-            report.check(f"hub {item.origin} {item.hub}", lambda item=item: look(item), passing=(Silent,))
+            report.show(f"ok    {name}: {look(item)}")
         except Silent:
             absent.append(item.hub)
+        except UserError as error:
+            report.fail(name, str(error))
     if absent:
         report.fail(
             "hub",
@@ -216,7 +271,7 @@ def check_disks(report: Report, results: Path, works: Sequence[Work], downloads:
         )
 
 
-def _computes_in_fp8(config: dict[str, Any], job: PlannedJob) -> bool:
-    model = config["models"].get(job.wildcards.get("model"), {})
+def _computes_in_fp8(config: Config, job: PlannedJob) -> bool:
+    model = config.models.get(job.wildcards.get("model", ""))
     served = job.rule == "measure" and job.wildcards.get("kv_cache") == "fp8"
-    return served or model.get("quantization") == "fp8"
+    return served or bool(model and model.quantization == "fp8")

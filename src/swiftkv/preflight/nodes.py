@@ -86,61 +86,61 @@ def unmet(resources: Any, nodes: Sequence[Nodes]) -> list[Cause]:
     """
     if not nodes:
         return []
-    where, place_to_mend = _partition(resources), place(resources)
-    found = too_long(resources, nodes)
-
-    def lacks(lacking: bool, wrong: str, mend: str) -> None:
-        if lacking:
-            found.append((wrong, mend))
-
+    where, mend = _partition(resources), place(resources)
     count, model = resources.get("nodes") or 1, resources.get("gpu_model")
     gpus = math.ceil((resources.get("gpu") or 0) / count)
     memory, cpus = resources.get("mem_mb") or 0, (resources.get("cpus_per_gpu") or 0) * gpus
     wanted = frozenset(re.findall(r"[A-Za-z][\w.-]*", str(resources.get("constraint") or "")))
-    most = max(node.count(model) for node in nodes)
-    models = ", ".join(sorted({name or "a model it does not name" for node in nodes for name in node.gpus}))
-    lacks(
-        gpus > 0 and most == 0,
-        f"{where} has no GPU" + (f" of model {model!r}, only {models or 'nodes without'}" if model else ""),
-        f"correct {'gpu_model' if model and models else 'slurm_partition'} {place_to_mend}",
-    )
-    lacks(
-        gpus > most > 0,
-        f"{gpus} GPUs a node are asked for, and no node of {where} has more than {most}",
-        "spread the model over more nodes (gpus and nodes under models in the configuration)",
-    )
-    largest = max(node.memory for node in nodes)
-    lacks(
-        memory > largest,
-        f"{memory} MB of memory a node are asked for, and no node of {where} has more than {largest}",
-        f"lower {'mem_mb_per_node' if gpus else 'mem_mb'} {place_to_mend}",
-    )
-    widest = max(node.cpus for node in nodes)
-    lacks(
-        cpus > widest,
-        f"{cpus} processors a node are asked for, and no node of {where} has more than {widest}",
-        f"lower cpus_per_gpu {place_to_mend}",
+    most, largest, widest = (
+        max(values) for values in zip(*((n.count(model), n.memory, n.cpus) for n in nodes), strict=True)
     )
     features = frozenset().union(*(node.features for node in nodes))
-    lacks(
-        not wanted <= features,
-        f"no node of {where} has the feature {', '.join(sorted(wanted - features))}, only "
-        f"{', '.join(sorted(features)) or 'nodes without any'}",
-        f"correct constraint {place_to_mend}",
-    )
-    if found or "|" in str(resources.get("constraint")):
-        return found
+    models = ", ".join(sorted({name or "a model it does not name" for node in nodes for name in node.gpus}))
+    only = f" of model {model!r}, only {models or 'nodes without'}" if model else ""
     fit = sum(
         node.number
         for node in nodes
         if node.count(model) >= gpus and node.memory >= memory and node.cpus >= cpus and wanted <= node.features
     )
-    lacks(
-        count > fit,
-        f"{count} nodes are asked for with {gpus} GPUs, {memory} MB and {max(cpus, 1)} processors each, and {where} has {fit}",
-        f"ask for less {place_to_mend}, or give the model fewer nodes",
-    )
-    return found
+
+    def short(amount: int, what: str, there: int) -> str:
+        return f"{amount} {what} a node are asked for, and no node of {where} has more than {there}"
+
+    key = "gpu_model" if model and models else "slurm_partition"
+    lacks = [
+        (
+            gpus and not most,
+            f"{where} has no GPU{only}",
+            f"correct {key} {mend}",
+        ),
+        (
+            gpus > most > 0,
+            short(gpus, "GPUs", most),
+            "spread the model over more nodes (gpus and nodes under models in the configuration)",
+        ),
+        (
+            memory > largest,
+            short(memory, "MB of memory", largest),
+            f"lower {'mem_mb_per_node' if gpus else 'mem_mb'} {mend}",
+        ),
+        (cpus > widest, short(cpus, "processors", widest), f"lower cpus_per_gpu {mend}"),
+        (
+            not wanted <= features,
+            f"no node of {where} has the feature {', '.join(sorted(wanted - features))}, only "
+            f"{', '.join(sorted(features)) or 'nodes without any'}",
+            f"correct constraint {mend}",
+        ),
+    ]
+    found = too_long(resources, nodes) + [(wrong, mend) for lacking, wrong, mend in lacks if lacking]
+    if found or "|" in str(resources.get("constraint")) or count <= fit:
+        return found
+    return [
+        (
+            f"{count} nodes are asked for with {gpus} GPUs, {memory} MB and {max(cpus, 1)} processors each, "
+            f"and {where} has {fit}",
+            f"ask for less {mend}, or give the model fewer nodes",
+        )
+    ]
 
 
 def place(resources: Any) -> str:

@@ -8,10 +8,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from swiftkv.config import Config
+from swiftkv.config.sources import LocalModel, PackagedModel
 from swiftkv.cost import added_weights, parameter_count, prefill_flops
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
+from swiftkv.section import plain
 from swiftkv.sources import package_file
 from swiftkv.spec import SwiftKVSpec
 
@@ -28,7 +31,7 @@ GGUF = {
 }
 
 
-def dimensions(config: Mapping[str, Any], model: str, root: Path) -> dict[str, Any] | None:
+def dimensions(config: Config, model: str, root: Path) -> dict[str, Any] | None:
     """A model's config.json, as far as sizes go, without downloading anything; None where nothing says it.
 
     Args:
@@ -36,17 +39,17 @@ def dimensions(config: Mapping[str, Any], model: str, root: Path) -> dict[str, A
         model: its name there.
         root: folder of the project, in which `architecture` files lie.
     """
-    entry = config["models"][model]
-    resolved = Path(config["pathvars"]["results"]) / "models" / model / "source.json"
+    entry = config.models[model]
+    resolved = Path(config.pathvars.results) / "models" / model / "source.json"
     if resolved.exists():
         return read_json(resolved)["config"]
-    source = entry["source"]
-    if "architecture" in entry:
-        return read_json(root / entry["architecture"])["config"]
-    if "gguf" in source:
-        return _gguf(package_file(source["package"], source["gguf"])) | source.get("random", {})
-    file = Path(source.get("local", "")).expanduser() / "config.json"
-    return read_json(file) if "local" in source and file.exists() else None
+    source = entry.source
+    if entry.architecture:
+        return read_json(root / entry.architecture)["config"]
+    if isinstance(source, PackagedModel):
+        return _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
+    file = Path(source.local).expanduser() / "config.json" if isinstance(source, LocalModel) else None
+    return read_json(file) if file and file.exists() else None
 
 
 @cache  # reading one takes seconds
@@ -73,7 +76,7 @@ class Size:
     fp8: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], model: str, root: Path) -> Size:
+    def of(cls, config: Config, model: str, root: Path) -> Size:
         """The size of a model of the configuration.
 
         Raises:
@@ -82,7 +85,7 @@ class Size:
         found = dimensions(config, model, root)
         if found is None:
             raise UserError(f"nothing says how big model {model!r} is before it is downloaded; name its `architecture`")
-        named = "fp8" in config["models"][model]["source"].get("hub", "").lower()
+        named = "fp8" in getattr(config.models[model].source, "hub", "").lower()
         size = cls(found, fp8="quantization_config" in found or named)
         _ = size.parameters
         return size

@@ -11,13 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swiftkv import config as cfg
+from swiftkv.config import Config
+from swiftkv.config.settings import Model, Variant
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.pricing.machine import GIGA, Machine
 from swiftkv.pricing.size import Size
+from swiftkv.section import Section
 from swiftkv.spec import SwiftKVSpec
 
+TERA, GIGA = 10**12, 10**9
 DOWNLOADED = ("model", "checkpoint", "tokenizer", "data set", "questions")  # in the order in which plans list them
 
 
@@ -85,11 +87,11 @@ class Download:
 
 
 def download(
-    what: str, source: Mapping[str, Any], files: Iterable[str] | None = None, size: int | None = None
+    what: str, source: Section | None, files: Iterable[str] | None = None, size: int | None = None
 ) -> list[Download]:
     """What a source of the configuration fetches: nothing if it is local or packaged."""
-    place = source.get("hub", source.get("url"))
-    settings = {name: source[name] for name in ("revision", "gated", "optional") if name in source}
+    place = getattr(source, "hub", None) or getattr(source, "url", None)
+    settings = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
     return [Download(what, place, files=tuple(files) if files else None, bytes=size, **settings)] if place else []
 
 
@@ -104,6 +106,37 @@ def once(downloads: Iterable[Download]) -> list[Download]:
     return sorted(merged.values(), key=lambda item: DOWNLOADED.index(item.what))
 
 
+class Machine:
+    """How fast a job's machine is assumed to be (`planning` of the configuration).
+
+    Args:
+        config: the configuration.
+        gpus: of the job; without any it computes on `threads` cores of a processor.
+    """
+
+    def __init__(self, config: Config, gpus: int, threads: int = 1) -> None:
+        self.kind = "gpu" if gpus else "cpu"
+        self.assumed = getattr(config.planning, self.kind)
+        # transformers spreads a model over GPUs of which one works at a time; cores work together.
+        self.together, self.alone = (gpus, 1) if gpus else (threads, threads)
+
+    def __getitem__(self, name: str) -> float:
+        """The value of an assumption."""
+        return getattr(self.assumed, name).value
+
+    def compute(self, flops: float, work: str, devices: int = 1) -> float:
+        """Seconds of matrix products in 16 bits; `work` names the assumed share of the peak."""
+        return flops / (devices * self["tflops"] * TERA * self[work])
+
+    def decode(self, steps: float, weights: float, layers: int, devices: int = 1) -> float:
+        """Seconds of decoding steps, each of which reads the weights (bytes) and goes through the layers."""
+        return steps * (weights / (devices * self["memory_gb"] * GIGA) + layers * self["layer_ms"] / 1000)
+
+    def load(self, weights: float) -> float:
+        """Seconds from the disk into memory, or back; weights in bytes."""
+        return weights / (self["load_gb"] * GIGA)
+
+
 class Work:
     """A planned job of a configuration. What cannot be said yet is a `UserError` with the reason.
 
@@ -113,7 +146,7 @@ class Work:
         root: folder of the project, in which `architecture` files lie.
     """
 
-    def __init__(self, job: PlannedJob, config: dict[str, Any], root: Path) -> None:
+    def __init__(self, job: PlannedJob, config: Config, root: Path) -> None:
         self.job, self.config, self.root = job, config, root
         self.machine = Machine(config, job.gpus, job.threads)
 
@@ -121,14 +154,14 @@ class Work:
         return self.job.wildcards[wildcard]
 
     @cached_property
-    def model(self) -> dict[str, Any]:
+    def model(self) -> Model:
         """The model's entry."""
-        return self.config["models"][self["model"]]
+        return self.config.models[self["model"]]
 
     @cached_property
-    def variant(self) -> dict[str, Any]:
+    def variant(self) -> Variant:
         """The variant's entry."""
-        return self.config["variants"][self["variant"]]
+        return self.config.variants[self["variant"]]
 
     @cached_property
     def size(self) -> Size:
@@ -138,18 +171,16 @@ class Work:
     @cached_property
     def spec(self) -> SwiftKVSpec | None:
         """The rewiring of the variant on the model; None for the unchanged model."""
-        fields = cfg.spec(self.config, self["model"], self["variant"])
-        return None if fields is None else SwiftKVSpec(**fields)
+        return self.config.spec(self["model"], self["variant"])
 
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe that the job names, or its variant's, as the trainer takes it."""
-        name = self.job.wildcards.get("recipe") or self.variant["recipe"]
-        return Recipe.from_dict(cfg.recipe(self.config, self["model"], name))
+        return self.config.recipe(self["model"], self.job.wildcards.get("recipe") or self.variant.recipe)
 
     def host(self, assumption: str) -> float:
         """What is assumed of jobs that run no model, and of the network."""
-        return self.config["planning"]["host"][assumption]["value"]
+        return getattr(self.config.planning.host, assumption).value
 
     def start(self, amount: float = 0.0, speed: str = "") -> float:
         """Seconds of a job that runs no model: its start, and an amount at an assumed speed of the host."""
@@ -173,7 +204,7 @@ class Work:
 
     def heldout_tokens(self, longest: int) -> float:
         """The same of the held-out chats."""
-        return self.chat_tokens(self.config["heldout"]["data"], longest)
+        return self.chat_tokens(self.config.heldout.data, longest)
 
     @cached_property
     def packed_rows(self) -> int:
@@ -191,12 +222,12 @@ class Work:
         return self.packed_rows * self.recipe.max_length
 
     def _assumed(self, mix: str, name: str) -> float:
-        mixes = self.config["planning"]["data"]
+        mixes = self.config.planning.data
         if mix not in mixes:
             raise UserError(
                 f"nothing says how long data mix {mix!r} is before it is built; state it under planning.data"
             )
-        return mixes[mix][name]["value"]
+        return getattr(mixes[mix], name).value
 
 
 def if_known(function: Callable[[], Any], otherwise: Any = None) -> Any:

@@ -6,7 +6,6 @@ lm-eval is imported only where its index is read.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,24 +105,23 @@ KNOWN = {
 }
 
 
-def asks(task: Mapping[str, Any], name: str) -> Asks:
+def asks(task: Any, name: str) -> Asks:
     """How much a task of the configuration asks: as its entry says, else as the catalogue does, its limits applied.
 
     Args:
-        task: its entry.
+        task: its entry, a `swiftkv.config.settings.Task`.
         name: what the configuration calls it.
 
     Raises:
         UserError: neither says it.
     """
-    known = KNOWN.get(task["task"])
-    if "asks" not in task and known is None:
+    known = KNOWN.get(task.task)
+    if not (amount := task.asks or (known and known.asks)):
         raise UserError(f"nothing says how much benchmark {name!r} asks; state it under tasks.{name}.asks")
-    amount = Asks(**task["asks"]) if "asks" in task else known.asks
     changes = {
-        "questions": min(amount.questions, task["limit"] or amount.questions),
-        "answer": min(amount.answer, task.get("max_gen_toks") or amount.answer),
-        "shots": amount.shots + task["shots"] * amount.shot,
+        "questions": min(amount.questions, task.limit or amount.questions),
+        "answer": min(amount.answer, task.max_gen_toks or amount.answer),
+        "shots": amount.shots + task.shots * amount.shot,
     }
     return amount.model_copy(update=changes)
 

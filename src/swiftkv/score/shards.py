@@ -14,40 +14,8 @@ from typing import Any
 from swiftkv.errors import UserError
 from swiftkv.records import read_json, write_json
 from swiftkv.score.result import summary
-from swiftkv.section import undefined
 
 EXAMPLES = ("prompt_example", "target_example", "response_example")  # of the first question asked
-
-
-def shards_of(config: Mapping[str, Any], model: str, task: str) -> int:
-    """How many jobs score a task of the configuration on a model; 1 where `shards` says nothing of it."""
-    shards = config["tasks"][task].get("shards", 1)
-    return shards.get(model, 1) if isinstance(shards, Mapping) else shards
-
-
-def check_shards(config: Mapping[str, Any], in_use: Sequence[str]) -> None:
-    """Refuse shards for models that there are not, and of tasks that share a job with others.
-
-    Args:
-        config: the merged configuration.
-        in_use: the models of this scale.
-
-    Raises:
-        UserError: naming the task.
-    """
-    for name, task in config["tasks"].items():
-        if "shards" not in task:
-            continue
-        place = f"config, at tasks.{name}.shards"
-        models = task["shards"] if isinstance(task["shards"], Mapping) else {}
-        if unknown := [model for model in models if model not in config["models"]]:
-            raise UserError(f"{place}: {undefined(unknown[0], 'models', config['models'])}")
-        divided = any(shards_of(config, model, name) > 1 for model in in_use)
-        for group in config["scoring"]["together"]:
-            if divided and name in config["sets"]["tasks"][group]:
-                raise UserError(
-                    f"{place}: one job scores all tasks of {group!r} (scoring.together), so it has no shards"
-                )
 
 
 def merge_scores(shards: Sequence[Path], output: Path) -> None:

@@ -9,7 +9,7 @@ from swiftkv.stages.stage import Stage
 
 def downloads(work: Work) -> list[Download]:
     """The mix's sources."""
-    return [item for source in work.config["data"][work["data"]]["sources"] for item in download("data set", source)]
+    return [item for source in work.config.data[work["data"]].sources for item in download("data set", source)]
 
 
 STAGE = Stage(

@@ -10,7 +10,7 @@ from swiftkv.stages.stage import Stage
 
 def downloads(work: Work) -> list[Download]:
     """The model's tokenizer."""
-    return download("tokenizer", work.model["source"], TOKENIZER_FILES, TOKENIZER_BYTES)
+    return download("tokenizer", work.model.source, TOKENIZER_FILES, TOKENIZER_BYTES)
 
 
 STAGE = Stage(

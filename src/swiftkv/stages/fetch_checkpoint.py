@@ -14,7 +14,7 @@ def size(work: Work) -> int:
 
 def downloads(work: Work) -> list[Download]:
     """The published checkpoint."""
-    source = work.model["checkpoints"][work["variant"]]
+    source = work.model.checkpoints[work["variant"]]
     return download("checkpoint", source, MODEL_FILES, if_known(lambda: size(work)))
 
 

@@ -9,9 +9,10 @@ from swiftkv.stages.stage import Stage
 
 def downloads(work: Work) -> list[Download]:
     """The task's data set, as configured or as lm-eval has it; of a task that the catalogue lacks only its name is said."""
-    task = work.config["tasks"][work["task"]]
-    known = KNOWN.get(task["task"])
-    return download("questions", task.get("source") or {"hub": known.hub if known else task["task"]})
+    task = work.config.tasks[work["task"]]
+    if task.source:
+        return download("questions", task.source)
+    return [Download("questions", KNOWN[task.task].hub if task.task in KNOWN else task.task)]
 
 
 STAGE = Stage(

@@ -11,8 +11,8 @@ CHAT_TOKENS = 1000  # assumed of a held-out chat, for its room
 
 def downloads(work: Work) -> list[Download]:
     """The sources of the mix that chats are set aside from."""
-    mix = work.config["heldout"]["data"]
-    return [item for source in work.config["data"][mix]["sources"] for item in download("data set", source)]
+    mix = work.config.data[work.config.heldout.data]
+    return [item for source in mix.sources for item in download("data set", source)]
 
 
 STAGE = Stage(
@@ -21,7 +21,7 @@ STAGE = Stage(
     run="swiftkv.data.build:draw_heldout",
     more=("data/heldout.json",),
     online=True,
-    seconds=lambda work: work.start(work.mix_tokens(work.config["heldout"]["data"]), "read_tokens"),
+    seconds=lambda work: work.start(work.mix_tokens(work.config.heldout.data), "read_tokens"),
     downloads=downloads,
-    written=lambda work: {"data": work.config["heldout"]["chats"] * CHAT_TOKENS * TEXT_BYTES},
+    written=lambda work: {"data": work.config.heldout.chats * CHAT_TOKENS * TEXT_BYTES},
 )

@@ -9,8 +9,8 @@ from typing import Any
 from swiftkv.cost import prefill_flops, request_flops
 from swiftkv.data.workload import average_lengths
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
-from swiftkv.points import point as full_point
 from swiftkv.pricing.work import Work
+from swiftkv.section import plain
 from swiftkv.stages.stage import Stage
 
 BUSY = 0.9  # load above which a server's queue makes requests wait (`swiftkv.measure.rates`)
@@ -18,28 +18,30 @@ BUSY = 0.9  # load above which a server's queue makes requests wait (`swiftkv.me
 
 def seconds(work: Work) -> float:
     """The engine's start, and what it is asked."""
-    point = full_point(work.config, work["point"])
-    served = Served(work, point)
+    serving = work.config.serving
+    point = serving.points[work["point"]]
+    output = getattr(point, "output_tokens", None) or serving.output_tokens
+    served = Served(work, point, getattr(point, "input_tokens", 0), output)
     measuring = {
-        "throughput": served.throughput, "latency": served.latency, "forward_time": served.forward, "decode": served.decoding,
-        "kv_capacity": lambda: 0.0, "goodput": lambda: sum(map(served.goodput, point["workloads"])),
-    }[point["measure"]]()  # fmt: skip
-    start = work.machine["server" if point["measure"] in ("latency", "goodput") else "engine"]
+        "throughput": served.throughput, "latency": served.latency, "forward_time": served.forward,
+        "decode": served.decoding, "kv_capacity": lambda: 0.0, "goodput": served.goodput,
+    }[point.measure]()  # fmt: skip
+    start = work.machine["server" if point.measure in ("latency", "goodput") else "engine"]
     return start + work.machine.load(served.weights / work.machine.together) + measuring
 
 
 class Served:
-    """One model behind one engine, and what a point asks of it."""
+    """One model behind one engine, and what a point asks of it: requests of so many prompt and output tokens."""
 
-    def __init__(self, work: Work, point: dict[str, Any]) -> None:
+    def __init__(self, work: Work, point: Any, prompt: int, output: int) -> None:
         self.work, self.point, self.machine = work, point, work.machine
-        fp8 = work.size.fp8 or work.model.get("quantization") == "fp8"
+        self.prompt, self.output = prompt, output
+        fp8 = work.size.fp8 or work.model.quantization == "fp8"
         self.weights = work.size.parameters * (1 if fp8 else 2)  # bytes
 
     @cached_property
     def _request_flops(self) -> int:
-        prompt, output = self.point["input_tokens"], self.point["output_tokens"]
-        return sum(request_flops(self.work.size.arch, self.work.spec, prompt, output).values())
+        return sum(request_flops(self.work.size.arch, self.work.spec, self.prompt, self.output).values())
 
     def _compute(self, flops: float) -> float:
         return self.machine.compute(flops, "serving", self.machine.together)
@@ -49,13 +51,13 @@ class Served:
 
     def _requests(self, count: float) -> float:
         """Seconds of so many requests, as many at once as the engine takes."""
-        rounds = math.ceil(count / self.point["engine"]["max_num_seqs"])
-        return self._compute(count * self._request_flops) + rounds * self.point["output_tokens"] * self._step()
+        rounds = math.ceil(count / self.work.config.serving.engine.max_num_seqs)
+        return self._compute(count * self._request_flops) + rounds * self.output * self._step()
 
     def throughput(self) -> float:
         """All requests at once, after one to warm up."""
-        lengths = self.point["input_tokens"] + self.point["output_tokens"]
-        return self._requests(max(1, round(self.point["total_tokens"] / lengths)) + self.point.get("warmups", 1))
+        count = max(1, round(self.point.total_tokens / (self.prompt + self.output)))
+        return self._requests(count + self.point.warmups)
 
     def latency(self) -> float:
         """Every rate that the search would measure on a server as fast as assumed."""
@@ -69,38 +71,39 @@ class Served:
                 "e2e_ms": {"mean": 1000 * self._requests(1)}, "ttft_ms": {"median": TTFT_FACTOR + 1 if waiting else 1},
             }  # fmt: skip
 
-        search(self.point["request_rates"], answer, self.point.get("refine_steps", 0))
+        search(self.point.request_rates, answer, self.point.refine_steps)
         return sum(spent)
 
-    def goodput(self, workload: str) -> float:
-        """Every rate of a workload up to the first at which requests wait, as if all had its average length."""
-        entry, spent = self.work.config["workloads"][workload], list[float]()
-        prompt, output = map(round, average_lengths(entry))
-        sent = Served(self.work, self.point | {"input_tokens": prompt, "output_tokens": output})
+    def goodput(self) -> float:
+        """Every rate of the workloads up to the first at which requests wait, as if all had its average length."""
+        spent: list[float] = []
+        for name in self.point.workloads:
+            workload = self.work.config.workloads[name]
+            sent = Served(self.work, self.point, *map(round, average_lengths(plain(workload))))
 
-        def answer(rate: float) -> dict[str, Any]:
-            _, seconds, waiting = sent._rate(rate)
-            spent.append(seconds)
-            return {"request_rate": rate, "goodput": 0.0 if waiting else rate}
+            def answer(rate: float, sent: Served = sent) -> dict[str, Any]:
+                _, seconds, waiting = sent._rate(rate)
+                spent.append(seconds)
+                return {"request_rate": rate, "goodput": 0.0 if waiting else rate}
 
-        rising(entry["request_rates"], answer)
+            rising(workload.request_rates, answer)
         return sum(spent)
 
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""
-        count = max(self.point.get("min_requests", 1), round(rate * self.point["seconds"]))
+        count = max(self.point.min_requests, round(rate * self.point.seconds))
         busy = self._requests(count)
         return count, max(count / rate, busy) + self._requests(1), rate * busy / count > BUSY
 
     def forward(self) -> float:
         """Single steps over prompt tokens, each batch once more to warm up."""
         size, spec = self.work.size, self.work.spec
-        passes = [sum(prefill_flops(size.arch, spec, tokens).values()) for tokens in self.point["batch_tokens"]]
-        return (1 + self.point["repeats"]) * sum(self._compute(flops) + self._step() for flops in passes)
+        passes = [sum(prefill_flops(size.arch, spec, tokens).values()) for tokens in self.point.batch_tokens]
+        return (1 + self.point.repeats) * sum(self._compute(flops) + self._step() for flops in passes)
 
     def decoding(self) -> float:
         """Whole batches that decode, each once more to warm up."""
-        return (1 + self.point["repeats"]) * sum(self._requests(batch) for batch in self.point["batch_sizes"])
+        return (1 + self.point.repeats) * sum(self._requests(batch) for batch in self.point.batch_sizes)
 
 
 STAGE = Stage(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from swiftkv import config as cfg
 from swiftkv.pricing.work import Work
 from swiftkv.stages.stage import Stage
 
@@ -14,7 +13,7 @@ def fitted_tokens(work: Work) -> int:
 
 def teacher(work: Work, tokens: float) -> float:
     """Seconds of the teacher over some tokens, and of the second moments of those that a start is fitted to, in float32."""
-    size, candidates = work.size, cfg.candidate_layers(work.config, work["model"])
+    size, candidates = work.size, work.config.candidate_layers(work["model"])
     pairs = sum(size.layers - layer for layer in candidates)
     moments = 2 * size.width * (pairs * size.keys_and_values + 2 * len(candidates) * size.width)
     context = work.chat_tokens(work.recipe.data, work.recipe.max_length)
@@ -24,7 +23,7 @@ def teacher(work: Work, tokens: float) -> float:
 
 def written(work: Work) -> dict[str, float]:
     """The moments in float32 and float64."""
-    size, candidates = work.size, cfg.candidate_layers(work.config, work["model"])
+    size, candidates = work.size, work.config.candidate_layers(work["model"])
     pairs = sum(size.layers - layer for layer in candidates)
     return {"moments": size.width * (4 * pairs * size.keys_and_values + 12 * len(candidates) * size.width)}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from swiftkv import config as cfg
 from swiftkv.cost import request_flops
 from swiftkv.pricing.work import Work
 from swiftkv.score.catalogue import Asks, asks
@@ -21,10 +20,11 @@ def seconds(work: Work) -> float:
     shards = int(work.job.wildcards.get("shards", 1))
     total = work.machine["task"] * len(tasks)
     for task in tasks:
-        engine = cfg.scoring_engine(work.config, work["model"], work["variant"], work["kv_cache"], task)
-        amount = asks(work.config["tasks"][task], task)
+        engine = work.config.scoring_engine(work["model"], work["variant"], work["kv_cache"], task)
+        entry = work.config.tasks[task]
+        amount = asks(entry, task)
         if engine is None:
-            total += transformers(work, amount, work.config["tasks"][task]["batch_size"]) / shards
+            total += transformers(work, amount, entry.batch_size) / shards
         else:
             total += work.machine["engine"] + vllm(work, amount, engine["max_num_seqs"]) / shards
     return work.run(total)

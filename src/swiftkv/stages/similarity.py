@@ -8,10 +8,10 @@ from swiftkv.stages.stage import Stage
 
 def seconds(work: Work) -> float:
     """The teacher over some chats, and the products of all pairs of layers."""
-    settings, size = work.config["similarity"], work.size
-    context = work.chat_tokens(settings["data"], settings["max_length"])
+    settings, size = work.config.similarity, work.size
+    context = work.chat_tokens(settings.data, settings.max_length)
     pairs = 2 * size.layers**2 * size.width / work.machine["float32"]
-    flops = settings["documents"] * context * (size.layers * size.layer(context) + pairs)
+    flops = settings.documents * context * (size.layers * size.layer(context) + pairs)
     return work.run(work.machine.compute(flops, "forward", work.machine.alone))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swiftkv.config import Config
 from swiftkv.pricing.work import Download, Work
 
 SMALL = 10**5  # bytes of any output whose stage says nothing else
@@ -51,9 +52,9 @@ class Stage:
         """Patterns of all that the rule writes."""
         return (self.output, *self.more)
 
-    def file(self, config: Mapping[str, Any], **wildcards: str) -> str:
+    def file(self, config: Config, **wildcards: str) -> str:
         """The path of the output for some wildcards, where the configuration has the results."""
-        return f"{config['pathvars']['results']}/{self.output.format(**wildcards)}"
+        return f"{config.pathvars.results}/{self.output.format(**wildcards)}"
 
     @property
     def function(self) -> Callable[..., Any]:

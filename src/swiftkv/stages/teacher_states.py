@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from swiftkv import config as cfg
 from swiftkv.pricing.work import Work
 from swiftkv.stages import moments
 from swiftkv.stages.stage import Stage
@@ -15,8 +14,8 @@ def seconds(work: Work) -> float:
 
 def written(work: Work) -> dict[str, float]:
     """Two bytes a width, token and stored layer, and the moments."""
-    recipes = [name for name, recipe in work.config["recipes"].items() if recipe["data"] == work.recipe.data]
-    stored = 1 + len(cfg.stored_layers(work.config, work["model"], recipes))
+    recipes = [name for name, recipe in work.config.recipes.items() if recipe.data == work.recipe.data]
+    stored = 1 + len(work.config.stored_layers(work["model"], recipes))
     return {"teacher states": 2 * work.packed_tokens * work.size.width * stored} | moments.written(work)
 
 

@@ -10,9 +10,9 @@ BYTES = 10**7  # of the requests of a trace of an hour
 
 def downloads(work: Work) -> list[Download]:
     """The trace; nothing where a stand-in is drawn from its statistics."""
-    entry = work.config["workloads"][work["workload"]]
-    file = entry["source"].get("file")
-    return [] if entry.get("stand_in") else download("data set", entry["source"], [file] if file else None, BYTES)
+    workload = work.config.workloads[work["workload"]]
+    file = getattr(workload.source, "file", None)
+    return [] if workload.stand_in else download("data set", workload.source, [file] if file else None, BYTES)
 
 
 STAGE = Stage(

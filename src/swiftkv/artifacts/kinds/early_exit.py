@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swiftkv import config as cfg
 from swiftkv.artifacts.columns import Column, grid, measured, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import Record, read_records
@@ -18,7 +17,7 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
     """Nothing more than the threshold; refuses variants without an early exit head, or with an FP8 cache."""
     for variant, kv_cache in entry["cases"]:
         try:
-            cfg.check_early_exit(config, variant)
+            config.check_early_exit(variant)
             if kv_cache != "auto":
                 raise UserError(f"early exit of {variant}/{kv_cache} is not measured, only with the model's own cache")
         except UserError as error:

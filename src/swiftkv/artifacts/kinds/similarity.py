@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from swiftkv import config as cfg
 from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
@@ -22,7 +21,7 @@ Models = Sequence[Mapping[str, Any]]
 
 def similar(config: Config, models: Models) -> dict[str, Any]:
     """What an entry shows of the similarity of these models: themselves, and why one cannot have it, by its name."""
-    reasons = {model["name"]: cfg.unmeasured(config, model["name"], "baseline", served=False) for model in models}
+    reasons = {model["name"]: config.models[model["name"]].unmeasured("quality") for model in models}
     return {"similar_models": models, "no_similarity": {name: reason for name, reason in reasons.items() if reason}}
 
 
