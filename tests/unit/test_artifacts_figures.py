@@ -1,28 +1,23 @@
 """Similarity curves, and the wiring from a spec: the CSV is what was measured or follows, equal input gives equal bytes."""
 
 import copy
+from pathlib import Path
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA, scale
+from artifact_helpers import LLAMA, scale, typed
 from artifact_helpers import record as any_record
 from matplotlib.figure import Figure
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.drawing import Drawing, write_figure
-from swiftkv.artifacts.inputs import inputs
-from swiftkv.artifacts.kinds import KINDS, similarity, wiring
+from swiftkv.artifacts.kinds import similarity, wiring
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
 from tests.unit.serving_helpers import entry as serving_entry
 from tests.unit.serving_helpers import make, record, values_csv
 
 LAYERS = {"one": 4, "two": 6, "three": 5, "big": 9}
-CONFIG = {
-    "pathvars": {"results": "results"},
-    "roles": {"small": "one", "other": "one", "middle": "two", "nobody": None, "large": "big"},
-    "models": {name: {"title": name.title(), "num_hidden_layers": layers} for name, layers in LAYERS.items()},
-}
 
 
 def measured(name):
@@ -91,24 +86,24 @@ def test_a_model_without_a_measurement_is_named_with_the_reason(tmp_path):
 
 
 def test_roles_are_resolved_without_doubles_and_empty_ones():
-    entry = {
-        "name": "curves",
-        "models": described(["one"]),
-        "large_models": ["nobody", "other", "large", "big", "middle"],
-    }
-    extra = KINDS["similarity"].extra(CONFIG, entry)
-    assert [model["name"] for model in extra["large_models"]] == ["big", "two"] and extra["no_similarity"] == {}
-    assert KINDS["similarity"].extra(CONFIG, {"name": "curves", "models": described(["one"])})["large_models"] == []
-    config = copy.deepcopy(CONFIG)
-    config["models"]["big"]["unavailable"] = {"quality": "too large"}
-    resolved = entry | KINDS["similarity"].extra(config, entry)
-    assert resolved["no_similarity"] == {"big": "too large"}
-    wanted = ["results/similarity/one.json", "results/similarity/two.json"]
-    assert inputs(config, resolved, KINDS["similarity"].needs) == {"similarity": wanted}
     config = scale()
+    config["roles"] |= {"other": LLAMA, "middle": "mistral-7b", "nobody": None}
+
+    def similar(**changes):
+        changed = copy.deepcopy(config)
+        changed["artifacts"] = {"curves": config["artifacts"]["figureA1"] | {"models": ["small"]} | changes}
+        return contents.resolve(typed(changed), "curves"), contents.needs(typed(changed), "curves")["similarity"]
+
+    entry, needed = similar(large_models=["nobody", "other", "large", "small", "middle"])
+    assert [model["name"] for model in entry["large_models"]] == ["llama-3.1-70b", "mistral-7b"]
+    assert needed == [f"results/similarity/{name}.json" for name in (LLAMA, "llama-3.1-70b", "mistral-7b")]
+    assert entry["no_similarity"] == {} and similar(large_models=[])[0]["large_models"] == []
+    config["models"]["llama-3.1-70b"]["unavailable"] = {"quality": "too large"}
+    entry, needed = similar(large_models=["large"])
+    assert entry["no_similarity"] == {"llama-3.1-70b": "too large"} and needed == [f"results/similarity/{LLAMA}.json"]
     config["artifacts"]["figureA1"]["large_models"] = ["misspelt"]
     with pytest.raises(UserError, match="artifacts.figureA1: 'misspelt' is neither a role nor a model"):
-        contents.check(config)
+        contents.check(typed(config))
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):
@@ -125,14 +120,14 @@ def test_equal_input_gives_equal_bytes(tmp_path):
 
 
 def test_forward_times_stand_beside_similarities(tmp_path):
-    entry = serving_entry(
-        "forward", {"p": {"batch_tokens": [64]}}, [["baseline", "auto"]], similar_models=["small", "nobody"]
-    )
-    entry |= KINDS["forward"].extra(CONFIG, entry)
-    assert [model["name"] for model in entry["similar_models"]] == ["one"]
-    needed = inputs(CONFIG | {"variants": {}}, entry, KINDS["forward"].needs)
-    assert needed["similarity"] == ["results/similarity/one.json"]
-    assert needed["serving"] == ["results/serving/p/llama-3.1-8b/baseline/auto.json"]
+    config = scale()
+    config["roles"]["nobody"] = None
+    config["artifacts"]["figure2"]["similar_models"] = ["mistral", "nobody"]
+    needed = contents.needs(typed(config), "figure2")
+    assert needed["similarity"] == ["results/similarity/mistral-7b.json"]
+    assert {Path(path).parts[3] for path in needed["serving"]} == {LLAMA}
+    entry = serving_entry("forward", {"p": {"batch_tokens": [64]}}, [["baseline", "auto"]])
+    entry |= {"similar_models": described(["one"]), "no_similarity": {}}
     write_json(tmp_path / "one.json", measured("one"))
     result = {"batch_tokens": [64], "seconds": {"median": [0.01], "min": [0.01]}, "what": "made up"}
     made = make(
@@ -183,5 +178,5 @@ def test_one_panel_a_variant():
 
 
 def test_the_layers_of_a_model_are_those_of_the_configuration():
-    assert KINDS["wiring"].extra(CONFIG, {"models": described(["big"])}) == {"num_hidden_layers": {"big": 9}}
-    assert KINDS["wiring"].needs == ()
+    assert contents.resolve(typed(scale()), "figure1")["num_hidden_layers"] == {LLAMA: 32}
+    assert contents.needs(typed(scale()), "figure1") == {}
