@@ -27,7 +27,7 @@ from swiftkv.cost import request_flops
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import command_line
 from swiftkv.measure.engine import observed
-from swiftkv.measure.point import Point, engine_environment
+from swiftkv.measure.point import engine_environment
 from swiftkv.measure.process import terminates_cleanly
 from swiftkv.measure.worker import Worker, module, worker
 from swiftkv.records import provenance, read_json, write_json
@@ -129,7 +129,7 @@ def engine_arguments(model: Path | str, options: argparse.Namespace, mode: str) 
 
 def environment(options: argparse.Namespace, plugins: str) -> dict[str, str]:
     """Of an engine that computes with all threads; `plugins` as in VLLM_PLUGINS."""
-    return engine_environment(Point("bench", {}, gpus=0, threads=options.threads)) | {"VLLM_PLUGINS": plugins}
+    return engine_environment(gpus=0, threads=options.threads) | {"VLLM_PLUGINS": plugins}
 
 
 def engine(

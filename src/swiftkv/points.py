@@ -29,8 +29,6 @@ from swiftkv.section import (
     plain,
 )
 
-SENT = ("title", "longest", "goodput", "request_rates")  # of a workload, what a measurement is told
-
 Rates = Annotated[list[Rate], Field(min_length=1), Unique]
 Sizes = Annotated[list[Whole], Field(min_length=1), Unique]
 
@@ -61,7 +59,7 @@ class Engine(Section, called="the engine"):
         return {name: value for name, value in plain(self).items() if name != "start_timeout"}
 
 
-class Point(Section):
+class PointSettings(Section):
     """What one point measures; each artifact says on which models and variants."""
 
     enforce_eager: bool | None = key("Replaces serving.engine.enforce_eager here.", None)
@@ -82,7 +80,7 @@ class Point(Section):
         """
 
 
-class Requests(Point):
+class Requests(PointSettings):
     """A point whose requests are all alike."""
 
     input_tokens: Whole = key("Prompt length.")
@@ -132,7 +130,7 @@ class Latency(Requests, called="a latency point"):
     speculative: Speculative | None = key("vLLM's --speculative-config.", None)
 
 
-class Goodput(Point, called="a goodput point"):
+class Goodput(PointSettings, called="a goodput point"):
     """Requests a second within limits, by workload."""
 
     measure: Literal["goodput"]
@@ -142,7 +140,7 @@ class Goodput(Point, called="a goodput point"):
     prefix_caching: bool = key("Whether prompts find what others began with in the KV cache.", False)
 
 
-class ForwardTime(Point, called="a forward_time point"):
+class ForwardTime(PointSettings, called="a forward_time point"):
     """One engine step."""
 
     measure: Literal["forward_time"]
@@ -294,17 +292,22 @@ class Limits(Section, called="goodput"):
         return self
 
 
-class Workload(Section, called="a workload"):
-    """Requests as they come where models are used, for serving points that name them."""
+class Sent(Section, called="a workload"):
+    """What a measurement is told of a workload."""
 
     title: Text = key("What figures call it.")
+    longest: Lengths = key("Longer requests are left out.")
+    request_rates: Rates = key("Mean arrivals a second, in ascending order until goodput falls.")
+    goodput: Limits
+
+
+class Workload(Sent, called="a workload"):
+    """Requests as they come where models are used, for serving points that name them."""
+
     source: Annotated[HubTrace | WebTrace | LocalTrace, by_key(hub=HubTrace, url=WebTrace, local=LocalTrace)]
     statistics: Statistics
     stand_in: StandIn | None = key("Requests drawn in place of the source's.", None)
     chunk_tokens: Whole = key("Prompt tokens that one of hash_ids stands for.")
-    longest: Lengths = key("Longer requests are left out.")
-    request_rates: Rates = key("Mean arrivals a second, in ascending order until goodput falls.")
-    goodput: Limits
 
     @model_validator(mode="after")
     def _check(self) -> Self:

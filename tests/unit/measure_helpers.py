@@ -63,8 +63,9 @@ def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = No
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:
     """A point of one kind with small lengths."""
-    shared = {"output_tokens": 16, "seed": 0, "engine": ENGINE | (engine or {}), "input_tokens": 100}
-    return Point("a-point", shared | {"measure": benchmark} | values, gpus, threads)
+    lengths = {"input_tokens": 100, "output_tokens": 16} if benchmark not in ("forward_time", "goodput") else {}
+    asked = {"measure": benchmark, "seed": 0, "engine": ENGINE | (engine or {})} | lengths | values
+    return Point.read("a-point", asked, gpus=gpus, threads=threads)
 
 
 REPORT = {

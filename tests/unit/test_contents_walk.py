@@ -109,7 +109,7 @@ def serving(config, point, model, variant, kv_cache):
     settings = {
         "point": point, "merge_all_layers": variant == "merge-all-layers", "tensor_parallel_size": max(1, gpus),
         "quantization": config["models"][model].get("quantization"), "threads": 2,
-        **run.asked(Point(point, asked, gpus, 2)),
+        **run.asked(Point.read(point, asked, gpus=gpus, threads=2)),
     }  # fmt: skip
     result = {
         "throughput": lambda: speed(1000.0),
@@ -229,8 +229,9 @@ WORKLOAD = {
     "longest": {"input_tokens": 9, "output_tokens": 9},
 }
 VALUES = {
-    "warmups": 2, "memory_gib": 3, "enforce_eager": "no", "prefix_caching": True, "dataset": "heldout", "min_requests": 7,
-    "refine_steps": 2, "speculative": {"method": "ngram"}, "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9],
+    "warmups": 2, "memory_gib": 3, "enforce_eager": False, "prefix_caching": True, "dataset": "heldout", "min_requests": 7,
+    "refine_steps": 2, "speculative": {"method": "ngram", "num_speculative_tokens": 2},
+    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9],
     "workloads": {"chat": WORKLOAD | {"request_rates": [2]}}, "input_tokens": 99, "output_tokens": 99,
     "total_tokens": 999, "seconds": 99, "repeats": 99,
 }  # fmt: skip
@@ -241,14 +242,14 @@ def test_a_record_holds_all_that_its_point_says(kind):
     keys = {name: key for name, key in POINTS[kind].model_fields.items() if name != "measure"}
     required = {name for name, key in keys.items() if key.is_required()}
     engine = typed(scale()).serving.engine.of_a_run
-    shared = {"measure": kind, "output_tokens": 9, "seed": 0, "engine": engine}
+    shared = {"measure": kind, "seed": 0, "engine": engine} | ({"output_tokens": 9} if "output_tokens" in keys else {})
     least = shared | {
         key: {"chat": WORKLOAD} if key == "workloads" else [1] if isinstance(VALUES[key], list) else 1
         for key in required
     }
 
     def settings(**changes):
-        return run.asked(Point("a-point", least | changes, 0, 1))
+        return run.asked(Point.read("a-point", least | changes, gpus=0, threads=1))
 
     for change in [{key: VALUES[key]} for key in keys] + [
         {"seed": 1},

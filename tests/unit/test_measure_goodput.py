@@ -14,14 +14,16 @@ SOURCE = {"kind": "drawn", "id": "stated statistics", "requests": 90, "chunk_tok
           "mean_output_tokens": 9.8, "repeated": 0.5}  # fmt: skip
 
 
+WORKLOAD = {"title": "Chat", "longest": {"input_tokens": 300, "output_tokens": 40}, "goodput": LIMITS}
+WORKLOADS = {
+    "chat": WORKLOAD | {"request_rates": [1, 2, 4]},
+    "agent": WORKLOAD | {"request_rates": [3], "longest": {"input_tokens": 2000, "output_tokens": 20}},
+}
+
+
 def asked(**changes):
     """A point with two workloads."""
-    workload = {"title": "Chat", "longest": {"input_tokens": 300, "output_tokens": 40}, "goodput": LIMITS}
-    workloads = {
-        "chat": workload | {"request_rates": [1, 2, 4]},
-        "agent": workload | {"request_rates": [3], "longest": {"input_tokens": 2000, "output_tokens": 20}},
-    }
-    return point("goodput", **{"workloads": workloads, "seconds": 10, "prefix_caching": True} | changes)
+    return point("goodput", **{"workloads": WORKLOADS, "seconds": 10, "prefix_caching": True} | changes)
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_every_workload_has_its_highest_goodput(tmp_path, folders, sent):
     # 2,000 input and 40 output tokens, 64 to spare, rounded up to 128
     assert "--enable-prefix-caching" in command and command[command.index("--max-model-len") + 1] == "2176"
     # The costs are those of the mean request.
-    other = measure(subject(tmp_path / "m"), asked(workloads={"agent": asked()["workloads"]["agent"]}), tmp_path / "w2",
+    other = measure(subject(tmp_path / "m"), asked(workloads={"agent": WORKLOADS["agent"]}), tmp_path / "w2",
                     None, folders)  # fmt: skip
     assert record["cost"] == other["cost"]
 
@@ -82,8 +84,7 @@ def test_a_killed_measurement_goes_on_and_other_limits_begin_anew(tmp_path, fold
     monkeypatch.setattr(latency, "ask", ask)
     measure(model, asked(), tmp_path / "work", None, folders)
     assert [rate for _, rate, _ in sent] == [1, 1, 2, 4, 3, 3]  # warmed up anew
-    workloads = asked()["workloads"]
-    workloads["chat"] = workloads["chat"] | {"goodput": {"ttft": 100}}
+    workloads = WORKLOADS | {"chat": WORKLOADS["chat"] | {"goodput": {"ttft": 100}}}
     measure(model, asked(workloads=workloads), tmp_path / "work", None, folders)
     assert [(name, rate) for name, rate, _ in sent[6:]] == [("chat", 1), ("chat", 1), ("chat", 2), ("chat", 4)]
 

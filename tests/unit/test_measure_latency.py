@@ -35,8 +35,7 @@ def keep_rate(model, asked, work):
     """What a measurement of 1 request a second that was killed leaves behind."""
     run = run_of(model, asked, work)
     work.mkdir()
-    own = {key: value for key, value in asked.values.items() if key != "request_rates"}
-    same = latency.identity(run, latency.KIND.command(run)) | {"point": own, "prompts": latency.PROMPTS}
+    same = latency.identity(run, latency.KIND.command(run)) | latency.sent(asked)
     kept = {"settings": same, "result": rate_result(REPORT, 1, 20)}
     (work / "rate-1.json").write_text(json.dumps(kept))
 

@@ -93,7 +93,7 @@ def test_a_point_may_be_compiled_where_others_are_not(tmp_path):
     ngram = {"method": "ngram", "num_speculative_tokens": 5}
     asked = point("latency", enforce_eager=False, speculative=ngram, request_rates=[1], seconds=1)
     command = latency.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
-    assert asked["engine"]["enforce_eager"] and "--enforce-eager" not in command
+    assert not asked.engine["enforce_eager"] and "--enforce-eager" not in command
     assert json.loads(option(command, "--speculative-config")) == ngram
 
 
@@ -115,16 +115,16 @@ def test_a_prompt_longer_than_the_model_is_refused():
 def test_cpu_environment_uses_every_thread_and_hides_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    environment = engine_environment(point("throughput", threads=2))
+    environment = engine_environment(gpus=0, threads=2)
     assert environment["OMP_NUM_THREADS"] == "2" and environment["HF_HUB_OFFLINE"] == "1"
     assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in environment and environment["VLLM_LOGGING_LEVEL"] == "INFO"
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment(point("throughput", gpus=4))
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment(gpus=4, threads=1)
 
 
 def test_only_the_plugin_asked_for_is_loaded(monkeypatch):
     monkeypatch.setenv("ARCTIC_INFERENCE_ENABLED", "1")  # as on a machine that serves with it
-    ours, theirs = (engine_environment(point("throughput", gpus=1), plugin) for plugin in (None, "arctic-inference"))
+    ours, theirs = (engine_environment(1, 1, plugin) for plugin in (None, "arctic-inference"))
     assert (ours["VLLM_PLUGINS"], ours["ARCTIC_INFERENCE_ENABLED"]) == ("swiftkv", "0")
     assert (theirs["VLLM_PLUGINS"], theirs["ARCTIC_INFERENCE_ENABLED"]) == ("arctic_inference", "1")
 
@@ -144,7 +144,7 @@ def test_gloo_listens_on_the_loopback_whatever_address_the_host_s_name_has(tmp_p
         pytest.skip("no namespaces here")
     done = subprocess.run(
         [*namespace, sys.executable, "-c", GLOO, str(tmp_path / "store")],
-        env=engine_environment(point("throughput", threads=1)),
+        env=engine_environment(gpus=0, threads=1),
         capture_output=True,
         text=True,
     )

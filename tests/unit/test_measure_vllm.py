@@ -35,7 +35,8 @@ def source(tmp_path_factory):
 def command(measure, source, tmp_path, **values):
     """The command line of a measurement of one kind."""
     engine = ENGINE | {"max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
-    settings = {"output_tokens": 4, "seed": 0, "engine": engine, "input_tokens": 100, "measure": measure} | values
+    lengths = {"input_tokens": 100, "output_tokens": 4} if measure not in ("forward_time", "goodput") else {}
+    settings = {"measure": measure, "seed": 0, "engine": engine} | lengths | values
     return [
         *(sys.executable, "-m", "swiftkv.stages", "measure", "--model", "tiny", "--title", "Tiny"),
         *("--source", str(source), "--weights", "original", "--variant", "baseline", "--spec", "null"),

@@ -243,7 +243,7 @@ def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any
         shown |= {key: task[key] for key in ("metric", "filter", "shots", "limit", "chat_template")}
         shown["lm_eval_task"] = task["task"]
     elif point:
-        shown |= asked(Point(record.what, point, gpus=0, threads=0))
+        shown |= asked(Point.read(record.what, point, gpus=0, threads=0))
     specs = entry["specs"].get(record.model["name"], {})
     return shown | ({"spec": specs[record.variant]} if record.variant in specs else {})
 

@@ -29,7 +29,7 @@ from swiftkv.config.settings import (
 )
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.points import SENT, Goodput, Serving, Workload
+from swiftkv.points import Goodput, Requests, Sent, Serving, Workload
 from swiftkv.section import Name, Section, Text, key, plain, read
 from swiftkv.spec import SwiftKVSpec
 
@@ -240,16 +240,15 @@ class Config(Section, called="the configuration"):
 
     def point(self, name: str) -> dict[str, Any]:
         """A serving point with what all points share and its workloads filled in, as measurements take it."""
-        serving, point = self.serving, self.serving.points[name]
-        shared = {"output_tokens": serving.output_tokens, "seed": serving.seed, "engine": serving.engine.of_a_run}
-        if not isinstance(point, Goodput):
-            return shared | plain(point)
-        sent = {workload: self["workloads"][workload] for workload in point.workloads}
-        return (
-            shared
-            | plain(point)
-            | {"workloads": {name: {key: entry[key] for key in SENT} for name, entry in sent.items()}}
-        )
+        point = self.serving.points[name]
+        asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
+        if isinstance(point, Requests):
+            asked["output_tokens"] = self.serving.output_tokens
+        asked |= plain(point)
+        if isinstance(point, Goodput):
+            sent = {workload: self["workloads"][workload] for workload in point.workloads}
+            asked["workloads"] = {name: {key: entry[key] for key in Sent.model_fields} for name, entry in sent.items()}
+        return asked
 
 
 def check(config: dict[str, Any]) -> Config:

@@ -22,7 +22,7 @@ def numbers(run: Run, command: list[str]) -> Numbers:
 
 KIND = Kind(
     lengths=requested,
-    settings=lambda point: {name: point[name] for name in ("input_tokens", "output_tokens")},
+    settings=lambda point: dict(zip(("input_tokens", "output_tokens"), requested(point), strict=True)),
     command=engine_command(requested),
     numbers=numbers,
     headline=lambda result: f"{result['kv_cache_tokens']} tokens",

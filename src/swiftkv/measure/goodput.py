@@ -13,24 +13,23 @@ from swiftkv.measure import latency
 from swiftkv.measure.kind import Kind, Numbers, Run
 from swiftkv.measure.point import Point
 from swiftkv.measure.rates import rising
+from swiftkv.points import Goodput
 from swiftkv.records import read_json
+from swiftkv.section import plain
 
 
-def lengths(point: Point) -> tuple[int, int]:
+def lengths(point: Point[Goodput]) -> tuple[int, int]:
     """Prompt and output tokens of the longest requests that are taken."""
-    longest = [workload["longest"] for workload in point["workloads"].values()]
-    return max(entry["input_tokens"] for entry in longest), max(entry["output_tokens"] for entry in longest)
+    longest = [workload.longest for workload in point.workloads.values()]
+    return max(entry.input_tokens for entry in longest), max(entry.output_tokens for entry in longest)
 
 
-def settings(point: Point) -> dict[str, Any]:
+def settings(point: Point[Goodput]) -> dict[str, Any]:
     """What was asked for."""
     return {
-        "seconds": point["seconds"],
-        "min_requests": point.get("min_requests", 1),
-        "workloads": {
-            name: {key: workload[key] for key in ("title", "goodput", "request_rates", "longest")}
-            for name, workload in point["workloads"].items()
-        },
+        "seconds": point.settings.seconds,
+        "min_requests": point.settings.min_requests,
+        "workloads": plain(point.workloads),
         "arrivals": "as recorded or drawn, all gaps stretched alike",
         "outputs": "as long as recorded or drawn",
         "temperature": 0,
@@ -39,12 +38,12 @@ def settings(point: Point) -> dict[str, Any]:
     }
 
 
-def numbers(run: Run, command: list[str]) -> Numbers:
+def numbers(run: Run[Goodput], command: list[str]) -> Numbers:
     """All workloads on one server; each finished rate is kept in the work folder.
 
     A new server is slow for a while, so the first rate measured on it is measured twice, and once for nothing.
     """
-    workloads = run.point["workloads"]
+    workloads = run.point.workloads
     sources = {name: _source(run, name) for name in workloads}
     alike = latency.identity(run, command)
     with latency.both(run, command) as (server, client):
@@ -56,14 +55,15 @@ def numbers(run: Run, command: list[str]) -> Numbers:
                 "file": str(_folder(run, name) / REQUESTS),
                 "chunk_tokens": sources[name]["chunk_tokens"],
             }
-            same = alike | {"source": sources[name], "goodput": workload["goodput"], "seed": run.point["seed"]}
-            same |= {key: run.point.get(key) for key in ("seconds", "min_requests")}
+            limits, point = plain(workload.goodput), run.point
+            same = alike | {"source": sources[name], "goodput": limits, "seed": point.seed}
+            same |= {"seconds": point.settings.seconds, "min_requests": point.settings.min_requests}
 
-            def measure(rate: float, name=name, prompts=prompts, limits=workload["goodput"], same=same) -> Numbers:
+            def measure(rate: float, name=name, prompts=prompts, limits=limits, same=same) -> Numbers:
                 file = run.work / f"{name}-{rate:g}.json"
                 return latency.kept(file, same, lambda: ask(rate, prompts=prompts, goodput=limits))
 
-            found[name] = {"source": sources[name], **rising(workload["request_rates"], measure)}
+            found[name] = {"source": sources[name], **rising(workload.request_rates, measure)}
     return {"workloads": found}
 
 
@@ -100,10 +100,10 @@ def _folder(run: Run, name: str) -> Path:
     return found
 
 
-def _source(run: Run, name: str) -> dict[str, Any]:
+def _source(run: Run[Goodput], name: str) -> dict[str, Any]:
     """Where a workload's requests are from; refused if they are too few for the highest rate."""
     source = read_json(_folder(run, name) / RECORD)
-    rate = max(run.point["workloads"][name]["request_rates"])
+    rate = max(run.point.workloads[name].request_rates)
     if (needed := latency.number_of_requests(run.point, rate)) > source["requests"]:
         raise UserError(
             f"workload {name!r} has {source['requests']} requests, but {rate:g} a second at point {run.point.name!r} take "

@@ -6,17 +6,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from swiftkv.measure.memory import Budget
-from swiftkv.measure.point import Point, Subject, engine_arguments, engine_environment, max_model_len
+from swiftkv.measure.point import Point, Settings, Subject, engine_arguments, engine_environment, max_model_len
 from swiftkv.measure.worker import Worker, module, worker
+from swiftkv.points import Requests
 
 Numbers = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Generic[Settings]):
     """One measurement under way.
 
     Attributes:
@@ -27,7 +28,7 @@ class Run:
     """
 
     subject: Subject
-    point: Point
+    point: Point[Settings]
     work: Path
     budget: Budget
     heldout: Path | None = None
@@ -46,7 +47,7 @@ class Run:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of vLLM."""
-        return engine_environment(self.point, self.subject.plugin)
+        return engine_environment(self.point.gpus, self.point.threads, self.subject.plugin)
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,9 @@ class Kind:
     alone: bool = False
 
 
-def requested(point: Point) -> tuple[int, int]:
+def requested(point: Point[Requests]) -> tuple[int, int]:
     """Prompt and output tokens of a point whose requests are all alike."""
-    return point["input_tokens"], point["output_tokens"]
+    return point.settings.input_tokens, point.settings.output_tokens
 
 
 def engine_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run], list[str]]:

@@ -17,18 +17,18 @@ from swiftkv.measure.process import offline_environment
 from swiftkv.measure.rates import search
 from swiftkv.measure.server import Server, serving
 from swiftkv.measure.worker import Worker, module, worker
+from swiftkv.points import Goodput, Latency
 from swiftkv.records import installed_version, processor, read_json, write_json
 
 PROMPTS = "token ids"
 
 
-def settings(point: Point) -> dict[str, Any]:
+def settings(point: Point[Latency]) -> dict[str, Any]:
     """What was asked for."""
+    names = ("input_tokens", "output_tokens", "request_rates", "seconds", "min_requests", "refine_steps")
     return {
-        **{name: point[name] for name in ("input_tokens", "output_tokens", "request_rates", "seconds")},
-        "min_requests": point.get("min_requests", 1),
-        "refine_steps": point.get("refine_steps", 0),
-        "dataset": point.get("dataset") or "random",
+        **{name: getattr(point.settings, name) for name in names},
+        "dataset": point.settings.dataset or "random",
         "arrivals": "Poisson",
         "temperature": 0,
         "prompts": PROMPTS,
@@ -36,29 +36,34 @@ def settings(point: Point) -> dict[str, Any]:
     }
 
 
+def sent(point: Point[Latency]) -> dict[str, Any]:
+    """What the requests of each rate are, whatever the rates."""
+    own = {name: value for name, value in settings(point).items() if name not in ("request_rates", "refine_steps")}
+    return own | {"seed": point.seed}
+
+
 def serve_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run], list[str]]:
     """The command of the kinds that measure a server: `vllm serve`, without host, port and name."""
     return lambda run: vllm("serve", str(run.subject.folder), *run.arguments(*lengths(run.point)))
 
 
-def number_of_requests(point: Point, rate: float) -> int:
+def number_of_requests(point: Point[Latency] | Point[Goodput], rate: float) -> int:
     """Requests of one rate: `seconds` of arrivals, and no fewer than `min_requests`."""
-    return max(point.get("min_requests", 1), round(rate * point["seconds"]))
+    return max(point.settings.min_requests, round(rate * point.settings.seconds))
 
 
-def numbers(run: Run, command: list[str]) -> Numbers:
+def numbers(run: Run[Latency], command: list[str]) -> Numbers:
     """All rates on one server; each finished one is kept in the work folder, and a killed job goes on from there."""
     point = run.point
-    if point.get("dataset") and run.heldout is None:
+    if point.settings.dataset and run.heldout is None:
         raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
-    own = {key: value for key, value in point.values.items() if key not in ("request_rates", "refine_steps")}
-    same = identity(run, command) | {"point": own, "prompts": PROMPTS}
+    same = identity(run, command) | sent(point)
     with both(run, command) as (server, client):
 
         def measure(rate: float) -> dict[str, Any]:
             return kept(run.work / f"rate-{rate:g}.json", same, lambda: measure_rate(run, server, client, rate))
 
-        return search(point["request_rates"], measure, point.get("refine_steps", 0))
+        return search(point.settings.request_rates, measure, point.settings.refine_steps)
 
 
 @contextlib.contextmanager
@@ -66,7 +71,7 @@ def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
     """A server and its client for as long as the block runs; they start side by side."""
     name = f"{run.subject.identity['name']}-{run.subject.variant}"
     # It leaves the processor to the server. vLLM seeds the text of a trace with hashes of strings.
-    environment = offline_environment() | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(run.point["seed"])}
+    environment = offline_environment() | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(run.point.seed)}
     with (
         worker(
             module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client"
@@ -76,10 +81,10 @@ def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
         yield server, client
 
 
-def measure_rate(run: Run, server: Server, client: Worker, rate: float) -> dict[str, Any]:
+def measure_rate(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[str, Any]:
     """Measure one rate of the point's requests; returns and raises as `ask`."""
-    lengths = {name: run.point[name] for name in ("input_tokens", "output_tokens")}
-    if run.point.get("dataset"):
+    lengths = dict(zip(("input_tokens", "output_tokens"), requested(run.point), strict=True))
+    if run.point.settings.dataset:
         prompts = {"kind": "chats", "file": str(run.heldout), **lengths}
     else:
         prompts = {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
@@ -101,7 +106,7 @@ def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> di
         "folder": str(run.subject.folder),
         "requests": number_of_requests(run.point, rate),
         "rate": rate,
-        "seed": run.point["seed"],
+        "seed": run.point.seed,
     }
     result = client.ask(job, server.check)
     server.check()
@@ -112,9 +117,9 @@ def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> di
     return result
 
 
-def seen(point: Point, result: Numbers) -> tuple[int, int]:
+def seen(point: Point[Latency], result: Numbers) -> tuple[int, int]:
     """Mean prompt and output tokens of a request: those asked for, or for chats those of the lowest rate."""
-    if not point.get("dataset"):
+    if not point.settings.dataset:
         return requested(point)
     lowest = result["rates"][0]
     prompt, output = (max(1, round(lowest[key] / lowest["completed"])) for key in ("input_tokens", "output_tokens"))

@@ -7,14 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.measure.memory import Budget, cpu_budget, gpu_budget
 from swiftkv.measure.process import offline_environment, program
 from swiftkv.measure.reference import REFERENCE
+from swiftkv.points import POINTS, PointSettings, Sent
 from swiftkv.records import read_json
+from swiftkv.section import plain, read
 from swiftkv.spec import SwiftKVSpec
 
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
@@ -62,36 +64,53 @@ class Subject:
         return None if self.spec is None else SwiftKVSpec(**self.spec)
 
 
+Settings = TypeVar("Settings", bound=PointSettings)
+
+
 @dataclass(frozen=True)
-class Point:
+class Point(Generic[Settings]):
     """One serving point on the machine at hand.
 
     Attributes:
         name: key under serving.points.
-        values: that entry, with the output tokens, seed and engine settings of the serving section filled in.
+        settings: that entry, with the output tokens filled in.
+        engine: the engine settings, the same for every variant, with what the point has of its own.
+        seed: of prompts and arrivals.
+        workloads: what a goodput point sends, by name.
         gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
         threads: processor threads.
         start_timeout: seconds a server may take until it answers.
     """
 
     name: str
-    values: dict[str, Any]
+    settings: Settings
+    engine: dict[str, Any]
+    seed: int
+    workloads: dict[str, Sent]
     gpus: int
     threads: int
     start_timeout: float = 600
 
-    def __getitem__(self, key: str) -> Any:
-        return self.values[key]
+    @classmethod
+    def read(cls, name: str, asked: dict[str, Any], **machine: Any) -> Point[Any]:
+        """A point as `Config.point` gives it.
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of an optional key."""
-        return self.values.get(key, default)
+        Args:
+            name: key under serving.points.
+            asked: what it gives.
+            machine: the attributes from `gpus` on.
 
-    @property
-    def engine(self) -> dict[str, Any]:
-        """The engine settings, the same for every variant; a point may have its own of some."""
-        own = {key: self.values[key] for key in ("enforce_eager", "prefix_caching") if key in self.values}
-        return {"prefix_caching": False} | self.values["engine"] | own
+        Raises:
+            UserError: `asked` is no point.
+        """
+        shared = ("engine", "seed", "workloads")
+        own = {key: value for key, value in asked.items() if key not in shared}
+        sent = {name: read(Sent, workload, name) for name, workload in asked.get("workloads", {}).items()}
+        settings = read(POINTS[own["measure"]], own | ({"workloads": list(sent)} if sent else {}), f"point {name!r}")
+        engine = {"prefix_caching": getattr(settings, "prefix_caching", False)} | asked["engine"]
+        if settings.enforce_eager is not None:
+            engine["enforce_eager"] = settings.enforce_eager
+        return cls(name, settings, engine, asked["seed"], sent, **machine)
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -104,7 +123,7 @@ class Point:
         Raises:
             OutOfMemory: the weights alone exceed the stated limit.
         """
-        limit = self.get("memory_gib")
+        limit = self.settings.memory_gib
         if self.gpus:
             return gpu_budget(limit, self.engine["gpu_memory_utilization"])
         engine = self.engine
@@ -136,7 +155,7 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
     engine = point.engine
     arguments = {
         "--dtype": engine["dtype"],
-        "--seed": point["seed"],
+        "--seed": point.seed,
         "--max-model-len": length,
         "--max-num-batched-tokens": engine["max_num_batched_tokens"],
         "--max-num-seqs": engine["max_num_seqs"],
@@ -150,8 +169,8 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
         arguments["--quantization"] = subject.quantization
     if subject.merge_all_layers:
         arguments["--hf-overrides"] = json.dumps({"architectures": [_merged_architecture(subject)]})
-    if point.get("speculative"):
-        arguments["--speculative-config"] = json.dumps(point["speculative"])
+    if speculative := speculation(point):
+        arguments["--speculative-config"] = json.dumps(speculative)
     command = [str(text) for pair in arguments.items() for text in pair]
     command += ["--enable-chunked-prefill", f"--{'' if engine['prefix_caching'] else 'no-'}enable-prefix-caching"]
     if engine["enforce_eager"]:
@@ -159,13 +178,18 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
     return command
 
 
+def speculation(point: Point) -> dict[str, Any] | None:
+    """vLLM's --speculative-config, for the points that may have one."""
+    return plain(getattr(point.settings, "speculative", None))
+
+
 def vllm(*arguments: str) -> list[str]:
     """A `vllm ...` command line of this Python environment."""
     return [program("vllm"), *arguments]
 
 
-def engine_environment(point: Point, plugin: str | None = None) -> dict[str, str]:
-    """The environment vLLM is served in.
+def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> dict[str, str]:
+    """The environment vLLM is served in on so many GPUs (0: the processor) and processor threads.
 
     Only one plugin is loaded: an installed reference plugin would change how every model runs. On a CPU, one process
     computes with all of the point's threads. vLLM by itself keeps a core free for each server process, which would leave
@@ -181,15 +205,15 @@ def engine_environment(point: Point, plugin: str | None = None) -> dict[str, str
         environment |= {"VLLM_PLUGINS": "arctic_inference", "ARCTIC_INFERENCE_ENABLED": "1"}
     else:
         environment |= {"VLLM_PLUGINS": "swiftkv", "ARCTIC_INFERENCE_ENABLED": "0"}
-    if point.gpus:
+    if gpus:
         # It would be compiled at the first start, and decoding is greedy.
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     else:
-        environment["OMP_NUM_THREADS"] = str(point.threads)
+        environment["OMP_NUM_THREADS"] = str(threads)
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-        if point.tensor_parallel_size == 1:
-            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine process is the worker: 10 s less to start
+        # The engine process is the worker: 10 s less to start.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment
 
 

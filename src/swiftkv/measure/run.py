@@ -14,7 +14,7 @@ from swiftkv.errors import UserError
 from swiftkv.measure import capacity, goodput, latency, memory, steps, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
-from swiftkv.measure.point import Point, Subject, printable
+from swiftkv.measure.point import Point, Subject, printable, speculation
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
 from swiftkv.records import describe_spec, measurement, weights_of, write_json
 from swiftkv.sources import read_source
@@ -89,7 +89,8 @@ def measure_point(
     # Absolute, so that vLLM never takes it for the name of a hub repository.
     place = Path(folder).resolve()
     subject = Subject(identity, variant, kv_cache, place, weights, spec, merge_all_layers, quantization, plugin)
-    record = measure(subject, Point(point, settings, gpus, threads, start_timeout), work_dir, heldout, workloads)
+    asked = Point.read(point, settings, gpus=gpus, threads=threads, start_timeout=start_timeout)
+    record = measure(subject, asked, work_dir, heldout, workloads)
     write_json(output, record)
     shutil.rmtree(work_dir, ignore_errors=True)
     print(f"{point}, {variant}, {kv_cache}: {headline(record)}")
@@ -112,7 +113,7 @@ def measure(
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
         EngineFailure: vLLM failed for another reason than memory, or for memory that other processes hold.
     """
-    started, kind = time.monotonic(), KINDS[point["measure"]]
+    started, kind = time.monotonic(), KINDS[point.settings.measure]
     if subject.spec is not None:
         check_served(subject.config["model_type"])
     plugin = "swiftkv"
@@ -139,7 +140,7 @@ def measure(
     text = log.read_text(errors="replace") if log.exists() else ""
     engine = observed(text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
     return measurement(
-        point["measure"],
+        point.settings.measure,
         model=subject.identity,
         variant=subject.variant,
         kv_cache=subject.kv_cache,
@@ -170,10 +171,10 @@ def asked(point: Point) -> dict[str, Any]:
     """What a point asks for, whatever is served on whatever machine; an artifact that shows it compares its records with it."""
     return {
         **point.engine,
-        "memory_gib": point.get("memory_gib"),
-        "speculative": point.get("speculative"),
-        "seed": point["seed"],
-        **KINDS[point["measure"]].settings(point),
+        "memory_gib": point.settings.memory_gib,
+        "speculative": speculation(point),
+        "seed": point.seed,
+        **KINDS[point.settings.measure].settings(point),
     }
 
 

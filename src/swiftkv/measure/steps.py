@@ -12,41 +12,43 @@ from collections.abc import Callable
 
 from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
 from swiftkv.measure.point import Point
+from swiftkv.points import Decode, ForwardTime
 
 
-def largest_batch(point: Point) -> tuple[int, int]:
+def largest_batch(point: Point[ForwardTime]) -> tuple[int, int]:
     """The largest batch of a forward point, and the token sampled after it."""
-    return max(point["batch_tokens"]), 1
+    return max(point.settings.batch_tokens), 1
 
 
-def forward_numbers(run: Run, command: list[str]) -> Numbers:
+def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
     """Every batch on one engine."""
-    job = {"do": "forward", "repeats": run.point["repeats"], "seed": run.point["seed"]}
+    point = run.point.settings
+    job = {"do": "forward", "repeats": point.repeats, "seed": run.point.seed}
     with engine(run, command, single=True) as program:
-        times = [program.ask(job | {"input": tokens})["seconds"] for tokens in run.point["batch_tokens"]]
+        times = [program.ask(job | {"input": tokens})["seconds"] for tokens in point.batch_tokens]
     return {
-        "batch_tokens": run.point["batch_tokens"],
+        "batch_tokens": point.batch_tokens,
         "seconds": {"median": list(map(statistics.median, times)), "min": list(map(min, times))},
-        "repeats": run.point["repeats"],
+        "repeats": point.repeats,
         "what": "wall time of one engine step that computes a prompt of so many tokens in one forward pass and samples "
         "one token, scheduling included",
     }
 
 
-def decode_numbers(run: Run, command: list[str]) -> Numbers:
+def decode_numbers(run: Run[Decode], command: list[str]) -> Numbers:
     """Every batch size on one engine, each once to warm up; no prompt is computed in the steps that count."""
+    point, samples, steps = run.point.settings, [], []
     prompt, output = requested(run.point)
-    samples, steps = [], []
     with engine(run, command) as program:
-        for batch in run.point["batch_sizes"]:
-            job = {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": run.point["seed"]}
+        for batch in point.batch_sizes:
+            job = {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": run.point.seed}
             program.ask(job)
-            answers = [program.ask(job) for _ in range(run.point["repeats"])]
+            answers = [program.ask(job) for _ in range(point.repeats)]
             samples.append([1000 * answer["seconds"] / answer["steps"] for answer in answers])
             steps.append([answer["steps"] for answer in answers])
     spread = {"median": statistics.median, "min": min, "max": max}
     return {
-        "batch_sizes": run.point["batch_sizes"],
+        "batch_sizes": point.batch_sizes,
         "tpot_ms": {name: list(map(of, samples)) for name, of in spread.items()},
         "samples_ms": samples,
         "steps": steps,
@@ -62,7 +64,7 @@ def _kind(
 ) -> Kind:
     return Kind(
         lengths=lengths,
-        settings=lambda point: {name: point[name] for name in settings} | {"prompts": "token ids"},
+        settings=lambda point: {name: getattr(point.settings, name) for name in settings} | {"prompts": "token ids"},
         command=engine_command(lengths),
         numbers=numbers,
         headline=lambda result: ", ".join(headline(result)),

@@ -8,6 +8,7 @@ from typing import Any
 from swiftkv.cost import parameter_count, request_flops
 from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
 from swiftkv.measure.point import Point
+from swiftkv.points import Throughput
 from swiftkv.records import hardware
 
 # Dense peak in TFLOP/s of the GPUs whose utilization is stated, by CUDA's name and number format, as their data sheets give
@@ -18,36 +19,37 @@ _PEAKS = (
 )
 
 
-def number_of_prompts(point: Point) -> int:
+def number_of_prompts(point: Point[Throughput]) -> int:
     """Requests whose input and output tokens together are about `total_tokens`; at least one."""
-    return max(1, round(point["total_tokens"] / sum(requested(point))))
+    return max(1, round(point.settings.total_tokens / sum(requested(point))))
 
 
-def warm_up(point: Point) -> dict[str, Any]:
+def warm_up(point: Point[Throughput]) -> dict[str, Any]:
     """The job before the clock starts: one request of a few full steps."""
     prompt, output = requested(point)
     chunk = point.engine["max_num_batched_tokens"]
-    job = {"do": "throughput", "prompts": point.get("warmups", 1), "seed": point["seed"] + 1}
+    job = {"do": "throughput", "prompts": point.settings.warmups, "seed": point.seed + 1}
     return job | {"input": min(prompt, 4 * chunk), "output": min(output, 8)}
 
 
-def settings(point: Point) -> dict[str, Any]:
+def settings(point: Point[Throughput]) -> dict[str, Any]:
     """What was asked for."""
+    prompt, output = requested(point)
     return {
-        "input_tokens": point["input_tokens"],
-        "output_tokens": point["output_tokens"],
+        "input_tokens": prompt,
+        "output_tokens": output,
         "num_prompts": number_of_prompts(point),
-        "total_tokens": point["total_tokens"],
-        "warmups": point.get("warmups", 1),
+        "total_tokens": point.settings.total_tokens,
+        "warmups": point.settings.warmups,
         "prompts": "token ids",
     }
 
 
-def numbers(run: Run, command: list[str]) -> Numbers:
+def numbers(run: Run[Throughput], command: list[str]) -> Numbers:
     """Warm up, then send all requests."""
     prompt, output = requested(run.point)
     count, warm = number_of_prompts(run.point), warm_up(run.point)
-    job = {"do": "throughput", "prompts": count, "input": prompt, "output": output, "seed": run.point["seed"]}
+    job = {"do": "throughput", "prompts": count, "input": prompt, "output": output, "seed": run.point.seed}
     with engine(run, command) as program:
         if warm["prompts"]:
             program.ask(warm)
@@ -56,7 +58,7 @@ def numbers(run: Run, command: list[str]) -> Numbers:
     return throughput_result(run, answer["seconds"], count, gpus[0] if gpus else None)
 
 
-def throughput_result(run: Run, seconds: float, prompts: int, gpu: str | None) -> Numbers:
+def throughput_result(run: Run[Throughput], seconds: float, prompts: int, gpu: str | None) -> Numbers:
     """The result of so many requests in so many seconds.
 
     Normalized TFLOP/s are those of the unchanged model for the same tokens (paper's footnote 2), on any variant:

@@ -12,7 +12,7 @@ from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.measure.engine import observed
-from swiftkv.measure.point import Point, engine_environment
+from swiftkv.measure.point import engine_environment
 from swiftkv.measure.worker import module, worker
 from swiftkv.records import read_json
 from swiftkv.score.fetch import Unavailable
@@ -79,8 +79,7 @@ def score_served(
         raise UserError("vLLM's FP8 cache has one scale a tensor and not one a token; score it with transformers")
     penalty = repetition_penalty(folder)
     engine = task["engine"]
-    # Of a point only the machine matters here: GPUs and threads.
-    environment = engine_environment(Point("score", {"engine": engine}, engine["gpus"], torch.get_num_threads()))
+    environment = engine_environment(engine["gpus"], torch.get_num_threads())
     job = {"folder": folder, "tokenizer": tokenizer, "task": task, "fetched": fetched, "seed": seed}
     job |= {"shard": shard, "repetition_penalty": penalty}
     with worker(module("swiftkv.score.served_program"), log, environment, "vLLM") as program:
