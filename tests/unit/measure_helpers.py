@@ -10,6 +10,7 @@ from swiftkv.measure import latency
 from swiftkv.measure.client import rate_result
 from swiftkv.measure.kind import Run
 from swiftkv.measure.point import Point, Subject
+from swiftkv.spec import SwiftKVSpec
 
 ENGINE = {
     "dtype": "bfloat16",
@@ -32,12 +33,7 @@ LLAMA = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-SPEC = {
-    "num_hidden_layers": 8,
-    "num_key_value_layers": 4,
-    "key_value_group_size": 2,
-    "num_key_value_heads": None,
-}
+SPEC = SwiftKVSpec(num_hidden_layers=8, num_key_value_layers=4, key_value_group_size=2)
 
 
 def subject(folder: Path, **changes) -> Subject:

@@ -279,10 +279,10 @@ def test_the_memory_is_asked_for_once(tmp_path, monkeypatch):
 
 def test_costs_are_those_of_the_cost_model(tmp_path):
     config = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
-    spec = {"num_hidden_layers": 32, "num_key_value_layers": 16, "key_value_group_size": 4, "num_key_value_heads": None}
+    spec = SwiftKVSpec(32, 16, 4)
     model = subject(tmp_path / "m", spec=spec)
     (tmp_path / "m/config.json").write_text(json.dumps(config))
-    limits = cost_record("x", "x", config, {"v": spec}, 2000, 256)["variants"]["v"]["limits"]
+    limits = cost_record("x", "x", config, {"v": spec.fields}, 2000, 256)["variants"]["v"]["limits"]
     made = cost(model, 2000, 256)
     assert made["request_speedup_limit"] == pytest.approx(limits["request_speedup"])
     assert made["prefill_speedup_limit"] == pytest.approx(limits["prefill_speedup"])

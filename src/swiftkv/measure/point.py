@@ -32,7 +32,7 @@ class Subject:
         kv_cache: "auto" or "fp8".
         folder: the checkpoint; of dummy weights, a folder with config.json and tokenizer.
         weights: "trained", "original" or "dummy".
-        spec: fields of the `SwiftKVSpec`; None serves the model as it is.
+        spec: the rewiring; None serves the model as it is.
         merge_all_layers: every layer computes its keys and values, one layer's are kept (Sec. 5.1).
         quantization: vLLM's --quantization, or None.
         plugin: "arctic-inference" for the authors' own vLLM plugin; None is this project's.
@@ -43,7 +43,7 @@ class Subject:
     kv_cache: str
     folder: Path
     weights: str
-    spec: dict[str, int | None] | None = None
+    spec: SwiftKVSpec | None = None
     merge_all_layers: bool = False
     quantization: str | None = None
     plugin: str | None = None
@@ -57,11 +57,6 @@ class Subject:
     def architecture(self) -> Dimensions:
         """The dimensions of the model, for the cost model."""
         return Dimensions.from_config(self.config)
-
-    @property
-    def swiftkv_spec(self) -> SwiftKVSpec | None:
-        """The spec as an object."""
-        return None if self.spec is None else SwiftKVSpec(**self.spec)
 
 
 Settings = TypeVar("Settings", bound=PointSettings)
@@ -127,7 +122,7 @@ class Point(Generic[Settings]):
         if self.gpus:
             return gpu_budget(limit, self.engine["gpu_memory_utilization"])
         engine = self.engine
-        return cpu_budget(limit, engine["cpu_kv_cache_gib"], subject.config, subject.swiftkv_spec, engine["dtype"])
+        return cpu_budget(limit, engine["cpu_kv_cache_gib"], subject.config, subject.spec, engine["dtype"])
 
 
 def max_model_len(config: dict[str, Any], prompt: int, output: int) -> int:

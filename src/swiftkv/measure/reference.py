@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from swiftkv.errors import UserError
 from swiftkv.records import installed_version
+from swiftkv.spec import SwiftKVSpec
 
 REFERENCE = "arctic-inference"
 VERSIONS = {"arctic-inference": "0.3.0", "vllm": "0.26.0"}
 
 
-def refuse_unless_installed(spec: dict[str, Any] | None, variant: str) -> None:
+def refuse_unless_installed(spec: SwiftKVSpec | None, variant: str) -> None:
     """Make sure that this environment can serve a variant with the reference plugin, before an engine starts.
 
     Args:
-        spec: fields of the `SwiftKVSpec`.
+        spec: the variant's rewiring.
 
     Raises:
         UserError: the plugin is not installed, vLLM is not the one it was made for, or the variant is not one it serves.
@@ -28,5 +27,5 @@ def refuse_unless_installed(spec: dict[str, Any] | None, variant: str) -> None:
                 f"variant {variant!r} is served by the reference plugin, which needs {needs}, but this Python environment "
                 f"has {f'{distribution} {installed}' if installed else f'no {distribution}'}"
             )
-    if spec is None or (spec.get("key_value_group_size") or 1) > 1:
+    if spec is None or spec.key_value_group_size > 1:
         raise UserError(f"variant {variant!r}: the reference plugin serves SwiftKV without AcrossKV, and nothing else")

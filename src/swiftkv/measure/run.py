@@ -18,6 +18,7 @@ from swiftkv.measure.point import Point, Subject, printable, speculation
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
 from swiftkv.records import describe_spec, measurement, weights_of, write_json
 from swiftkv.sources import read_source
+from swiftkv.spec import SwiftKVSpec
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
@@ -36,7 +37,7 @@ def measure_point(
     checkpoint: Path | None,
     weights: Literal["original", "trained", "dummy"],
     variant: str,
-    spec: dict[str, int | None] | None,
+    spec: SwiftKVSpec | None,
     kv_cache: Literal["auto", "fp8"],
     point: str,
     settings: dict[str, Any],
@@ -60,7 +61,7 @@ def measure_point(
         checkpoint: folder to serve; without it, the model of `source`.
         weights: what the folder holds.
         variant: name of the variant.
-        spec: fields of its `SwiftKVSpec`; null where nothing is rewired.
+        spec: its rewiring; null where there is none.
         kv_cache: format of the KV cache.
         point: key of the point under serving.points.
         settings: the point, and what all points share.
@@ -120,7 +121,7 @@ def measure(
     if subject.plugin == REFERENCE:
         refuse_unless_installed(subject.spec, subject.variant)
         plugin = f"{REFERENCE} {VERSIONS[REFERENCE]}"
-    spec = describe_spec(subject.swiftkv_spec, subject.architecture.num_key_value_heads)
+    spec = describe_spec(subject.spec, subject.architecture.num_key_value_heads)
     costs = cost(subject, *kind.lengths(point))
     work.mkdir(parents=True, exist_ok=True)
     log = work / "vllm.log"
@@ -187,7 +188,7 @@ def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
         kv_bytes_per_token: bytes of KV cache.
         capacity_limit: tokens of the cache relative to the unchanged model with a 16-bit one.
     """
-    arch, spec = subject.architecture, subject.swiftkv_spec
+    arch, spec = subject.architecture, subject.spec
     baseline = sum(request_flops(arch, None, prompt, output).values())
     size = kv_bytes_per_token(arch, spec, "fp8" if subject.kv_cache == "fp8" else "bfloat16")
     if subject.merge_all_layers:
