@@ -34,7 +34,7 @@ class Section(BaseModel):
     A subclass says what sentences call it: `class Model(Section, called="a model")`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), defer_build=True)
     called: ClassVar[str] = "this section"
     nullable: ClassVar[frozenset[str]] = frozenset()  # optional keys for which null says something
 
