@@ -111,10 +111,14 @@ def our_step(options: argparse.Namespace, stored: bool):
     recipe = Recipe.from_dict(
         yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]["distillation"]
         | {
-            "data": "random", "batch_size": options.rows, "micro_batch_size": options.rows, "max_length": options.length,
-            "teacher_states": "stored" if stored else "online", "zero_stage": 2,
+            "data": "random",
+            "batch_size": options.rows,
+            "micro_batch_size": options.rows,
+            "max_length": options.length,
+            "teacher_states": "stored" if stored else "online",
+            "zero_stage": 2,
         }
-    )  # fmt: skip
+    )
     start_distributed()
     base = load(options)
     step = DistillationStep(base, SwiftKVSpec(base.config.num_hidden_layers, options.layers), recipe)

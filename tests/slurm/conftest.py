@@ -48,9 +48,12 @@ class Workflow:
         served = self.profile["set-resources"]["measure"]
         self.profile["set-resources"]["measure"] = site["resources"] | served | {"gpu": 1, "mem_mb": 4000}
         self.profile |= {
-            "jobs": 8, "retries": 0, "latency-wait": 10, "slurm-logdir": str(folder / "slurm-logs"),
+            "jobs": 8,
+            "retries": 0,
+            "latency-wait": 10,
+            "slurm-logdir": str(folder / "slurm-logs"),
             "slurm-init-seconds-before-status-checks": 1,  # a poll that finds nothing lets the next one wait ten more
-        }  # fmt: skip
+        }
 
     def write(self) -> None:
         """Write what `arguments` names."""

@@ -127,9 +127,13 @@ def closeness(model, variant, kl, *, kv_cache="auto", config=None):
 
     start = {"kl": measure(5 * kl), "top1_agreement": measure(0.4), "perplexity": measure(60.0)}
     result = {
-        "kl": measure(kl), "top1_agreement": measure(1 - kl / 2), "perplexity": measure(9.0 + kl),
-        "start": None if variant == "baseline" else start, "tokens": 25312, "documents": 60,
-    }  # fmt: skip
+        "kl": measure(kl),
+        "top1_agreement": measure(1 - kl / 2),
+        "perplexity": measure(9.0 + kl),
+        "start": None if variant == "baseline" else start,
+        "tokens": 25312,
+        "documents": 60,
+    }
     return record("fidelity", model, variant, result, kv_cache=kv_cache, settings={"seed": 42}, config=config)
 
 

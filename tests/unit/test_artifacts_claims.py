@@ -164,17 +164,19 @@ def published_throughput(published):
         for name in filter(line.__contains__, names):
             value = None if line[name] == "OOM" else line[name]
             base = None if line["baseline"] == "OOM" else line["baseline"]
-            rows.append({
-                "model": line["model"],
-                "variant": name.removesuffix("_fp8").replace("_", "-"),
-                "kv_cache": "fp8" if name.endswith("_fp8") else "auto",
-                "status": "ok" if value else "oom",
-                "memory_gb": line.get("memory_gb"),
-                "input_tokens": {"4K": 4000.0, "16K": 16000.0}.get(line.get("input_length")),
-                "conditions": f"{line.get('gpus', 1):g} × NVIDIA H100 80GB HBM3, vLLM",
-                "tokens_per_second": value,
-                "speedup": value / base if value and base else None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "model": line["model"],
+                    "variant": name.removesuffix("_fp8").replace("_", "-"),
+                    "kv_cache": "fp8" if name.endswith("_fp8") else "auto",
+                    "status": "ok" if value else "oom",
+                    "memory_gb": line.get("memory_gb"),
+                    "input_tokens": {"4K": 4000.0, "16K": 16000.0}.get(line.get("input_length")),
+                    "conditions": f"{line.get('gpus', 1):g} × NVIDIA H100 80GB HBM3, vLLM",
+                    "tokens_per_second": value,
+                    "speedup": value / base if value and base else None,
+                }
+            )
     return rows
 
 
@@ -206,8 +208,10 @@ def test_the_table_of_claims(tmp_path, config):
     files = {"claims": [PAPER / "claims.yaml"], "tables": [tmp_path / f"{name}.csv" for name in entry["judged_on"]]}
     for file in files["tables"]:
         file.write_text("model,variant,row\n")
-    lines = [made_row(variant, model="llama-3.1-8b", kv_cache="auto", average=average, average_stderr=0.1)
-             for variant, average in (("baseline", 73.7), ("swiftkv-50", 72.7))]  # fmt: skip
+    lines = [
+        made_row(variant, model="llama-3.1-8b", kv_cache="auto", average=average, average_stderr=0.1)
+        for variant, average in (("baseline", 73.7), ("swiftkv-50", 72.7))
+    ]
     with open(tmp_path / "table2.csv", "w", newline="") as stream:
         writer = csv.DictWriter(stream, [*lines[0], "prefill_reduction_percent"])
         writer.writeheader()

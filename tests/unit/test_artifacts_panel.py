@@ -29,9 +29,11 @@ def bits(extra):
 
 VALUES = {
     "arc-easy": {name: answers(1, wrong) for name, wrong in zip(VARIANTS, (0.4, 0.45, 0.5, 0.6), strict=True)},
-    "mmlu-continuation": {name: answers(2, wrong) for name, wrong in zip(VARIANTS, (0.73, 0.73, 0.76, 0.7325), strict=True)},
+    "mmlu-continuation": {
+        name: answers(2, wrong) for name, wrong in zip(VARIANTS, (0.73, 0.73, 0.76, 0.7325), strict=True)
+    },
     "gsm8k-bits": {name: bits(extra) for name, extra in zip(VARIANTS, (0.0, 0.1, 0.3, 0.7), strict=True)},
-}  # fmt: skip
+}
 
 
 def scored(task, variant, values=None, **changes):

@@ -269,8 +269,10 @@ def test_summary_has_the_published_column_beside_ours():
     table = made(contents.resolve(typed(config), "table4"), published=[PAPER / "table4.csv"])
     printed = table.panels[0].frame.set_index("Variant")
     assert list(printed["DeepSeek-V2-Lite-Chat,\npublished"]) == [
-        "64.12", "64.19", *(cell for cell in printed["DeepSeek-V2-Lite-Chat,\npublished"][2:])
-    ]  # fmt: skip
+        "64.12",
+        "64.19",
+        *(cell for cell in printed["DeepSeek-V2-Lite-Chat,\npublished"][2:]),
+    ]
     assert printed.loc["+ 4-way AcrossKV", "DeepSeek-V2-Lite-Chat,\npublished"].startswith("59.32 [")
     assert printed.loc["SingleInputKV (~25%)", "Llama-3.1-405B-Instruct (FP8)"] == ""  # the paper has no such row
     assert printed.loc["SingleInputKV (~25%)", "Mistral-Small-Instruct-2409,\npublished"].startswith("n/a [")

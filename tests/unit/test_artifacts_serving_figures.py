@@ -275,12 +275,15 @@ def goodput(folder, capacities, **engine):
 
 
 def test_goodput_by_workload_with_its_ratio_and_error(tmp_path):
-    made = goodput(tmp_path, {
-        ("eager", "baseline"): {"chat": 4, "agent": 100},
-        ("eager", "swiftkv-50"): {"chat": 8, "agent": 100},
-        ("cached", "baseline"): {"agent": 2},
-        ("cached", "swiftkv-50"): {"agent": 100},
-    })  # fmt: skip
+    made = goodput(
+        tmp_path,
+        {
+            ("eager", "baseline"): {"chat": 4, "agent": 100},
+            ("eager", "swiftkv-50"): {"chat": 8, "agent": 100},
+            ("cached", "baseline"): {"agent": 2},
+            ("cached", "swiftkv-50"): {"agent": 100},
+        },
+    )
     eager, cached = made.figure.axes
     assert eager.get_title() == "eager,\nwithout prefix caching"
     assert cached.get_title() == "compiled, x,\nCUDA graphs full,\nwith prefix caching"

@@ -85,10 +85,14 @@ def early_exit(config, model, variant):
 
     count = settings["bins"]
     bins = [
-        {"confidence_from": place / count, "confidence_to": (place + 1) / count, "positions": 10 * place,
-         "agreement": number(place / count) if place else None}
+        {
+            "confidence_from": place / count,
+            "confidence_to": (place + 1) / count,
+            "positions": 10 * place,
+            "agreement": number(place / count) if place else None,
+        }
         for place in range(count)
-    ]  # fmt: skip
+    ]
     run = {"tokens": 3, "exited": 1, "prefill_seconds": 0.1, "decode_seconds": 0.2, "text": "1. Red\n2. Blue & 100 %"}
     result = {
         "alignment": {"all": {"positions": sum(part["positions"] for part in bins), "agreement": number(0.5)},
@@ -107,30 +111,34 @@ def early_exit(config, model, variant):
 def serving(config, point, model, variant, kv_cache):
     asked, gpus = typed(config).point(point), config["models"][model]["gpus"]["serve"]
     settings = {
-        "point": point, "merge_all_layers": variant == "merge-all-layers", "tensor_parallel_size": max(1, gpus),
-        "quantization": config["models"][model].get("quantization"), "threads": 2,
+        "point": point,
+        "merge_all_layers": variant == "merge-all-layers",
+        "tensor_parallel_size": max(1, gpus),
+        "quantization": config["models"][model].get("quantization"),
+        "threads": 2,
         **run.asked(Point.read(point, asked, gpus=gpus, threads=2)),
-    }  # fmt: skip
+    }
     result = {
         "throughput": lambda: speed(1000.0),
         "latency": lambda: latencies(10.0),
         "goodput": lambda: {"workloads": {name: good(10.0) for name in asked["workloads"]}},
         "forward_time": lambda: {
-            "batch_tokens": asked["batch_tokens"], "repeats": 2, "what": "one step",
+            "batch_tokens": asked["batch_tokens"],
+            "repeats": 2,
+            "what": "one step",
             "seconds": {name: [0.01 * tokens for tokens in asked["batch_tokens"]] for name in ("median", "min")},
         },
         "kv_capacity": lambda: {"kv_cache_tokens": 1000, "kv_cache_bytes": 10**6},
         "decode": lambda: {
-            "batch_sizes": asked["batch_sizes"], "samples_ms": [[1.0, 2.0] for _ in asked["batch_sizes"]],
+            "batch_sizes": asked["batch_sizes"],
+            "samples_ms": [[1.0, 2.0] for _ in asked["batch_sizes"]],
             "tpot_ms": {name: [1.5 for _ in asked["batch_sizes"]] for name in ("median", "min", "max")},
         },
-    }[asked["measure"]]()  # fmt: skip
+    }[asked["measure"]]()
     engine = {"vllm": "0.32.0", "attention_backend": "X", "compilation": "eager", "kv_cache_tokens": 1000,
               "plugin": "swiftkv"}  # fmt: skip
     cost = {"request_speedup_limit": 1.5, "prefill_speedup_limit": 1.9, "capacity_limit": 1.3}
-    return record(
-        config, asked["measure"], model, variant, kv_cache, settings, result, engine=engine, cost=cost
-    )  # fmt: skip
+    return record(config, asked["measure"], model, variant, kv_cache, settings, result, engine=engine, cost=cost)
 
 
 MAKERS = {

@@ -167,9 +167,10 @@ def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change):
     if change.get("train") == "upper_layers":
         unused = step.student.model.teacher_projection_names(prefix="model.")
         expected |= {
-            name for name, _ in step.student.named_parameters()
+            name
+            for name, _ in step.student.named_parameters()
             if name.startswith(("model.layers.3.", "model.layers.4.", "model.layers.5.")) and name not in unused
-        }  # fmt: skip
+        }
         assert all(p.grad is None for p in step.teacher.parameters())
     assert with_gradient == expected == set(step.trained_names)
 

@@ -92,9 +92,11 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     chats = [CHAT] * 98 + [long, refused]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     arguments = {
-        "--model-source": tmp_path / "source.json", "--recipe": json.dumps(RECIPE), "--data": tmp_path / "chats.jsonl",
+        "--model-source": tmp_path / "source.json",
+        "--recipe": json.dumps(RECIPE),
+        "--data": tmp_path / "chats.jsonl",
         "--output": tmp_path / "rows",
-    }  # fmt: skip
+    }
     ended = run(stage("pack", arguments))
     sentence = "chats are left out; the first: chat 100: the chat template refuses it (user first)"
     assert ended.returncode == 0 and f"1 of 100 {sentence}" in ended.stdout, ended.stderr

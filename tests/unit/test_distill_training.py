@@ -75,8 +75,10 @@ def test_record(inputs, finished):
     assert (settings["ranks"], settings["rows"]) == (1, packed.rows)
     assert settings["rows_tokens"] == packed.counted(list(range(packed.rows)))
     assert (result["steps"], result["loss_first"], result["loss_last"]) == (
-        len(rows), rows[0]["loss"], rows[-1]["loss"]
-    )  # fmt: skip
+        len(rows),
+        rows[0]["loss"],
+        rows[-1]["loss"],
+    )
     assert (result["tokens"], result["seconds"]) == (rows[-1]["tokens"], rows[-1]["seconds"])
     assert result["tokens_per_second"] == result["tokens"] / result["seconds"]
     assert result["hours"] == result["seconds"] / 3600

@@ -65,8 +65,9 @@ def test_every_workload_has_its_highest_goodput(tmp_path, folders, sent):
     # 2,000 input and 40 output tokens, 64 to spare, rounded up to 128
     assert "--enable-prefix-caching" in command and command[command.index("--max-model-len") + 1] == "2176"
     # The costs are those of the mean request.
-    other = measure(subject(tmp_path / "m"), asked(workloads={"agent": WORKLOADS["agent"]}), tmp_path / "w2",
-                    None, folders)  # fmt: skip
+    other = measure(
+        subject(tmp_path / "m"), asked(workloads={"agent": WORKLOADS["agent"]}), tmp_path / "w2", None, folders
+    )
     assert record["cost"] == other["cost"]
 
 

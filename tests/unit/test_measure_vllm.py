@@ -117,10 +117,14 @@ def test_goodput_with_a_prefix_cache_that_each_rate_finds_cold(source, tmp_path)
     shape = {"input_tokens": 200, "output_tokens": 4, "average": "mean", "spread": 0, "shared": 0.96, "prefixes": 1,
              "burstiness": 1, "why": "made up"}  # fmt: skip
     workload = {
-        "title": "Chat", "statistics": shape, "stand_in": {"requests": 8, "input_divisor": 1, "output_divisor": 1},
-        "chunk_tokens": 16, "longest": {"input_tokens": 200, "output_tokens": 4}, "request_rates": [2, 4],
+        "title": "Chat",
+        "statistics": shape,
+        "stand_in": {"requests": 8, "input_divisor": 1, "output_divisor": 1},
+        "chunk_tokens": 16,
+        "longest": {"input_tokens": 200, "output_tokens": 4},
+        "request_rates": [2, 4],
         "goodput": {"ttft": 60_000, "tpot": 60_000},
-    }  # fmt: skip
+    }
     write_workload(workload, 0, tmp_path / "chat")
     record = measured("goodput", source, tmp_path, workloads={"chat": workload}, seconds=2, prefix_caching=True)
     rates = record["result"]["workloads"]["chat"]["rates"]

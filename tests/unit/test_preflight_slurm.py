@@ -89,9 +89,11 @@ def test_an_account_that_the_plugin_would_refuse_is_named(cluster):
 def test_jobs_of_an_earlier_controller_are_named(cluster):
     here, elsewhere = cluster / "here", cluster / "elsewhere"
     lines = [
-        f"11|{here}|rule_distill_wildcards_llama_swiftkv-50", f"12|{elsewhere}|rule_distill_wildcards_x", f"13|{here}|(null)",
+        f"11|{here}|rule_distill_wildcards_llama_swiftkv-50",
+        f"12|{elsewhere}|rule_distill_wildcards_x",
+        f"13|{here}|(null)",
         f"14|{here}|rule_heldout",
-    ]  # fmt: skip
+    ]
     (cluster / "queue").write_text("\n".join(lines))
     with pytest.raises(UserError, match=r"11 \(distill\), 14 \(heldout\).*scancel 11 14"):
         slurm.earlier_jobs(here)

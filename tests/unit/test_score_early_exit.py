@@ -73,8 +73,11 @@ def test_sums_over_documents():
     assert high["agreement"]["value"] == 1 and high["agreement"]["stderr"] == pytest.approx(math.sqrt(0.75 * 0.25 / 8))
     assert found["above_threshold"]["positions"] == 3
     assert summarize_agreement([second])["bins"][1] == {
-        "confidence_from": 0.5, "confidence_to": 1, "positions": 0, "agreement": None
-    }  # fmt: skip
+        "confidence_from": 0.5,
+        "confidence_to": 1,
+        "positions": 0,
+        "agreement": None,
+    }
     assert share([0.0], [4.0])["stderr"] > 0
 
 
@@ -82,11 +85,13 @@ def test_answers_are_summed_without_their_first_tokens():
     def run(tokens, exited, seconds):
         return {"tokens": tokens, "exited": exited, "decode_seconds": seconds}
 
-    found = summarize_answers([
-        {"early_exit": run(5, 2, 2.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 2},
-        {"early_exit": run(3, 0, 3.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 3},
-        {"early_exit": run(1, 0, 0.0), "full_depth": run(1, 0, 0.0), "equal_tokens": 1},
-    ])  # fmt: skip
+    found = summarize_answers(
+        [
+            {"early_exit": run(5, 2, 2.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 2},
+            {"early_exit": run(3, 0, 3.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 3},
+            {"early_exit": run(1, 0, 0.0), "full_depth": run(1, 0, 0.0), "equal_tokens": 1},
+        ]
+    )
     assert found["exited"]["value"] == pytest.approx(2 / 6)
     assert found["time_ratio"]["value"] == pytest.approx((0.5 + 1.5) / 2) and found["time_ratio"]["n"] == 2
     assert found["equal_tokens"]["value"] == pytest.approx(6 / 9)

@@ -129,9 +129,13 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path, own):
 def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
     write_checkpoint(tmp_path / "mine")
     arguments = {
-        "--name": "m", "--title": "M", "--source": '{"hub": "org/mine"}', "--chat-template": "null", "--num-hidden-layers": "2",
+        "--name": "m",
+        "--title": "M",
+        "--source": '{"hub": "org/mine"}',
+        "--chat-template": "null",
+        "--num-hidden-layers": "2",
         "--output": tmp_path / "m/source.json",
-    }  # fmt: skip
+    }
     with running(tmp_path / "hub") as hub:
         for file in (tmp_path / "mine").iterdir():
             hub.file("org/mine", file.name, file.read_bytes())

@@ -34,9 +34,12 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     make_inputs(folder)
     write_moments(
-        folder / "source.json", folder / "packed.safetensors", Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5],
+        folder / "source.json",
+        folder / "packed.safetensors",
+        Recipe.from_dict(RECIPE),
+        [1, 2, 3, 4, 5],
         folder / "moments.safetensors",
-    )  # fmt: skip
+    )
     return folder
 
 

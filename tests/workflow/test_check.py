@@ -31,9 +31,12 @@ def site(tmp_path):
         (tmp_path / "site.yaml").write_text(yaml.safe_dump(own))
         path = [tmp_path / "bin", Path(sys.executable).parent, os.environ["PATH"]]
         environment = os.environ | {
-            "PATH": os.pathsep.join(map(str, path)), "QUEUE": str(tmp_path / "queue"),
-            "SUBMITTED": str(tmp_path / "submitted"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"),
-        }  # fmt: skip
+            "PATH": os.pathsep.join(map(str, path)),
+            "QUEUE": str(tmp_path / "queue"),
+            "SUBMITTED": str(tmp_path / "submitted"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(tmp_path / "hub"),
+        }
         words = [str(word) for word in command]
         return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
 

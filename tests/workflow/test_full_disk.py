@@ -28,8 +28,10 @@ def run_on_a_small_disk(folder, size, *command):
     script = f'mount -t tmpfs -o size={size} none "$0" && "$@"; status=$?; find "$0" -type f >&2; exit $status'
     run = subprocess.run(
         [*UNSHARE, "sh", "-c", script, str(folder), sys.executable, *map(str, command)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     return run.returncode, run.stderr
 
 

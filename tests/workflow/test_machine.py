@@ -20,9 +20,11 @@ TARGETS = [
     "results/smoke/score-shards/tiny-random-moe/baseline/auto/hellaswag/1-of-2.json",
     *(f"{TINY.format(place)}.json" for place in ("similarity", "starts")),
     *(f"{TINY.format('scores')}/baseline/auto/{task}.json" for task in ("hellaswag", "gsm8k", "arc-easy")),
-    f"{TINY.format('fidelity')}/baseline/auto.json", f"{TINY.format('serving/batch-2k')}/baseline/auto.json",
-    f"{TINY.format('moments')}/fitted-start.safetensors", f"{TINY.format('early_exit')}/swiftkv-50-early-exit.json",
-]  # fmt: skip
+    f"{TINY.format('fidelity')}/baseline/auto.json",
+    f"{TINY.format('serving/batch-2k')}/baseline/auto.json",
+    f"{TINY.format('moments')}/fitted-start.safetensors",
+    f"{TINY.format('early_exit')}/swiftkv-50-early-exit.json",
+]
 VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-lm-loss", "-math-code", "-quarter")]
 # Snakemake where there are so many MB of memory, with another Python for the jobs.
 PRETEND = """

@@ -30,14 +30,19 @@ STAND_INS = {
 EIGHT, SEVENTY, HUGE = "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"
 MODELS = (EIGHT, SEVENTY, HUGE)
 THERE = [
-    "data/ultrachat/train.jsonl", "data/heldout.jsonl", f"moments/{EIGHT}/distillation.safetensors",
-    *(f"models/{model}/source.json" for model in MODELS), *(f"packed/{model}/distillation.safetensors" for model in MODELS),
-]  # fmt: skip
+    "data/ultrachat/train.jsonl",
+    "data/heldout.jsonl",
+    f"moments/{EIGHT}/distillation.safetensors",
+    *(f"models/{model}/source.json" for model in MODELS),
+    *(f"packed/{model}/distillation.safetensors" for model in MODELS),
+]
 PANEL = ("arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "gsm8k-bits", "mbpp-bits", "ifeval")
 FOLDERS = [
-    f"checkpoints/{EIGHT}/swiftkv-25", f"checkpoints/{EIGHT}/swiftkv-50-early-exit", f"dummy/{HUGE}/baseline",
+    f"checkpoints/{EIGHT}/swiftkv-25",
+    f"checkpoints/{EIGHT}/swiftkv-50-early-exit",
+    f"dummy/{HUGE}/baseline",
     *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
-]  # fmt: skip
+]
 TARGETS = [
     f"similarity/{EIGHT}.json", f"starts/{EIGHT}.json", f"moments/{EIGHT}/fitted-start.safetensors",
     *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),

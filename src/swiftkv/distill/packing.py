@@ -162,9 +162,7 @@ def pack(
     """
     rows: list[list[Sample]] = []
     room: list[int] = []
-    counts = dict.fromkeys(
-        ("samples", "tokens", "assistant_tokens", "too_long", "empty", "not_needed", "unmarked"), 0
-    )  # fmt: skip
+    counts = dict.fromkeys(("samples", "tokens", "assistant_tokens", "too_long", "empty", "not_needed", "unmarked"), 0)
     for index in np.random.default_rng(seed).permutation(len(samples)):
         sample = samples[index]
         if len(sample) == 0 or len(sample) > (longest or max_length):

@@ -123,8 +123,9 @@ class TrainingState:
             return True
         print(
             f"the training state {self.folder / entry['file']} is missing or damaged: going on from an earlier one",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            file=sys.stderr,
+            flush=True,
+        )
         return False
 
 

@@ -135,10 +135,13 @@ def train(
             if log is not None:
                 speed = result["tokens"] / elapsed
                 log.add(
-                    step=number + 1, epoch=(number + 1) * recipe.batch_size / rows.rows, tokens=tokens,
+                    step=number + 1,
+                    epoch=(number + 1) * recipe.batch_size / rows.rows,
+                    tokens=tokens,
                     **{name: result[name] for name in ("loss", *LOSSES, "learning_rate")},
-                    tokens_per_second=round(speed, 1), seconds=round(seconds, 3),
-                )  # fmt: skip
+                    tokens_per_second=round(speed, 1),
+                    seconds=round(seconds, 3),
+                )
                 progress.at(number + 1, f"loss {result['loss']:.4f}, {speed:.0f} tokens/s")
             due, stop = clock.ask(engine.device, ranks)
             if due or (number + 1) % recipe.checkpoint_every == 0 or number + 1 == total:

@@ -74,10 +74,13 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
     for rule, job in jobs:
         account, partition = (job.resources.get(name) for name in ("slurm_account", "slurm_partition"))
         parameters = {
-            "run_uuid": JOB_NAME, "slurm_logfile": os.devnull, "comment_str": JOB_NAME, "workdir": None,
+            "run_uuid": JOB_NAME,
+            "slurm_logfile": os.devnull,
+            "comment_str": JOB_NAME,
+            "workdir": None,
             "account": f"-A {shlex.quote(str(account))}" if account else "",
             "partition": f"-p {shlex.quote(str(partition))}" if partition else "",
-        }  # fmt: skip
+        }
         try:
             command = get_submit_command(job, parameters, settings=settings) + set_gres_string(job)
         except WorkflowError as error:

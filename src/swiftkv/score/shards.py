@@ -60,8 +60,10 @@ def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dic
     n, n_total = results[0]["n"], results[0]["n_total"]
     if [number for number, *_ in answers] != list(range(n)):
         names = ", ".join(path.name for path in shards)
-        raise UserError(f"{names} in {shards[0].parent} are not all the shards of one score: they do not have each of its "
-                        f"{n} questions once")  # fmt: skip
+        raise UserError(
+            f"{names} in {shards[0].parent} are not all the shards of one score: they do not have each of its "
+            f"{n} questions once"
+        )
     _, values, identities = zip(*answers, strict=True)
     merged = summary(values, identities, n, n_total)
     if keys := [result["fp8_keys"] for result in results if "fp8_keys" in result]:

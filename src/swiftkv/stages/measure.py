@@ -23,9 +23,13 @@ def seconds(work: Work) -> float:
     output = getattr(point, "output_tokens", None) or serving.output_tokens
     served = Served(work, point, getattr(point, "input_tokens", 0), output)
     measuring = {
-        "throughput": served.throughput, "latency": served.latency, "forward_time": served.forward,
-        "decode": served.decoding, "kv_capacity": lambda: 0.0, "goodput": served.goodput,
-    }[point.measure]()  # fmt: skip
+        "throughput": served.throughput,
+        "latency": served.latency,
+        "forward_time": served.forward,
+        "decode": served.decoding,
+        "kv_capacity": lambda: 0.0,
+        "goodput": served.goodput,
+    }[point.measure]()
     start = work.machine["server" if point.measure in ("latency", "goodput") else "engine"]
     return start + work.machine.load(served.weights / work.machine.together) + measuring
 
@@ -67,9 +71,13 @@ class Served:
             count, seconds, waiting = self._rate(rate)
             spent.append(seconds)
             return {
-                "request_rate": rate, "completed": count, "failed": 0, "seconds": seconds,
-                "e2e_ms": {"mean": 1000 * self._requests(1)}, "ttft_ms": {"median": TTFT_FACTOR + 1 if waiting else 1},
-            }  # fmt: skip
+                "request_rate": rate,
+                "completed": count,
+                "failed": 0,
+                "seconds": seconds,
+                "e2e_ms": {"mean": 1000 * self._requests(1)},
+                "ttft_ms": {"median": TTFT_FACTOR + 1 if waiting else 1},
+            }
 
         search(self.point.request_rates, answer, self.point.refine_steps)
         return sum(spent)

@@ -20,14 +20,16 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
         models = {role: config["roles"].get(role, role) for role in roles}
         missing, form = page[name].left_out, page[name].form
         played = [f"{role}: {model and config['models'][model]['title'] or 'none'}" for role, model in models.items()]
-        lines.append({
-            **{"name": name, "item": page[name].label},
-            **{key: listed[key] for key in ("title", "section", "kind")},
-            "models": ", ".join(played) or None,
-            "made": missing is None,
-            "files": None if missing else f"{form}s/{name}.{{{','.join(FORMS[form])}}}",
-            "reason": missing,
-        })  # fmt: skip
+        lines.append(
+            {
+                **{"name": name, "item": page[name].label},
+                **{key: listed[key] for key in ("title", "section", "kind")},
+                "models": ", ".join(played) or None,
+                "made": missing is None,
+                "files": None if missing else f"{form}s/{name}.{{{','.join(FORMS[form])}}}",
+                "reason": missing,
+            }
+        )
     return {"lines": lines}
 
 

@@ -44,18 +44,22 @@ def _line(cell: Cell, size: int) -> dict[str, Any]:
     median, lowest, highest = _at(record, size)
     base, base_lowest, base_highest = _at(cell.base, size)
     unmeasured = {"reason": "not measured at this batch size"} if record.ok and median is None else {}
-    return cell.head(median) | unmeasured | {
-        "batch_size": size,
-        "input_tokens": cell.settings.get("input_tokens"),
-        "conditions": record.conditions(),
-        "mode": record.engine.get("compilation"),
-        "tpot_ms": median,
-        "tpot_ms_min": lowest,
-        "tpot_ms_max": highest,
-        "tpot_ratio": ratio(median, base),
-        "tpot_ratio_min": ratio(lowest, base_highest),
-        "tpot_ratio_max": ratio(highest, base_lowest),
-    }  # fmt: skip
+    return (
+        cell.head(median)
+        | unmeasured
+        | {
+            "batch_size": size,
+            "input_tokens": cell.settings.get("input_tokens"),
+            "conditions": record.conditions(),
+            "mode": record.engine.get("compilation"),
+            "tpot_ms": median,
+            "tpot_ms_min": lowest,
+            "tpot_ms_max": highest,
+            "tpot_ratio": ratio(median, base),
+            "tpot_ratio_min": ratio(lowest, base_highest),
+            "tpot_ratio_max": ratio(highest, base_lowest),
+        }
+    )
 
 
 def _at(record: Record, size: int) -> tuple[float | None, float | None, float | None]:

@@ -95,9 +95,13 @@ def make(entry: Entry, files: Files) -> Table:
     if exact:
         lines = [line | {"_below": None} for line in lines]
         columns = [
-            Column(title, lambda line, names=names: sum(line[f"exact_{name}_gflops"] for name in names) * GIGA / scale, digits(3))
+            Column(
+                title,
+                lambda line, names=names: sum(line[f"exact_{name}_gflops"] for name in names) * GIGA / scale,
+                digits(3),
+            )
             for title, names in _EXACT.items()
-        ]  # fmt: skip
+        ]
         columns = [_MODEL, *columns, Column("Rel.", "exact_relative_percent", _PERCENT)]
         panels.append(grid(lines, columns, footnotes, f"(b) Exact count: {unit} per prefill token"))
         panels.append(grid(lines, _LIMITS, footnotes, "(c) Limits of each variant, by the exact count"))

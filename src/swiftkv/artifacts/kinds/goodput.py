@@ -16,8 +16,10 @@ from swiftkv.artifacts.serving import BASELINE, Cell, Serving, conditions, rate_
 from swiftkv.statistics import share_stderr
 
 _LIMITS = {
-    "ttft": "its first token within {:,g} ms", "tpot": "{:,g} ms a further token", "e2el": "its last within {:,g} ms",
-}  # fmt: skip
+    "ttft": "its first token within {:,g} ms",
+    "tpot": "{:,g} ms a further token",
+    "e2el": "its last within {:,g} ms",
+}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -49,13 +51,15 @@ def frame(serving: Serving) -> pd.DataFrame:
     errors are those of counting good requests, as if each were good or not by itself. `ratio` is to the baseline's
     highest goodput; there is none where that is a lower bound or zero. Times are in milliseconds.
     """
-    return pd.DataFrame([
-        line
-        for point, settings in serving.entry["points"].items()
-        for workload in settings["workloads"]
-        for cell in serving.cells(point=point)
-        for line in _lines(cell, workload)
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            line
+            for point, settings in serving.entry["points"].items()
+            for workload in settings["workloads"]
+            for cell in serving.cells(point=point)
+            for line in _lines(cell, workload)
+        ]
+    )
 
 
 def _lines(cell: Cell, workload: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from swiftkv.artifacts.drawing import (
     limit_handle,
     look,
     wide_axis,
-)  # fmt: skip
+)
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, rate_cells, ratio, read_serving, serving_kind, with_claims

@@ -149,8 +149,12 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
         )
-    others = {row.variant: record.checkpoint for row in found for record in (*row.scores.values(), row.fidelity)
-              if record.checkpoint}  # fmt: skip
+    others = {
+        row.variant: record.checkpoint
+        for row in found
+        for record in (*row.scores.values(), row.fidelity)
+        if record.checkpoint
+    }
     for variant, origin in others.items():
         text = f"it is the published checkpoint {origin['id']} ({origin['resolved']})"
         notes.append(f"{variant} was not trained here: {text}.")

@@ -48,8 +48,9 @@ def make(entry: Entry, files: Files) -> Drawing:
         _matrices(bottom, measured, 1 if single else columns)
     else:
         longest = max(len(models) for _, models in groups)
-        figure = top = Figure(figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest),
-                              layout="constrained")  # fmt: skip
+        figure = top = Figure(
+            figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest), layout="constrained"
+        )
     for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
         draw_simscores(axis, entry, models, curves[name], above)

@@ -46,8 +46,10 @@ def make(entry: Entry, files: Files) -> Drawing:
     for number, (quantity, label) in enumerate(panels.items()):
         for column, model in enumerate(models):
             axis = axes[0, number] if single else axes[number, column]
-            bars = {case: [_bar(Cell(serving, model, point, case), quantity, node) for point in serving.points]
-                    for case in serving.cases}  # fmt: skip
+            bars = {
+                case: [_bar(Cell(serving, model, point, case), quantity, node) for point in serving.points]
+                for case in serving.cases
+            }
             draw_bars(axis, groups, [(look(*case), own) for case, own in bars.items()])
             axis.set_ylabel(label if single or column == 0 else "")
             axis.set_xlabel("Input tokens" if single or number == len(panels) - 1 else "")
