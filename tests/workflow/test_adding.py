@@ -6,9 +6,7 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,8 +19,8 @@ from swiftkv.planning.report import report
 from swiftkv.preflight import checks
 from swiftkv.pricing.work import Work
 from swiftkv.records import read_json
+from tests.programs import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs/adding").glob("*.md"))
 PROJECT = ("Snakefile", "config.yaml", "artifacts.yaml", "profiles", "resources", "src", "workflow")
 
@@ -59,16 +57,14 @@ def write_files(page, project, prefix=""):
 
 
 @pytest.fixture
-def environment(project):
-    return os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(project / "src"), os.environ.get("PYTHONPATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-    }
+def start(project):
+    """Function that runs a program of the copy."""
+    places = os.pathsep.join([str(project / "src"), os.environ.get("PYTHONPATH", "")])
+    return lambda *words: run(*words, cwd=project, PYTHONPATH=places)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_does_what_it_says(page, project, environment):
+def test_a_page_does_what_it_says(page, project, start):
     commands = blocks(page, "sh")
     assert write_files(page, project) and commands
     for command in commands:
@@ -76,8 +72,8 @@ def test_a_page_does_what_it_says(page, project, environment):
         for path in made:
             if path.suffix == ".md":
                 path.unlink(missing_ok=True)
-        run = subprocess.run(["bash", "-ec", command], cwd=project, env=environment, capture_output=True, text=True)
-        assert run.returncode == 0, run.stdout + run.stderr
+        ended = start("bash", "-ec", command)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
         assert all(path.exists() for path in made)
         for path in made:
             if path.suffix == ".md":
@@ -86,7 +82,7 @@ def test_a_page_does_what_it_says(page, project, environment):
                     form.unlink()
 
 
-def test_every_page_can_be_planned_and_checked(project, environment, monkeypatch):
+def test_every_page_can_be_planned_and_checked(project, start, monkeypatch):
     """All at once, with the page's benchmark asked of the hub; the path of the results has a space, which no command splits."""
     (project / "results").unlink()
     model = project / "results/smoke/models/tiny-random/base"  # of the page on models
@@ -99,9 +95,8 @@ def test_every_page_can_be_planned_and_checked(project, environment, monkeypatch
     places = {"results": "my results", "logs": "my results/logs", "benchmarks": "my results/benchmarks"}
     (project / "taskmine.yaml").write_text(yaml.safe_dump(asked | {"pathvars": places}))
     files = ["profiles/smoke/override.yaml", *files]
-    command = ["snakemake", "--profile", "profiles/smoke", "--dry-run", "--printshellcmds", "--configfile", *files]
-    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    ended = start("snakemake", "--profile", "profiles/smoke", "--dry-run", "--printshellcmds", "--configfile", *files)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
     monkeypatch.chdir(project)
     kind = runpy.run_path(project / "src/swiftkv/artifacts/kinds/agreement.py")["KIND"]
@@ -119,7 +114,7 @@ def test_every_page_can_be_planned_and_checked(project, environment, monkeypatch
     checks.check_hub(checks.Report(lines.append), works)
     assert re.match("FAIL  hub: HF_HUB_OFFLINE is set, and .*sciq", lines[-1]), lines
 
-    shells = re.findall(r"^Shell command: ?(.*?)(?=\n\n|\n\S)", run.stdout, re.MULTILINE | re.DOTALL)
+    shells = re.findall(r"^Shell command: ?(.*?)(?=\n\n|\n\S)", ended.stdout, re.MULTILINE | re.DOTALL)
     assert len(shells) == len(jobs) + 1  # that of rule all is empty
     split = [word for shell in shells for word in shlex.split(shell) if word == "my" or word.startswith("results/")]
     assert not split
@@ -151,15 +146,14 @@ for refused in (lambda: fitted_values(model, spec, None, 0.0), lambda: architect
 """
 
 
-def test_an_architecture_is_one_row_and_one_module(project, environment):
+def test_an_architecture_is_one_row_and_one_module(project, start):
     """The page's own, which this project does not have: rewired, saved, counted, and refused where it cannot go."""
     write_files(ROOT / "docs/adding/model.md", project)
     with (project / "try_it.py").open("a") as program:
         program.write(TRY_MORE)
-    command = [sys.executable, "try_it.py"]
-    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == [
+    ended = start(sys.executable, "try_it.py")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
         "equal: True",
         "counted: True",
         "the keys of hunyuan_v1_dense are normalised, so no linear fit gives them; use start: copied",

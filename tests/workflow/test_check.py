@@ -1,17 +1,14 @@
 """`make check` and the start of a run on SLURM: what is wrong is said before anything is submitted."""
 
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.programs import ROOT, run
 from tests.unit.slurm_stand_ins import install
 
-ROOT = Path(__file__).parents[2]
 TABLE = "results/tables/table2.tex"
 FOR_THE_PROCESSOR = r"jobs ask for GPUs, and in \S+ torch is a build for the processor: `make setup-gpu`"
 
@@ -26,22 +23,14 @@ def site(tmp_path):
     install(tmp_path / "bin")
     (tmp_path / "queue").touch()
 
-    def run(*command):
+    def start(*command):
         (tmp_path / "profile.yaml").write_text(yaml.safe_dump(profile))
         (tmp_path / "site.yaml").write_text(yaml.safe_dump(own))
-        path = [tmp_path / "bin", Path(sys.executable).parent, os.environ["PATH"]]
-        environment = os.environ | {
-            "PATH": os.pathsep.join(map(str, path)),
-            "QUEUE": str(tmp_path / "queue"),
-            "SUBMITTED": str(tmp_path / "submitted"),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HOME": str(tmp_path / "hub"),
-        }
-        words = [str(word) for word in command]
-        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        places = {name.upper(): str(tmp_path / name) for name in ("queue", "submitted", "hf_home")}
+        return run(*command, cwd=tmp_path, path=[tmp_path / "bin"], **places)
 
-    run.profile, run.site, run.folder = profile, own["gpu_jobs"], tmp_path
-    return run
+    start.profile, start.site, start.folder = profile, own["gpu_jobs"], tmp_path
+    return start
 
 
 def test_all_faults_are_seen_at_once(site):

@@ -1,11 +1,8 @@
 """`make plan`: what Snakemake plans, priced; on a machine without SLURM, GPU and network."""
 
 import dataclasses
-import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +10,8 @@ from swiftkv.errors import UserError
 from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
+from tests.programs import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 LOCAL_MINUTES = 67  # measured on two cores without set-up, docs/measurements/2026-11-22-local-quality.md
 GIBIBYTE = 2**20  # in KiB
 
@@ -28,8 +25,7 @@ sys.exit(status)
 
 
 def plan(*arguments):
-    command = [sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/scale.py", "plan", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    return run(sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/scale.py", "plan", *arguments)
 
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):

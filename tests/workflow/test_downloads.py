@@ -3,8 +3,6 @@
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,8 @@ from swiftkv.records import read_json
 from swiftkv.stages import STAGES
 from swiftkv.stages.stage import Stage
 from tests.hub import running
+from tests.programs import ROOT, SNAKEMAKE, run
 
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 DOWNLOADS = {name for name, stage in STAGES.items() if stage.online}
 
 
@@ -64,7 +61,7 @@ def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path):
+def start(tmp_path):
     """Snakemake in a folder of its own, for the questions of a task whose optional source is `org/questions`."""
     override = tmp_path / "override.yaml"
     override.write_text(
@@ -76,21 +73,21 @@ def run(tmp_path):
     def snakemake(environment, *arguments):
         words = ["--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--configfile", override, "--cores", "1"]
         words += ["--rerun-triggers", "params", "input", "mtime", *arguments, "--", "results/questions/winogrande"]
-        ended = subprocess.run([SNAKEMAKE, *words], env=os.environ | environment, capture_output=True, text=True)
+        ended = run(SNAKEMAKE, *words, **environment)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout + ended.stderr
 
     return snakemake
 
 
-def test_an_unavailable_source_is_fetched_once_it_answers(run, tmp_path):
+def test_an_unavailable_source_is_fetched_once_it_answers(start, tmp_path):
     import datasets
 
     record = tmp_path / "results/questions/winogrande/source.json"
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    run(offline)
+    start(offline)
     assert read_json(record)["status"] == "unavailable" and "org/questions" in read_json(record)["reason"]
-    assert "Nothing to be done" in run(offline)
+    assert "Nothing to be done" in start(offline)
     split = tmp_path / "hub/org/questions/validation.parquet"
     split.parent.mkdir(parents=True)
     datasets.Dataset.from_dict({"sentence": ["a _ b"]}).to_parquet(split)
@@ -98,8 +95,8 @@ def test_an_unavailable_source_is_fetched_once_it_answers(run, tmp_path):
     (split.parent / "README.md").write_text(card)
     with running(tmp_path / "hub") as hub:
         online = hub.environment(tmp_path / "cache")
-        assert "Params have changed" in run(online, "--dry-run")
-        run(online)
+        assert "Params have changed" in start(online, "--dry-run")
+        start(online)
         assert read_json(record)["status"] == "ok" and read_json(record)["data"]["id"] == "org/questions"
-        assert "Nothing to be done" in run(online)
-    assert "Nothing to be done" in run(offline)
+        assert "Nothing to be done" in start(online)
+    assert "Nothing to be done" in start(offline)

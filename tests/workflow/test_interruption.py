@@ -1,18 +1,15 @@
 """A killed rule leaves nothing that looks finished and loses no finished work; touched sources and more GPUs start nothing."""
 
 import csv
-import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+from tests.programs import ROOT, SNAKEMAKE, environment, run
+
 STEPS = 24
 
 
@@ -45,20 +42,18 @@ def loss_log(scale):
     return scale / "results/training/tiny-random/swiftkv-50.csv"
 
 
-def environment():
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def run(scale, *arguments):
-    command = snakemake(scale, *arguments)
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+def run_here(scale, *arguments):
+    return run(*snakemake(scale, *arguments), OMP_NUM_THREADS="1")
 
 
 def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     # Killed after its first saved state, the training leaves no checkpoint and the workflow fails.
     running = subprocess.Popen(
-        snakemake(scale), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        snakemake(scale),
+        cwd=ROOT,
+        env=environment(OMP_NUM_THREADS="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     states = scale / "results/training-state/tiny-random/swiftkv-50"
     deadline = time.monotonic() + 300
@@ -72,7 +67,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     assert not checkpoint(scale).exists() and not (scale / "results/training").exists()
 
     # The same command goes on from that state.
-    again = run(scale)
+    again = run_here(scale)
     assert again.returncode == 0, again.stderr
     assert "continuing after step" in again.stderr + again.stdout
     with loss_log(scale).open() as file:
@@ -81,20 +76,20 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     # Finished work stays finished when sources are touched, as a fresh checkout does.
     for file in [*ROOT.glob("workflow/**/*.py"), *ROOT.glob("src/**/*.py"), *ROOT.glob("workflow/rules/*.smk")]:
         file.touch()
-    assert "Nothing to be done" in run(scale, "--dry-run").stdout
+    assert "Nothing to be done" in run_here(scale, "--dry-run").stdout
 
     # Nor does it matter how many GPUs another training would get.
     more = yaml.safe_load((scale / "override.yaml").read_text())
     more["models"]["tiny-random"]["gpus"]["distill"] = 2
     (scale / "more.yaml").write_text(yaml.safe_dump(more))
-    assert "Nothing to be done" in run(scale, "--dry-run", "--configfile", scale / "more.yaml").stdout
-    more = run(scale, "--dry-run", "--printshellcmds", "--force", "--configfile", scale / "more.yaml").stdout
+    assert "Nothing to be done" in run_here(scale, "--dry-run", "--configfile", scale / "more.yaml").stdout
+    more = run_here(scale, "--dry-run", "--printshellcmds", "--force", "--configfile", scale / "more.yaml").stdout
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3600 torchrun" in more  # its ranks' state may take longer than 30 seconds
 
     # A lost output of a finished training is only saved again.
     weights = checkpoint(scale) / "model.safetensors"
     before = weights.read_bytes()
     loss_log(scale).unlink()
-    saved = run(scale)
+    saved = run_here(scale)
     assert saved.returncode == 0 and f"continuing after step {STEPS} of {STEPS}" in saved.stderr + saved.stdout
     assert weights.read_bytes() == before

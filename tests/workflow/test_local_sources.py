@@ -3,23 +3,20 @@
 import json
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
 
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = Path(sys.executable).with_name("snakemake")
+from tests.programs import ROOT, SNAKEMAKE, run
+
 TARGETS = ["results/models/mine/source.json", "results/data/heldout.jsonl", "results/workloads/mine"]
 WORKLOAD = yaml.safe_load((ROOT / "config.yaml").read_text())["workloads"]["code"]
 
 
 @pytest.fixture
-def run(tmp_path):
+def start(tmp_path):
     """Snakemake in a folder of its own whose path has a space, with a model, a data mix and a trace that lie there."""
     folder = tmp_path / "my folder"
     (folder / "model").mkdir(parents=True)
@@ -47,26 +44,25 @@ def run(tmp_path):
     def snakemake(*arguments):
         words = ["--snakefile", ROOT / "Snakefile", "--configfile", "override.yaml", "--cores", "2"]
         words += ["--rerun-triggers", "params", "input", "mtime", *arguments, "--", *TARGETS]
-        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-        return subprocess.run([SNAKEMAKE, *words], cwd=folder, env=environment, capture_output=True, text=True)
+        return run(SNAKEMAKE, *words, cwd=folder)
 
     snakemake.folder = folder
     return snakemake
 
 
-def test_changed_files_run_again_what_is_made_of_them(run):
-    first = run()
+def test_changed_files_run_again_what_is_made_of_them(start):
+    first = start()
     assert first.returncode == 0, first.stdout + first.stderr
-    weights = run.folder / "model/model.safetensors"
+    weights = start.folder / "model/model.safetensors"
     before = weights.stat()
     save_file({"weight": torch.zeros(64, 64)}, weights)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))  # as a copy that keeps the older file's time
-    with (run.folder / "trace.jsonl").open("a") as lines:
+    with (start.folder / "trace.jsonl").open("a") as lines:
         lines.write("\n")
-    planned = run("--dry-run")
+    planned = start("--dry-run")
     assert planned.returncode == 0 and "Params have changed" in planned.stdout
     assert set(re.findall(r"^rule (\w+):", planned.stdout, re.MULTILINE)) == {"resolve_model", "workload"}
-    (run.folder / "model").rename(run.folder / "elsewhere")
-    missing = run("--dry-run")
+    (start.folder / "model").rename(start.folder / "elsewhere")
+    missing = start("--dry-run")
     assert missing.returncode == 1 and "Traceback" not in missing.stderr
     assert "error: 'model' does not exist; check `local` in the config\n" in missing.stderr

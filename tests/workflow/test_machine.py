@@ -4,16 +4,14 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from swiftkv import gpus
+from tests.programs import ROOT, run, write_program
 
-ROOT = Path(__file__).parents[2]
 SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
 TINY = "results/smoke/{}/tiny-random"
 TARGETS = [
@@ -35,26 +33,21 @@ profile.memory_mb, sys.executable = (lambda: int(sys.argv[1])), sys.argv[2]
 main(sys.argv[3:])
 """
 # Notes how many of its kind run, and fails: the job is over then.
-PYTHON = (
-    '#!/bin/bash\nmine=$(mktemp "$RUNNING/XXXXXX"); ls "$RUNNING" | wc -l >> "$NOTES"; sleep 0.2; rm "$mine"; exit 1\n'
-)
+PYTHON = 'mine=$(mktemp "$RUNNING/XXXXXX"); ls "$RUNNING" | wc -l >> "$NOTES"; sleep 0.2; rm "$mine"; exit 1\n'
 
 
 @pytest.fixture
-def run(tmp_path):
+def start(tmp_path):
     """Snakemake in a folder of its own; its exit status and what it said."""
 
     def snakemake(*arguments, memory=16000):
         command = [sys.executable, "-c", PRETEND, memory, tmp_path / "bin/python", "--snakefile", ROOT / "Snakefile"]
-        environment = os.environ | {"RUNNING": str(tmp_path / "running"), "NOTES": str(tmp_path / "notes")}
-        words = [str(word) for word in [*command, "--directory", tmp_path, *arguments]]
-        ended = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+        places = {name.upper(): str(tmp_path / name) for name in ("running", "notes")}
+        ended = run(*command, "--directory", tmp_path, *arguments, cwd=tmp_path, **places)
         return ended.returncode, ended.stdout + ended.stderr
 
-    (tmp_path / "bin").mkdir()
     (tmp_path / "running").mkdir()
-    (tmp_path / "bin/python").write_text(PYTHON)
-    (tmp_path / "bin/python").chmod(0o755)
+    write_program(tmp_path / "bin/python", PYTHON)
     return snakemake
 
 
@@ -68,14 +61,14 @@ def make(folder, *checkpoints):
         (folder / checkpoint).mkdir(parents=True)
 
 
-def test_jobs_share_the_memory_there_is(run, tmp_path):
+def test_jobs_share_the_memory_there_is(start, tmp_path):
     make(tmp_path, *(f"{TINY.format('checkpoints')}/{variant}" for variant in VARIANTS))
     targets = [f"{TINY.format('fidelity')}/{variant}/auto.json" for variant in VARIANTS]
     smoke = ["--profile", ROOT / "profiles/smoke", "--cores", 8, "--rerun-triggers", "mtime", "--", *targets]
-    status, said = run(*smoke, memory=1500)
+    status, said = start(*smoke, memory=1500)
     assert status == 1 and not (tmp_path / "notes").exists()
     assert "\nerror: a job of rule fidelity takes 2000 MB of memory and there are 1500: " in said
-    _, said = run(*smoke, memory=7000)
+    _, said = start(*smoke, memory=7000)
     assert said.count("8 cores and 7.0 GB of memory, so at most 3 of rule fidelity at once (2.0 GB each)\n") == 1, said
     numbers = [int(number) for number in (tmp_path / "notes").read_text().split()]
     assert len(numbers) == len(targets) and max(numbers) <= 3
@@ -91,17 +84,19 @@ def on_gpus(tmp_path, distill=1):
     return ["--configfile", ROOT / "profiles/smoke/override.yaml", file]
 
 
-def test_jobs_with_gpus_take_turns(run, tmp_path, monkeypatch):
+def test_jobs_with_gpus_take_turns(start, tmp_path, monkeypatch):
     monkeypatch.setenv(gpus.PRETEND, "1")
     make(tmp_path, *(f"{TINY.format('checkpoints')}/{variant}" for variant in VARIANTS))
     machine = ["--profile", ROOT / "profiles/gpu", "--resources", "gpu=8", "--cores", 8, "--rerun-triggers", "mtime"]
-    run(*machine, *on_gpus(tmp_path), "--", *(f"{TINY.format('fidelity')}/{variant}/auto.json" for variant in VARIANTS))
+    start(
+        *machine, *on_gpus(tmp_path), "--", *(f"{TINY.format('fidelity')}/{variant}/auto.json" for variant in VARIANTS)
+    )
     assert (tmp_path / "notes").read_text().split() == ["1"] * len(VARIANTS)
 
 
-def test_every_program_with_gpus_ends_where_it_sees_none(run, tmp_path, monkeypatch):
+def test_every_program_with_gpus_ends_where_it_sees_none(start, tmp_path, monkeypatch):
     smoke = ["--profile", ROOT / "profiles/smoke", *on_gpus(tmp_path), "--dry-run", "--printshellcmds"]
-    _, said = run(*smoke, "--forceall", "--", *TARGETS)
+    _, said = start(*smoke, "--forceall", "--", *TARGETS)
     commands = dict(re.findall(r"^rule (\w+):\n(?:.+\n)*?.*-m swiftkv.stages (.*)", said, flags=re.MULTILINE))
     assert {"moments", "score_panel"} < set(commands), said
     rules = set(re.findall(r"^rule (\w+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
@@ -126,7 +121,7 @@ def test_a_job_takes_no_more_gpus_than_it_asks_for(monkeypatch, visible, taken):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
 
 
-def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(run, tmp_path):
+def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(start, tmp_path):
     command = [
         "--profile",
         ROOT / "profiles/gpu",
@@ -136,9 +131,9 @@ def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(ru
         "--dry-run",
     ]
     checkpoint, fidelity = (TINY.format(place) + "/swiftkv-50" for place in ("checkpoints", "fidelity"))
-    status, said = run(*command, "--", checkpoint)
+    status, said = start(*command, "--", checkpoint)
     assert status == 1 and "Traceback" not in said
     assert "\nerror: model 'tiny-random' asks for 2 GPUs (gpus.distill) and this profile shares out 1: set" in said
     make(tmp_path, checkpoint)
-    status, said = run(*command, "--", f"{fidelity}/auto.json")
+    status, said = start(*command, "--", f"{fidelity}/auto.json")
     assert status == 0 and "rule fidelity:" in said, said

@@ -3,19 +3,15 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from swiftkv.gpus import PRETEND
 from swiftkv.planning.profile import read_config, read_profile
 from swiftkv.pricing.size import Size
+from tests.programs import ROOT, SNAKEMAKE, run, write_program
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 
 # Takes the job and reports it failed at once, so that the controller ends.
 STAND_INS = {
@@ -56,10 +52,8 @@ TARGETS = [
 def controller(folder, profile, *arguments):
     """A controller of every target that ended with an error, and the file with all that it submitted."""
     programs = folder / "bin"
-    programs.mkdir()
     for name, script in STAND_INS.items():
-        (programs / name).write_text(f"#!/bin/bash\n{script}\n")
-        (programs / name).chmod(0o755)
+        write_program(programs / name, script)
     for name in THERE:
         (folder / "results" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "results" / name).touch()
@@ -75,11 +69,9 @@ def controller(folder, profile, *arguments):
         "--slurm-logdir", folder / "logs", "--rerun-triggers", "params", *arguments, "--",
         *(f"results/{target}" for target in TARGETS),
     ]  # fmt: skip
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "TAKEN": str(taken), PRETEND: "1"}
-    run = subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
-    assert run.returncode == 1, run.stdout + run.stderr
-    return run, taken
+    ended = run(*command, path=[programs], TAKEN=str(taken), **{PRETEND: "1"})
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    return ended, taken
 
 
 def submitted(folder, profile):
@@ -127,8 +119,8 @@ def test_what_is_asked_for_holds_the_model(site):
 
 
 def test_a_profile_cannot_take_a_measurements_node_away_unseen(tmp_path):
-    run, taken = controller(
+    ended, taken = controller(
         tmp_path, ROOT / "profiles/slurm", "--set-resources", "measure:slurm_extra='--mail-type=FAIL'"
     )
-    assert "error: the profile's slurm_extra of rule measure replaces --exclusive" in run.stderr, run.stderr
-    assert "Traceback" not in run.stderr and not taken.read_text()
+    assert "error: the profile's slurm_extra of rule measure replaces --exclusive" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr and not taken.read_text()

@@ -3,20 +3,16 @@
 import os
 import shlex
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from swiftkv.gpus import PRETEND
+from tests.programs import ROOT, SNAKEMAKE, run, write_program
 
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = Path(sys.executable).with_name("snakemake")
 HELDOUT = "results/smoke/data/heldout.jsonl"
 SEVENTY = "results/checkpoints/llama-3.1-70b/swiftkv-50"
 # Notes which Python was asked for what, and fails: the job is over then.
-PYTHON = '#!/bin/bash\necho "{name}; {variables}; $@" >> "$NOTES"; exit 1\n'
+PYTHON = 'echo "{name}; {variables}; $@" >> "$NOTES"; exit 1\n'
 STAND_INS = {
     # Starts a program as if in an image: with the image's PATH, and the mark that Apptainer leaves.
     "apptainer": """
@@ -42,36 +38,30 @@ def project(tmp_path):
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs/gpu.sif").touch()
     for folder, variables in (("image", "$PYTHONPATH"), (".conda", "${PYTHONPATH:-none} $PYTHONNOUSERSITE")):
-        program = tmp_path / folder / "bin/python"
-        program.parent.mkdir(parents=True)
-        program.write_text(PYTHON.format(name=folder, variables=variables))
-        program.chmod(0o755)
-    (tmp_path / "bin").mkdir()
+        write_program(tmp_path / folder / "bin/python", PYTHON.format(name=folder, variables=variables))
     for name, script in STAND_INS.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        write_program(tmp_path / "bin" / name, script)
     (tmp_path / "notes").touch()
     return tmp_path
 
 
-def run(project, profile, line, *arguments):
+def start(project, profile, line, *arguments):
     """Run with one more line in a profile; what the stand-ins noted, and what Snakemake said."""
     file = project / "profiles" / profile / "profile.yaml"
     file.write_text(f"{file.read_text()}\n{line}\n")
-    environment = os.environ | {
-        "PATH": f"{project}/bin{os.pathsep}{os.environ['PATH']}",
+    variables = {
         "NOTES": str(project / "notes"),
         "IMAGE_PATH": f"{project}/image/bin{os.pathsep}/usr/bin{os.pathsep}/bin",
         "PYTHONPATH": str(ROOT / "src"),
         PRETEND: "1",
     }
     command = [SNAKEMAKE, "--profile", f"profiles/{profile}", *arguments]
-    result = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    result = run(*command, cwd=project, path=[project / "bin"], **variables)
     return (project / "notes").read_text().splitlines(), result.stdout + result.stderr
 
 
 def test_jobs_use_the_image_and_the_code_of_the_checkout(project):
-    notes, said = run(project, "smoke", "software-deployment-method: apptainer\napptainer-args: --nv", "--", HELDOUT)
+    notes, said = start(project, "smoke", "software-deployment-method: apptainer\napptainer-args: --nv", "--", HELDOUT)
     assert len(notes) == 2, said
     words = shlex.split(notes[0])
     assert words[:5] == ["apptainer", "exec", "--home", str(project), "--nv"]
@@ -80,7 +70,7 @@ def test_jobs_use_the_image_and_the_code_of_the_checkout(project):
 
 
 def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
-    notes, said = run(project, "smoke", "software-deployment-method: conda", "--", HELDOUT)
+    notes, said = start(project, "smoke", "software-deployment-method: conda", "--", HELDOUT)
     assert len(notes) == 1, said
     assert notes[0].startswith(".conda; none 1; -m swiftkv.stages heldout --sources ")
 
@@ -95,7 +85,7 @@ def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
         (project / "results" / name).touch()
     local = ["--executor", "local", "--cores", "1", "--retries", "0", "--rerun-triggers", "mtime"]
     local += ["--resources", "mem_mb=900000"]
-    notes, said = run(project, "slurm", line, *local, "--", SEVENTY)
+    notes, said = start(project, "slurm", line, *local, "--", SEVENTY)
     assert len(notes) == 1, said
     escaped = str(project).replace(" ", "\\ ")
     program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(escaped)}torchrun --nnodes 4 "
@@ -113,6 +103,6 @@ def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
 def test_an_environment_that_is_not_there_is_one_sentence_before_any_job(project, method, missing, sentence):
     if missing:
         (project / missing).unlink()
-    notes, said = run(project, "smoke", f"software-deployment-method: {method}", "--", HELDOUT)
+    notes, said = start(project, "smoke", f"software-deployment-method: {method}", "--", HELDOUT)
     assert sentence in said and "Traceback" not in said
     assert notes == []
