@@ -8,6 +8,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from swiftkv.architectures import ARCHITECTURES
+
 V1, V2, BOTH = "V1 runner", "V2 runner", "both runners"
 
 
@@ -153,5 +155,16 @@ FACTS = (
         "VllmConfig.try_verify_and_update_config",
         "cls.verify_and_update_config(self)",
         "an architecture's settings are checked before an engine starts",
+    ),
+    *(
+        Fact(BOTH, f"model_executor/models/{module}.py", f"{name}.__init__", f"self, {arguments}", "a layer below l")
+        for row in ARCHITECTURES.values()
+        for module, name in [row.decoder_layer.split(".")]
+        for arguments in [
+            "vllm_config: VllmConfig, prefix: str"
+            if module == "llama"
+            else f"config: {row.classes}Config, cache_config: CacheConfig | None=None, "
+            "quant_config: QuantizationConfig | None=None, prefix: str"
+        ]
     ),
 )

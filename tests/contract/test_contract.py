@@ -24,7 +24,7 @@ PLANTED = {
     ),
     "config/cache.py": ("    kv_sharing_fast_prefill: bool", "    kv_fast_prefill: bool", "serve/hook.py"),
     "compilation/backends.py": ("def set_model_tag(", "def set_tag(", "serve/model.py"),
-    "model_executor/models/qwen3.py": ("class Qwen3DecoderLayer(", "class Qwen3Layer(", "serve/model.py"),
+    "model_executor/models/qwen3.py": ("class Qwen3DecoderLayer(", "class Qwen3Layer(", "Qwen3DecoderLayer.__init__"),
     "benchmarks/serve.py": ("    burstiness: float,", "    shape: float,", "measure/client.py"),
 }
 

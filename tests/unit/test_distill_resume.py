@@ -159,15 +159,16 @@ def test_a_signal_saves_the_state_and_ends_the_training(inputs, finished, tmp_pa
 
 
 def test_a_training_that_diverges_ends_before_its_next_state_and_is_not_tried_again(inputs, tmp_path):
-    """Step 1 throws the weights far off and is saved, step 2 finds it; the next attempt ends before it loads a model."""
-    changes = {"learning_rate": 1e30, "warmup_ratio": 0.0, "checkpoint_every": 1}
+    """Decay throws the weights further off in steps 1 and 2, which are saved, and step 3 finds it; the next attempt ends
+    before it loads a model."""
+    changes = {"learning_rate": 1.0, "weight_decay": 1e9, "warmup_ratio": 0.0, "checkpoint_every": 1}
     done = run(command(inputs, tmp_path, recipe=changes))
     sentences = {line for line in done.stderr.splitlines() if line.startswith("error: ")}
     assert done.returncode != 0 and len(sentences) == 1, done.stderr
     (sentence,) = sentences
-    assert sentence.startswith("error: step 2 of ") and "the loss is nan" in sentence
+    assert sentence.startswith("error: step 3 of ") and "the loss is nan" in sentence
     (state,) = tmp_path.glob("state/*")
-    assert [path.name for path in state.glob("step-*")] == ["step-1.safetensors"]
+    assert {path.name for path in state.glob("step-*")} == {"step-1.safetensors", "step-2.safetensors"}
     assert str(state / "diverged.txt") in sentence and [path.name for path in tmp_path.iterdir()] == ["state"]
     again = run(command(inputs, tmp_path, recipe=changes | {"checkpoint_minutes": 1}))
     assert again.returncode != 0 and again.stderr.strip().splitlines() == [sentence]

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from swiftkv.artifacts.contents import KINDS
 from swiftkv.planning.jobs import plan_jobs
@@ -88,7 +89,9 @@ def test_every_page_can_be_planned_and_checked(project, start, monkeypatch):
     model = project / "results/smoke/models/tiny-random/base"  # of the page on models
     model.mkdir(parents=True)
     dimensions = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
-    (model / "config.json").write_text(json.dumps(dimensions))
+    (model / "config.json").write_text(json.dumps(dimensions | {"num_hidden_layers": 8}))
+    (model / "tokenizer.json").write_text("{}")
+    save_file({}, model / "model.safetensors")
     files = [name for page in PAGES for name in write_files(page, project, page.stem) if name.endswith(".yaml")]
     asked = yaml.safe_load((project / "taskmine.yaml").read_text())
     del asked["tasks"]["sciq"]["source"]

@@ -65,4 +65,4 @@ def test_changed_files_run_again_what_is_made_of_them(start):
     (start.folder / "model").rename(start.folder / "elsewhere")
     missing = start("--dry-run")
     assert missing.returncode == 1 and "Traceback" not in missing.stderr
-    assert "error: 'model' does not exist; check `local` in the config\n" in missing.stderr
+    assert "error: config, at models.mine.source: 'model' does not exist; check `local`\n" in missing.stderr

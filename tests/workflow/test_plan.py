@@ -237,7 +237,7 @@ def test_the_workflow_runs_in_any_directory(tmp_path):
         (("table2",), "table2 is a table of this scale, such as results/tables/table2.csv\n"),
         (("--set-threads", "mesure=1"), r"set-threads names 'mesure', .* \(did you mean 'measure'\?\)\n"),
         (("--set-resources", "distil:gpu=1"), r"set-resources names 'distil', .* \(did you mean 'distill'\?\)\n"),
-        (("--set-resources", "distill:runtme=1"), r"set-resources of rule distill has 'runtme', .* 'runtime'"),
+        (("--set-resources", "distill:runtme=1"), r"set-resources of distill has 'runtme', .* 'runtime'"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_answered_with_what_may_be(words, sentence):

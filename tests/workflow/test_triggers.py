@@ -1,5 +1,6 @@
 """A changed setting is worked with anew: it reaches its job through a parameter that Snakemake compares with the last one's."""
 
+import dis
 import inspect
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -21,19 +22,18 @@ NOT_COMPARED = {
 
 
 def reads_configuration(function):
-    """Whether a function of the workflow reads `config`, itself or through others of the workflow."""
+    """Whether a function of the workflow reads the configuration, itself or through others of the workflow."""
 
     def names(code):
-        return {
-            *code.co_names,
-            *(name for each in code.co_consts if isinstance(each, CodeType) for name in names(each)),
-        }
+        nested = [each for each in code.co_consts if isinstance(each, CodeType)]
+        own = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+        return own.union(*map(names, nested))
 
     function = inspect.unwrap(function)
     scope = function.__globals__
     called = [inspect.unwrap(scope[name]) for name in names(function.__code__) if callable(scope.get(name))]
     called = [other for other in called if isinstance(other, FunctionType)]
-    return "config" in names(function.__code__) or any(
+    return {"config", "scale"} & names(function.__code__) or any(
         other.__globals__ is scope and reads_configuration(other) for other in called
     )
 

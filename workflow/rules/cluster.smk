@@ -131,8 +131,10 @@ def refuse_what_cannot_run():
     )
     problems = problems_at_start(profile, scale, jobs)
     if executor == "slurm" and any(
-        job.rule == "measure" and measured_alone(job.wildcards) and EXCLUSIVE not in job.resources.slurm_extra
-        for job in jobs
+        job.rule.name == "measure"
+        and measured_alone(job.wildcards)
+        and EXCLUSIVE not in job.resources.get("slurm_extra")
+        for job in workflow.dag.needrun_jobs()
     ):
         problems.append(
             f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "

@@ -16,7 +16,7 @@ def refuse_unknown_names():
             "resources": workflow.global_resources,
             "the profile's default-resources": settings._parsed_default_resources,
             "gpu_jobs.resources of the site file": config["gpu_jobs"].get("resources", []),
-            **{f"the profile's set-resources of rule {rule}": names for rule, names in set_resources.items()},
+            **{f"the profile's set-resources of {rule}": names for rule, names in set_resources.items()},
         },
     )
     # Before other filters, so that those see the reason too.
