@@ -217,7 +217,7 @@ def test_a_mistake_is_named(config, override, sentence):
         (variant(recipe="fine-tuning"), "variants.swiftkv-50: recipe 'fine-tuning' cannot train it"),
         (
             model(num_key_value_layers={"50": 32}),
-            "models.llama-3.1-8b: num_key_value_layers.50: 32 of .* rewire nothing",
+            "models.llama-3.1-8b: num_key_value_layers.50: 32 ordinary layers leave none of 32 to rewire",
         ),
         (model(num_key_value_layers={"50": 4}), "num_key_value_layers.50: 4 .* skip 87.5 % .*; for 50 % write 16"),
         (model(num_key_value_layers={"half": 16}), "'half' is no prefill reduction; write percent"),

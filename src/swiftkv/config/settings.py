@@ -156,7 +156,9 @@ class Model(Section, called="a model"):
         for reduction, ordinary in self.num_key_value_layers.items():
             layers, fitting = self.num_hidden_layers, self.num_hidden_layers * (1 - float(reduction) / 100)
             if ordinary >= layers:
-                raise ValueError(f"num_key_value_layers.{reduction}: {ordinary} of its {layers} layers rewire nothing")
+                raise ValueError(
+                    f"num_key_value_layers.{reduction}: {ordinary} ordinary layers leave none of {layers} to rewire"
+                )
             if abs(ordinary - fitting) > 1:
                 raise ValueError(
                     f"num_key_value_layers.{reduction}: {ordinary} ordinary layers of {layers} skip "
