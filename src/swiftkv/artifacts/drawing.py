@@ -7,17 +7,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import pandas as pd
-from matplotlib import patheffects
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from swiftkv.records import atomic_path
+
+if TYPE_CHECKING:  # every job plans, and so knows all kinds; few draw
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colors without yellow, which is too light for lines; dashes and markers tell them apart in gray.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -41,7 +38,6 @@ STYLE = {
     "pdf.fonttype": 42,
     "figure.dpi": 100,
 }
-matplotlib.rcParams.update(STYLE)  # whatever is drawn with this module is drawn in it
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 LIMIT = "limit by FLOPs"
 
@@ -98,6 +94,15 @@ class Bar:
     error: float | None = None
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches; whatever is drawn from here on has this module's style."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(STYLE)
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
     """Write the picture as "pdf" and "png" (300 dpi) and its data as "csv"; equal input gives equal bytes."""
     for form, dpi, dated in (("pdf", "figure", ("CreationDate", "Creator", "Producer")), ("png", 300, ("Software",))):
@@ -122,6 +127,8 @@ def line_style(number: int) -> dict[str, Any]:
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
     """Grouped bars, one group a name in `groups`; a black dash is a bar's limit, and a missing bar is written out."""
+    from matplotlib import patheffects
+
     width = 0.84 / len(series)
     tops = ((bar.limit, bar.value and bar.value + (bar.error or 0)) for _, bars in series for bar in bars)
     highest = max((top for pair in tops for top in pair if top), default=1.0)
@@ -147,7 +154,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
     axis.set_xlim(-0.55, len(groups) - 0.45)
     tallest = max((bar.text.count("\n") for _, bars in series for bar in bars), default=0)
     axis.set_ylim(0, highest * (1.3 if steep else 1.18 + 0.12 * tallest))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
     axis.tick_params(axis="x", length=0)
 
 
@@ -156,16 +163,22 @@ def wide_axis(axis, values: Iterable[float]) -> None:
     values = list(values)
     low, high = min(values, default=1), max(values, default=1)
     set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_major_formatter(lambda value, _: f"{value:,g}")
     if low <= 0 or high < 4 * low:
         set_limits = axis.axes.set_xlim if axis.axis_name == "x" else axis.axes.set_ylim
         set_limits(0, None)
         return
     set_scale("log")
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high < 150 * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
+    log_ticks(axis, subs=(1, 2, 5) if high < 150 * low else (1,))
+
+
+def log_ticks(axis, **where: Any) -> None:
+    """Plain numbers at an axis's major ticks, whose places are those of a LogLocator, and no minor ones."""
+    from matplotlib.ticker import LogLocator
+
+    axis.set_major_locator(LogLocator(base=10, **where))
+    axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.minorticks_off()
 
 
 def headline(figure: Figure, *lines: str) -> None:
@@ -179,13 +192,27 @@ def headline(figure: Figure, *lines: str) -> None:
 def handle(appearance: Look, label: str, bars: bool = False) -> Any:
     """A legend entry: a filled box, or a line with its marker."""
     if bars:
-        return Patch(**appearance.fill, label=label)
-    return Line2D([], [], color=appearance.color, marker=appearance.marker, linestyle=appearance.line, label=label)
+        return box_entry(label, **appearance.fill)
+    return line_entry(label, color=appearance.color, marker=appearance.marker, linestyle=appearance.line)
 
 
 def limit_handle() -> Any:
     """The legend entry of the black dash."""
-    return Line2D([], [], color="black", linewidth=1.3, label=LIMIT)
+    return line_entry(LIMIT, color="black", linewidth=1.3)
+
+
+def line_entry(label: str, **style: Any) -> Any:
+    """A legend entry that is a line or a marker, in a style of `Line2D`."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **style)
+
+
+def box_entry(label: str, **style: Any) -> Any:
+    """A legend entry that is a filled box, in a style of `Patch`."""
+    from matplotlib.patches import Patch
+
+    return Patch(label=label, **style)
 
 
 def legend(figure: Figure, handles: Sequence[Any], published: Sequence[str] = (), notes: Sequence[str] = ()) -> None:

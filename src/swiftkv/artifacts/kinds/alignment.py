@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from swiftkv.artifacts.columns import measured
-from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, headline, legend
+from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, box_entry, headline, legend, line_entry, new_figure
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import Record, read_records, read_statements
@@ -26,7 +23,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
     bounds = [row for row in read_statements(entry, files) if row["low"]]
-    figure = Figure(figsize=(COLUMN, 3.6), layout="constrained")
+    figure = new_figure(COLUMN, 3.6)
     headline(figure, heading(entry))
     density = figure.subplots()
     width = data["confidence_to"] - data["confidence_from"]
@@ -46,9 +43,9 @@ def make(entry: Entry, files: Files) -> Drawing:
     agreement.set_ylim(0, 105)
     agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
     handles = [
-        Patch(**gray, label="positions"),
-        Line2D([], [], **look, label="agreement with full model"),
-        Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"threshold {entry['threshold']:g}"),
+        box_entry("positions", **gray),
+        line_entry("agreement with full model", **look),
+        line_entry(f"threshold {entry['threshold']:g}", color="0.4", linestyle=(0, (1, 2))),
     ]
     stated = []
     for row in bounds:

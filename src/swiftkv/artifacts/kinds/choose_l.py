@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style, wide_axis
+from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_entry, line_style, new_figure, wide_axis
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.text import heading
@@ -25,7 +23,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     if not records:
         raise UserError(f"{entry['name']} has nothing to draw: no start was measured")
     data = pd.concat([starts(record, entry["budget"]) for record in records], ignore_index=True)
-    figure = Figure(figsize=(COLUMN, 3.2), layout="constrained")
+    figure = new_figure(COLUMN, 3.2)
     headline(figure, heading(entry))
     axis = figure.subplots()
     handles, notes = [], list(entry.get("notes", []))
@@ -34,14 +32,14 @@ def make(entry: Entry, files: Files) -> Drawing:
         style = line_style(number)
         axis.errorbar(curve["prefill_reduction_percent"], curve["kl"], yerr=curve["kl_stderr"].fillna(0), **style)
         name = f"{curve['title'].iloc[0]}, " if len(records) > 1 else ""
-        handles.append(Line2D([], [], label=f"{name}{STARTS[start]}", **style))
+        handles.append(line_entry(f"{name}{STARTS[start]}", **style))
     axis.axhline(entry["budget"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
     for record in records:
         notes.append(sentence(record, entry["budget"]))
         if (chosen := choose(record, entry["budget"])) is not None:
             axis.plot(100 * chosen["prefill_reduction"], chosen["fitted"]["kl"]["value"], marker="o", markersize=9,
                       markerfacecolor="none", color="black", linestyle="")  # fmt: skip
-    handles.append(Line2D([], [], color="0.4", linestyle=(0, (1, 2)), label=f"budget: {entry['budget']:g} nats"))
+    handles.append(line_entry(f"budget: {entry['budget']:g} nats", color="0.4", linestyle=(0, (1, 2))))
     axis.set_xlabel("Prefill reduction $(L - l) / L$ (%)")
     axis.set_ylabel("KL to teacher before training\n(nats a token)")
     wide_axis(axis.yaxis, data["kl"])

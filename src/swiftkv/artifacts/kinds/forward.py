@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
-from swiftkv.artifacts.drawing import LIMIT, PAGE, Drawing, handle, headline, legend, look, wide_axis
+from swiftkv.artifacts.drawing import LIMIT, PAGE, Drawing, handle, headline, legend, look, new_figure, wide_axis
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import ROLES, draw_simscores, read_similarity, similar, simscores
@@ -36,7 +34,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     serving = read_serving(entry, files, "forward_time")
     data = frame(serving).assign(panel="forward")
     models = entry.get("similar_models")
-    figure = Figure(figsize=(PAGE, 3.5 if models else 3.0), layout="constrained")
+    figure = new_figure(PAGE, 3.5 if models else 3.0)
     axes = figure.subplots(1, 3 if models else 2, width_ratios=(1.25, 1, 1) if models else (1, 1))
     times, gains = axes[-2:]
     if models:
@@ -124,7 +122,7 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
     gains.set_ylabel("Speed-up over the baseline\n(below 1: slower)")
     shown = [1.0, *data["speedup"].dropna(), *data["speedup_limit"].dropna()]
     gains.set_ylim(max(0.0, min(shown) - 0.15), max(shown) + 0.1)
-    gains.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    gains.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
 
 
 KIND = serving_kind(

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, headline, legend, look
+from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, headline, legend, look, new_figure
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, Serving, conditions, rate_cells, ratio, read_serving, serving_kind
@@ -28,7 +27,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     (model,), points = serving.models, serving.points
     # A panel has as much room as it has groups, and never so little that its title does not fit.
     widths = [max(1.5, len(point["workloads"])) for point in entry["points"].values()]
-    figure = Figure(figsize=(PAGE, 3.6), layout="constrained")
+    figure = new_figure(PAGE, 3.6)
     axes = figure.subplots(1, len(points), squeeze=False, width_ratios=widths)[0]
     for axis, point in zip(axes, points, strict=True):
         workloads = entry["points"][point]["workloads"]

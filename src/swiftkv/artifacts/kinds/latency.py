@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from swiftkv.artifacts.drawing import (
     PAGE,
@@ -20,7 +18,9 @@ from swiftkv.artifacts.drawing import (
     headline,
     legend,
     limit_handle,
+    line_entry,
     look,
+    new_figure,
     wide_axis,
 )
 from swiftkv.artifacts.kind import Entry, Files
@@ -87,7 +87,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         columns = [[curve for case in serving.cases for curve in curves if curve.case == case]]
         titles = ["; ".join(dict.fromkeys(titles))]
     single = len(columns) == 1
-    figure = Figure(figsize=(PAGE, 3.4 if single else 6.4), layout="constrained")
+    figure = new_figure(PAGE, 3.4 if single else 6.4)
     axes = figure.subplots(1, 3, squeeze=False).T if single else figure.subplots(3, len(columns), squeeze=False)
     for number, (title, column) in enumerate(zip(titles, columns, strict=True)):
         for row, (metric, label) in enumerate(_METRICS.items()):
@@ -198,13 +198,11 @@ def _keys() -> list[Any]:
     """What the signs mean that all curves share."""
     gray = "0.4"
     return [
-        Line2D([], [], color=gray, marker="o", label="median"),
-        Line2D([], [], color=gray, linewidth=0.8, linestyle=":", label="99th percentile"),
-        Line2D([], [], color=gray, marker="o", markerfacecolor="white", label="rate not sustained"),
-        Line2D([], [], color=gray, marker="v", linestyle="", label="highest sustained rate"),
-        Line2D(
-            [], [], color=gray, marker="v", markerfacecolor="white", linestyle="", label="highest rate the FLOPs allow"
-        ),
+        line_entry("median", color=gray, marker="o"),
+        line_entry("99th percentile", color=gray, linewidth=0.8, linestyle=":"),
+        line_entry("rate not sustained", color=gray, marker="o", markerfacecolor="white"),
+        line_entry("highest sustained rate", color=gray, marker="v", linestyle=""),
+        line_entry("highest rate the FLOPs allow", color=gray, marker="v", markerfacecolor="white", linestyle=""),
         limit_handle(),
     ]
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style
+from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style, new_figure
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
@@ -42,15 +41,13 @@ def make(entry: Entry, files: Files) -> Drawing:
     if matrices:
         columns = max(2, min(3, len(measured)))
         below = 2.2 * -(-len(measured) // columns)
-        figure = Figure(figsize=(PAGE, 2.8 if single else 3.0 + below), layout="constrained")
+        figure = new_figure(PAGE, 2.8 if single else 3.0 + below)
         sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
         top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
         _matrices(bottom, measured, 1 if single else columns)
     else:
         longest = max(len(models) for _, models in groups)
-        figure = top = Figure(
-            figsize=(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest), layout="constrained"
-        )
+        figure = top = new_figure(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest)
     for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
         draw_simscores(axis, entry, models, curves[name], above)

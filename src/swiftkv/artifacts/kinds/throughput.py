@@ -6,9 +6,19 @@ import textwrap
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, headline, legend, limit_handle, look
+from swiftkv.artifacts.drawing import (
+    PAGE,
+    Bar,
+    Drawing,
+    draw_bars,
+    handle,
+    headline,
+    legend,
+    limit_handle,
+    look,
+    new_figure,
+)
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import (
@@ -41,7 +51,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
     above, titles = serving.captions()
     rows, columns = (1, len(panels)) if single else (len(panels), len(models))
-    figure = Figure(figsize=(PAGE, (1.1 if single else 1.4) + 1.75 * rows), layout="constrained")
+    figure = new_figure(PAGE, (1.1 if single else 1.4) + 1.75 * rows)
     axes = figure.subplots(rows, columns, squeeze=False)
     for number, (quantity, label) in enumerate(panels.items()):
         for column, model in enumerate(models):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from swiftkv.artifacts.columns import measured
-from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_style
+from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_entry, line_style, log_ticks, new_figure
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
@@ -30,7 +27,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     if drawn.empty:
         raise UserError(f"{entry['name']} has no point to draw: {data['missing'].iloc[0]}")
     published = _published(entry, files)
-    figure = Figure(figsize=(COLUMN, 4.0), layout="constrained")
+    figure = new_figure(COLUMN, 4.0)
     headline(figure, heading(entry))
     upper, lower = figure.subplots(2, 1, sharex=True)
     handles = []
@@ -40,7 +37,7 @@ def make(entry: Entry, files: Files) -> Drawing:
             curve = curve.sort_values("tokens")
             error = curve[f"{measure}_stderr"].fillna(0)
             axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **look)
-        handles.append(Line2D([], [], label=label, **look))
+        handles.append(line_entry(label, **look))
     for tokens in published:
         for axis in (upper, lower):
             axis.axvline(tokens, color="0.4", linestyle=(0, (1, 2)), linewidth=1)
@@ -96,14 +93,11 @@ def _published(entry: Entry, files: Files) -> list[float]:
 
 def _axes(upper, lower, drawn: pd.DataFrame) -> None:
     upper.set_yscale("log")
-    upper.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 5, 7), numticks=20))
-    upper.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    upper.yaxis.set_minor_locator(NullLocator())
-    upper.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(upper.yaxis, subs=(1, 1.5, 2, 3, 5, 7), numticks=20)
     upper.set_ylabel("KL to teacher\n(nats a token)")
     lower.set_ylabel("Top-1 agreement (%)")
     lower.set_xlabel("Training tokens (0: before training)")
-    lower.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    lower.xaxis.set_major_formatter(lambda value, _: _short(value))
     for axis in (upper, lower):
         axis.grid(axis="y", color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 
-from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, legend
+from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, box_entry, headline, legend, line_entry, new_figure
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.serving import described
 from swiftkv.artifacts.text import variant_label
@@ -32,7 +29,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     rows = -(-len(specs) // 3)
     columns = -(-len(specs) // rows)
     size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(*size)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(specs) :]:
         axis.set_visible(False)
@@ -85,6 +82,8 @@ def _spec(entry: Entry, variant: str) -> SwiftKVSpec:
 def _panel(axis, spec: SwiftKVSpec) -> None:
     total, first = spec.num_hidden_layers, spec.num_key_value_layers
     thin, head, gap = (0.6, 2.0, 0.12) if total <= 40 else (0.35, 1.0, 0.12)
+    from matplotlib.patches import Rectangle
+
     axis.set_axis_off()
     axis.set_xlim(-0.02, 1.02)
     axis.set_ylim(-0.06 * total, 1.11 * total)
@@ -128,13 +127,13 @@ def _ranges(axis, ranges: list[tuple[int, int]]) -> None:
 
 
 def _handles(specs: list[SwiftKVSpec]) -> list:
-    found = [Patch(**_COMPUTED, linewidth=0, label="computed")]
+    found = [box_entry("computed", **_COMPUTED, linewidth=0)]
     if any(spec.groups for spec in specs):
-        found.append(Patch(**_SKIPPED, linewidth=0.5, label="skipped"))
-    found.append(Patch(**_CACHE, linewidth=0, label="keys and values kept"))
+        found.append(box_entry("skipped", **_SKIPPED, linewidth=0.5))
+    found.append(box_entry("keys and values kept", **_CACHE, linewidth=0))
     if any(spec.groups for spec in specs):
         label = "projected from the input of the first skipped layer"
-        found.append(Line2D([], [], color=_SOURCE, linewidth=2, label=label))
+        found.append(line_entry(label, color=_SOURCE, linewidth=2))
     return found
 
 
