@@ -209,7 +209,7 @@ def cost_record(
         specs: variant -> fields of `SwiftKVSpec`, or None for the unchanged model; in the order of the tables.
         sequence_length: prompt tokens S of the FLOPs and of the limits.
         output_tokens: n of the request limit.
-        source: where the configuration came from; kept as it is.
+        source: what the configuration came from; kept as it is.
 
     Raises:
         UserError: an unknown architecture or an impossible variant.

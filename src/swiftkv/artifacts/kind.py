@@ -55,7 +55,7 @@ class Listed(NamedTuple):
     """What the contents page says of one entry at this scale.
 
     Attributes:
-        form: of its kind.
+        form: that of its kind, table or figure.
         label: "paper's Table 2", "blog's Figure 5" or "not in the paper".
         left_out: why it is not made; None if it is.
     """

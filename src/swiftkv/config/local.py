@@ -22,7 +22,7 @@ def check_local_sources(config: Config, directory: Path = Path()) -> None:
 
     Args:
         config: the configuration.
-        directory: where the run works, from which relative paths are meant.
+        directory: the folder that the run works in, from which relative paths are meant.
 
     Raises:
         UserError: one is not there, is incomplete, or has other dimensions than stated; the sentence names the key.

@@ -34,7 +34,7 @@ def check_untrained(config: Config, tasks: Iterable[str], variants: Iterable[str
         config: the configuration.
         tasks: names of what is scored.
         variants: names of what it is scored on.
-        place: where the configuration asks for it, for the message.
+        place: the key of the configuration that asks for it, for the message.
 
     Raises:
         UserError: naming task, variant and data set.

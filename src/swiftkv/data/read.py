@@ -97,7 +97,7 @@ def draw_documents(
     """Token ids of the chats that `choose_chats` draws, without those that the chat template refuses.
 
     Args:
-        tokenizer: with a chat template.
+        tokenizer: a tokenizer with a chat template.
         config: content of the model's config.json; a chat is cut where the model's positions end, too.
         path, documents, seed: as `choose_chats` takes them.
         max_length: tokens of a chat that count.

@@ -35,7 +35,7 @@ def choose(
     Args:
         asked: "auto", or one of "flash_attention_2", "flex_attention", "sdpa".
         device: "cuda" or "cpu".
-        dtype: of weights and activations; FlashAttention has none for float32.
+        dtype: the number format of weights and activations; FlashAttention has none for float32.
         max_length: tokens a row.
         window: the model's sliding window, or None.
         has_flash: whether FlashAttention 2 is installed and the GPU can run it.
@@ -130,7 +130,7 @@ def packed_attention(
         query: [B, heads, T, head size].
         key: [B, KV heads, T, head size].
         value: as `key`, possibly with heads of another size.
-        scaling: of the products.
+        scaling: the factor of the products.
         lengths: tokens of each sample; they add up to B x T.
 
     Returns:

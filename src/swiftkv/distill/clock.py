@@ -59,7 +59,7 @@ class Clock:
         """Whether a state is due, and why to stop now or None; the same answer on all ranks.
 
         Args:
-            device: of the tensor that tells the other ranks.
+            device: the device of the tensor that tells the other ranks.
             ranks: how many there are.
         """
         now = time.monotonic()

@@ -150,7 +150,7 @@ def pack(
     Args:
         samples: chats; those longer than `longest` or empty are dropped and counted.
         max_length: tokens a row.
-        seed: of the shuffle.
+        seed: the seed of the shuffle.
         padding: token id of padding.
         max_rows: stop when this many rows are full enough; None packs everything.
         longest: tokens of a sample, at most `max_length`, which None stands for.

@@ -46,7 +46,7 @@ def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map:
 
     Args:
         path: folder with config.json and safetensors.
-        dtype: of the weights in memory.
+        dtype: the number format of the weights in memory.
         device_map: as in transformers; "auto" fills the GPUs there are, None stays on the processor.
 
     Returns:

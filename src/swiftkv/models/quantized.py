@@ -29,7 +29,7 @@ def load_quantized(
         path: the folder; names and shapes of its tensors are those that `config` asks for.
         files: its safetensors.
         config: its configuration.
-        dtype: of all that is not FP8.
+        dtype: the number format of all that is not FP8.
         device_map: as in transformers.
 
     Returns:

@@ -206,7 +206,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
 
         Args:
             state: from `forward_lower`; not changed, so both can start from it (a cache in it is extended).
-            student: with the SwiftKV parameters, or with the teacher's projections.
+            student: whether the SwiftKV parameters are used, or the teacher's projections.
             collect_hidden: also return the hidden states entering layers l..L-1.
             last_only: the student computes the last position only, [B, 1, D]; its keys and values need no other, which
                 is what SwiftKV saves in prefill (Sec. 3.2). No effect on the teacher.

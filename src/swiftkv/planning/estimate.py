@@ -31,7 +31,7 @@ class Estimate:
     Attributes:
         seconds: wall time of the job itself.
         sure: a key of `SURE`.
-        why: for unknown ones.
+        why: the reason why an unknown one is unknown.
     """
 
     seconds: float

@@ -20,7 +20,7 @@ def plan_jobs(
     """The jobs that Snakemake would run; none where nothing is left to do.
 
     Args:
-        profile: where they would run.
+        profile: the profile that they would run with.
         root: folder of the project.
         targets: files or rules; none stands for all artifacts.
         everything: also what is finished.
@@ -37,7 +37,7 @@ def dry_run(*words: object) -> list[PlannedJob]:
     """The jobs of a dry run in this process, from the events that Snakemake gives its logger plugins.
 
     Args:
-        words: of Snakemake's command line.
+        words: Snakemake's command line, word by word.
 
     Raises:
         UserError: Snakemake cannot plan; its own sentence.

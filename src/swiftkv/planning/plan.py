@@ -26,10 +26,10 @@ class Cost:
     Attributes:
         cluster_jobs, local_jobs: how many; on one machine all are local.
         uncounted: jobs among them of which nothing can be said yet.
-        seconds: of all jobs one after another.
+        seconds: the time of all jobs one after another.
         gpu_seconds: times their GPUs, by how sure that is.
         wall_seconds: at least so long at the profile's parallelism.
-        gpus: of its largest job.
+        gpus: the GPUs of its largest job.
         written: bytes that stay, by kind.
         downloads: from the hub.
     """
@@ -65,7 +65,7 @@ class Plan:
     """A planned run.
 
     Attributes:
-        profile: where it runs.
+        profile: the profile that it runs with.
         config: its configuration.
         jobs, estimates: what there is to do, and what each takes.
         total: all of it.

@@ -29,13 +29,13 @@ class Profile:
     """One folder of profiles/, or a copy of one.
 
     Attributes:
-        folder: where it lies.
+        folder: the folder of the profile.
         configfiles: what overrides config.yaml and artifacts.yaml, in order.
         jobs: jobs in a cluster's queue at once; None where there is no cluster.
         cores: cores of this machine that jobs share; None on a cluster.
         resources: limits over all jobs, such as gpu; on this machine also `machine_resources`, unless others are stated.
         attempts: how often a job is tried; what it asks for may grow each time.
-        directory: where the run works.
+        directory: the folder that the run works in.
         python: how jobs start Python.
         slurm: settings of Snakemake's SLURM plugin; None where jobs do not go to SLURM.
     """
@@ -142,7 +142,7 @@ def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
 
     Args:
         config: as Snakemake merges it.
-        directory: where the run works, from which relative paths of local sources are meant.
+        directory: the folder that the run works in, from which relative paths of local sources are meant.
 
     Raises:
         UserError: it is not valid.

@@ -86,7 +86,7 @@ def check(
 
     Args:
         root: folder of the project.
-        name: of the profile, or its folder.
+        name: the profile's name, or its folder.
         targets: files that are to be made; all if empty.
         configfiles: added to the profile's own.
         show: takes each line.

@@ -27,11 +27,11 @@ class Hub:
         silence: why the hub is not asked; empty as long as it is.
 
     Args:
-        api: of huggingface_hub; its `repo_info` and `auth_check` are called.
+        api: huggingface_hub's API; its `repo_info` and `auth_check` are called.
         cached: whether a repository is in the local cache.
         token: whether there is a token here.
         offline: do not ask the hub.
-        seconds: for an answer.
+        seconds: how long an answer may take.
     """
 
     def __init__(

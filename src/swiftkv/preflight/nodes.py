@@ -62,8 +62,8 @@ def too_long(resources: Any, nodes: Sequence[Nodes]) -> list[Cause]:
     """Whether a job asks for more time than its partition allows; a quality of service may allow more.
 
     Args:
-        resources: of the job, as rules and profile state them.
-        nodes: of its partition.
+        resources: what the job asks for, as rules and profile state them.
+        nodes: the nodes of its partition.
     """
     asked = _minutes(str(resources.get("runtime") or 0))
     limit = max((node.minutes for node in nodes), default=math.inf)
@@ -81,8 +81,8 @@ def unmet(resources: Any, nodes: Sequence[Nodes]) -> list[Cause]:
     """Everything that a job asks for and that its partition does not have.
 
     Args:
-        resources: of the job, as rules and profile state them.
-        nodes: of its partition; nothing is said where they are not known.
+        resources: what the job asks for, as rules and profile state them.
+        nodes: the nodes of its partition; nothing is said where they are not known.
     """
     if not nodes:
         return []

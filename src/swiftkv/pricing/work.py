@@ -67,7 +67,7 @@ class Download:
             of lm-eval's task.
         revision: branch, tag or commit.
         files: patterns of the files that are loaded; None loads all.
-        bytes: of its weights; None where nothing here says how large it is.
+        bytes: the size of its weights; None where nothing here says how large it is.
         gated: whether its license has to be accepted first.
         optional: whether a run goes on without it.
     """
@@ -111,7 +111,7 @@ class Machine:
 
     Args:
         config: the configuration.
-        gpus: of the job; without any it computes on `threads` cores of a processor.
+        gpus: the GPUs of the job; without any it computes on `threads` cores of a processor.
     """
 
     def __init__(self, config: Config, gpus: int, threads: int = 1) -> None:

@@ -145,7 +145,7 @@ def checkpoint_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
     """A state dict as a checkpoint of the scheme holds it: words as what they are, and what is not FP8 yet quantized.
 
     Args:
-        model: where the tensors are from; all of its linear layers but the head become FP8.
+        model: the model of the tensors; all of its linear layers but the head become FP8.
         tensors: its state dict, possibly on another device, possibly not all of it.
     """
     tensors = dict(tensors)

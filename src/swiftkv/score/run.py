@@ -60,7 +60,7 @@ def measure_scores(
         tasks: entries of the config by name: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit,
             batch_size, and optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM
             generates its answers.
-        seed: for subsets and random few-shot examples.
+        seed: the seed of subsets and random few-shot examples.
         outputs: JSON files, one a task.
         engine_log: file for what vLLM prints; needed with an engine.
         fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.

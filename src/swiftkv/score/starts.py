@@ -35,7 +35,7 @@ def measure_starts(
 
     Args:
         model_source: the model's source.json.
-        moments: of this model, for every l of interest.
+        moments: this model's moments, for every l of interest.
         ridge: penalty of the fits.
         heldout: held-out chats, one a line.
         documents: how many of them are drawn.

@@ -14,7 +14,7 @@ class Feature:
 
     Attributes:
         purpose: what for.
-        module: where it is imported from.
+        module: the module that it is imported from.
         name: what is imported; with a dot, an attribute of it.
         parameter: one that it must take, if it is called.
     """

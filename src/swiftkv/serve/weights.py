@@ -37,8 +37,8 @@ def load_weights(
     """Copy a checkpoint into the model; the teacher's q, k and v of layers >= l and an early exit head are passed over.
 
     Args:
-        config: of the model.
-        parameters: of the vLLM model by name, on their device.
+        config: the model's configuration.
+        parameters: the vLLM model's parameters by name, on their device.
         caches: the model's caches of layers >= l; None without any.
         weights: names of the published format and tensors, streamed.
 
