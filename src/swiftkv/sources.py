@@ -72,8 +72,8 @@ def resolve_model(
 
     Args:
         name, title, source: as in `write_source`.
-        folder: the place that it is to be found in: a checkpoint made from a package, or given another chat template, is written there;
-            any other stays where it is, and this is a link to it.
+        folder: the place that it is to be found in. A checkpoint made from a package, or with another chat template, is
+            written there; any other stays where it is, and this is a link to it.
         chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
 
     Returns:
