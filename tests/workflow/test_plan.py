@@ -204,7 +204,7 @@ def test_every_rule_has_docstring_log_and_benchmark():
         ("roles: {small: llama-9}\n", "roles.small: 'llama-9' is not defined under models"),
         (
             "models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n",
-            "num_key_value_layers.50: 40 of its 32 layers rewire",
+            "num_key_value_layers.50: 40 ordinary layers leave none of 32",
         ),
         ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
         ("serving: {points: {batch-2k: {rates: [1]}}}\n", "serving.points.batch-2k"),
