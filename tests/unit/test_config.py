@@ -2,8 +2,6 @@
 
 import copy
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ import yaml
 from swiftkv.config import check
 from swiftkv.errors import UserError
 from tests.unit import artifact_helpers
-from tests.unit.artifact_helpers import fields, typed
 
 ROOT = Path(__file__).parents[2]
 
@@ -296,151 +293,3 @@ def test_batches_are_only_checked_on_models_of_this_scale(config):
         check(config)
     config["roles"] = dict.fromkeys(config["roles"])
     check(config)
-
-
-def test_planning_does_not_load_torch():
-    code = "import sys, swiftkv.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_spec_of_a_variant(config):
-    assert fields(config, "llama-3.1-8b", "baseline") is None
-    assert fields(config, "llama-3.1-8b", "swiftkv-62.5") == {
-        "num_hidden_layers": 32,
-        "num_key_value_layers": 12,
-        "key_value_group_size": 1,
-        "num_key_value_heads": None,
-    }
-    assert fields(config, "llama-3.1-8b", "swiftkv-50-early-exit")["early_exit"] is True
-
-
-def test_only_a_variant_with_a_head_can_exit_early(config):
-    typed(config).check_early_exit("swiftkv-50-early-exit")
-    with pytest.raises(UserError, match="'baseline' has no early exit head; .* are: swiftkv-50-early-exit"):
-        typed(config).check_early_exit("baseline")
-
-
-def test_generated_answers_come_from_vllm_where_asked_for(config):
-    def engine(variant="swiftkv-50", kv_cache="auto", task="gsm8k"):
-        return typed(config).scoring_engine("llama-3.1-70b", variant, kv_cache, task)
-
-    assert engine() is None
-    config["scoring"]["backend"] = "vllm"
-    shared = {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
-    assert engine() == engine("baseline", task="mmlu") == {"gpus": 4, **shared}
-    # log-likelihoods of prompts, one scale a token, and heads that vLLM cannot serve stay with transformers
-    assert engine(task="winogrande") is None and engine(task="mmlu-completion") is None
-    assert engine(kv_cache="fp8") is None
-    assert engine("swiftkv-50-mqa2") is None
-    config["tasks"]["gsm8k"]["backend"] = "transformers"
-    assert engine() is None
-    check(config)
-    config["scoring"]["backend"], config["tasks"]["gsm8k"]["backend"] = "transformers", "vllm"
-    assert engine() and engine(task="mmlu") is None
-
-
-def test_shards_are_of_all_models_or_of_some(config):
-    def shards(value):
-        config["tasks"]["gsm8k"]["shards"] = value
-        return typed(config).shards("llama-3.1-8b", "gsm8k")
-
-    assert list(map(shards, (None, 3, {"llama-3.1-8b": 4}, {"llama-3.1-70b": 4}))) == [1, 3, 4, 1]
-
-
-def test_impossible_shards_are_refused(config):
-    config["roles"] = {"large": "llama-3.1-70b"}
-    config["tasks"]["gsm8k"]["shards"] = {"huge": 2}
-    with pytest.raises(UserError, match="tasks.gsm8k.shards: 'huge' is not defined under models"):
-        check(config)
-    config["tasks"]["gsm8k"]["shards"], config["scoring"]["together"] = {"llama-3.1-405b": 2}, ["alone"]
-    config["sets"]["tasks"]["alone"] = ["gsm8k"]
-    check(config)
-    config["roles"]["largest"] = "llama-3.1-405b"
-    with pytest.raises(UserError, match="one job scores all tasks of 'alone'"):
-        check(config)
-
-
-def test_log_likelihoods_are_not_asked_of_vllm(config):
-    config["tasks"]["hellaswag"]["backend"] = "vllm"
-    with pytest.raises(UserError, match="config, at tasks.hellaswag: hellaswag is scored by log-likelihoods"):
-        check(config)
-
-
-def test_vllm_on_a_processor_needs_a_cache(config):
-    config["scoring"]["backend"] = "vllm"
-    config["models"]["llama-3.1-8b"]["gpus"]["score"] = 0
-    with pytest.raises(UserError, match="'llama-3.1-8b' is scored with vLLM on the processor, .*cpu_kv_cache_gib"):
-        check(config)
-
-
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        ({"gpus": {"distill": 8, "score": 1}}, "models.small.gpus has no serve"),
-        (
-            {"gpus": {"distill": 8, "score": 1, "serve": 0}},
-            "'small' is served on the processor, which needs .*cpu_kv_cache_gib",
-        ),
-    ],
-)
-def test_a_served_model_says_where(config, model, sentence):
-    config["models"]["small"] = config["models"]["llama-3.1-8b"] | model
-    with pytest.raises(UserError, match=f"config, at here: .*{sentence}"):
-        typed(config).check_served("small", "here")
-
-
-def test_what_cannot_be_measured_has_a_reason(config):
-    assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50", served=True) is None
-    assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa", served=False) is None
-    assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa", served=True) is None
-    assert "key/value heads" in typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mha", served=True)
-    config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "because"}
-    assert typed(config).unmeasured("llama-3.1-8b", "baseline", served=False) == "because"
-    assert typed(config).unmeasured("llama-3.1-8b", "baseline", served=True) is None
-
-
-def test_latent_attention_lacks_what_planning_refuses(config):
-    model = "deepseek-v2-lite"
-    assert typed(config).unmeasured(model, "swiftkv-45-across2", served=False) is None
-    assert "shares no KV cache between layers" in typed(config).unmeasured(model, "baseline", served=True)
-    del config["models"][model]["unavailable"]
-    assert typed(config).unmeasured(model, "baseline", served=True) is None
-    assert "KV sharing is not supported for MLA" in typed(config).unmeasured(model, "swiftkv-45", served=True)
-    config["models"][model]["num_key_value_layers"]["50"] = 14
-    with pytest.raises(
-        UserError, match="'swiftkv-50-mqa' cannot be made of model 'deepseek-v2-lite': latent attention"
-    ):
-        fields(config, model, "swiftkv-50-mqa")
-    assert fields(config, model, "swiftkv-50-fitted")["num_key_value_layers"] == 14
-    with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
-        fields(config, model, "swiftkv-50-across4-tuned")
-
-
-def test_a_variant_a_model_cannot_have_is_named(config):
-    with pytest.raises(UserError, match="'swiftkv-45' asks for 45 % prefill reduction, but models.llama-3.1-8b"):
-        fields(config, "llama-3.1-8b", "swiftkv-45")
-    config["variants"]["swiftkv-50"]["acrosskv"] = 17
-    with pytest.raises(UserError, match="'swiftkv-50' cannot be made of model 'llama-3.1-8b': .*17"):
-        fields(config, "llama-3.1-8b", "swiftkv-50")
-
-
-def test_a_point_has_what_all_points_share(config):
-    point = typed(config).point("memory-40gib")
-    assert (point["output_tokens"], point["memory_gib"], point["engine"]["enforce_eager"]) == (256, 40, True)
-    config["serving"]["points"]["memory-40gib"]["output_tokens"] = 8
-    assert typed(config).point("memory-40gib")["output_tokens"] == 8
-
-
-def test_a_model_that_an_artifact_names_itself_is_checked_too(config):
-    config["models"]["mine"] = config["models"]["llama-3.1-8b"] | {"gpus": {"distill": 24, "score": 1}}
-    check(config)
-    part = {"title": "x", "models": ["mine"], "variants": ["baseline"]}
-    config["artifacts"] = {"a": {"kind": "quality", "parts": [part]}}
-    with pytest.raises(UserError, match="for model 'mine': batch_size 32 is not a multiple of 24 ranks"):
-        check(config)
-
-
-def test_a_point_is_told_what_it_sends_of_its_workloads(config):
-    sent = typed(config).point("workloads-cached")
-    assert list(sent["workloads"]) == ["chat", "code", "agent"] and sent["prefix_caching"]
-    assert set(sent["workloads"]["chat"]) == {"title", "longest", "goodput", "request_rates"}
