@@ -1,13 +1,13 @@
 """Serving speed of SwiftKV against the unchanged model, on the processor, and against what FLOPs allow.
 
-Engines are started anew in pairs, and who of a pair starts first changes: one start of the same engine is up to 8 % faster
-than another, however long it is measured. Within a pair both live and take turns (A B B A ...), so that a slower minute of the
-machine meets both; the one that waits uses no processor time. A pair's ratio is the median of its turns', the result the median
-of the pairs' with their range, and a range around 1 is no difference. The allocator is told to keep memory, the number of
-threads is fixed, and whether the kernel gives huge pages is recorded (`engine_environment`; the system's setting is left as it
-is). Speed does not depend on what the weights are, so SwiftKV's are those `rewire` starts training from. bfloat16, 2,048 tokens
-a step, prefix caching off, outputs of forced length; eager, and compiled where overhead counts. What the plugin costs at the
-start is measured with engines of their own, also in turns. Nothing else may run meanwhile.
+Engines are started anew in pairs, and who of a pair starts first changes: two pairs of the same engines have differed by 8 %.
+Within a pair both live and take turns (A B B A ...), so that a slower minute of the machine meets both; the one that waits uses
+no processor time. A pair's ratio is the median of its turns', the result the median of the pairs' with their range, and a range
+around 1 is no difference. The allocator is told to keep memory and the number of threads is fixed (`engine_environment`); whether
+the kernel gives huge pages is recorded, and left as it is. Speed does not depend on what the weights are, so SwiftKV's are those
+`rewire` starts training from. bfloat16, 2,048 tokens a step, prefix caching off, outputs of forced length; eager, and compiled
+where overhead counts. What the plugin costs at the start is measured with engines of their own, also in turns. Nothing else may
+run meanwhile.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def measure_mode(
     ]
     pairs: dict[tuple[str, Load], Pairs] = {each: [] for each in loads}
     ran: dict[str, Any] = {}
-    for number in range(options.pairs):
+    for number in range(options.pairs if loads else 0):
         with contextlib.ExitStack() as running:
             engines: dict[str, Worker] = {}
             for side in SIDES if number % 2 == 0 else reversed(SIDES):
