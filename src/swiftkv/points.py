@@ -140,6 +140,17 @@ class Goodput(PointSettings, called="a goodput point"):
     prefix_caching: bool = key("Whether prompts find what others began with in the KV cache.", False)
 
 
+class Concurrency(Requests, called="a concurrency point"):
+    """A closed loop at a server: so many requests under way at all times, the next as soon as one ends."""
+
+    measure: Literal["concurrency"]
+    concurrencies: Sizes = key("Requests under way at once; one measurement each.")
+    requests_each: Whole = key("Requests that take each of these places, one after the other.")
+
+    def fit(self, engine: Engine, output_tokens: int) -> None:
+        _fit_at_once(max(self.concurrencies), "requests", engine)
+
+
 class ForwardTime(PointSettings, called="a forward_time point"):
     """One engine step."""
 
@@ -170,10 +181,7 @@ class Decode(Requests, called="a decode point"):
 
     def fit(self, engine: Engine, output_tokens: int) -> None:
         batch, output_tokens = max(self.batch_sizes), self.output_tokens or output_tokens
-        if batch > engine.max_num_seqs:
-            raise ValueError(
-                f"{batch} sequences do not run at once; at most serving.engine.max_num_seqs = {engine.max_num_seqs} do"
-            )
+        _fit_at_once(batch, "sequences", engine)
         steps = math.ceil(batch * (self.input_tokens + 1) / engine.max_num_batched_tokens)
         if output_tokens <= steps + 1:
             raise ValueError(
@@ -182,15 +190,25 @@ class Decode(Requests, called="a decode point"):
             )
 
 
+def _fit_at_once(count: int, what: str, engine: Engine) -> None:
+    if count > engine.max_num_seqs:
+        raise ValueError(
+            f"{count} {what} do not run at once; at most serving.engine.max_num_seqs = {engine.max_num_seqs} do"
+        )
+
+
 POINTS = {
     "throughput": Throughput,
     "latency": Latency,
     "goodput": Goodput,
+    "concurrency": Concurrency,
     "forward_time": ForwardTime,
     "kv_capacity": KvCapacity,
     "decode": Decode,
 }
-AnyPoint = Annotated[Throughput | Latency | Goodput | ForwardTime | KvCapacity | Decode, by_value("measure", POINTS)]
+AnyPoint = Annotated[
+    Throughput | Latency | Goodput | Concurrency | ForwardTime | KvCapacity | Decode, by_value("measure", POINTS)
+]
 
 
 class Serving(Section, called="serving"):

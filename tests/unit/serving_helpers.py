@@ -83,6 +83,20 @@ def good(capacity, rates=(1, 2, 4, 8, 16), **source):
             "bounded": best is not entries[-1]}  # fmt: skip
 
 
+def closed_loop(step_ms, concurrencies=(1, 2, 4)):
+    """The result of a concurrency point whose tokens come every `step_ms`, and while a prompt is computed in five times that."""
+    return {
+        "concurrencies": [
+            {
+                "concurrency": count, "requests": 4 * count, "completed": 4 * count, "failed": 0, "seconds": 9.0,
+                "tokens_per_second": 2000.0 * count / step_ms, "ttft_ms": {"median": 7 * step_ms, "p99": 9 * step_ms},
+                "tpot_ms": {"median": step_ms, "p99": 2 * step_ms}, "itl_ms": {"median": step_ms, "p99": 5 * step_ms},
+            }
+            for count in concurrencies
+        ]
+    }  # fmt: skip
+
+
 def entry(kind, points, cases, models=(LLAMA,), **more):
     """A resolved entry; `points` maps names to what they ask for."""
     specs = {variant: fields(scale(), LLAMA, variant) for variant, _ in cases}

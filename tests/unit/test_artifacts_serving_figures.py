@@ -5,7 +5,7 @@ import pytest
 
 from swiftkv.artifacts.serving import Case
 from swiftkv.errors import UserError
-from tests.unit.serving_helpers import CPU, H100, entry, good, latencies, make, record, speed, values_csv
+from tests.unit.serving_helpers import CPU, H100, closed_loop, entry, good, latencies, make, record, speed, values_csv
 
 CASES = [Case("baseline"), Case("swiftkv-50"), Case("swiftkv-50-across4")]
 SPEEDS = {"batch-2k": (20000, 26000, 27000), "batch-8k": (None, 24000, 0)}
@@ -320,6 +320,41 @@ def test_only_records_of_one_panel_have_to_be_alike(tmp_path):
         goodput(tmp_path, same, baseline={"prefix_caching": False}, **{"swiftkv-50": {"prefix_caching": True}})
 
 
+def loops(folder, curve, steps):
+    """The figure of one point, tokens every so many milliseconds by variant."""
+    points = {"loop": {"input_tokens": 8192, "output_tokens": 1024, "requests_each": 4}}
+    records = [
+        record("concurrency", "loop", variant, "auto", closed_loop(step), settings={"tensor_parallel_size": 2})
+        for variant, step in steps.items()
+    ]
+    return make(
+        folder, entry("concurrency", points, CASES[:2], source="ours", label="not in the paper", curve=curve), records
+    )
+
+
+def test_a_closed_loop_as_tokens_of_all_over_tokens_of_one(tmp_path):
+    made = loops(tmp_path, "pareto", {"baseline": 20.0, "swiftkv-50": 10.0})
+    (axis,) = made.figure.axes
+    assert axis.get_title() == "8K input, 1K output tokens"
+    baseline, swiftkv = axis.lines
+    assert list(baseline.get_xdata()) == [50.0] * 3 and list(swiftkv.get_xdata()) == [100.0] * 3
+    assert list(baseline.get_ydata()) == [50.0, 100.0, 200.0]  # of each of two devices
+    assert [text.get_text() for text in axis.texts if text.get_text()] == ["1", "2", "4"]
+    line = made.data.set_index(["variant", "concurrency"]).loc[("swiftkv-50", 4)]
+    assert (line["tokens_per_second"], line["tokens_per_second_ratio"], line["itl_p99_ratio"]) == (800.0, 2.0, 0.5)
+
+
+def test_a_closed_loop_as_time_between_tokens(tmp_path):
+    made = loops(tmp_path, "between_tokens", {"baseline": 20.0})
+    (axis,) = made.figure.axes
+    median, p99 = axis.lines
+    assert list(p99.get_xdata()) == [1, 2, 4] and list(p99.get_ydata()) == [100.0] * 3
+    assert list(median.get_ydata()) == [20.0] * 3
+    own, legend, _ = texts(made.figure)
+    assert "50% SingleInputKV: n/a" in own and "99th percentile" in legend
+    assert pd.isna(made.data.iloc[-1]["concurrency"]) and made.data.iloc[-1]["status"] == "missing"
+
+
 EAGER_CHATS = {
     ("eager", case.variant): {"chat": rate, "agent": 2} for case, rate in zip(CASES[:2], (4, 8), strict=True)
 }
@@ -335,6 +370,8 @@ FORWARD = {"short": {"batch_tokens": [64, 512]}}
         (lambda folder: make(folder, entry("forward", FORWARD, CASES), forward_records("short")), 0, "milliseconds"),
         (lambda folder: make(folder, entry("forward", FORWARD, CASES), forward_records("short")), 1, "speedup"),
         (lambda folder: goodput(folder, EAGER_CHATS), 0, "highest_goodput"),
+        (lambda folder: loops(folder, "pareto", {"baseline": 2.0}), 0, "tokens_per_second_per_device"),
+        (lambda folder: loops(folder, "between_tokens", {"baseline": 2.0}), 0, "itl_p99_ms"),
     ],
 )
 def test_what_is_drawn_is_the_data(tmp_path, draw, axis, column):

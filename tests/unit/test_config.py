@@ -232,6 +232,10 @@ def test_a_mistake_is_named(config, override, sentence):
         (point("decode", batch_sizes=[512]), "points.decode: 512 sequences"),
         # 64 prompts of 1,000 tokens take 32 steps of 2,048; by then the first has 32 tokens.
         (point("decode", batch_sizes=[64], input_tokens=1000, output_tokens=33), "outputs of 33 tokens are too short"),
+        (
+            point("concurrency-1k", concurrencies=[1, 257]),
+            "concurrency-1k: 257 requests do not run at once; at most .* 256",
+        ),
         (workload(longest={"input_tokens": 1000}), "workloads.chat: its requests have 1020 input tokens on average"),
         (point("batch-2k", total_tokens=2255), "points.batch-2k: total_tokens = 2255 is less than one request"),
         (point("ngram-on", speculative={"prompt_lookup_min": 5}), "points.ngram-on.speculative: prompt_lookup_min"),

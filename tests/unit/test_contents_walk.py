@@ -17,7 +17,7 @@ from swiftkv.points import POINTS
 from swiftkv.records import write_json
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
-from tests.unit.serving_helpers import good, latencies, speed
+from tests.unit.serving_helpers import closed_loop, good, latencies, speed
 
 FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
 
@@ -122,6 +122,7 @@ def serving(config, point, model, variant, kv_cache):
         "throughput": lambda: speed(1000.0),
         "latency": lambda: latencies(10.0),
         "goodput": lambda: {"workloads": {name: good(10.0) for name in asked["workloads"]}},
+        "concurrency": lambda: closed_loop(10.0, asked["concurrencies"]),
         "forward_time": lambda: {
             "batch_tokens": asked["batch_tokens"],
             "repeats": 2,
@@ -239,7 +240,8 @@ WORKLOAD = {
 VALUES = {
     "warmups": 2, "memory_gib": 3, "enforce_eager": False, "prefix_caching": True, "dataset": "heldout", "min_requests": 7,
     "refine_steps": 2, "speculative": {"method": "ngram", "num_speculative_tokens": 2},
-    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9],
+    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9], "concurrencies": [9],
+    "requests_each": 99,
     "workloads": {"chat": WORKLOAD | {"request_rates": [2]}}, "input_tokens": 99, "output_tokens": 99,
     "total_tokens": 999, "seconds": 99, "repeats": 99,
 }  # fmt: skip

@@ -137,6 +137,18 @@ def test_goodput_with_a_prefix_cache_that_each_rate_finds_cold(source, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_closed_loop_has_as_many_requests_under_way_as_asked(source, tmp_path):
+    record = measured("concurrency", source, tmp_path, concurrencies=[1, 4], requests_each=3, output_tokens=32)
+    one, four = record["result"]["concurrencies"]
+    assert [(each["concurrency"], each["completed"], each["failed"]) for each in (one, four)] == [(1, 3, 0), (4, 12, 0)]
+    assert [each["output_tokens"] for each in (one, four)] == [96, 384]
+    for each in (one, four):
+        # Little's law: requests' own times add up to the whole time, once a place; at the end places stay empty.
+        under_way = each["completed"] * each["e2e_ms"]["mean"] / 1000 / each["seconds"]
+        assert 0.6 * each["concurrency"] < under_way <= 1.001 * each["concurrency"]
+
+
+@pytest.mark.slow
 def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
     # Room for the weights and 0.1 MB, but not for the 0.5 MB of one request.
     limit = (weight_bytes(read_json(source)["config"], None) + 100_000) / GIB

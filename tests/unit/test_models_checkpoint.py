@@ -17,47 +17,18 @@ from swiftkv.models.checkpoint import _dispatch
 from swiftkv.models.classes import CLASSES
 from swiftkv.models.quantized import check_places
 from swiftkv.spec import SwiftKVSpec
+from tests.published import LLAMA_8B, TINY, random_like, tensors, write
 
-# Fields and spelling of the published 8B checkpoint's config.json (transformers 4.44), in a small size.
-PUBLISHED_CONFIG = json.loads(Path(__file__).with_name("configs").joinpath("llama-swiftkv.json").read_text())
+PUBLISHED_CONFIG = LLAMA_8B | TINY
 
 
 def published_tensors(teacher_qkv: bool, group: int = 1) -> dict[str, torch.Tensor]:
-    """Random tensors under the published names, written out here independently of the models."""
-    shapes = {"model.embed_tokens.weight": (128, 64), "lm_head.weight": (128, 64)}
-    shapes |= {"model.norm.weight": (64,), "model.norm_swiftkv.weight": (64,)}
-    for i in range(6):
-        layer = f"model.layers.{i}."
-        shapes |= {layer + "input_layernorm.weight": (64,), layer + "post_attention_layernorm.weight": (64,)}
-        shapes |= {layer + f"mlp.{name}_proj.weight": (96, 64) for name in ("gate", "up")}
-        shapes |= {layer + "mlp.down_proj.weight": (64, 96), layer + "self_attn.o_proj.weight": (64, 64)}
-        projections = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64)}
-        for name, shape in projections.items():
-            if i < 3 or teacher_qkv:
-                shapes[f"{layer}self_attn.{name}.weight"] = shape
-            if i >= 3 and (name == "q_proj" or (i - 3) % group == 0):
-                shapes[f"{layer}self_attn.{name}_swiftkv.weight"] = shape
-    generator = torch.Generator().manual_seed(4)
-    return {name: torch.randn(shape, generator=generator) / 8 + (len(shape) == 1) for name, shape in shapes.items()}
+    return random_like(tensors(PUBLISHED_CONFIG | {"key_value_group_size": group}, torch.float32, teacher_qkv))
 
 
-def write_published(folder: Path, teacher_qkv: bool, shards: int = 1, group: int = 1, **fields) -> Path:
-    folder.mkdir()
-    config = PUBLISHED_CONFIG | {"key_value_group_size": group} | fields
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = published_tensors(teacher_qkv, group)
-    if shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-    names = sorted(tensors)
-    listed = {}
-    for shard in range(shards):
-        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
-        mine = names[shard::shards]
-        save_file({name: tensors[name] for name in mine}, folder / file, metadata={"format": "pt"})
-        listed |= dict.fromkeys(mine, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
-    return folder
+def write_published(folder: Path, teacher_qkv: bool, shards: int = 1, group: int = 1) -> Path:
+    config = PUBLISHED_CONFIG | {"key_value_group_size": group}
+    return write(folder, config, published_tensors(teacher_qkv, group), shards)
 
 
 @pytest.mark.parametrize("shards", [1, 3])

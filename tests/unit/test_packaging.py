@@ -132,8 +132,10 @@ def test_models_and_plugin_import_without_the_libraries_of_the_pipeline():
     run_without([*ABSENT, "pydantic"], code)
 
 
-def test_the_plugin_registers_without_the_libraries_of_the_pipeline():
-    run_without(ABSENT, "import swiftkv.serve\nswiftkv.serve.register()")
+def test_the_plugin_needs_nothing_that_a_vllm_does_not_bring():
+    """So `pip install --no-deps` beside a vLLM is enough (README.md)."""
+    code = "import swiftkv.serve\nswiftkv.serve.register()\nimport swiftkv.serve.model, swiftkv.serve.merge_all_layers"
+    run_without([*ABSENT, "accelerate"], code)
 
 
 def test_an_absent_library_would_be_noticed():

@@ -263,6 +263,19 @@ def test_a_workload_is_estimated_up_to_the_rate_at_which_requests_wait(config):
     assert 10 < second - first < 20 and waiting - second > 20 and untried == waiting
 
 
+def test_a_closed_loop_is_estimated_with_every_number_of_requests(config):
+    config["serving"]["points"]["p"] = asked = {
+        "measure": "concurrency", "input_tokens": 1000, "output_tokens": 100, "requests_each": 4,
+    }  # fmt: skip
+    point = job("measure", 1, point="p", model="llama-3.1-8b", variant="baseline")
+    times = []
+    for asked["concurrencies"] in ([1], [1, 2], [1, 2, 64]):
+        times.append(seconds(config, point))
+    one, two, many = times
+    # Decoding takes as long for 64 at once as for one, prompts take 32 times as long as for two.
+    assert 0 < two - one < many - two < 32 * (two - one)
+
+
 # What it leaves and fetches
 
 

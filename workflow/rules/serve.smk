@@ -32,7 +32,7 @@ rule dummy_checkpoint:
 
 
 rule measure:
-    """One serving point of one model and variant: throughput, latency, goodput, forward time, decoding or KV capacity."""
+    """One serving point of one model and variant: throughput, latency, goodput, a closed loop, forward time, decoding or KV capacity."""
     input:
         source=model_file,
         served=served_folder,

@@ -14,6 +14,7 @@ from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
 from swiftkv.measure.run import asked
+from swiftkv.points import POINTS
 from swiftkv.records import read_json
 
 Published = Mapping[str, Any]
@@ -23,7 +24,6 @@ MISSING, OOM = "n/a", "OOM"
 _SECTIONS = (
     "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
 )  # fmt: skip
-_SERVING = ("throughput", "latency", "goodput", "forward_time", "kv_capacity", "decode")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Record:
         content = read_json(path)
         if not isinstance(content, dict):
             raise UserError(f"{path} is not a measurement file; delete it and run again")
-        required = (*_SECTIONS, *(("engine", "cost") if content.get("measure") in _SERVING else ()))
+        required = (*_SECTIONS, *(("engine", "cost") if content.get("measure") in POINTS else ()))
         if missing := [name for name in required if name not in content]:
             raise UserError(
                 f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"

@@ -38,6 +38,7 @@ def measure_rate(
     rate: float,
     seed: int,
     goodput: dict[str, float] | None = None,
+    concurrency: int | None = None,
 ) -> dict[str, Any]:
     """Send requests to a server; greedy decoding, one request to warm up.
 
@@ -52,13 +53,14 @@ def measure_rate(
             most) `input_tokens`, and answered with `output_tokens`. `kind` workload: see `workload_requests`.
         rate: requests a second.
         goodput: milliseconds that ttft, tpot or e2el of a request may take for it to count as good.
+        concurrency: requests under way at most; with an infinite rate, always so many until the last ones end.
 
     Returns:
-        request_rate, requests, completed, failed, achieved_request_rate, tokens_per_second, input_tokens,
-        output_tokens, seconds (from the first arrival to the last token), ttft_ms, tpot_ms, itl_ms and e2e_ms (each with
-        mean, median, p99), error (of the first failed request, or None); with speculation acceptance_rate (percent) and
-        acceptance_length; with `goodput` good (requests within the limits), goodput (those a second) and cached_share
-        (of prompt tokens, found in the prefix cache; None where the server does not say).
+        request_rate (in a closed loop: concurrency), requests, completed, failed, achieved_request_rate,
+        tokens_per_second, input_tokens, output_tokens, seconds (from the first arrival to the last token), ttft_ms, tpot_ms,
+        itl_ms and e2e_ms (each with mean, median, p99), error (of the first failed request, or None); with speculation
+        acceptance_rate (percent) and acceptance_length; with `goodput` good (requests within the limits), goodput (those
+        a second) and cached_share (of prompt tokens, found in the prefix cache; None where the server does not say).
     """
     import numpy as np
     from transformers import AutoTokenizer
@@ -104,13 +106,16 @@ def measure_rate(
                 selected_percentiles=[99.0],
                 ignore_eos=kind != "chats",
                 goodput_config_dict=goodput or {},
-                max_concurrency=None,
+                max_concurrency=concurrency,
                 lora_modules=None,
                 extra_headers=None,
                 extra_body={"temperature": 0.0} | ({"cache_salt": salt} if salt else {}),
             )
         )
 
+    if concurrency:
+        result = rate_result(send(samples, rate), rate, requests)
+        return {"concurrency": concurrency} | {key: value for key, value in result.items() if key != "request_rate"}
     if kind != "workload":
         return rate_result(send(samples, rate), rate, requests)
     # Salts keep what was sent before, the warm-up too, from being found in the prefix cache.

@@ -81,6 +81,18 @@ def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
         yield server, client
 
 
+def warmed(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same, but what is asked first is asked once before, for nothing: a new server is slow for a while."""
+    first = iter([True])
+
+    def twice(rate: float, **job: Any) -> dict[str, Any]:
+        if next(first, False):
+            ask(rate, **job)
+        return ask(rate, **job)
+
+    return twice
+
+
 def measure_rate(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[str, Any]:
     """Measure one rate of the point's requests; returns and raises as `ask`."""
     lengths = dict(zip(("input_tokens", "output_tokens"), requested(run.point), strict=True))
@@ -95,7 +107,8 @@ def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> di
     """Measure one rate on a running server; returns what `client.measure_rate` does.
 
     Args:
-        job: what is sent, and what else the client is to know.
+        rate: requests a second; of a closed loop, which `concurrency` in `job` makes it, infinite.
+        job: what is sent, and what else the client is to know; `requests` where the rate does not say how many.
 
     Raises:
         EngineFailure: the client failed, the server died meanwhile, or no request succeeded.
@@ -104,16 +117,17 @@ def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> di
         "url": server.url,
         "name": server.name,
         "folder": str(run.subject.folder),
-        "requests": number_of_requests(run.point, rate),
         "rate": rate,
         "seed": run.point.seed,
     }
+    if "requests" not in job:
+        job["requests"] = number_of_requests(run.point, rate)
     result = client.ask(job, server.check)
     server.check()
     error = (result.pop("error") or "").strip().splitlines()[-1:]
     if not result["completed"]:
         why = f": {error[0]}" if error else ""
-        raise EngineFailure(f"not one request succeeded at {rate:g} requests a second{why} (see {client.job.log})")
+        raise EngineFailure(f"not one request succeeded at {_load(job)}{why} (see {client.job.log})")
     return result
 
 
@@ -134,8 +148,15 @@ def kept(file: Path, same: dict[str, Any], measure: Callable[[], dict[str, Any]]
             return found["result"]
     result = measure()
     write_json(file, {"settings": same, "result": result})
-    print(f"{result['request_rate']:g} requests/s: median TTFT {result['ttft_ms']['median']:.0f} ms", flush=True)
+    print(f"{_load(result)}: median TTFT {result['ttft_ms']['median']:.0f} ms", flush=True)
     return result
+
+
+def _load(sent: dict[str, Any]) -> str:
+    """How much was asked of a server, in words."""
+    if concurrency := sent.get("concurrency"):
+        return f"{concurrency} requests at once"
+    return f"{sent.get('rate', sent.get('request_rate')):g} requests a second"
 
 
 def identity(run: Run, command: list[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
 from swiftkv.errors import UserError
-from swiftkv.measure import capacity, goodput, latency, memory, steps, throughput
+from swiftkv.measure import capacity, concurrency, goodput, latency, memory, steps, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable, speculation
@@ -24,6 +24,7 @@ KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
     "latency": latency.KIND,
     "goodput": goodput.KIND,
+    "concurrency": concurrency.KIND,
     "forward_time": steps.FORWARD,
     "kv_capacity": capacity.KIND,
     "decode": steps.DECODE,

@@ -29,8 +29,9 @@ def seconds(work: Work) -> float:
         "decode": served.decoding,
         "kv_capacity": lambda: 0.0,
         "goodput": served.goodput,
+        "concurrency": served.closed_loop,
     }[point.measure]()
-    start = work.machine["server" if point.measure in ("latency", "goodput") else "engine"]
+    start = work.machine["server" if point.measure in ("latency", "goodput", "concurrency") else "engine"]
     return start + work.machine.load(served.weights / work.machine.together) + measuring
 
 
@@ -53,9 +54,9 @@ class Served:
     def _step(self) -> float:
         return self.machine.decode(1, self.weights, self.work.size.layers, self.machine.together)
 
-    def _requests(self, count: float) -> float:
-        """Seconds of so many requests, as many at once as the engine takes."""
-        rounds = math.ceil(count / self.work.config.serving.engine.max_num_seqs)
+    def _requests(self, count: float, at_once: int | None = None) -> float:
+        """Seconds of so many requests, as many at once as the engine takes where that is not said."""
+        rounds = math.ceil(count / (at_once or self.work.config.serving.engine.max_num_seqs))
         return self._compute(count * self._request_flops) + rounds * self.output * self._step()
 
     def throughput(self) -> float:
@@ -96,6 +97,11 @@ class Served:
 
             rising(workload.request_rates, answer)
         return sum(spent)
+
+    def closed_loop(self) -> float:
+        """So many requests at once, for every number of them; the first number twice, to warm up."""
+        counts = [self.point.concurrencies[0], *self.point.concurrencies]
+        return sum(self._requests(count * self.point.requests_each, count) for count in counts)
 
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""

@@ -1,0 +1,229 @@
+"""The published SwiftKV checkpoints as headers: configuration, and name, shape and dtype of every tensor. No weight is here.
+
+**None of their files was read.** The configurations are those that the hub's pages show; of the 405B's the page was cut after
+`quantization_config`, and what follows is taken from the 8B's. The tensors are derived from the modules of the reference
+implementation. They agree with all that the hub's file lists say, which are copied here: how many files there are, what each
+weighs, and the length of the index, which is that of all names. Sizes leave open the dtype of norms and scales, here the
+embedding's. The configurations of August 2025 (967 bytes) and of Llama-3.3-SwiftKV-70B-Instruct were not found.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+
+FP8 = torch.float8_e4m3fn
+LLAMA_8B = {
+    "_name_or_path": "/data-fast/llama-3.1-8b-instruct",
+    "architectures": ["LlamaSwiftKVForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "key_value_group_size": 1,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama_swiftkv",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_key_value_layers": 16,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "swiftkv": True,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.44.2",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+_NUMBERS = {"actorder": None, "block_structure": None, "group_size": None, "num_bits": 8, "observer_kwargs": {}}
+_NUMBERS |= {"symmetric": True, "type": "float"}
+FP8_DYNAMIC = {
+    "config_groups": {
+        "group_0": {
+            "input_activations": _NUMBERS | {"dynamic": True, "observer": None, "strategy": "token"},
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": _NUMBERS | {"dynamic": False, "observer": "minmax", "strategy": "channel"},
+        }
+    },
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "kv_cache_scheme": None,
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One checkpoint, and what the hub lists of its files.
+
+    Attributes:
+        config: of config.json.
+        dtype: of all tensors but FP8 weights.
+        largest_file: as the library that wrote the files was told it.
+        files: their number.
+        gigabytes: of the first files, in 10^9 bytes.
+        index_kilobytes: of the index, in 10^3 bytes; None where the list does not show it.
+    """
+
+    config: dict[str, Any]
+    dtype: torch.dtype
+    largest_file: str
+    files: int
+    gigabytes: tuple[float, ...]
+    index_kilobytes: float | None
+
+    def tensors(self, **small: Any) -> dict[str, torch.Tensor]:
+        """Without data, in the order of the model; `small` are other sizes for the configuration."""
+        return tensors(self.config | small, self.dtype)
+
+
+CHECKPOINTS = {
+    # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct/tree/3182bfb09587a6724f463cffabc5fdb12ab07ef4
+    "8B": Published(LLAMA_8B, torch.float32, "4GB", 9, (3.95, 3.79, 3.96, 3.89), 28.4),
+    # .../tree/main, since August 2025
+    "8B in 16 bits": Published(
+        LLAMA_8B | {"torch_dtype": "bfloat16"}, torch.bfloat16, "4GB", 5, (3.99, 3.93, 3.89, 3.89), None
+    ),
+    # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct-FP8/tree/main
+    "8B-FP8": Published(
+        LLAMA_8B
+        | {
+            "_name_or_path": "/data-fast/swiftkv-8b-prod/",
+            "quantization_config": FP8_DYNAMIC | {"global_compression_ratio": 2.014836000728121},
+        },
+        torch.float32,
+        "5GB",
+        3,
+        (4.98, 4.51, 2.10),
+        52.6,
+    ),
+    # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-405B-Instruct-FP8/tree/7dcd17b12ae8bb783ca3ee72d91b2942b641bb7a
+    "405B-FP8": Published(
+        LLAMA_8B
+        | {
+            "head_dim": 128,
+            "hidden_size": 16384,
+            "intermediate_size": 53248,
+            "num_attention_heads": 128,
+            "num_hidden_layers": 126,
+            "num_key_value_layers": 63,
+            "quantization_config": FP8_DYNAMIC,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.46.2",
+        },
+        torch.bfloat16,
+        "5GB",
+        92,
+        (4.77, 4.93, 4.63, 4.93, 4.63),
+        207,
+    ),
+}
+# A model of 6 layers in the same form.
+TINY = dict(
+    bos_token_id=1,
+    eos_token_id=[2, 3],
+    head_dim=8,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=8,
+    num_hidden_layers=6,
+    num_key_value_heads=4,
+    num_key_value_layers=3,
+    vocab_size=128,
+)
+
+
+def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True) -> dict[str, torch.Tensor]:
+    """Name, shape and dtype of every tensor, written out here independently of the models.
+
+    Args:
+        config: of config.json.
+        dtype: of all but FP8 weights.
+        teacher_qkv: with the teacher's projections of layers >= l, as all published ones are.
+
+    Returns:
+        Tensors without data, in the order of the reference implementation's modules.
+    """
+    hidden, inner, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    size = config.get("head_dim", hidden // heads)
+    rows = {"q": heads * size, "k": config["num_key_value_heads"] * size, "v": config["num_key_value_heads"] * size}
+    first, group = config["num_key_value_layers"], config["key_value_group_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config["vocab_size"], hidden)}
+    for index in range(config["num_hidden_layers"]):
+        attention, layer = f"model.layers.{index}.self_attn", f"model.layers.{index}"
+        if index < first or teacher_qkv:
+            shapes |= {f"{attention}.{name}_proj": (count, hidden) for name, count in rows.items()}
+        shapes[f"{attention}.o_proj"] = (hidden, heads * size)
+        if index >= first:
+            own = rows if (index - first) % group == 0 else {"q": rows["q"]}
+            shapes |= {f"{attention}.{name}_proj_swiftkv": (count, hidden) for name, count in own.items()}
+        shapes |= {f"{layer}.mlp.gate_proj": (inner, hidden), f"{layer}.mlp.up_proj": (inner, hidden)}
+        shapes |= {f"{layer}.mlp.down_proj": (hidden, inner)}
+        shapes |= {f"{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    shapes |= {"model.norm": (hidden,), "model.norm_swiftkv": (hidden,), "lm_head": (config["vocab_size"], hidden)}
+    made = {}
+    for name, shape in shapes.items():
+        eight_bit = "quantization_config" in config and "_proj" in name
+        made[f"{name}.weight"] = torch.empty(shape, dtype=FP8 if eight_bit else dtype, device="meta")
+        if eight_bit:
+            made[f"{name}.weight_scale"] = torch.empty(shape[0], 1, dtype=dtype, device="meta")
+    return made
+
+
+def random_like(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Numbers of a size that answers differ with: norms around 1, FP8 weights with scales that make them alike."""
+    generator = torch.Generator().manual_seed(4)
+    made = {}
+    for name, tensor in tensors.items():
+        noise = torch.randn(tensor.shape, generator=generator) / 8 + (tensor.ndim == 1)
+        made[name] = (noise.abs() / 64 if name.endswith("_scale") else noise * 64 if tensor.dtype == FP8 else noise).to(
+            tensor.dtype
+        )
+    return made
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], files: int = 1) -> Path:
+    """A checkpoint of `files` files with an index, or of one without."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    if files == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    listed = {}
+    for number in range(files):
+        file = f"model-{number + 1:05}-of-{files:05}.safetensors"
+        mine = sorted(tensors)[number::files]
+        save_file({name: tensors[name] for name in mine}, folder / file, metadata={"format": "pt"})
+        listed |= dict.fromkeys(mine, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    return folder
+
+
+def written(tensors: dict[str, torch.Tensor], largest_file: str) -> tuple[list[int], int]:
+    """What the library that wrote the published files makes of tensors: bytes of weights a file, and of the index."""
+    split = split_torch_state_dict_into_shards(tensors, max_shard_size=largest_file)
+    sizes = [sum(tensors[name].nbytes for name in names) for names in split.filename_to_tensors.values()]
+    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+    return sizes, len(json.dumps(index, indent=2, sort_keys=True) + "\n")

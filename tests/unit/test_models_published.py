@@ -1,0 +1,63 @@
+"""The published checkpoints: their tensors are those of our models, and weights of their form load and come back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swiftkv.models import load_swiftkv, save_swiftkv
+from swiftkv.spec import SwiftKVSpec
+from tests.published import CHECKPOINTS, TINY, random_like, write, written
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_the_derived_tensors_weigh_what_the_hub_lists(name):
+    published = CHECKPOINTS[name]
+    sizes, index = written(published.tensors(), published.largest_file)
+    assert len(sizes) == published.files
+    # Listed are three digits; a file's header is a few KB.
+    listed = published.gigabytes
+    assert [round(size / 1e9, 2) for size in sizes[: len(listed)]] == list(listed)
+    if published.index_kilobytes is not None:
+        assert float(f"{index / 1000:.3g}") == published.index_kilobytes
+
+
+def test_configurations_are_as_long_as_the_hub_says():
+    def length(name):
+        return len(json.dumps(CHECKPOINTS[name].config, indent=2, sort_keys=True))
+
+    assert round(length("8B") / 1000, 2) == 1.00
+    assert length("8B-FP8") == 2070
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_our_model_of_their_configuration_has_their_tensors(name, tmp_path):
+    published = CHECKPOINTS[name]
+    (tmp_path / "config.json").write_text(json.dumps(published.config))
+    config = AutoConfig.from_pretrained(tmp_path)
+    layers = published.config["num_hidden_layers"]
+    assert SwiftKVSpec.from_config(config) == SwiftKVSpec(layers, layers // 2)
+    with torch.device("meta"):
+        ours = {name: tuple(t.shape) for name, t in AutoModelForCausalLM.from_config(config).state_dict().items()}
+    assert ours == {name: tuple(t.shape) for name, t in published.tensors().items() if not name.endswith("_scale")}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, tmp_path, tokens):
+    published = CHECKPOINTS[name]
+    weights = random_like(published.tensors(**TINY))
+    folder = write(tmp_path / "published", published.config | TINY, weights, files=3)
+    model = load_swiftkv(folder, published.dtype)
+    with torch.no_grad():
+        assert model(tokens).logits.isfinite().all()
+    save_swiftkv(model, tmp_path / "ours")
+    saved = load_file(tmp_path / "ours" / "model.safetensors")
+    assert saved.keys() == weights.keys()
+    for tensor, weight in weights.items():
+        # We keep scales in float32, the same numbers.
+        assert saved[tensor].dtype == weight.dtype or tensor.endswith("_scale")
+        assert torch.equal(saved[tensor].float(), weight.float()), tensor
