@@ -158,6 +158,11 @@ def write_cache(keys: torch.Tensor, values: torch.Tensor, layer_name: str) -> No
     unified_kv_cache_update(keys, values, layer_name)
 
 
+@maybe_transfer_kv_layer
+def announce(layer_name: str) -> None:
+    """Announce a layer that reads a cache to a layer-wise KV connector, in a step in which it does not attend."""
+
+
 def owner_name(prefix: str, layer: int) -> str:
     """vLLM's name of the cache that belongs to the group starting at `layer`."""
     return f"{prefix}.layers.{layer}.self_attn.swiftkv_cache"
