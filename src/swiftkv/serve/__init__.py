@@ -28,7 +28,7 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
-    from swiftkv.serve.hook import SwiftKVSettings
+    from swiftkv.serve.hook import SwiftKVSettings, is_ours
 
     known = ModelRegistry.get_supported_archs()
     for row in ARCHITECTURES.values():
@@ -39,7 +39,8 @@ def register() -> None:
         for name, module in places.items():
             if name not in known:
                 ModelRegistry.register_model(name, f"swiftkv.serve.{module}:{name}")
-        MODELS_CONFIG_MAP[f"{row.classes}SwiftKVForCausalLM"] = SwiftKVSettings
+        if is_ours(name := f"{row.classes}SwiftKVForCausalLM"):
+            MODELS_CONFIG_MAP[name] = SwiftKVSettings
 
 
 def check_version(installed: str) -> None:

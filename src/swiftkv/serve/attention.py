@@ -20,7 +20,6 @@ from vllm.model_executor.utils import set_weight_attrs
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from swiftkv.architectures import architecture, has_bias
-from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -115,14 +114,9 @@ class SwiftKVCaches(nn.Module):
             for layer in spec.owners
         ]
         self.owners = nn.ModuleList(owners)
+        self.backend = owners[0].attn_backend
         self.names = [owner.layer_name for owner in owners]
         self.k_norm_swiftkv = GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if row.normalised else None
-        backend = owners[0].attn_backend
-        if backend.forward_includes_kv_cache_update:
-            raise UserError(
-                f"the attention backend {backend.get_name()} cannot fill a cache without attending to it, which SwiftKV "
-                "needs; choose another with --attention-backend (FLASH_ATTN, FLASHINFER and TRITON_ATTN can)"
-            )
 
     def forward(self, positions: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project and turn.

@@ -31,6 +31,7 @@ from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer, announce
 from swiftkv.serve.graphs import UpperGraphs
+from swiftkv.serve.refusals import refuse_final
 from swiftkv.serve.weights import load_weights
 from swiftkv.spec import SwiftKVSpec
 
@@ -106,6 +107,8 @@ class SwiftKVModel(nn.Module):
         # ordinary layers, owners of the shared caches, layers that read them.
         layers = [lower_layer(vllm_config, f"{prefix}.layers.{i}") for i in range(spec.num_key_value_layers)]
         self.caches = SwiftKVCaches(vllm_config, spec, prefix) if spec.groups else None
+        if self.caches is not None:
+            refuse_final(vllm_config, self.caches.backend)
         layers += [
             SwiftKVDecoderLayer(vllm_config, spec, i, prefix)
             for i in range(spec.num_key_value_layers, spec.num_hidden_layers)

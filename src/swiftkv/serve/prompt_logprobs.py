@@ -40,10 +40,11 @@ class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise ValueError, one sentence, which vLLM's server answers with status 400."""
-        if sampling_params.prompt_logprobs is not None and any(reference() is not None for reference in _fast):
+        asked = sampling_params.prompt_logprobs, getattr(sampling_params, "prompt_logprob_token_ids", None)
+        if any(value is not None for value in asked) and any(reference() is not None for reference in _fast):
             raise ValueError(
-                "prompt_logprobs (also asked for by echo with logprobs) need every prompt token at full depth; start "
-                "vLLM with --additional-config '{\"swiftkv_full_depth\": true}' (offline: "
+                "prompt_logprobs (also asked for by prompt_logprob_token_ids, and by echo with logprobs) need every prompt "
+                "token at full depth; start vLLM with --additional-config '{\"swiftkv_full_depth\": true}' (offline: "
                 "additional_config={'swiftkv_full_depth': True})"
             )
 
