@@ -190,6 +190,7 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = config = vllm_config.model_config.hf_config
+        self.awaits_checkpoint = vllm_config.load_config.load_format != "dummy"
         self.model = SwiftKVModel(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), lower_layer=self.lower_layer
         )
@@ -242,8 +243,9 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Place a checkpoint's tensors; see `swiftkv.serve.weights.load_weights`."""
-        return load_weights(self.config, dict(self.named_parameters()), self.model.caches, weights)
+        """Place a checkpoint's tensors, and later in parts those that replace them; see `weights.load_weights`."""
+        complete, self.awaits_checkpoint = self.awaits_checkpoint, False
+        return load_weights(self.config, dict(self.named_parameters()), self.model.caches, weights, complete)
 
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
