@@ -83,6 +83,27 @@ FACTS = (
         "row indices come padded to a captured size",
     ),
     Fact(
+        V1,
+        "v1/worker/gpu_input_batch.py",
+        "InputBatch.refresh_metadata",
+        "logit_proc.update_state(batch_update)",
+        "logits processors learn of the prompts in the batch before each step",
+    ),
+    Fact(
+        V1,
+        _V1,
+        "GPUModelRunner._prepare_inputs",
+        "self.discard_request_mask.np[:num_reqs] = self.optimistic_seq_lens_cpu[:num_reqs].numpy() < num_tokens_np",
+        "what is sampled before a prompt ends is thrown away",
+    ),
+    Fact(
+        V1,
+        _UTILS,
+        "make_kv_sharing_fast_prefill_common_attn_metadata",
+        "seq_lens_cpu_upper_bound=common_attn_metadata.seq_lens_cpu_upper_bound",
+        "metadata of the rows with logits are built from how long requests are after the step",
+    ),
+    Fact(
         V2,
         "config/vllm.py",
         "VllmConfig",

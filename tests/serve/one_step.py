@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
@@ -19,15 +20,20 @@ from unittest.mock import MagicMock, patch
 import numpy as np
 import torch
 from torch import nn
+from vllm import SamplingParams
 from vllm.config import CompilationConfig, CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, ForwardContext, get_forward_context, override_forward_context
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends.utils import create_fast_prefill_custom_backend
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from swiftkv.serve.attention import noting
+from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.serve.graphs import UpperGraphs
 from swiftkv.serve.model import SwiftKVModel
+from swiftkv.serve.prompt_logprobs import PromptLogprobsGuard
 
 LAYER = "model.layers.3.self_attn.attn"
 LONGEST = 64  # tokens a step
@@ -64,6 +70,10 @@ class Backend(AttentionBackend):
         return "NONE"
 
     get_impl_cls = get_kv_cache_shape = None
+
+
+class Settings(SimpleNamespace):
+    """May be referred to weakly, as vLLM's."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +113,18 @@ class Step:
         return torch.tensor([0, *self.ends], dtype=torch.int32)
 
     @property
-    def settings(self) -> SimpleNamespace:
+    def prompts(self) -> np.ndarray:
+        """Tokens of each request's prompt."""
+        return COMPUTED + np.where(self.decoding, 0, np.array(self.queries) + np.array(self.left))
+
+    @cached_property
+    def settings(self) -> Settings:
         """What the runners read of vLLM's settings."""
         compilation = CompilationConfig(mode=3, cudagraph_mode=self.mode)
         compilation.cudagraph_capture_sizes = self.sizes
         compilation.max_cudagraph_capture_size = max(self.sizes, default=0)
         compilation.splitting_ops = list(compilation._attention_ops)
-        return SimpleNamespace(
+        return Settings(
             compilation_config=compilation,
             scheduler_config=SimpleNamespace(max_num_seqs=16, max_num_batched_tokens=LONGEST),
             parallel_config=SimpleNamespace(tensor_parallel_size=1),
@@ -136,6 +151,7 @@ def first_runner(step: Step) -> tuple[dict, CUDAGraphMode, BatchDescriptor, list
         query_start_loc=step.starts,
         query_start_loc_cpu=step.starts,
         seq_lens=torch.tensor(step.queries) + COMPUTED,
+        seq_lens_cpu_upper_bound=torch.tensor(step.queries) + COMPUTED,
         num_reqs=len(step.queries),
         num_actual_tokens=step.ends[-1],
         max_query_len=max(step.queries),
@@ -146,7 +162,11 @@ def first_runner(step: Step) -> tuple[dict, CUDAGraphMode, BatchDescriptor, list
         num_logits_indices=len(step.rows),
         max_logits_per_req=max(step.logits),
     )
-    metadata = create_fast_prefill_custom_backend("FastPrefill", Backend).get_builder_cls()().build(0, common)
+    added = [(place, SamplingParams(), [0] * int(tokens), []) for place, tokens in enumerate(step.prompts)]
+    PromptLogprobsGuard(step.settings, None, False).update_state(BatchUpdate(len(added), [], added, []))
+    builder = create_fast_prefill_custom_backend("FastPrefill", noting(Backend)).get_builder_cls()()
+    builder.vllm_config = step.settings
+    metadata = builder.build(0, common)
     captured = [key for mode, keys in dispatcher.get_capture_descs() if mode == CUDAGraphMode.PIECEWISE for key in keys]
     return {LAYER: metadata}, mode, descriptor, captured
 
@@ -167,7 +187,6 @@ def second_runner(step: Step, model: nn.Module) -> tuple[dict, CUDAGraphMode, Ba
     helper = FastPrefillHelper(manager, LONGEST)
     helper.logits_indices_buf.fill_(LONGEST - 1)  # of earlier steps
     queries = np.array(step.queries, dtype=np.int32)
-    prompts = COMPUTED + np.where(step.decoding, 0, queries + np.array(step.left))
     armed = helper.prepare(step.rows, requests, np.array([0, *accumulate(step.logits)]), not all(step.decoding), chosen)
     batch = replace(
         InputBatch.make_dummy(requests, step.ends[-1], InputBuffers(16, LONGEST, device)),
@@ -177,8 +196,8 @@ def second_runner(step: Step, model: nn.Module) -> tuple[dict, CUDAGraphMode, Ba
         seq_lens=torch.from_numpy(queries + COMPUTED),
         seq_lens_cpu_upper_bound=torch.from_numpy(queries + COMPUTED),
         num_computed_tokens_np=np.full(requests, COMPUTED),
-        prefill_len_np=prompts,
-        num_computed_prefill_tokens_np=np.minimum(prompts, COMPUTED),
+        prefill_len_np=step.prompts,
+        num_computed_prefill_tokens_np=np.minimum(step.prompts, COMPUTED),
         is_prefilling_np=~np.array(step.decoding),
         fast_prefill=armed,
     )
@@ -229,6 +248,7 @@ def run(runner: str, **case) -> dict:
 
     model.lower = lambda tokens, positions, embedded: (positions[:, None] + torch.ones(1), None, None)
     model.caches, model.fast_prefill, model.last_attention, model.readers = None, True, LAYER, []
+    model.prompts = batch_prompts(step.settings)
     model.graphs = UpperGraphs(upper, step.settings.compilation_config, torch.ones(1))
     metadata, mode, descriptor, captured = first_runner(step) if runner == "V1" else second_runner(step, model)
 

@@ -1,10 +1,10 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
 `features.py` says what of vLLM is needed, `hook.py` chooses the mode, `refusals.py` says which settings cannot work,
-`model.py` holds the two halves of the model, `graphs.py` runs the upper one in CUDA graphs, `model_state.py` says when it
-need not run, `attention.py` has the layers >= l and the shared caches, `weights.py` places and checks the tensors,
-`prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is the comparison of
-Section 5.1. Nothing in vLLM is replaced: every name used is importable.
+`model.py` holds the two halves of the model, `graphs.py` runs the upper one in CUDA graphs, `model_state.py` and
+`batch_prompts.py` say when it need not run, `attention.py` has the layers >= l and the shared caches, `weights.py` places
+and checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is
+the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
 """
 
 from swiftkv.architectures import ARCHITECTURES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumn
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata, subclass_attention_backend
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from swiftkv.architectures import architecture, has_bias
+from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -184,6 +187,28 @@ class GroupNorms(nn.Module):
         return (heads.to(keys.dtype) * self.weight).flatten(1)
 
 
+class ReaderAttention(Attention):
+    """Attention that reads another layer's cache for rows with logits; the builder of its metadata notes each step."""
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        """As any attention's, but for the builder."""
+        return noting(super().get_attn_backend())
+
+
+@cache
+def noting(backend: type[AttentionBackend]) -> type[AttentionBackend]:
+    """A backend whose metadata are built as `backend`'s, after the lengths of requests are noted; see `BatchPrompts`."""
+
+    class NotingBuilder(backend.get_builder_cls()):  # pyrefly: ignore [invalid-inheritance]
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+        ) -> Any:
+            batch_prompts(self.vllm_config).note(common_attn_metadata.seq_lens_cpu_upper_bound)
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+
+    return subclass_attention_backend("Noting", backend, NotingBuilder)
+
+
 class SwiftKVAttention(nn.Module):
     """Attention of a layer >= l: its own queries and output projection, its group's keys and values."""
 
@@ -210,7 +235,8 @@ class SwiftKVAttention(nn.Module):
             prefix=f"{prefix}.o_proj",
         )
         self.rotary_emb = make_rope(config, heads)
-        self.attn = Attention(
+        fast = vllm_config.cache_config.kv_sharing_fast_prefill
+        self.attn = (ReaderAttention if fast else Attention)(
             heads.query,
             heads.head_dim,
             heads.head_dim**-0.5,

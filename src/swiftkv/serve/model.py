@@ -4,7 +4,7 @@ Data of one step: embedding, layers < l, norm_swiftkv and the KV GEMM for all T 
 layers >= l written -> with fast prefill the R rows that need logits gathered -> layers >= l and the final norm
 (`UpperHalf`) -> rows scattered back to T. vLLM itself cuts the attention metadata of the upper layers down to those
 rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at full depth. `graphs.py` runs the upper half
-in CUDA graphs; `model_state.py` says in which steps no row is sampled from, so that it need not run.
+in CUDA graphs; `batch_prompts.py` and `model_state.py` say in which steps no row is sampled from, so that it need not run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer, announce
+from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.serve.graphs import UpperGraphs
 from swiftkv.serve.refusals import refuse_final
 from swiftkv.serve.weights import load_weights
@@ -127,6 +128,7 @@ class SwiftKVModel(nn.Module):
             self.upper = UpperHalf(vllm_config=vllm_config, model=self, prefix=f"{prefix}.upper")
 
         self.fast_prefill = vllm_config.cache_config.kv_sharing_fast_prefill
+        self.prompts = batch_prompts(vllm_config)
         # The last scattered output: its rows that were not gathered hold zeros, not results. Kept alive, so that no
         # other tensor can have its storage while a replayed CUDA graph runs instead of `forward`.
         self.scattered: torch.Tensor | None = None
@@ -162,7 +164,7 @@ class SwiftKVModel(nn.Module):
         if not hasattr(metadata, "num_logits_indices"):
             return None, tokens
         step = cast(KVSharingFastPrefillMetadata, metadata)
-        count = step.num_logits_indices
+        count = step.num_logits_indices if self.prompts.sampled() else 0
         return (None, tokens) if count is None or count == tokens else (step.logits_indices_padded, count)
 
 
