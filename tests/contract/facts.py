@@ -59,6 +59,7 @@ class Fact:
 
 _UTILS, _V1, _V2 = "v1/attention/backends/utils.py", "v1/worker/gpu_model_runner.py", "v1/worker/gpu/attn_utils.py"
 _ATTENTION = "model_executor/layers/attention/attention.py"
+_STATES = "v1/worker/gpu/model_states/__init__.py"
 FACTS = (
     Fact(
         V1,
@@ -80,6 +81,27 @@ FACTS = (
         "GPUModelRunner._prepare_kv_sharing_fast_prefill",
         "return logits_indices_padded",
         "row indices come padded to a captured size",
+    ),
+    Fact(
+        V1,
+        "v1/worker/gpu_input_batch.py",
+        "InputBatch.refresh_metadata",
+        "logit_proc.update_state(batch_update)",
+        "logits processors learn of the prompts in the batch before each step",
+    ),
+    Fact(
+        V1,
+        _V1,
+        "GPUModelRunner._prepare_inputs",
+        "self.discard_request_mask.np[:num_reqs] = self.optimistic_seq_lens_cpu[:num_reqs].numpy() < num_tokens_np",
+        "what is sampled before a prompt ends is thrown away",
+    ),
+    Fact(
+        V1,
+        _UTILS,
+        "make_kv_sharing_fast_prefill_common_attn_metadata",
+        "seq_lens_cpu_upper_bound=common_attn_metadata.seq_lens_cpu_upper_bound",
+        "metadata of the rows with logits are built from how long requests are after the step",
     ),
     Fact(
         V2,
@@ -120,6 +142,44 @@ FACTS = (
         "num_logits_indices=fast_prefill.num_logits_indices",
         "the rows of a step are in the attention metadata",
         first="0.30",
+    ),
+    Fact(
+        V2,
+        _STATES,
+        "resolve_model_state_cls",
+        "return model.get_model_state_cls()",
+        "the model prepares its steps, and knows in which none is sampled from",
+        first="0.30",
+    ),
+    Fact(
+        V2,
+        "v1/worker/gpu/model_runner.py",
+        "GPUModelRunner.execute_model",
+        "attn_metadata = self.model_state.prepare_attn(",
+        "a step's attention metadata come from there",
+        first="0.30",
+    ),
+    Fact(
+        V2,
+        "v1/worker/gpu/input_batch.py",
+        "_get_num_sampled_and_rejected_kernel",
+        "is_chunked_prefilling = seq_len < prefill_len",
+        "what is sampled before a prompt ends is thrown away",
+        first="0.30",
+    ),
+    Fact(
+        BOTH,
+        "compilation/cuda_graph.py",
+        "CUDAGraphWrapper.__call__",
+        "batch_descriptor = forward_context.batch_descriptor",
+        "the upper half's graph is chosen by the descriptor of the forward context",
+    ),
+    Fact(
+        BOTH,
+        "compilation/cuda_graph.py",
+        "CUDAGraphWrapper.__call__",
+        "cudagraph_runtime_mode = forward_context.cudagraph_runtime_mode",
+        "and replayed where the context's mode is piecewise, whatever the step's",
     ),
     Fact(
         BOTH,

@@ -16,6 +16,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 # The engine in this process: its model can be looked into, and its errors arrive as they are.
@@ -37,6 +38,30 @@ DEFAULTS = dict(
     kv_cache_memory_bytes=2**26,
     disable_log_stats=False,
 )
+
+
+HALVES = {"lower": 0, "upper": 0}  # how often they ran, of all SwiftKV models of this process
+
+
+def count_halves(llm: LLM) -> None:
+    """Count them from now on, where the engine's model is in this process."""
+    if not hasattr(llm.llm_engine, "model_executor") or llm.llm_engine.vllm_config.parallel_config.world_size > 1:
+        return
+    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model.model
+    if getattr(model, "caches", None) is None:
+        return
+    model.caches.write = counted("lower", model.caches.write)  # after the lower half
+    model.graphs.upper = counted("upper", model.graphs.upper)
+
+
+def counted(half: str, function: Callable) -> Callable:
+    """The same function, whose calls count as a half's."""
+
+    def wrapper(*arguments):
+        HALVES[half] += 1
+        return function(*arguments)
+
+    return wrapper
 
 
 def answer(case: dict) -> dict:
@@ -61,6 +86,7 @@ def answer(case: dict) -> dict:
     finally:
         if check is not None:
             hook.check_tensors = check
+    count_halves(llm)
     try:
         result = report(llm)
         result["runs"] = [
@@ -115,6 +141,7 @@ def run(
         allowed_token_ids=only,
         ignore_eos=True,
     )
+    before = dict(HALVES)
     try:
         outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], sampling, use_tqdm=False)
     except Exception as error:
@@ -134,6 +161,7 @@ def run(
         if prompt_logprobs is not None
         else None,
         "accepted_drafts": sum(accepted),
+        "halves": {half: HALVES[half] - before[half] for half in HALVES},
         "preemptions": sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"),
     }
 

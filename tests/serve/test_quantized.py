@@ -1,5 +1,7 @@
-"""Checkpoints quantized as the published 8B-FP8: channel-wise float8 weights, activations by token, by compressed-tensors."""
+"""Checkpoints quantized as the published 8B-FP8 (channel-wise float8 weights, activations by token, by compressed-tensors),
+in 4 bits, and with calibrated float8 caches."""
 
+import json
 import shutil
 
 import pytest
@@ -8,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
-from tests.quantized import quantize
+from tests.quantized import QUANTIZATION, pack, quantize
 from tests.serve.conftest import reference
 
 
@@ -28,12 +30,38 @@ def folders(checkpoint, tokenizer, tmp_path_factory):
     model = rewire(load_base(new / "base-q", torch.float32), SwiftKVSpec(4, 2, 2))
     save_swiftkv(model, new / "saved-q", tokenizer=tokenizer)
     made = {name: (new / f"{name}-q", new / f"{name}-plain") for name in made}
+    pack(checkpoint("llama", 2, 2, num_hidden_layers=4), new / "packed", new / "packed-plain")
+    made["packed"] = new / "packed", new / "packed-plain"
+    for name, scale in CALIBRATED.items():
+        made[name] = calibrated(made["llama"][0], new / name.replace(" ", "-"), scale), None
     return made | {"saved": (new / "saved-q", None)}
+
+
+# By how much keys and values are divided before they are rounded to float8.
+CALIBRATED = {"caches": 1.0, "finer caches": 0.5}
+
+
+def calibrated(folder, to, scale):
+    """A copy whose caches are of float8, with scales for each layer as llm-compressor names them."""
+    shutil.copytree(folder, to)
+    weights = load_file(to / "model.safetensors")
+    for layer in range(4):
+        weights |= {f"model.layers.{layer}.self_attn.{of}_scale": torch.tensor([scale]) for of in "kv"}
+    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((to / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+    config["quantization_config"] = QUANTIZATION | {"kv_cache_scheme": scheme}
+    (to / "config.json").write_text(json.dumps(config))
+    return to
 
 
 @pytest.fixture(scope="module")
 def answers(engines, folders, prompts):
-    cases = [{"model": folder, "runs": [{"prompts": prompts, "max_tokens": 1}]} for folder, _ in folders.values()]
+    engine = dict.fromkeys(["packed", *CALIBRATED], {"dtype": "bfloat16"})  # what the kernels are made for
+    cases = [
+        {"model": folder, "engine": engine.get(name, {}), "runs": [{"prompts": prompts, "max_tokens": 1}]}
+        for name, (folder, _) in folders.items()
+    ]
     weights = load_file(folders["llama"][0] / "model.safetensors")
     del weights["model.layers.2.self_attn.v_proj_swiftkv.weight_scale"]
     broken = folders["llama"][0].with_name("no-scale")
@@ -47,19 +75,38 @@ def test_equals_the_same_arithmetic_in_huggingface(answers, folders, prompts, na
     answer = answers[name]
     assert "error" not in answer, answer
     (run,) = answer["runs"]
-    given = torch.tensor(run["logprobs"])
-
-    def difference(folder):
-        model = load_any(folder, torch.float32)
-        pairs = zip(prompts, run["tokens"], strict=True)
-        return (torch.stack([reference(model, prompt, tokens)[2] for prompt, tokens in pairs]) - given).abs()
-
     quantized, plain = folders[name]
-    same = difference(quantized)
+    same = difference(run, quantized, prompts)
     # Equal, but where a value lies between two float8 numbers and rounds the other way, which later layers carry on.
     assert same.median() < 1e-4
     # Activations are really rounded: without that, the difference is far larger.
-    assert plain is None or difference(plain).mean() > 10 * same.mean()
+    assert plain is None or difference(run, plain, prompts).mean() > 10 * same.mean()
+
+
+def difference(run, folder, prompts):
+    """Of the log-probabilities of a run from those of Hugging Face with a checkpoint."""
+    model = load_any(folder, torch.float32)
+    pairs = zip(prompts, run["tokens"], strict=True)
+    expected = torch.stack([reference(model, prompt, tokens)[2] for prompt, tokens in pairs])
+    return (expected - torch.tensor(run["logprobs"])).abs()
+
+
+def test_four_bits_are_what_they_stand_for(answers, folders, checkpoint, prompts):
+    answer = answers["packed"]
+    assert "error" not in answer, answer
+    assert "model.caches.kv_proj_swiftkv.weight_packed" in answer["parameters"]
+    (run,) = answer["runs"]
+    # Up to the rounding of bfloat16, which is much finer than that to 4 bits.
+    unrounded = difference(run, checkpoint("llama", 2, 2, num_hidden_layers=4), prompts)
+    assert difference(run, folders["packed"][1], prompts).mean() < unrounded.mean() / 4
+
+
+def test_layers_read_a_cache_with_the_scales_it_was_written_with(answers):
+    """Powers of two change no float8 number but its exponent: with other scales for readers, all would be wrong."""
+    assert not [name for name in CALIBRATED if "error" in answers[name]], answers
+    plain, finer = (torch.tensor(answers[name]["runs"][0]["logprobs"]) for name in CALIBRATED)
+    assert answers["caches"]["runs"][0]["tokens"] == answers["finer caches"]["runs"][0]["tokens"]
+    assert torch.allclose(plain, finer, atol=0.05)
 
 
 def test_weights_stay_in_eight_bits_and_no_teacher_tensor_is_held(answers):

@@ -154,6 +154,10 @@ EXPECTED = {
         settings(kv_cache_dtype="fp8", kv_cache_dtype_skip_layers=["12"]),
         "--kv-cache-dtype-skip-layers 12",
     ),
+    **{
+        f"cache of {kind}": (settings(kv_cache_dtype=kind), f"--kv-cache-dtype {kind}", "share caches", "fp8_e4m3")
+        for kind in ("fp8_e5m2", "fp8_per_token_head", "nvfp4")
+    },
     "offloading": (settings(kv_offloading_size=1.0, kv_offloading_backend="lmcache"), "LMCacheMPConnector", UNTRIED),
     **{
         name: (settings(**transferring(name)), name, UNTRIED)

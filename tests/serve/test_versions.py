@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 VERSIONS = ("0.26.0", "0.29.0")  # and 0.32.0, the installed one
 FILES = (
     "test_registration.py",
-    "test_second_runner.py",
+    "test_one_step.py",
     "test_equal_to_huggingface.py",
     "test_cache.py",
     "test_architectures.py",

@@ -240,7 +240,7 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
 
     Args:
         path: the checkpoint folder.
-        config: its configuration; a quantized checkpoint may hold scales besides.
+        config: its configuration; a quantized checkpoint may hold something else in place of a weight, and scales.
         scales: whether it must hold those of `swiftkv.quantize.linear`, one an output channel.
 
     Raises:
@@ -256,6 +256,8 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
     absent = needed.keys() - found.keys()
     if config.tie_word_embeddings:
         absent.discard("lm_head.weight")
+    if is_quantized(config) and not scales:
+        absent -= {f"{name.rpartition('.')[0]}.weight" for name in found}
     if hasattr(config, "num_key_value_layers"):
         teacher = model.model.teacher_projection_names(prefix="model.")
         if teacher <= absent:

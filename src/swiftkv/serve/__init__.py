@@ -1,9 +1,10 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
 `features.py` says what of vLLM is needed, `hook.py` chooses the mode, `refusals.py` says which settings cannot work,
-`model.py` holds the two halves of the model, `attention.py` the layers >= l and the shared caches, `weights.py` places and
-checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is the
-comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
+`model.py` holds the two halves of the model, `graphs.py` runs the upper one in CUDA graphs, `model_state.py` and
+`batch_prompts.py` say when it need not run, `attention.py` has the layers >= l and the shared caches, `weights.py` places
+and checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is
+the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
 """
 
 from swiftkv.architectures import ARCHITECTURES
@@ -27,7 +28,7 @@ def register() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
-    from swiftkv.serve.hook import SwiftKVSettings
+    from swiftkv.serve.hook import SwiftKVSettings, is_ours
 
     known = ModelRegistry.get_supported_archs()
     for row in ARCHITECTURES.values():
@@ -38,7 +39,8 @@ def register() -> None:
         for name, module in places.items():
             if name not in known:
                 ModelRegistry.register_model(name, f"swiftkv.serve.{module}:{name}")
-        MODELS_CONFIG_MAP[f"{row.classes}SwiftKVForCausalLM"] = SwiftKVSettings
+        if is_ours(name := f"{row.classes}SwiftKVForCausalLM"):
+            MODELS_CONFIG_MAP[name] = SwiftKVSettings
 
 
 def check_version(installed: str) -> None:

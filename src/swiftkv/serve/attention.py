@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumn
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
+from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata, subclass_attention_backend
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from swiftkv.architectures import architecture, has_bias
-from swiftkv.errors import UserError
+from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -115,14 +117,9 @@ class SwiftKVCaches(nn.Module):
             for layer in spec.owners
         ]
         self.owners = nn.ModuleList(owners)
+        self.backend = owners[0].attn_backend
         self.names = [owner.layer_name for owner in owners]
         self.k_norm_swiftkv = GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if row.normalised else None
-        backend = owners[0].attn_backend
-        if backend.forward_includes_kv_cache_update:
-            raise UserError(
-                f"the attention backend {backend.get_name()} cannot fill a cache without attending to it, which SwiftKV "
-                "needs; choose another with --attention-backend (FLASH_ATTN, FLASHINFER and TRITON_ATTN can)"
-            )
 
     def forward(self, positions: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project and turn.
@@ -158,6 +155,11 @@ def write_cache(keys: torch.Tensor, values: torch.Tensor, layer_name: str) -> No
     unified_kv_cache_update(keys, values, layer_name)
 
 
+@maybe_transfer_kv_layer
+def announce(layer_name: str) -> None:
+    """Announce a layer that reads a cache to a layer-wise KV connector, in a step in which it does not attend."""
+
+
 def owner_name(prefix: str, layer: int) -> str:
     """vLLM's name of the cache that belongs to the group starting at `layer`."""
     return f"{prefix}.layers.{layer}.self_attn.swiftkv_cache"
@@ -183,6 +185,28 @@ class GroupNorms(nn.Module):
         heads = keys.unflatten(-1, (groups, -1, head_dim)).float()
         heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + self.epsilon)
         return (heads.to(keys.dtype) * self.weight).flatten(1)
+
+
+class ReaderAttention(Attention):
+    """Attention that reads another layer's cache for rows with logits; the builder of its metadata notes each step."""
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        """As any attention's, but for the builder."""
+        return noting(super().get_attn_backend())
+
+
+@cache
+def noting(backend: type[AttentionBackend]) -> type[AttentionBackend]:
+    """A backend whose metadata are built as `backend`'s, after the lengths of requests are noted; see `BatchPrompts`."""
+
+    class NotingBuilder(backend.get_builder_cls()):  # pyrefly: ignore [invalid-inheritance]
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+        ) -> Any:
+            batch_prompts(self.vllm_config).note(common_attn_metadata.seq_lens_cpu_upper_bound)
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+
+    return subclass_attention_backend("Noting", backend, NotingBuilder)
 
 
 class SwiftKVAttention(nn.Module):
@@ -211,7 +235,8 @@ class SwiftKVAttention(nn.Module):
             prefix=f"{prefix}.o_proj",
         )
         self.rotary_emb = make_rope(config, heads)
-        self.attn = Attention(
+        fast = vllm_config.cache_config.kv_sharing_fast_prefill
+        self.attn = (ReaderAttention if fast else Attention)(
             heads.query,
             heads.head_dim,
             heads.head_dim**-0.5,

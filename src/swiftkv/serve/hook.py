@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm import ModelRegistry
 from vllm.config import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
@@ -25,6 +26,19 @@ FULL_DEPTH = "swiftkv_full_depth"
 _ASK_FULL_DEPTH = f"--additional-config '{{\"{FULL_DEPTH}\": true}}'"
 
 
+def is_ours(architecture: str) -> bool:
+    """Whether vLLM takes this plugin's model for an architecture; says so where another plugin has put its own there."""
+    registered = ModelRegistry.models.get(architecture)
+    ours = getattr(registered, "module_name", None) == "swiftkv.serve.model"
+    if not ours:
+        logger.warning_once(
+            "%s is served by the model of another plugin, which the SwiftKV plugin leaves alone; to serve it with this "
+            "one, uninstall the other (arctic-inference has such a model)",
+            architecture,
+        )
+    return ours
+
+
 class SwiftKVSettings(VerifyAndUpdateConfig):
     """vLLM's hook for one architecture's settings, called once before an engine starts."""
 
@@ -36,6 +50,8 @@ class SwiftKVSettings(VerifyAndUpdateConfig):
             UserError: one sentence, if the checkpoint or the settings cannot be served.
         """
         model = vllm_config.model_config
+        if not is_ours(model.architecture):
+            return
         spec = SwiftKVSpec.from_config(model.hf_config)
         full_depth = _asks_for_full_depth(vllm_config)
         refuse_unsupported(vllm_config, full_depth)

@@ -3,7 +3,8 @@
 Data of one step: embedding, layers < l, norm_swiftkv and the KV GEMM for all T tokens (`LowerHalf`) -> all KV caches of
 layers >= l written -> with fast prefill the R rows that need logits gathered -> layers >= l and the final norm
 (`UpperHalf`) -> rows scattered back to T. vLLM itself cuts the attention metadata of the upper layers down to those
-rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at full depth.
+rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at full depth. `graphs.py` runs the upper half
+in CUDA graphs; `batch_prompts.py` and `model_state.py` say in which steps no row is sampled from, so that it need not run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from vllm.compilation.backends import set_model_tag
 from vllm.compilation.decorators import support_torch_compile
-from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -28,7 +29,10 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
 from swiftkv.architectures import ARCHITECTURES
-from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer
+from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer, announce
+from swiftkv.serve.batch_prompts import batch_prompts
+from swiftkv.serve.graphs import UpperGraphs
+from swiftkv.serve.refusals import refuse_final
 from swiftkv.serve.weights import load_weights
 from swiftkv.spec import SwiftKVSpec
 
@@ -104,11 +108,16 @@ class SwiftKVModel(nn.Module):
         # ordinary layers, owners of the shared caches, layers that read them.
         layers = [lower_layer(vllm_config, f"{prefix}.layers.{i}") for i in range(spec.num_key_value_layers)]
         self.caches = SwiftKVCaches(vllm_config, spec, prefix) if spec.groups else None
+        if self.caches is not None:
+            refuse_final(vllm_config, self.caches.backend)
         layers += [
             SwiftKVDecoderLayer(vllm_config, spec, i, prefix)
             for i in range(spec.num_key_value_layers, spec.num_hidden_layers)
         ]
         self.layers = nn.ModuleList(layers)
+        self.readers = [
+            f"{prefix}.layers.{i}.self_attn.attn" for i in range(spec.num_key_value_layers, spec.num_hidden_layers)
+        ]
         self.last_attention = f"{prefix}.layers.{spec.num_hidden_layers - 1}.self_attn.attn"
         self.norm_swiftkv = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if spec.groups else None
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -119,16 +128,11 @@ class SwiftKVModel(nn.Module):
             self.upper = UpperHalf(vllm_config=vllm_config, model=self, prefix=f"{prefix}.upper")
 
         self.fast_prefill = vllm_config.cache_config.kv_sharing_fast_prefill
+        self.prompts = batch_prompts(vllm_config)
         # The last scattered output: its rows that were not gathered hold zeros, not results. Kept alive, so that no
         # other tensor can have its storage while a replayed CUDA graph runs instead of `forward`.
         self.scattered: torch.Tensor | None = None
-        # CUDA graphs of the upper half need its inputs at fixed addresses.
-        self.static_inputs = vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
-        if self.static_inputs:
-            tokens = vllm_config.scheduler_config.max_num_batched_tokens
-            weight = self.norm.weight
-            self.positions = torch.zeros(tokens, dtype=torch.int64, device=weight.device)
-            self.hidden_states = torch.zeros(tokens, config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self.graphs = UpperGraphs(self.upper, vllm_config.compilation_config, self.norm.weight)
 
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
@@ -140,15 +144,18 @@ class SwiftKVModel(nn.Module):
         rows, count = self._rows_with_logits(positions.size(0))
         if rows is None:
             self.scattered = None
-            return self.upper(*self._inputs(positions, stream))
-        states = self.upper(*self._inputs(positions[rows], stream[rows]))
-        output = torch.zeros_like(stream)
-        output[rows[:count]] = states[:count]
-        self.scattered = output
+            return self.graphs.run(positions, stream)
+        self.scattered = output = torch.zeros_like(stream)
+        if count:
+            states = self.graphs.run_rows(positions[rows], stream[rows])
+            output[rows[:count]] = states[:count]
+        else:
+            for name in self.readers:
+                announce(name)
         return output
 
     def _rows_with_logits(self, tokens: int) -> tuple[torch.Tensor | None, int]:
-        """Row indices of this step, padded as vLLM padded them, and how many count; None if every row runs."""
+        """Row indices of this step, padded as vLLM padded them, and how many count, maybe none; None if every row runs."""
         metadata = get_forward_context().attn_metadata
         if not self.fast_prefill or not isinstance(metadata, dict):  # no metadata in memory profiling and warm-up
             return None, tokens
@@ -157,16 +164,8 @@ class SwiftKVModel(nn.Module):
         if not hasattr(metadata, "num_logits_indices"):
             return None, tokens
         step = cast(KVSharingFastPrefillMetadata, metadata)
-        count = step.num_logits_indices
+        count = step.num_logits_indices if self.prompts.sampled() else 0
         return (None, tokens) if count is None or count == tokens else (step.logits_indices_padded, count)
-
-    def _inputs(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.static_inputs:
-            return positions, hidden_states
-        rows = positions.size(0)
-        self.positions[:rows].copy_(positions)
-        self.hidden_states[:rows].copy_(hidden_states)
-        return self.positions[:rows], self.hidden_states[:rows]
 
 
 class SwiftKVForCausalLM(nn.Module, SupportsQuant):
@@ -193,6 +192,7 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config = config = vllm_config.model_config.hf_config
+        self.awaits_checkpoint = vllm_config.load_config.load_format != "dummy"
         self.model = SwiftKVModel(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), lower_layer=self.lower_layer
         )
@@ -206,6 +206,13 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
                 prefix=maybe_prefix(prefix, "lm_head"),
             )
         self.logits_processor = LogitsProcessor(config.vocab_size)
+
+    @staticmethod
+    def get_model_state_cls() -> type:
+        """What prepares the model's steps in vLLM's second model runner."""
+        from swiftkv.serve.model_state import SwiftKVModelState
+
+        return SwiftKVModelState
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of [T] token ids, [T, hidden]."""
@@ -238,8 +245,9 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Place a checkpoint's tensors; see `swiftkv.serve.weights.load_weights`."""
-        return load_weights(self.config, dict(self.named_parameters()), self.model.caches, weights)
+        """Place a checkpoint's tensors, and later in parts those that replace them; see `weights.load_weights`."""
+        complete, self.awaits_checkpoint = self.awaits_checkpoint, False
+        return load_weights(self.config, dict(self.named_parameters()), self.model.caches, weights, complete)
 
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm import envs
+from vllm.config import CUDAGraphMode
 
 from swiftkv.architectures import architecture, check_served
 from swiftkv.errors import UserError
@@ -15,11 +16,18 @@ from swiftkv.models.configuration import layer_types
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionBackend
 
 # KV connectors that are tested to restore the owners' caches. NixlConnector is NixlPullConnector.
 CONNECTORS = {"ExampleConnector", "OffloadingConnector", "NixlConnector", "NixlPullConnector"}
 # Speculation that needs token ids only. The others read hidden states, which prompt tokens that skip layers have not.
 TOKEN_DRAFTERS = {"ngram", "ngram_gpu", "suffix"}
+# Types whose caches hold all that reading them takes, or take a scale a layer; other kinds keep scales beside the cache,
+# which a layer that shares it overwrites or does not have (vLLM pull request 51091).
+CACHE_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
+# Classes of attention backends that do not read on the host where a request's rows start. In the metadata of rows with
+# logits vLLM copies that there without waiting for it (`make_kv_sharing_fast_prefill_common_attn_metadata`).
+DEVICE_STARTS = {"FlashAttentionBackend", "TritonAttentionBackend", "CPUAttentionBackend"}
 
 
 def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> None:
@@ -29,9 +37,52 @@ def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> None:
         UserError: with the first reason.
     """
     check_served(vllm_config.model_config.hf_config.model_type)
-    for is_so, sentence in chain(_of_the_checkpoint(vllm_config), _of_the_settings(vllm_config, full_depth)):
+    _raise_first(chain(_of_the_checkpoint(vllm_config), _of_the_settings(vllm_config, full_depth)))
+
+
+def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> None:
+    """Refuse what vLLM settles after it has asked for the settings above; called while the model is made.
+
+    Args:
+        vllm_config: all settings.
+        backend: what the layers >= l attend with.
+
+    Raises:
+        UserError: with the first reason.
+    """
+    _raise_first(_of_the_final_settings(vllm_config, backend))
+
+
+def _raise_first(reasons: Iterator[tuple[bool, str]]) -> None:
+    for is_so, sentence in reasons:
         if is_so:
             raise UserError(sentence)
+
+
+def _of_the_final_settings(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> Iterator[tuple[bool, str]]:
+    graphs, fast = vllm_config.compilation_config.cudagraph_mode, vllm_config.cache_config.kv_sharing_fast_prefill
+    yield (
+        backend.forward_includes_kv_cache_update,
+        f"the attention backend {backend.get_name()} cannot fill a cache without attending to it, which SwiftKV "
+        "needs; choose another with --attention-backend (FLASH_ATTN, FLASHINFER and TRITON_ATTN can)",
+    )
+    yield (
+        # One capture of the whole model would fix which rows run.
+        getattr(envs, "VLLM_USE_BREAKABLE_CUDAGRAPH", False) and graphs != CUDAGraphMode.NONE,
+        "SwiftKV models do not support breakable CUDA graphs; set VLLM_USE_BREAKABLE_CUDAGRAPH=0 in the environment "
+        "(VLLM_BATCH_INVARIANT=1 turns them on for some models)",
+    )
+    yield (
+        # So too with graphs of the whole model for any batch. Settings may have made them of what the user asked for.
+        fast and graphs.mixed_mode() == CUDAGraphMode.FULL,
+        f"SwiftKV's fast prefill does not support cudagraph_mode {graphs.name}, which captures prompts and decoding in the "
+        "same graphs (empty splitting_ops and fuse_attn_quant lead to it); add -cc.cudagraph_mode=FULL_DECODE_ONLY",
+    )
+    yield (
+        fast and vllm_config.speculative_config is not None and backend.__name__ not in DEVICE_STARTS,
+        f"speculation beside SwiftKV's fast prefill is not safe with the attention backend {backend.get_name()}, which "
+        "may read how many drafts to verify before they are known; add --attention-backend FLASH_ATTN or TRITON_ATTN",
+    )
 
 
 def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
@@ -92,6 +143,11 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
         bool(cache.kv_cache_dtype_skip_layers),
         "SwiftKV models share caches between layers, so --kv-cache-dtype-skip-layers "
         f"{' '.join(cache.kv_cache_dtype_skip_layers)} could give a layer another number format than its cache has",
+    )
+    yield (
+        cache.cache_dtype not in CACHE_TYPES,
+        f"SwiftKV models share caches between layers, which is not known to work with --kv-cache-dtype {cache.cache_dtype}; "
+        f"choose one of {', '.join(CACHE_TYPES)}",
     )
     for connector in _connectors(vllm_config):
         yield (

@@ -10,13 +10,21 @@ import torch
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from swiftkv.errors import UserError
-from swiftkv.serve.attention import SwiftKVCaches
+from swiftkv.quantize.linear import is_quantized
+from swiftkv.serve.attention import Heads, SwiftKVCaches
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.(\w+)")
+# What a float8 cache is calibrated with: of an attention layer, or of the projection that fills the cache.
+_CACHE_SCALE = re.compile(
+    r"model\.layers\.(?P<layer>\d+)\.self_attn\.(attn\.)?(?P<of>[qkv])"
+    r"(_(?P<kind>scale|zero_point)|_proj(_swiftkv)?\.(output_scale|[qkv]_scale))"
+)
+# Parameters of a linear layer of vLLM's that come from the checkpoint, in whichever form it is quantized.
+_STORED = re.compile(r"(q?weight|weight_packed|weight_zero_point|qzeros|scales|weight_\w*scale\w*)")
 EARLY_EXIT_HEAD = "early_exit_head_swiftkv.weight"  # vLLM serves at full depth
 _TEACHER = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
 _STACKED = {
@@ -33,6 +41,7 @@ def load_weights(
     parameters: dict[str, torch.nn.Parameter],
     caches: SwiftKVCaches | None,
     weights: Iterable[tuple[str, torch.Tensor]],
+    complete: bool = True,
 ) -> set[str]:
     """Copy a checkpoint into the model; the teacher's q, k and v of layers >= l and an early exit head are passed over.
 
@@ -41,6 +50,7 @@ def load_weights(
         parameters: the vLLM model's parameters by name, on their device.
         caches: the model's caches of layers >= l; None without any.
         weights: names of the published format and tensors, streamed.
+        complete: whether they are the whole checkpoint; otherwise some of it, which replaces what was there.
 
     Returns:
         Names of the parameters that were filled.
@@ -48,7 +58,9 @@ def load_weights(
     Raises:
         UserError: a tensor is missing, has no place, or has the wrong shape; the sentence names it.
     """
-    spec, missing = SwiftKVSpec.from_config(config), _expected(config)
+    spec, shapes = SwiftKVSpec.from_config(config), _shapes(config)
+    quantized = is_quantized(config)
+    missing = (_stored(shapes, parameters, spec) if quantized else set(shapes)) if complete else set()
     filled = set()
     for name, tensor in weights:
         place = _place(name, spec)
@@ -56,27 +68,29 @@ def load_weights(
             continue
         target, shard = place
         if target not in parameters:
+            # No scale where the cache is not of float8; and some exporters write a bias of zeros to each layer.
+            if _CACHE_SCALE.fullmatch(name) or (quantized and name.endswith(".bias") and not tensor.any()):
+                continue
             raise UserError(
                 f"the checkpoint holds the tensor {name}, which a model of its config.json has no place for"
             )
-        shape = missing.pop(name, None)
-        if shape is not None and tuple(tensor.shape) != shape:
+        missing.discard(name)
+        shape = shapes.get(name)
+        # Two numbers of 4 bits are one of uint8.
+        if shape is not None and tuple(tensor.shape) != shape and tensor.dtype != torch.uint8:
             raise UserError(f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}")
-        if tensor.dtype == torch.float8_e4m3fn and name.endswith(".weight"):
-            scale = f"{name}_scale"
-            missing |= {} if scale in filled else {scale: None}
-        if caches is not None and "kv_proj_swiftkv" in target and tensor.ndim and caches.heads.copies > 1:
-            tensor = _copy_heads(tensor, caches.heads)
         parameter = parameters[target]
+        if caches is not None and "kv_proj_swiftkv" in target and caches.heads.copies > 1:
+            tensor = _copy_heads(name, tensor, parameter, caches.heads)
         loader = getattr(parameter, "weight_loader", default_weight_loader)
         loader(parameter, tensor, *(() if shard is None else (shard,)))
-        filled |= {target, name}
+        filled.add(target)
     if missing:
         raise UserError(
             f"the checkpoint has no tensor {min(missing)}, which its config.json asks for "
             f"({len(missing)} missing in all)"
         )
-    return filled & parameters.keys()
+    return filled | _share_cache_scales(parameters, spec)
 
 
 def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
@@ -85,13 +99,15 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
         return None
     if name == EARLY_EXIT_HEAD:
         return None
-    match = _LAYER.fullmatch(name)
+    match, scale = _LAYER.fullmatch(name), _CACHE_SCALE.fullmatch(name)
+    if match is not None and int(match[1]) >= spec.num_key_value_layers and match[2] in _TEACHER:
+        return None
+    if scale is not None:
+        return _place_of_cache_scale(int(scale["layer"]), scale["of"], scale["kind"] or "scale", spec)
     if match is None:
         return name, None
     layer, module, kind = int(match[1]), match[2], match[3]
     prefix = name[: name.index(f".{module}.{kind}")]
-    if layer >= spec.num_key_value_layers and module in _TEACHER:
-        return None
     if module in ("k_proj_swiftkv", "v_proj_swiftkv", "k_norm_swiftkv"):
         if layer not in spec.owners:
             raise UserError(
@@ -107,8 +123,30 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     return f"{prefix}.{stacked}.{kind}", shard
 
 
-def _expected(config: PretrainedConfig) -> dict[str, tuple[int, ...] | None]:
-    """Names and shapes every checkpoint of this configuration must hold; scales of quantized weights come on top."""
+def _place_of_cache_scale(layer: int, of: str, kind: str, spec: SwiftKVSpec) -> tuple[str, None] | None:
+    """That of queries is the layer's; that of keys and values the cache's, which the first layer of a group owns."""
+    if layer < spec.num_key_value_layers or of == "q":
+        return f"model.layers.{layer}.self_attn.attn.{of}_{kind}", None
+    if layer not in spec.owners:
+        return None
+    return f"model.caches.owners.{spec.owners.index(layer)}.{of}_{kind}", None
+
+
+def _share_cache_scales(parameters: dict[str, torch.nn.Parameter], spec: SwiftKVSpec) -> set[str]:
+    """Give the layers that read a cache the scales it is written with; the names of those parameters."""
+    shared = set()
+    for layer in range(spec.num_key_value_layers, spec.num_hidden_layers):
+        owner = f"model.caches.owners.{spec.owners.index(spec.owner(layer))}"
+        for kind in ("k_scale", "v_scale"):
+            reader = f"model.layers.{layer}.self_attn.attn.{kind}"
+            if reader in parameters and f"{owner}.{kind}" in parameters:
+                parameters[reader].data.copy_(parameters[f"{owner}.{kind}"].data)
+                shared.add(reader)
+    return shared
+
+
+def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what a checkpoint of this configuration holds while nothing is quantized."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -118,7 +156,31 @@ def _expected(config: PretrainedConfig) -> dict[str, tuple[int, ...] | None]:
     return {name: tuple(t.shape) for name, t in reference.state_dict().items() if name not in unneeded}
 
 
-def _copy_heads(tensor: torch.Tensor, heads) -> torch.Tensor:
-    """Repeat each key/value head for all ranks that hold it; [heads * head_dim, ...] or one scale a row."""
-    per_head = tensor.unflatten(0, (heads.total_key_value, -1))
-    return per_head.repeat_interleave(heads.copies, dim=0).flatten(0, 1)
+def _stored(plain: Iterable[str], parameters: Iterable[str], spec: SwiftKVSpec) -> set[str]:
+    """Names of what a quantized checkpoint must hold: for each weight, what vLLM's layer has in its place."""
+    kinds: dict[str, set[str]] = {}
+    for name in parameters:
+        module, _, kind = name.rpartition(".")
+        kinds.setdefault(module, set()).add(kind)
+    needed = set()
+    for name in plain:
+        module, _, kind = name.rpartition(".")
+        place = _place(name, spec)
+        assert place is not None  # `plain` is without what is not needed
+        own = {found for found in kinds.get(place[0].rpartition(".")[0], ()) if _STORED.fullmatch(found)}
+        needed |= {f"{module}.{found}" for found in own or {kind}} if kind == "weight" else {name}
+    return needed
+
+
+def _copy_heads(name: str, tensor: torch.Tensor, parameter: torch.nn.Parameter, heads: Heads) -> torch.Tensor:
+    """Repeat each key/value head for all ranks that hold it, in the dimension of outputs, if the tensor has one."""
+    outputs = getattr(parameter, "output_dim", None)
+    if outputs is None:
+        return tensor
+    if tensor.size(outputs) % heads.total_key_value:
+        raise UserError(
+            f"tensor {name} has one number for several key/value heads, so its {heads.total_key_value} heads cannot be "
+            f"copied to {heads.total_key_value * heads.copies} ranks; use --tensor-parallel-size {heads.total_key_value}"
+        )
+    per_head = tensor.unflatten(outputs, (heads.total_key_value, -1))
+    return per_head.repeat_interleave(heads.copies, dim=outputs).flatten(outputs, outputs + 1)

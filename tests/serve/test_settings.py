@@ -1,0 +1,124 @@
+"""What the plugin says of settings when vLLM has settled them, and of requests; no engine runs."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from vllm import SamplingParams
+from vllm.config import CUDAGraphMode
+
+from swiftkv.errors import UserError
+from swiftkv.serve.prompt_logprobs import PromptLogprobsGuard, refuse_prompt_logprobs
+from swiftkv.serve.refusals import refuse_final
+
+
+def backend(kind="FlashAttentionBackend", name="FLASH_ATTN", attends=False):
+    """A class of attention backend by its own name and the one vLLM asks for."""
+    return type(kind, (), {"get_name": staticmethod(lambda: name), "forward_includes_kv_cache_update": attends})
+
+
+def refused(graphs="FULL_AND_PIECEWISE", fast=True, drafter=None, attends_with=None):
+    """The sentence, or None."""
+    settings = SimpleNamespace(
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[graphs]),
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=fast),
+        speculative_config=drafter and SimpleNamespace(method=drafter),
+    )
+    try:
+        refuse_final(settings, attends_with or backend())
+    except UserError as error:
+        return str(error)
+
+
+FLASHINFER = backend("FlashInferBackend", "FLASHINFER")
+AITER = backend("AiterFlashAttentionBackend", "FLASH_ATTN")  # as vLLM calls it
+TRITON = backend("TritonAttentionBackend", "TRITON_ATTN")
+REFUSED = {
+    "a backend that attends where it writes": (
+        {"attends_with": backend(attends=True)}, "cannot fill a cache", "--attention-backend"
+    ),
+    "graphs of any batch": ({"graphs": "FULL"}, "cudagraph_mode FULL,", "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
+    "drafts with FlashInfer": (
+        {"drafter": "ngram", "attends_with": FLASHINFER}, "backend FLASHINFER", "--attention-backend FLASH_ATTN"
+    ),
+    "drafts with AITER": ({"drafter": "suffix", "attends_with": AITER}, "TRITON_ATTN"),
+}  # fmt: skip
+LET_THROUGH = {
+    "defaults": {},
+    "graphs of decoding": {"graphs": "FULL_DECODE_ONLY"},
+    "no graphs": {"graphs": "NONE"},
+    "graphs of any batch at full depth": {"graphs": "FULL", "fast": False},
+    "FlashInfer": {"attends_with": FLASHINFER},
+    "drafts": {"drafter": "ngram"},
+    "drafts with Triton": {"drafter": "ngram_gpu", "attends_with": TRITON},
+    "drafts with FlashInfer at full depth": {"drafter": "draft_model", "attends_with": FLASHINFER, "fast": False},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settled_settings_that_give_wrong_tokens_are_refused(name):
+    settings, *words = REFUSED[name]
+    sentence = refused(**settings)
+    assert sentence is not None and all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("name", LET_THROUGH)
+def test_others_are_let_through(name):
+    assert refused(**LET_THROUGH[name]) is None
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_breakable_graphs_are_refused_where_there_are_graphs(monkeypatch, fast):
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
+    assert "VLLM_USE_BREAKABLE_CUDAGRAPH=0" in refused(fast=fast)
+    assert refused(graphs="NONE", fast=fast) is None
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "0")
+    assert refused(fast=fast) is None
+
+
+@pytest.mark.parametrize("asked", [{"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [[1, 2]]}])
+def test_requests_for_prompt_tokens_are_refused_while_an_engine_skips_them(asked):
+    if unknown := asked.keys() - SamplingParams.__struct_fields__:
+        pytest.skip(f"this vLLM has no {unknown}")
+    request, engine = SamplingParams(**asked), SimpleNamespaceWithReferences()
+    PromptLogprobsGuard.validate_params(request)
+    refuse_prompt_logprobs(engine)
+    PromptLogprobsGuard.validate_params(SamplingParams())
+    with pytest.raises(ValueError, match="swiftkv_full_depth"):
+        PromptLogprobsGuard.validate_params(request)
+
+
+class SimpleNamespaceWithReferences(SimpleNamespace):
+    """May be referred to weakly, as vLLM's settings."""
+
+
+OTHER_PLUGIN = """
+import sys
+from types import SimpleNamespace
+from vllm import ModelRegistry
+from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+from swiftkv import serve
+
+def other():
+    ModelRegistry.register_model("LlamaSwiftKVForCausalLM", "arctic_inference.vllm.swiftkv:LlamaSwiftKVForCausalLM")
+
+for plugin in {"first": (other, serve.register), "last": (serve.register, other)}[sys.argv[1]]:
+    plugin()
+settings = SimpleNamespace(
+    model_config=SimpleNamespace(architecture="LlamaSwiftKVForCausalLM"),
+    cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
+)
+if hook := MODELS_CONFIG_MAP.get("LlamaSwiftKVForCausalLM"):
+    hook.verify_and_update_config(settings)
+assert not settings.cache_config.kv_sharing_fast_prefill
+assert "Qwen2SwiftKVForCausalLM" in MODELS_CONFIG_MAP
+"""
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_the_model_of_another_plugin_is_left_alone(order):
+    ended = subprocess.run([sys.executable, "-c", OTHER_PLUGIN, order], capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    lines = (ended.stdout + ended.stderr).splitlines()
+    assert sum("LlamaSwiftKVForCausalLM is served by the model of another plugin" in line for line in lines) == 1

@@ -1,0 +1,201 @@
+"""Each tensor of a checkpoint, quantized in one way or another, gets to its place; a missing one is named. No engine runs."""
+
+from copy import deepcopy
+from math import prod
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from swiftkv.errors import UserError
+from swiftkv.models import rewire
+from swiftkv.serve.weights import load_weights
+from swiftkv.spec import SwiftKVSpec
+from tests.conftest import tiny_teacher
+
+# A linear layer's tensors in a checkpoint, after its name: of vLLM's parameters all but those that may be absent.
+FORMS = {
+    "16 bits": ["weight"],
+    "float8": ["weight", "weight_scale"],
+    "float8 in blocks": ["weight", "weight_scale_inv"],
+    "compressed-tensors, 4 bits": ["weight_packed", "weight_scale"],
+    "AWQ": ["qweight", "qzeros", "scales"],
+}
+OPTIONAL = {"compressed-tensors, 4 bits": ["weight_shape"], "AWQ": ["g_idx"], "float8": ["input_scale"]}
+STACKS = {
+    "model.layers.0.self_attn.qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
+    **{f"model.layers.{layer}.mlp.gate_up_proj": {"gate_proj": 0, "up_proj": 1} for layer in range(4)},
+}
+# Layers 1 and 2 share a cache, and layer 3 has one of its own.
+CACHES = {(1, "k"): 0, (3, "k"): 1, (1, "v"): 2, (3, "v"): 3}
+SCALES = [
+    f"{place}.{kind}"
+    for place in [*(f"model.layers.{layer}.self_attn.attn" for layer in range(4)), *(f"model.caches.owners.{i}" for i in (0, 1))]
+    for kind in ("q_scale", "k_scale", "v_scale")
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    return rewire(tiny_teacher(num_hidden_layers=4), SwiftKVSpec(4, 1, 2))
+
+
+@pytest.fixture
+def config(model):
+    """Of a quantized checkpoint."""
+    changed = deepcopy(model.config)
+    changed.quantization_config = {"quant_method": "any"}
+    return changed
+
+
+def checkpoint(model, form):
+    """Names and tensors; a tensor of a quantized layer is a number of its own."""
+    unused, made = model.model.teacher_projection_names(prefix="model."), {}
+    for name, tensor in model.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        if name in unused:
+            continue
+        if kind != "weight" or not module.endswith(("_proj", "_proj_swiftkv")) or form == "16 bits":
+            made[name] = tensor
+            continue
+        for stored in FORMS[form]:
+            made[f"{module}.{stored}"] = tensor if stored == "weight" else torch.tensor([float(len(made))])
+    return made
+
+
+class Placed(dict):
+    """vLLM's parameters, which remember what is loaded into which part of them."""
+
+    def __init__(self, model, form):
+        super().__init__()
+        self.loaded = {}
+        kinds = FORMS[form] + OPTIONAL.get(form, [])
+        for name in model.state_dict():
+            module, _, kind = name.rpartition(".")
+            target = module
+            if module.endswith(("k_proj_swiftkv", "v_proj_swiftkv")):
+                target = "model.caches.kv_proj_swiftkv"
+            for stack, parts in STACKS.items():
+                target = stack if module.removeprefix(stack.rpartition(".")[0] + ".") in parts else target
+            linear = module.endswith(("_proj", "_proj_swiftkv"))
+            for stored in kinds if linear and kind == "weight" else [kind]:
+                self.add(f"{target}.{stored}")
+
+    def add(self, name, shape=(1,), outputs=None):
+        """A parameter; `outputs` is its dimension of them."""
+        self[name] = parameter = torch.nn.Parameter(torch.full(shape, -1.0), requires_grad=False)
+        if outputs is not None:
+            parameter.output_dim = outputs
+        parameter.weight_loader = lambda parameter, tensor, part=None: self.load(name, parameter, tensor, part)
+
+    def load(self, name, parameter, tensor, part):
+        self.loaded[name, part] = tensor
+        if name.endswith(("q_scale", "k_scale", "v_scale")):
+            parameter.data.copy_(tensor)
+
+
+def place(name):
+    """Where a tensor of a linear layer belongs."""
+    module, _, kind = name.rpartition(".")
+    layer, projection = int(module.split(".")[2]), module.rpartition(".")[2]
+    if projection in ("k_proj_swiftkv", "v_proj_swiftkv"):
+        return f"model.caches.kv_proj_swiftkv.{kind}", CACHES[layer, projection[0]]
+    for stack, parts in STACKS.items():
+        if stack.startswith(f"model.layers.{layer}.") and projection in parts:
+            return f"{stack}.{kind}", parts[projection]
+    return name, None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_tensor_gets_to_its_place(model, config, form):
+    tensors, parameters = checkpoint(model, form), Placed(model, form)
+    filled = load_weights(config, parameters, None, tensors.items())
+    assert filled == {target for target, _ in parameters.loaded}
+    linear = [name for name in tensors if "_proj" in name]
+    assert len(linear) == len(FORMS[form]) * (7 + 3 * 5 + 4)
+    for name in linear:
+        assert parameters.loaded[place(name)] is tensors[name], name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_tensor_is_named(model, config, form):
+    tensors = checkpoint(model, form)
+    for name in [name for name in tensors if name.split(".")[2:3] in (["0"], ["3"])]:
+        left = {other: tensor for other, tensor in tensors.items() if other != name}
+        with pytest.raises(UserError, match=f"no tensor {name},"):
+            load_weights(config, Placed(model, form), None, left.items())
+
+
+def test_parts_replace_what_they_hold(model, config):
+    parameters, name = Placed(model, "AWQ"), "model.layers.3.mlp.down_proj.scales"
+    load_weights(config, parameters, None, [(name, torch.ones(1))], complete=False)
+    assert list(parameters.loaded) == [(name, None)]
+    with pytest.raises(UserError, match="no place"):
+        load_weights(config, parameters, None, [("model.other.weight", torch.ones(1))], complete=False)
+
+
+def test_biases_of_zeros_are_passed_over(model, config):
+    tensors = checkpoint(model, "AWQ")
+    name = "model.layers.2.self_attn.o_proj.bias"
+    load_weights(config, Placed(model, "AWQ"), None, [*tensors.items(), (name, torch.zeros(8))])
+    with pytest.raises(UserError, match=name):
+        load_weights(config, Placed(model, "AWQ"), None, [*tensors.items(), (name, torch.ones(8))])
+
+
+def cache_scales(parameters):
+    """The values of the attention layers, by layer, and of the owners."""
+    found = {name: parameters[name].item() for name in SCALES}
+    return [
+        {kind: found[f"{place}.{kind}_scale"] for kind in "qkv"}
+        for place in dict.fromkeys(name.rpartition(".")[0] for name in SCALES)
+    ]
+
+
+@pytest.mark.parametrize("of", ["self_attn.{}_scale", "self_attn.attn.{}_scale", "self_attn.{}_proj{}.output_scale"])
+def test_readers_of_a_cache_take_the_scales_of_its_owner(model, config, of):
+    parameters = Placed(model, "float8")
+    for name in SCALES:
+        parameters.add(name)
+    scales = {
+        f"model.layers.{layer}.{of.format(kind, '_swiftkv' if layer else '')}": torch.tensor([layer + number])
+        for layer in range(4)
+        for kind, number in (("q", 0.25), ("k", 0.5), ("v", 0.75))
+    }
+    tensors = checkpoint(model, "float8") | scales | {"model.layers.1.self_attn.k_proj.output_scale": torch.ones(1)}
+    load_weights(config, parameters, None, tensors.items())
+    layers, owners = cache_scales(parameters)[:4], cache_scales(parameters)[4:]
+    assert [layer["q"] for layer in layers] == [0.25, 1.25, 2.25, 3.25]
+    assert [(layer["k"], layer["v"]) for layer in layers] == [(0.5, 0.75), (1.5, 1.75), (1.5, 1.75), (3.5, 3.75)]
+    assert [(owner["k"], owner["v"]) for owner in owners] == [(1.5, 1.75), (3.5, 3.75)]
+    # Where the cache is of 16 bits there is no place for them.
+    load_weights(config, Placed(model, "float8"), None, tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs"), [((4, 3), 0), ((3, 4), 1), ((4,), 0), ((2,), None)], ids=["rows", "columns", "bias", "one"]
+)
+def test_heads_are_copied_to_all_ranks_that_hold_them(model, config, shape, outputs):
+    name, caches = "model.caches.kv_proj_swiftkv.qweight", SimpleNamespace(heads=heads())
+    parameters = Placed(model, "AWQ")
+    parameters.add(name, outputs=outputs)
+    given = torch.arange(prod(shape)).reshape(shape)
+    source = "model.layers.3.self_attn.k_proj_swiftkv.qweight"
+    load_weights(config, parameters, caches, [(source, given)], complete=False)
+    found = parameters.loaded[name, 1]
+    if outputs is None:
+        assert found is given
+    else:  # two heads of two numbers, each for two ranks
+        assert torch.equal(found, given.index_select(outputs, torch.tensor([0, 1, 0, 1, 2, 3, 2, 3])))
+
+
+def test_heads_that_share_a_number_cannot_be_copied(model, config):
+    parameters = Placed(model, "AWQ")
+    parameters.add("model.caches.kv_proj_swiftkv.scales", outputs=0)
+    name = "model.layers.3.self_attn.k_proj_swiftkv.scales"
+    with pytest.raises(UserError, match=f"{name}.*--tensor-parallel-size 2"):
+        load_weights(config, parameters, SimpleNamespace(heads=heads()), [(name, torch.ones(1))], complete=False)
+
+
+def heads():
+    """Two key/value heads on four ranks."""
+    return SimpleNamespace(total_key_value=2, copies=2)
