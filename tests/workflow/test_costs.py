@@ -52,7 +52,9 @@ def test_the_paper_scale_is_planned_with_little_memory():
     for artifact in ("table2", "figure3", "all of it"):
         assert f"\n{artifact} " in text
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
-    assert "data.ultrachat-openhermes.tokens" in text and "cpu.tflops" not in text
+    assert (
+        "data.ultrachat-openhermes.tokens" in text and "gpu.device.tflops" in text and "cpu.device.tflops" not in text
+    )
 
 
 def test_a_target_is_planned_alone_and_published_weights_train_nothing():
