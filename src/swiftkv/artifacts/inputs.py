@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from swiftkv.artifacts.kind import Config, Entry
+from swiftkv.predict.device import FOLDER
 from swiftkv.stages import STAGES
 
 CLAIMS = "resources/paper/claims.yaml"
-FOLDERS = {"published": "resources/paper", "cards": "resources/published"}  # of the files an entry itself names
+FOLDERS = {
+    "published": "resources/paper",
+    "compared": "resources/paper",
+    "cards": "resources/published",
+}  # of the files an entry itself names
 
 
 def inputs(config: Config, entry: Entry, needs: tuple[str, ...]) -> dict[str, list[str]]:
@@ -67,11 +72,19 @@ def _starts(config: Config, entry: Entry) -> list[str]:
     return [STAGES["starts"].file(config, model=model) for model in models]
 
 
+def dimensions_of(config: Config, model: str) -> str:
+    """The file with a model's public dimensions, or else the resolved model."""
+    return config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
+
+
 def _dimensions(config: Config, entry: Entry) -> list[str]:
-    """A model's public dimensions, or else the resolved model."""
-    names = [model["name"] for model in entry["models"]]
-    resolved = STAGES["resolve_model"]
-    return [config["models"][name].get("architecture", resolved.file(config, model=name)) for name in names]
+    return [dimensions_of(config, model["name"]) for model in entry["models"]]
+
+
+def _devices(config: Config, entry: Entry) -> list[str]:
+    """What an entry is predicted for: its own device, or those that its models are served on."""
+    names = [entry["device"]] if "device" in entry else [on["device"] for on in entry["served_on"].values()]
+    return [f"{FOLDER}/{name}.json" for name in names]
 
 
 def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
@@ -87,6 +100,8 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "similarity": _similarity,
     "starts": _starts,
     "dimensions": _dimensions,
+    "devices": _devices,
+    "architectures": lambda config, entry: [f"resources/architectures/{name}.json" for name in entry["architectures"]],
     "claims": lambda config, entry: [CLAIMS],
     "tables": lambda config, entry: [
         STAGES[form].file(config, artifact=name) for name, form in entry["judged_on"].items()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from swiftkv.cost import GIBI, parameter_count
+from swiftkv.cost import parameter_count
 from swiftkv.data.workload import average_lengths
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
 from swiftkv.predict.engine import Limits
-from swiftkv.predict.published import cache_tokens
+from swiftkv.predict.memory import cache_tokens, weight_bytes
 from swiftkv.predict.step import Served, Step
 from swiftkv.pricing.serving import busy_seconds
 from swiftkv.pricing.work import Work
@@ -45,15 +45,11 @@ class Asked:
         self.prompt, self.output = prompt, output
         fp8 = work.size.fp8 or work.model.quantization == "fp8"
         parameters = parameter_count(work.size.config, work.spec)
-        self.weights = parameters * (1 if fp8 else 2)  # bytes
         fp8_cache, merged = work.job.wildcards.get("kv_cache") == "fp8", work.variant.merge_all_layers
         self.served = Served(work.size.arch, work.spec, machine.device, machine.together, fp8, fp8_cache, merged)
-        engine, limit = work.config.serving.engine, point.memory_gib and point.memory_gib * GIBI
-        if work.job.gpus:
-            cache = cache_tokens(self.served, parameters, engine.gpu_memory_utilization, limit)
-        else:
-            room = (engine.cpu_kv_cache_gib or 0) * GIBI if limit is None else limit - self.weights
-            cache = room / self.served.cache_bytes
+        self.weights = weight_bytes(self.served, parameters)
+        engine = work.config.serving.engine
+        cache = cache_tokens(self.served, parameters, plain(engine), point.memory_gib)
         self.limits = Limits(engine.max_num_batched_tokens, engine.max_num_seqs, cache)
 
     @property
