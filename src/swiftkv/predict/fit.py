@@ -13,9 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from swiftkv.dimensions import Dimensions
 from swiftkv.predict.device import MICRO, Device
+from swiftkv.predict.engine import Limits, all_at_once, decode_step
 from swiftkv.predict.published import BLOG, Cell, cells
+from swiftkv.predict.step import Served
 from swiftkv.records import read_json
+from swiftkv.spec import SwiftKVSpec
 
 FREE = ("compute_share", "row", "layer")
 _ROUNDS, _STEP, _FARTHEST = 30, 1e-3, 0.5
@@ -91,6 +95,36 @@ def published_baselines(published: Sequence[Cell], configs: Mapping[str, Mapping
         return Observation(cell.source, cell.published or 0.0, lambda device: cell.predicted(device, configs) or 0.0)
 
     return [observation(cell) for cell in published if cell.fitted and cell.published]
+
+
+def bench_observations(record: Mapping[str, Any], arch: Dimensions, side: str) -> list[Observation]:
+    """One side of a record of `make bench`, eager: tokens a second, and steps a second that only decode.
+
+    The constants of a processor are fitted on its side `baseline`; `swiftkv` is held out.
+
+    Args:
+        record: as performance/serving.py writes it.
+        arch: of the model that it served.
+    """
+    settings, words = record["settings"], record["settings"]["engine"]
+    spec = None if side == "baseline" else SwiftKVSpec(arch.num_hidden_layers, settings["layers"])
+    limits = Limits(*(int(words[words.index(f"--max-num-{what}") + 1]) for what in ("batched-tokens", "seqs")))
+
+    def served(device: Device) -> Served:
+        return Served(arch, spec, device, settings["threads"])
+
+    def rate(row: Mapping[str, Any]) -> Callable[[Device], float]:
+        prompt, output, count = row["input"], row["output"], row["prompts"]
+        return lambda device: (
+            count * (prompt + output) / (all_at_once(served(device), limits, prompt, output, count) or 0)
+        )
+
+    def steps(row: Mapping[str, Any]) -> Callable[[Device], float]:
+        return lambda device: 1 / decode_step(served(device), row["prompts"], row["input"] + row["output"] / 2)
+
+    eager = {part: [row for row in record[part] if row["mode"] == "eager"] for part in ("throughput", "decode")}
+    found = [Observation("bench", row[side], rate(row)) for row in eager["throughput"]]
+    return found + [Observation("bench", 1000 / row[side], steps(row)) for row in eager["decode"]]
 
 
 def main(root: Path = Path()) -> None:
