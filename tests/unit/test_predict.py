@@ -19,11 +19,12 @@ from swiftkv.predict.fit import bench_observations, factors, fit, published_base
 from swiftkv.predict.memory import cache_tokens
 from swiftkv.predict.published import BASELINE, BLOG, PAPER, SWIFTKV, cells, statements
 from swiftkv.predict.step import Served
+from swiftkv.pricing.size import dimensions
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
+from tests.unit.artifact_helpers import LLAMA as LLAMA_8B
 from tests.unit.artifact_helpers import PAPER as PUBLISHED
-from tests.unit.artifact_helpers import ROOT, scale, typed
-from tests.unit.test_cost import SMOLLM2
+from tests.unit.artifact_helpers import ROOT, SMOL, resolved, saved, scale, throughput, typed
 
 H100 = Device.load("h100-sxm")
 CONFIGS = {
@@ -150,10 +151,11 @@ def test_every_constant_has_its_source():
 
 
 def test_the_cache_has_what_weights_and_engine_leave():
-    served, parameters = Served(LLAMA, None, H100), 8030261248
+    served, parameters = Served(LLAMA, None, H100), parameter_count(CONFIGS["llama-3.1-8b"])
     engine = {"gpu_memory_utilization": 0.9, "cpu_kv_cache_gib": None}
-    assert cache_tokens(served, parameters, engine) == pytest.approx((0.9 * 85.5e9 - 0.83e9 - 2 * parameters) / 131072)
-    assert cache_tokens(replace(served, merged=True), parameters, engine, 16) > 32 * 2000 > 0
+    whole, limited = (cache_tokens(served, parameters, engine, limit) for limit in (None, 16))
+    assert 430e3 < whole < 470e3 and 0 < limited < 2256  # 128 KiB a token; at 16 GB not one request of Table 5
+    assert cache_tokens(replace(served, merged=True), parameters, engine, 16) == pytest.approx(32 * limited)
     processor = Served(LLAMA, None, Device.load("xeon-amx"), 2)
     assert cache_tokens(processor, parameters, {"cpu_kv_cache_gib": 1}) == 2**30 / 131072
 
@@ -200,7 +202,7 @@ def test_sentences_are_read_with_their_bounds():
 def test_a_processor_is_fitted_on_the_baseline_of_a_measured_record_and_predicts_the_other_side():
     with tarfile.open(ROOT / "docs/measurements/raw.tar.xz") as archive:
         record = json.load(archive.extractfile("2026-11-22-serving-cpu.json"))
-    xeon, smollm = Device.load("xeon-amx"), Dimensions.from_config(SMOLLM2)
+    xeon, smollm = Device.load("xeon-amx"), Dimensions.from_config(dimensions(typed(scale("local")), SMOL, ROOT))
     found, _ = fit(xeon, bench_observations(record, smollm, "baseline"), "bench", ("flops", "row", "layer"))
     assert found.flops == pytest.approx(xeon.flops, rel=0.01)
     assert found.layer == pytest.approx(xeon.layer, rel=0.01)
@@ -233,6 +235,21 @@ def test_what_is_predicted_says_so_and_has_nothing_measured(artifact, points, mo
     assert all(patch.get_facecolor()[:3] == (1, 1, 1) for axis in drawing.figure.axes for patch in axis.patches)
     rates = drawing.data["tokens_per_second"]
     assert pd.notna(rates).all() and (rates > 0).all()
+
+
+def test_what_was_measured_stands_beside_its_prediction(tmp_path):
+    entry = resolved("prediction_measured", models=["small"], variants=["baseline", "swiftkv-50"], points=["batch-2k"])
+    rates = {"baseline": 20000.0, "swiftkv-50": 30000.0}
+    records = saved(tmp_path, [throughput(LLAMA_8B, variant, "batch-2k", rate) for variant, rate in rates.items()])
+    paths = {
+        "dimensions": ["resources/architectures/llama-3.1-8b.json"],
+        "devices": ["resources/devices/h100-sxm.json"],
+    }
+    files = {name: [ROOT / path for path in found] for name, found in paths.items()} | {"serving": records}
+    base, faster = KINDS["prediction_measured"].make(entry, files).values.to_dict("records")
+    assert (faster["speedup"], faster["tokens_per_second"]) == (1.5, 30000)
+    assert faster["error_percent"] == pytest.approx(100 * (faster["tokens_per_second_predicted"] / 30000 - 1))
+    assert 1.2 < faster["speedup_predicted"] < faster["roofline_speedup_limit"] < 2 and pd.isna(base["speedup"])
 
 
 def test_prediction_and_publication_stand_side_by_side(monkeypatch):

@@ -97,13 +97,18 @@ def read_predicted(
     return Serving(entry, Records(measure, records, entry.get("unmeasured", {})), predicted=True)
 
 
-def notes(entry: Entry) -> list[str]:
-    """What every predicted artifact says below it."""
+def notes(entry: Entry, *, measured: bool = False) -> list[str]:
+    """What every artifact with predictions says below it.
+
+    Args:
+        measured: whether it also shows what was measured.
+    """
     devices = sorted({on["device"] for on in entry["served_on"].values()})
     files = ", ".join(f"resources/devices/{name}.json" for name in devices)
     return [
-        f"Nothing here was measured: FLOPs, bytes and all-reduces of every engine step (swiftkv.predict), with the constants of "
-        f"{files}, fitted on baselines alone. The table prediction says how far they are from published numbers.",
+        f"{'Predicted' if measured else 'Nothing here was measured'}: FLOPs, bytes and all-reduces of every engine step "
+        f"(swiftkv.predict), with the constants of {files}, fitted on baselines alone. The table prediction says how far off "
+        "they are.",
         *entry.get("notes", []),
     ]
 

@@ -17,15 +17,17 @@ from swiftkv.predict.step import Served
 def make(entry: Entry, files: Files) -> Drawing:
     """The bars of `throughput`, hatched; its CSV says "predicted" in the column `row`."""
     entry = {**entry, "notes": notes(entry)}
-    return throughput.draw(read_predicted(entry, files, "throughput", _result, _prompts), files)
+    return throughput.draw(read_predicted(entry, files, "throughput", numbers, waiting), files)
 
 
-def _prompts(point: Point) -> int:
+def waiting(point: Point) -> int:
+    """Requests of a point, all sent at once."""
     return max(1, round(point["total_tokens"] / (point["input_tokens"] + point["output_tokens"])))
 
 
-def _result(served: Served, limits: Limits, point: Point, config: Mapping[str, Any]) -> Result | None:
-    prompt, output, count = point["input_tokens"], point["output_tokens"], _prompts(point)
+def numbers(served: Served, limits: Limits, point: Point, config: Mapping[str, Any]) -> Result | None:
+    """What a measurement of the point would give; None where one request does not fit."""
+    prompt, output, count = point["input_tokens"], point["output_tokens"], waiting(point)
     seconds = all_at_once(served, limits, prompt, output, count)
     if seconds is None:
         return None
