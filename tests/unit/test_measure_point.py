@@ -301,9 +301,9 @@ def test_the_roofline_is_of_the_machine_that_measured(tmp_path, monkeypatch):
     gpus = ["NVIDIA H100 80GB HBM3"]
     monkeypatch.setattr(run, "hardware", lambda: {"gpus": gpus})
     monkeypatch.setattr(run, "processor", lambda: "a processor nobody knows")
-    asked = point("throughput", gpus=1, input_tokens=2000, output_tokens=256, total_tokens=200_000)
+    asked = point("throughput", gpus=1, input_tokens=2000, output_tokens=256, total_tokens=15_000_000)
     limit = run.roofline(model, asked, 2000, 256)["roofline_speedup_limit"]
-    assert 1.3 < limit < cost(model, 2000, 256)["request_speedup_limit"]
+    assert 1.2 < limit < cost(model, 2000, 256)["request_speedup_limit"]
     steps = run.roofline(model, point("forward_time", gpus=1, batch_tokens=[16, 2048], repeats=1), 2048, 1)
     short, full = steps["roofline_speedup_limits"]
     assert 1 < short < 1.05 < 1.6 < full == steps["roofline_speedup_limit"]
