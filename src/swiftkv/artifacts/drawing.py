@@ -72,7 +72,7 @@ class Look:
     """How a variant is drawn.
 
     `second` is its dashed, doubly hatched form (FP8 KV cache, speculation). What is `predicted` has hatched boxes without a
-    filling, and hollow markers.
+    filling, and short dashes.
     """
 
     color: str
@@ -84,7 +84,7 @@ class Look:
     @property
     def line(self) -> Any:
         """The dash pattern of its lines."""
-        return (0, (4, 1.5)) if self.second else "-"
+        return (0, (4, 1.5)) if self.second else (0, (1.5, 1)) if self.predicted else "-"
 
     @property
     def fill(self) -> dict[str, Any]:

@@ -144,8 +144,8 @@ class Serving:
 
         What all models share (machine, engine) stands in the headline, the rest above the panels.
         """
-        title = f"{self.entry['title']} ({self.entry['label']})"
-        title += ", predicted, not measured" if self.predicted else ""
+        after = ", predicted, not measured" if self.predicted else f" ({self.entry['label']})"
+        title = self.entry["title"] + after
         if len(self.models) == 1:
             model = self.models[0]
             return [f"{self.title(model)}: {title}", conditions(self.of(model))], {}

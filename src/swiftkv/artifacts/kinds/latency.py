@@ -179,7 +179,7 @@ def _curves(axis, curves: Sequence[_Curve], metric: str) -> None:
         axis.plot(rates, p99, color=color, linewidth=0.8, linestyle=":")
         axis.plot(rates, median, color=color, linestyle=curve.look.line)
         for rate, value in zip(curve.rates, median, strict=True):
-            fill = color if rate.get("sustained", True) and not curve.look.predicted else "white"
+            fill = color if rate.get("sustained", True) else "white"
             axis.plot(rate["request_rate"], value, color=color, marker=curve.look.marker, markerfacecolor=fill)
         for place, filled in ((curve.highest, True), (curve.highest_limit, False)):
             if place and metric == "ttft_ms":

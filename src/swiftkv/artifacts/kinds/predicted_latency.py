@@ -16,7 +16,7 @@ from swiftkv.predict.step import Served
 
 
 def make(entry: Entry, files: Files) -> Drawing:
-    """The curves of `latency` with hollow markers and hatched bars; its CSV says "predicted" in the column `row`."""
+    """The curves of `latency`, dashed, and its bars, hatched; its CSV says "predicted" in the column `row`."""
     entry = {**entry, "notes": notes(entry)}
     return latency.draw(read_predicted(entry, files, "latency", _result, _waiting), files)
 
