@@ -131,7 +131,7 @@ class Device:
             processor: its processor's name, and flags what that can do.
         """
         reported = gpus[0] if gpus else processor
-        for path in sorted((_PROJECT / FOLDER).glob("*.json")):
+        for path in _files().values():
             file = read(_File, read_json(path), str(path))
             if re.fullmatch(file.reported, reported) and (file.flag is None or file.flag in flags):
                 return cls.read(path)
@@ -151,8 +151,12 @@ def constants(name: str) -> dict[str, dict[str, Any]]:
 
 
 def _file(name: str) -> Path:
-    for root in (Path(), _PROJECT):
-        if (path := root / FOLDER / f"{name}.json").is_file():
-            return path
-    known = ", ".join(sorted(file.stem for file in (_PROJECT / FOLDER).glob("*.json")))
-    raise UserError(f"there is no device {name!r} in {FOLDER}; there are {known}")
+    files = _files()
+    if name not in files:
+        raise UserError(f"there is no device {name!r} in {FOLDER}; there are {', '.join(files)}")
+    return files[name]
+
+
+def _files() -> dict[str, Path]:
+    """The files of devices by name, those of the folder that this runs in before those of the project."""
+    return {path.stem: path for root in (_PROJECT, Path()) for path in sorted((root / FOLDER).glob("*.json"))}
