@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from swiftkv.artifacts.kind import Config, Entry
+from swiftkv.predict import published
 from swiftkv.predict.device import FOLDER
 from swiftkv.stages import STAGES
 
 CLAIMS = "resources/paper/claims.yaml"
-FOLDERS = {
-    "published": "resources/paper",
-    "compared": "resources/paper",
-    "cards": "resources/published",
-}  # of the files an entry itself names
+FOLDERS = {"published": "resources/paper", "cards": "resources/published"}  # of the files an entry itself names
 
 
 def inputs(config: Config, entry: Entry, needs: tuple[str, ...]) -> dict[str, list[str]]:
@@ -82,9 +79,8 @@ def _dimensions(config: Config, entry: Entry) -> list[str]:
 
 
 def _devices(config: Config, entry: Entry) -> list[str]:
-    """What an entry is predicted for: its own device, or those that its models are served on."""
-    names = [entry["device"]] if "device" in entry else [on["device"] for on in entry["served_on"].values()]
-    return [f"{FOLDER}/{name}.json" for name in names]
+    """What the models of a prediction are served on."""
+    return [f"{FOLDER}/{on['device']}.json" for on in entry["served_on"].values()]
 
 
 def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
@@ -101,7 +97,9 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "starts": _starts,
     "dimensions": _dimensions,
     "devices": _devices,
-    "architectures": lambda config, entry: [f"resources/architectures/{name}.json" for name in entry["architectures"]],
+    "fitted_device": lambda config, entry: [f"{FOLDER}/{published.DEVICE}.json"],
+    "speeds": lambda config, entry: [f"resources/paper/{name}.csv" for name in published.TABLES],
+    "architectures": lambda config, entry: [f"resources/architectures/{name}.json" for name in published.MODELS],
     "claims": lambda config, entry: [CLAIMS],
     "tables": lambda config, entry: [
         STAGES[form].file(config, artifact=name) for name, form in entry["judged_on"].items()

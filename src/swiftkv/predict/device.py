@@ -131,7 +131,7 @@ class Device:
             processor: its processor's name, and flags what that can do.
         """
         reported = gpus[0] if gpus else processor
-        for path in _files().values():
+        for path in devices().values():
             file = read(_File, read_json(path), str(path))
             if re.fullmatch(file.reported, reported) and (file.flag is None or file.flag in flags):
                 return cls.read(path)
@@ -143,6 +143,11 @@ class Device:
         return replace(self, compute_share=1.0, memory_share=1.0, row=0.0, layer=0.0, reduce=0.0, kernels=False)
 
 
+def devices() -> dict[str, Path]:
+    """The files of devices by name: those of the folder that this runs in before those of the project."""
+    return {path.stem: path for root in (_PROJECT, Path()) for path in sorted((root / FOLDER).glob("*.json"))}
+
+
 def constants(name: str) -> dict[str, dict[str, Any]]:
     """The constants of a device as its file has them, with their sources: name -> value, sure, why; raises as `Device.load`."""
     path = _file(name)
@@ -151,12 +156,7 @@ def constants(name: str) -> dict[str, dict[str, Any]]:
 
 
 def _file(name: str) -> Path:
-    files = _files()
+    files = devices()
     if name not in files:
         raise UserError(f"there is no device {name!r} in {FOLDER}; there are {', '.join(files)}")
     return files[name]
-
-
-def _files() -> dict[str, Path]:
-    """The files of devices by name, those of the folder that this runs in before those of the project."""
-    return {path.stem: path for root in (_PROJECT, Path()) for path in sorted((root / FOLDER).glob("*.json"))}

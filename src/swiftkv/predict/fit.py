@@ -16,7 +16,7 @@ import numpy as np
 from swiftkv.dimensions import Dimensions
 from swiftkv.predict.device import MICRO, Device
 from swiftkv.predict.engine import Limits, all_at_once, decode_step
-from swiftkv.predict.published import BLOG, Cell, cells
+from swiftkv.predict.published import BLOG, DEVICE, MODELS, TABLES, Cell, cells
 from swiftkv.predict.step import Served
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -128,20 +128,16 @@ def bench_observations(record: Mapping[str, Any], arch: Dimensions, side: str) -
 
 
 def main(root: Path = Path()) -> None:
-    """Fit an H100 and print its constants."""
+    """Fit an H100 and print its constants, and every published cell beside its prediction."""
     tables = []
-    for name in ("blog_table1", "table5"):
+    for name in TABLES[:2]:
         with open(root / f"resources/paper/{name}.csv", newline="") as file:
             tables.append(list(csv.DictReader(file)))
     published = cells(*tables)
-    configs = {
-        name: read_json(root / f"resources/architectures/{name}.json")["config"]
-        for name in {one.model for one in published}
-    }
-    device, of = fit(Device.load("h100-sxm"), published_baselines(published, configs), BLOG)
-    print(
-        f"compute_share {device.compute_share:.4g}, row_us {device.row / MICRO:.4g}, layer_us {device.layer / MICRO:.4g}"
-    )
+    configs = {name: read_json(root / f"resources/architectures/{name}.json")["config"] for name in MODELS}
+    device, of = fit(Device.load(DEVICE), published_baselines(published, configs), BLOG)
+    row, layer = device.row / MICRO, device.layer / MICRO
+    print(f"compute_share {device.compute_share:.4g}, row_us {row:.4g}, layer_us {layer:.4g}")
     print("; ".join(f"{source}: {factor:.3f} of the model" for source, factor in of.items()))
     for one in published:
         found = one.predicted(device, configs)

@@ -19,6 +19,8 @@ CHUNK, SEQUENCES, OUTPUT, TOTAL, ENGINE = 2048, 256, 256, 15_000_000, {"gpu_memo
 # Of Table 5, which states no lengths; as its points in config.yaml.
 TABLE5_PROMPT, TABLE5_TOTAL = 2000, 5_000_000
 BASELINE, MERGED, SWIFTKV = "baseline", "merge_all_layers", "swiftkv_50"  # columns
+# What was published, of which models, and the device it was published for: files of resources/.
+TABLES, MODELS, DEVICE = ("blog_table1", "table5", "values"), ("llama-3.1-8b", "llama-3.1-70b"), "h100-sxm"
 BLOG, PAPER = "blog", "paper"  # whose absolute numbers differ by a constant factor
 
 

@@ -14,7 +14,6 @@ from swiftkv.predict.device import Device
 from swiftkv.predict.fit import factors, published_baselines
 from swiftkv.predict.published import BASELINE, PAPER, TABLE5_PROMPT, Cell, Statement, cells, statements
 from swiftkv.records import read_json
-from swiftkv.section import Names, Text
 
 # What a prediction has to reach: relative errors of ratios to the baseline, and of speeds after one factor a source.
 RATIO, SPEED = 0.05, 0.1
@@ -31,9 +30,9 @@ _SPEED = "{:,.0f}".format
 
 def make(entry: Entry, files: Files) -> Table:
     """Every published throughput and sentence with its prediction and error, and whether it was fitted or held out."""
-    device = Device.read(files["devices"][0])
+    device = Device.read(files["fitted_device"][0])
     configs = {path.stem: read_json(path)["config"] for path in files["architectures"]}
-    rows = {path.stem: read_published([path]) for path in files["compared"]}
+    rows = {path.stem: read_published([path]) for path in files["speeds"]}
     published = cells(rows["blog_table1"], rows["table5"])
     factor = factors(device, published_baselines(published, configs))
     found = {cell: cell.predicted(device, configs) for cell in published}
@@ -158,6 +157,4 @@ def _notes(
     ]
 
 
-KIND = ArtifactKind(
-    "table", (), ("devices", "architectures"), make, own={"device": Text, "architectures": Names, "compared": Names}
-)
+KIND = ArtifactKind("table", (), ("fitted_device", "architectures", "speeds"), make)
