@@ -57,7 +57,7 @@ def read_predicted(
     Raises:
         UserError: a point of another kind, or a file that is missing or damaged.
     """
-    records = {}
+    records: dict[tuple[str, str, str, str], Record] = {}
     for model in entry["models"]:
         on = entry["served_on"][model["name"]]
         config = read_json(_file(files["dimensions"], on["dimensions"]))["config"]

@@ -54,7 +54,7 @@ def make(entry: Entry, files: Files) -> Table:
         Column("Published\nratio", "ratio_published", "{:.2f}×".format),
         Column("Predicted\nratio", "ratio_predicted", "{:.2f}×".format),
         Column("Error of\nthe ratio", "ratio_error_percent", _PERCENT),
-        Column("", "use"),
+        Column("Use", "use"),
     ]
     stated = [
         *head[1:2],
@@ -107,6 +107,7 @@ def _line(cell: Cell, found: Mapping[Cell, float | None], base: Cell, factor: fl
 
 def _sentence(one: Statement, value: float, factor: float) -> dict[str, Any]:
     scaled = factor * value if one.absolute else value
+    shown = _SPEED if one.absolute else "{:.0f}%".format if "percent" in one.quantity else "{:.2f}×".format
     return {
         "item": "paper, Sec. 4.3",
         "model": one.model,
@@ -119,11 +120,7 @@ def _sentence(one: Statement, value: float, factor: float) -> dict[str, Any]:
         "predicted": scaled,
         "error_percent": 100 * one.error(scaled),
         "use": "held out",
-        "_predicted": _SPEED(scaled)
-        if one.absolute
-        else f"{scaled:.0f}%"
-        if "percent" in one.quantity
-        else f"{scaled:.2f}×",
+        "_predicted": shown(scaled),
     }
 
 
