@@ -1,7 +1,9 @@
 """The model of time: its counts are the cost model's, its engine loses no token, its constants are what fits the baselines."""
 
 import csv
+import itertools
 import json
+import statistics
 import tarfile
 from dataclasses import replace
 
@@ -118,7 +120,9 @@ def test_what_does_not_fit_is_out_of_memory():
 def test_arrivals_are_poisson_and_the_same_for_a_seed():
     arrivals = poisson(4, 4000, 0)
     assert arrivals == poisson(4, 4000, 0) != poisson(4, 4000, 1)
-    assert arrivals[-1] == pytest.approx(1000, rel=0.05)
+    assert arrivals[-1] == pytest.approx(1000)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+    assert statistics.pstdev(gaps) == pytest.approx(statistics.fmean(gaps), rel=0.1)  # as of exponential ones
 
 
 # The roofline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -100,12 +101,10 @@ def all_at_once(served: Served, limits: Limits, prompt: int, output: int, count:
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Arrivals of `count` requests, `rate` a second in their mean; the same for the same seed."""
-    generator, now, arrivals = random.Random(seed), 0.0, []
-    for _ in range(count):
-        arrivals.append(now)
-        now += generator.expovariate(rate)
-    return arrivals
+    """Arrivals of `count` requests, the same for the same seed; scaled to take `count / rate` seconds, as vLLM's client does."""
+    generator = random.Random(seed)
+    waits = list(itertools.accumulate(generator.expovariate(rate) for _ in range(count)))
+    return [wait * count / rate / waits[-1] for wait in waits]
 
 
 def decode_step(served: Served, batch: int, context: float) -> float:
