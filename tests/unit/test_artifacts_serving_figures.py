@@ -65,6 +65,15 @@ def test_throughput_bars_limits_and_data(tmp_path):
     assert "node_tokens_per_second" not in data and "speedup_over_first_model" not in data
     stated = data[data["row"] == "published"]
     assert list(stated["quantity"]) == ["speedup"] and list(stated["high"]) == [1.3]
+    assert "roofline limit (FLOPs and bytes)" not in legend
+
+
+def test_the_roofline_stands_beside_the_limit_by_flops_where_it_is_known(tmp_path):
+    known = {"cost": {"roofline_speedup_limit": 1.6}}
+    made = throughput(tmp_path, throughput_records(**known))
+    assert "roofline limit (FLOPs and bytes)" in texts(made.figure)[1]
+    one = made.data.set_index(["point", "variant"]).loc[("batch-2k", "swiftkv-50")]
+    assert one["fraction_of_roofline"] == pytest.approx(1.3 / 1.6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ FLOORS = [
     "architectures gpus hub quantize records section tensor_file",
     "dimensions models sources",
     "cost data published serve start",
-    "points",
+    "points predict",
     "distill measure",
     "score",
     "config",

@@ -40,6 +40,7 @@ STYLE = {
 }
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 LIMIT = "limit by FLOPs"
+ROOFLINE = "roofline limit (FLOPs and bytes)"
 
 # Color, marker and hatch of the variants that figures show most; they are the same in every figure.
 _LOOKS = {
@@ -64,34 +65,45 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Look:
-    """How a variant is drawn; `second` is its dashed, doubly hatched form (FP8 KV cache, speculation)."""
+    """How a variant is drawn.
+
+    `second` is its dashed, doubly hatched form (FP8 KV cache, speculation). What is `predicted` has hatched boxes without a
+    filling, and short dashes.
+    """
 
     color: str
     marker: str
     hatch: str
     second: bool = False
+    predicted: bool = False
 
     @property
     def line(self) -> Any:
         """The dash pattern of its lines."""
-        return (0, (4, 1.5)) if self.second else "-"
+        return (0, (4, 1.5)) if self.second else (0, (1.5, 1)) if self.predicted else "-"
 
     @property
     def fill(self) -> dict[str, Any]:
         """Keyword arguments of its bars and boxes."""
         hatch = self.hatch + ("\\\\\\\\" if self.second else "")
+        if self.predicted:
+            return {"facecolor": "white", "edgecolor": self.color, "linewidth": 0.8, "hatch": hatch or "----"}
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": hatch or None}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its limit, its standard error and the text above it; without a value `note` says why."""
+    """A value with its limits by FLOPs and by roofline, its standard error and the text above it.
+
+    Without a value `note` says why.
+    """
 
     value: float | None
     limit: float | None = None
     text: str = ""
     note: str = ""
     error: float | None = None
+    roofline: float | None = None
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -112,11 +124,11 @@ def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
         drawing.data.to_csv(scratch, index=False, lineterminator="\n")
 
 
-def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
+def look(variant: str, kv_cache: str = "auto", second: bool = False, predicted: bool = False) -> Look:
     """How a variant is drawn; one without a look of its own gets one from its name."""
     number = sum(variant.encode())
     other = (COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)], _HATCHES[number % len(_HATCHES)])
-    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8")
+    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8", predicted)
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -126,12 +138,12 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
-    """Grouped bars, one group a name in `groups`; a black dash is a bar's limit, and a missing bar is written out."""
+    """Grouped bars, one group a name in `groups`; dashes are limits, the dotted ones rooflines; a missing bar is written out."""
     from matplotlib import patheffects
 
     width = 0.84 / len(series)
-    tops = ((bar.limit, bar.value and bar.value + (bar.error or 0)) for _, bars in series for bar in bars)
-    highest = max((top for pair in tops for top in pair if top), default=1.0)
+    tops = ((bar.limit, bar.roofline, bar.value and bar.value + (bar.error or 0)) for _, bars in series for bar in bars)
+    highest = max((top for several in tops for top in several if top), default=1.0)
     steep = 90 if len(groups) * len(series) > 10 else 0
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
@@ -144,11 +156,14 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
             if bar.error is not None:
                 axis.errorbar(x, bar.value, bar.error, color="black", linewidth=0.8, capsize=1.5)
             room = highest * (0.25 if steep else 0.1 * (1 + bar.text.count("\n")))
-            if bar.limit is not None:
-                mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)
+            for limit, style in ((bar.limit, "-"), (bar.roofline, ":")):
+                if limit is None:
+                    continue
+                ends = (x - 0.46 * width, x + 0.46 * width)
+                mark = axis.hlines(limit, *ends, color="black", linewidth=1.3, linestyle=style)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
-                if abs(bar.limit - bar.value) < room or bar.limit < bar.value:
-                    top = max(top, bar.limit)  # the text does not fit between the two
+                if abs(limit - bar.value) < room or limit < bar.value:
+                    top = max(top, limit)  # the text does not fit between the two
             axis.text(x, top + 0.025 * highest, bar.text, rotation=steep, ha="center", va="bottom", fontsize=6)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
@@ -196,9 +211,9 @@ def handle(appearance: Look, label: str, bars: bool = False) -> Any:
     return line_entry(label, color=appearance.color, marker=appearance.marker, linestyle=appearance.line)
 
 
-def limit_handle() -> Any:
-    """The legend entry of the black dash."""
-    return line_entry(LIMIT, color="black", linewidth=1.3)
+def limit_handle(label: str = LIMIT) -> Any:
+    """The legend entry of the black dash, or of the dotted one, `ROOFLINE`."""
+    return line_entry(label, color="black", linewidth=1.3, linestyle=":" if label == ROOFLINE else "-")
 
 
 def line_entry(label: str, **style: Any) -> Any:

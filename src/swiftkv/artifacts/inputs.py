@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from swiftkv.artifacts.kind import Config, Entry
+from swiftkv.predict import published
+from swiftkv.predict.device import FOLDER
 from swiftkv.stages import STAGES
 
 CLAIMS = "resources/paper/claims.yaml"
@@ -67,11 +69,18 @@ def _starts(config: Config, entry: Entry) -> list[str]:
     return [STAGES["starts"].file(config, model=model) for model in models]
 
 
+def dimensions_of(config: Config, model: str) -> str:
+    """The file with a model's public dimensions, or else the resolved model."""
+    return config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
+
+
 def _dimensions(config: Config, entry: Entry) -> list[str]:
-    """A model's public dimensions, or else the resolved model."""
-    names = [model["name"] for model in entry["models"]]
-    resolved = STAGES["resolve_model"]
-    return [config["models"][name].get("architecture", resolved.file(config, model=name)) for name in names]
+    return [dimensions_of(config, model["name"]) for model in entry["models"]]
+
+
+def _devices(config: Config, entry: Entry) -> list[str]:
+    """What the models of a prediction are served on."""
+    return [f"{FOLDER}/{on['device']}.json" for on in entry["served_on"].values()]
 
 
 def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
@@ -87,6 +96,10 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "similarity": _similarity,
     "starts": _starts,
     "dimensions": _dimensions,
+    "devices": _devices,
+    "fitted_device": lambda config, entry: [f"{FOLDER}/{published.DEVICE}.json"],
+    "speeds": lambda config, entry: [f"resources/paper/{name}.csv" for name in published.TABLES],
+    "architectures": lambda config, entry: [f"resources/architectures/{name}.json" for name in published.MODELS],
     "claims": lambda config, entry: [CLAIMS],
     "tables": lambda config, entry: [
         STAGES[form].file(config, artifact=name) for name, form in entry["judged_on"].items()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from swiftkv.artifacts.drawing import Look, look
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, Record, Records, read_records, read_statements
 from swiftkv.artifacts.text import enumeration, variant_label
@@ -28,10 +29,14 @@ BASELINE = Case("baseline")
 
 @dataclass(frozen=True)
 class Serving:
-    """What a serving artifact shows: its resolved entry and its records; a missing record stays visibly missing."""
+    """What a serving artifact shows: its resolved entry and its records; a missing record stays visibly missing.
+
+    What was `predicted` never stands among records that were measured.
+    """
 
     entry: Entry
     records: Records
+    predicted: bool = False
 
     @property
     def models(self) -> list[str]:
@@ -68,6 +73,10 @@ class Serving:
     def title(self, model: str) -> str:
         """The model's printed name."""
         return self.model(model)["title"]
+
+    def look(self, case: Case, second: bool = False) -> Look:
+        """How a case is drawn."""
+        return look(*case, second, self.predicted)
 
     def label(self, case: Case, kv_format: bool = True) -> str:
         """A case in the paper's words where that is the same for all models, else the variant's name.
@@ -107,6 +116,18 @@ class Serving:
         rows = [row for row in read_statements(self.entry, files) if row["model"] in models]
         return [row for row in rows if on_paper_hardware(self.of(models[row["model"]]), row.get("gpus"))]
 
+    def with_claims(self, data: pd.DataFrame, claims: Sequence[Published]) -> pd.DataFrame:
+        """The plotted data, with the published statements as rows of their own where they may stand beside it.
+
+        The column `row` tells them apart: measured (or predicted) and published.
+        """
+        data = data.assign(row="predicted" if self.predicted else "measured")
+        if not claims:
+            return data
+        names = ("model", "variant", "input_tokens", "quantity", "low", "high", "text", "source")
+        rows = [{"row": "published", **{name: claim.get(name) for name in names}} for claim in claims]
+        return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
+
     @property
     def heading(self) -> str:
         """A table's title: the models that ran, their machines and engine, and what is shown of them."""
@@ -123,7 +144,8 @@ class Serving:
 
         What all models share (machine, engine) stands in the headline, the rest above the panels.
         """
-        title = f"{self.entry['title']} ({self.entry['label']})"
+        after = ", predicted, not measured" if self.predicted else f" ({self.entry['label']})"
+        title = self.entry["title"] + after
         if len(self.models) == 1:
             model = self.models[0]
             return [f"{self.title(model)}: {title}", conditions(self.of(model))], {}
@@ -209,19 +231,6 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
         for point in serving.points if apart else [None]:
             check_comparable(serving.of(model, point), entry["label"] if entry["source"] != "ours" else entry["name"])
     return serving
-
-
-def with_claims(data: pd.DataFrame, claims: Sequence[Published]) -> pd.DataFrame:
-    """The plotted data, with the published statements as rows of their own where they may stand beside it.
-
-    The column `row` tells them apart: measured or published.
-    """
-    data = data.assign(row="measured")
-    if not claims:
-        return data
-    names = ("model", "variant", "input_tokens", "quantity", "low", "high", "text", "source")
-    rows = [{"row": "published", **{name: claim.get(name) for name in names}} for claim in claims]
-    return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
 
 
 def check_comparable(records: Sequence[Record], where: str) -> None:

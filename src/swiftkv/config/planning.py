@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from swiftkv.section import Name, Quantity, Section, Share, Text, key
-
-
-class Assumption(Section, called="an assumption"):
-    """A number that a plan rests on."""
-
-    value: Quantity = key("The number.")
-    sure: Literal["measured", "data sheet", "published", "assumed"] = key("Where it is from.")
-    why: Text = key("What it is, and measured where or assumed why.")
-
-
-class Proportion(Assumption, called="an assumption"):
-    """A share that a plan rests on."""
-
-    value: Share = key("The number, at most 1.")
+from swiftkv.predict.device import Assumption, Proportion
+from swiftkv.section import Name, Section, Text, key
 
 
 class Mix(Section):
@@ -42,15 +27,12 @@ class Host(Section):
 class Device(Section):
     """One GPU, or one core of a processor, and what a job on it takes."""
 
-    name: Text = key("What it is.")
-    tflops: Assumption = key("Peak of one in 16 bits, TFLOP/s.")
-    float32: Proportion = key("Float32 products, as a share of that.")
+    device: Text = key("What it is: a file of resources/devices, which has its peaks and what serving reaches of them.")
+    float32: Proportion = key("Float32 products, as a share of the peak.")
     training: Proportion = key("Share of the peak in training.")
     forward: Proportion = key("Share of the peak in forward passes of transformers.")
     comparing: Proportion = key("The same, one text at a time, where logits are compared.")
-    serving: Proportion = key("Share of the peak in vLLM.")
-    memory_gb: Assumption = key("Weights a decoding step reads, GB/s.")
-    layer_ms: Assumption = key("A layer of a decoding step besides, milliseconds.")
+    layer_ms: Assumption = key("A layer of a decoding step of transformers, besides reading its weights; milliseconds.")
     load_gb: Assumption = key("Loading weights, GB/s.")
     start: Assumption = key("Start of a job that runs a model, seconds.")
     trainer: Assumption = key("What a training's start and end take besides, seconds.")

@@ -68,6 +68,7 @@ def _kind(
         command=engine_command(lengths),
         numbers=numbers,
         headline=lambda result: ", ".join(headline(result)),
+        waiting=lambda point: 1,
         alone=True,
     )
 

@@ -101,4 +101,5 @@ KIND = Kind(
     command=engine_command(requested),
     numbers=numbers,
     headline=lambda result: f"{result['tokens_per_second']:.1f} tokens/s",
+    waiting=number_of_prompts,
 )

@@ -13,6 +13,7 @@ import pandas as pd
 
 from swiftkv.planning.estimate import SURE, UNKNOWN
 from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan
+from swiftkv.predict.device import constants
 
 GIGA = 10**9
 NUMBERS = (
@@ -185,6 +186,7 @@ def _assumptions(plan: Plan) -> str:
     mixes |= {job.wildcards["data"] for job in plan.jobs if "data" in job.wildcards}
     planning = plan.config["planning"]
     sections = {kind: planning[kind] for kind in ("host", "gpu", "cpu") if kind in kinds}
+    sections |= {f"{kind}.device": constants(planning[kind]["device"]) for kind in ("gpu", "cpu") if kind in kinds}
     sections |= {f"data.{mix}": entry for mix, entry in planning["data"].items() if mix in mixes}
     rows = [
         {
@@ -195,9 +197,9 @@ def _assumptions(plan: Plan) -> str:
         }
         for section, entries in sections.items()
         for name, assumed in entries.items()
-        if name != "name"
+        if name != "device"
     ]
-    return "Assumptions (planning in config.yaml)\n" + _printed(rows)
+    return "Assumptions (planning in config.yaml, resources/devices)\n" + _printed(rows)
 
 
 def _printed(rows: Sequence[dict[str, Any]]) -> str:

@@ -15,11 +15,12 @@ from swiftkv.config import Config
 from swiftkv.config.settings import Model, Variant
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
+from swiftkv.predict.device import Device
 from swiftkv.pricing.size import Size
 from swiftkv.section import Section
 from swiftkv.spec import SwiftKVSpec
 
-TERA, GIGA = 10**12, 10**9
+GIGA = 10**9
 DOWNLOADED = ("model", "checkpoint", "tokenizer", "data set", "questions")  # in the order in which plans list them
 
 
@@ -117,6 +118,7 @@ class Machine:
     def __init__(self, config: Config, gpus: int, threads: int = 1) -> None:
         self.kind = "gpu" if gpus else "cpu"
         self.assumed = getattr(config.planning, self.kind)
+        self.device = Device.load(self.assumed.device)
         # transformers spreads a model over GPUs of which one works at a time; cores work together.
         self.together, self.alone = (gpus, 1) if gpus else (threads, threads)
 
@@ -126,11 +128,11 @@ class Machine:
 
     def compute(self, flops: float, work: str, devices: int = 1) -> float:
         """Seconds of matrix products in 16 bits; `work` names the assumed share of the peak."""
-        return flops / (devices * self["tflops"] * TERA * self[work])
+        return flops / (devices * self.device.flops * self[work])
 
-    def decode(self, steps: float, weights: float, layers: int, devices: int = 1) -> float:
-        """Seconds of decoding steps, each of which reads the weights (bytes) and goes through the layers."""
-        return steps * (weights / (devices * self["memory_gb"] * GIGA) + layers * self["layer_ms"] / 1000)
+    def decode(self, steps: float, weights: float, layers: int) -> float:
+        """Seconds of decoding steps of transformers, each of which reads the weights (bytes) and goes through the layers."""
+        return steps * (weights / (self.device.bandwidth * self.device.memory_share) + layers * self["layer_ms"] / 1000)
 
     def load(self, weights: float) -> float:
         """Seconds from the disk into memory, or back; weights in bytes."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
-from swiftkv.cost import prefill_flops, request_flops
+from swiftkv.cost import parameter_count
 from swiftkv.data.workload import average_lengths
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
+from swiftkv.predict.engine import Limits
+from swiftkv.predict.memory import cache_tokens, weight_bytes
+from swiftkv.predict.step import Served, Step
+from swiftkv.pricing.serving import busy_seconds
 from swiftkv.pricing.work import Work
 from swiftkv.section import plain
 from swiftkv.stages.stage import Stage
@@ -21,43 +24,47 @@ def seconds(work: Work) -> float:
     serving = work.config.serving
     point = serving.points[work["point"]]
     output = getattr(point, "output_tokens", None) or serving.output_tokens
-    served = Served(work, point, getattr(point, "input_tokens", 0), output)
+    asked = Asked(work, point, getattr(point, "input_tokens", 1), output)
     measuring = {
-        "throughput": served.throughput,
-        "latency": served.latency,
-        "forward_time": served.forward,
-        "decode": served.decoding,
+        "throughput": asked.throughput,
+        "latency": asked.latency,
+        "forward_time": asked.forward,
+        "decode": asked.decoding,
         "kv_capacity": lambda: 0.0,
-        "goodput": served.goodput,
-        "concurrency": served.closed_loop,
-    }[point.measure]()
+        "goodput": asked.goodput,
+        "concurrency": asked.closed_loop,
+    }[point.measure]
     start = work.machine["server" if point.measure in ("latency", "goodput", "concurrency") else "engine"]
-    return start + work.machine.load(served.weights / work.machine.together) + measuring
+    started = start + work.machine.load(asked.weights / work.machine.together)
+    return started if asked.out_of_memory else started + measuring()
 
 
-class Served:
+class Asked:
     """One model behind one engine, and what a point asks of it: requests of so many prompt and output tokens."""
 
     def __init__(self, work: Work, point: Any, prompt: int, output: int) -> None:
-        self.work, self.point, self.machine = work, point, work.machine
+        self.work, self.point, machine = work, point, work.machine
         self.prompt, self.output = prompt, output
         fp8 = work.size.fp8 or work.model.quantization == "fp8"
-        self.weights = work.size.parameters * (1 if fp8 else 2)  # bytes
+        parameters = parameter_count(work.size.config, work.spec)
+        fp8_cache, merged = work.job.wildcards.get("kv_cache") == "fp8", work.variant.merge_all_layers
+        self.served = Served(work.size.arch, work.spec, machine.device, machine.together, fp8, fp8_cache, merged)
+        self.weights = weight_bytes(self.served, parameters)
+        engine = work.config.serving.engine
+        cache = cache_tokens(self.served, parameters, plain(engine), point.memory_gib)
+        self.limits = Limits(engine.max_num_batched_tokens, engine.max_num_seqs, cache)
 
-    @cached_property
-    def _request_flops(self) -> int:
-        return sum(request_flops(self.work.size.arch, self.work.spec, self.prompt, self.output).values())
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the engine ends at its start, as the cache does not hold one request."""
+        return self.limits.cache is not None and self.limits.cache < self.prompt + self.output
 
-    def _compute(self, flops: float) -> float:
-        return self.machine.compute(flops, "serving", self.machine.together)
-
-    def _step(self) -> float:
-        return self.machine.decode(1, self.weights, self.work.size.layers, self.machine.together)
-
-    def _requests(self, count: float, at_once: int | None = None) -> float:
+    def _requests(self, count: int, at_once: int | None = None) -> float:
         """Seconds of so many requests, as many at once as the engine takes where that is not said."""
-        rounds = math.ceil(count / (at_once or self.work.config.serving.engine.max_num_seqs))
-        return self._compute(count * self._request_flops) + rounds * self.output * self._step()
+        limits = self.limits
+        if at_once is not None:
+            limits = replace(limits, sequences=min(at_once, limits.sequences))
+        return busy_seconds(self.served, limits, self.prompt, self.output, count)
 
     def throughput(self) -> float:
         """All requests at once, after one to warm up."""
@@ -88,9 +95,9 @@ class Served:
         spent: list[float] = []
         for name in self.point.workloads:
             workload = self.work.config.workloads[name]
-            sent = Served(self.work, self.point, *map(round, average_lengths(plain(workload))))
+            sent = Asked(self.work, self.point, *map(round, average_lengths(plain(workload))))
 
-            def answer(rate: float, sent: Served = sent) -> dict[str, Any]:
+            def answer(rate: float, sent: Asked = sent) -> dict[str, Any]:
                 _, seconds, waiting = sent._rate(rate)
                 spent.append(seconds)
                 return {"request_rate": rate, "goodput": 0.0 if waiting else rate}
@@ -111,9 +118,8 @@ class Served:
 
     def forward(self) -> float:
         """Single steps over prompt tokens, each batch once more to warm up."""
-        size, spec = self.work.size, self.work.spec
-        passes = [sum(prefill_flops(size.arch, spec, tokens).values()) for tokens in self.point.batch_tokens]
-        return (1 + self.point.repeats) * sum(self._compute(flops) + self._step() for flops in passes)
+        steps = [Step(tokens, tokens * (tokens + 1) // 2, 1, tokens) for tokens in self.point.batch_tokens]
+        return (1 + self.point.repeats) * sum(map(self.served.seconds, steps))
 
     def decoding(self) -> float:
         """Whole batches that decode, each once more to warm up."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from swiftkv.cost import request_flops
+from swiftkv.predict.engine import Limits
+from swiftkv.predict.step import Served
+from swiftkv.pricing.serving import busy_seconds
 from swiftkv.pricing.work import Work
 from swiftkv.score.catalogue import Asks, asks
 from swiftkv.stages.stage import Stage
@@ -26,7 +30,7 @@ def seconds(work: Work) -> float:
         if engine is None:
             total += transformers(work, amount, entry.batch_size) / shards
         else:
-            total += work.machine["engine"] + vllm(work, amount, engine["max_num_seqs"]) / shards
+            total += work.machine["engine"] + vllm(work, amount, engine) / shards
     return work.run(total)
 
 
@@ -50,13 +54,11 @@ def transformers(work: Work, task: Asks, batch: int) -> float:
     return machine.compute(flops, "forward", machine.alone) + machine.decode(steps, size.bytes, size.layers)
 
 
-def vllm(work: Work, task: Asks, at_once: int) -> float:
+def vllm(work: Work, task: Asks, engine: Mapping[str, Any]) -> float:
     """Seconds of one generated task with vLLM: prompt tokens skip layers from l on, all GPUs work."""
-    size, machine = work.size, work.machine
-    flops = sum(request_flops(size.arch, work.spec, round(task.prompt), max(1, round(task.answer))).values())
-    steps = math.ceil(task.questions * task.answer / at_once)
-    computing = machine.compute(task.questions * flops, "serving", machine.together)
-    return computing + machine.decode(steps, size.bytes, size.layers, machine.together)
+    served = Served(work.size.arch, work.spec, work.machine.device, work.machine.together, work.size.fp8)
+    limits = Limits(engine["max_num_batched_tokens"], engine["max_num_seqs"])
+    return busy_seconds(served, limits, max(1, round(task.prompt)), max(1, round(task.answer)), task.questions)
 
 
 STAGE = Stage(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from swiftkv.artifacts.drawing import PAGE, Drawing, handle, headline, legend, look, wide_axis
+from swiftkv.artifacts.drawing import PAGE, Drawing, handle, headline, legend, line_entry, look, new_figure, wide_axis
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import Case, Cell, length_label, rate_cells, ratio, read_serving, serving_kind
@@ -21,7 +19,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     serving = read_serving(entry, files, "concurrency")
     (model,) = serving.models
     draw, handles, note = _CURVES[entry["curve"]]
-    figure = Figure(figsize=(PAGE, 3.2), layout="constrained")
+    figure = new_figure(PAGE, 3.2)
     axes = figure.subplots(1, len(serving.points), squeeze=False)[0]
     for axis, point in zip(axes, serving.points, strict=True):
         cells = serving.cells(model, point)
@@ -118,8 +116,8 @@ _CURVES = {
     "between_tokens": (
         _between_tokens,
         [
-            Line2D([], [], color="0.4", marker="o", label="99th percentile"),
-            Line2D([], [], color="0.4", linewidth=0.8, linestyle=":", label="median"),
+            line_entry("99th percentile", color="0.4", marker="o"),
+            line_entry("median", color="0.4", linewidth=0.8, linestyle=":"),
         ],
         "So many requests are always under way, and the next begins as one ends: those who decode wait for the steps that "
         "compute its prompt. Over all tokens of all requests but each one's first.",

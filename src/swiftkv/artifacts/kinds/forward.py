@@ -6,7 +6,18 @@ from typing import Any
 
 import pandas as pd
 
-from swiftkv.artifacts.drawing import LIMIT, PAGE, Drawing, handle, headline, legend, look, new_figure, wide_axis
+from swiftkv.artifacts.drawing import (
+    LIMIT,
+    PAGE,
+    ROOFLINE,
+    Drawing,
+    handle,
+    headline,
+    legend,
+    look,
+    new_figure,
+    wide_axis,
+)
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import ROLES, draw_simscores, read_similarity, similar, simscores
@@ -45,7 +56,10 @@ def make(entry: Entry, files: Files) -> Drawing:
     headline(figure, *serving.captions()[0])
     labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
     (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
-    legend(figure, [*labels, dotted], notes=serving.notes)
+    lines = [dotted]
+    if data["roofline_speedup_limit"].notna().any():
+        lines += times.plot([], [], color="black", linewidth=0.8, linestyle="-.", label=ROOFLINE)
+    legend(figure, [*labels, *lines], notes=serving.notes)
     return Drawing(figure, data)
 
 
@@ -53,13 +67,16 @@ def frame(serving: Serving) -> pd.DataFrame:
     """What the panels show: median milliseconds of a forward pass by tokens in the batch and case.
 
     `milliseconds_limit` is the baseline's time divided by `speedup_limit`, the prefill speed-up that the FLOP count
-    allows at the largest batch.
+    allows at the largest batch; `roofline_speedup_limit` is each batch's own, by FLOPs and bytes.
     """
     return pd.DataFrame([line for cell in serving.cells() for line in _lines(cell)])
 
 
 def _lines(cell: Cell) -> list[dict[str, Any]]:
     record, bound = cell.record, cell.record.limit("prefill_speedup_limit")
+    rooflines = dict(
+        zip(record.value("batch_tokens") or [], record.cost.get("roofline_speedup_limits") or [], strict=False)
+    )
     base, median, fastest = _times(cell.base), _times(record), _times(record, "min")
     return [
         cell.head(median)
@@ -71,6 +88,7 @@ def _lines(cell: Cell) -> list[dict[str, Any]]:
             "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
             "speedup": ratio(base.get(tokens), median.get(tokens)),
             "speedup_limit": bound,
+            "roofline_speedup_limit": rooflines.get(tokens),
             "what": record.value("what"),
         }
         for tokens in median or [None]
@@ -107,10 +125,12 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
         if case == BASELINE or curve["speedup"].isna().all():
             continue
         gains.plot(curve["batch_tokens"], curve["speedup"], **style)
+        thin = {"color": appearance.color, "linewidth": 0.8}
         if curve["speedup_limit"].notna().all():
-            thin = {"color": appearance.color, "linewidth": 0.8, "linestyle": ":"}
-            times.plot(curve["batch_tokens"], curve["milliseconds_limit"], **thin)
-            gains.axhline(curve["speedup_limit"].iloc[0], **thin)
+            times.plot(curve["batch_tokens"], curve["milliseconds_limit"], linestyle=":", **thin)
+            gains.axhline(curve["speedup_limit"].iloc[0], linestyle=":", **thin)
+        if curve["roofline_speedup_limit"].notna().all():
+            gains.plot(curve["batch_tokens"], curve["roofline_speedup_limit"], linestyle="-.", **thin)
     drawn = data.dropna(subset="milliseconds")
     for axis in (times, gains):
         wide_axis(axis.xaxis, drawn["batch_tokens"])
@@ -120,7 +140,8 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
     wide_axis(times.yaxis, drawn["milliseconds"])
     times.set_ylabel("Time of a forward pass (ms)")
     gains.set_ylabel("Speed-up over the baseline\n(below 1: slower)")
-    shown = [1.0, *data["speedup"].dropna(), *data["speedup_limit"].dropna()]
+    columns = ("speedup", "speedup_limit", "roofline_speedup_limit")
+    shown = [1.0, *(value for column in columns for value in data[column].dropna())]
     gains.set_ylim(max(0.0, min(shown) - 0.15), max(shown) + 0.1)
     gains.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from swiftkv.artifacts.drawing import (
     PAGE,
+    ROOFLINE,
     Bar,
     Drawing,
     Look,
@@ -19,13 +20,12 @@ from swiftkv.artifacts.drawing import (
     legend,
     limit_handle,
     line_entry,
-    look,
     new_figure,
     wide_axis,
 )
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.serving import BASELINE, Cell, rate_cells, ratio, read_serving, serving_kind, with_claims
+from swiftkv.artifacts.serving import BASELINE, Cell, Serving, rate_cells, ratio, read_serving, serving_kind
 
 _METRICS = {"ttft": "Time to first\ntoken (ms)", "tpot": "Time per output\ntoken (ms)"}
 _METHODS = {"ngram": "n-gram"}
@@ -54,7 +54,7 @@ class _Curve(Cell):
 
     @property
     def look(self) -> Look:
-        return look(*self.case, self.speculative)
+        return self.serving.look(self.case, self.speculative)
 
     @property
     def rates(self) -> list[dict[str, Any]]:
@@ -67,7 +67,14 @@ class _Curve(Cell):
     @property
     def highest_limit(self) -> float | None:
         """The baseline's highest sustained rate times the request speed-up that the FLOP count allows."""
-        bound = self.record.limit()
+        return self._times_base(self.record.limit())
+
+    @property
+    def highest_roofline(self) -> float | None:
+        """The same by FLOPs and bytes."""
+        return self._times_base(self.record.roofline)
+
+    def _times_base(self, bound: float | None) -> float | None:
         return self.base_highest * bound if self.base_highest and bound and self.case != BASELINE else None
 
     @property
@@ -78,8 +85,12 @@ class _Curve(Cell):
 
 def make(entry: Entry, files: Files) -> Drawing:
     """TTFT, TPOT and the highest sustained rate of one model; one column a point, or one for all with `together`."""
-    serving = read_serving(entry, files, "latency")
-    claims = serving.claims(files)
+    return draw(read_serving(entry, files, "latency"), files)
+
+
+def draw(serving: Serving, files: Files) -> Drawing:
+    """The curves of records, measured or predicted."""
+    entry, claims = serving.entry, serving.claims(files)
     curves = [_Curve(serving, cell.model, cell.point, cell.case) for cell in serving.cells()]
     columns = [[curve for curve in curves if curve.point == point] for point in serving.points]
     titles = [_input(column[0]) for column in columns]
@@ -101,8 +112,10 @@ def make(entry: Entry, files: Files) -> Drawing:
             axes[0, number].set_title(title, pad=9)
     headline(figure, *serving.captions()[0], *(titles if single else []))
     handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
-    legend(figure, [*handles.values(), *_keys()], [claim["text"] for claim in claims], serving.notes)
-    return Drawing(figure, with_claims(pd.DataFrame([line for curve in curves for line in _lines(curve)]), claims))
+    keys = _keys() + ([limit_handle(ROOFLINE)] if any(curve.highest_roofline for curve in curves) else [])
+    legend(figure, [*handles.values(), *keys], [claim["text"] for claim in claims], serving.notes)
+    data = pd.DataFrame([line for curve in curves for line in _lines(curve)])
+    return Drawing(figure, serving.with_claims(data, claims))
 
 
 def _lines(curve: _Curve) -> list[dict[str, Any]]:
@@ -122,6 +135,7 @@ def _lines(curve: _Curve) -> list[dict[str, Any]]:
         "highest_sustained_rate_limit": curve.highest_limit,
         "sustained_rate_speedup": ratio(curve.highest, curve.base_highest),
         "request_speedup_limit": curve.record.limit(),
+        "roofline_speedup_limit": curve.record.roofline,
         "criterion": curve.record.value("criterion"),
     }
     base, lines = {rate["request_rate"]: rate for rate in _rates(curve.base)}, []
@@ -191,7 +205,7 @@ def _highest_bar(curve: _Curve) -> Bar:
     text, gain = f"{sign}{curve.highest:.3g}", ratio(curve.highest, curve.base_highest)
     if gain is not None and curve.record is not curve.base:
         text += f"\n{sign}{gain:.2f}×"
-    return Bar(curve.highest, curve.highest_limit, text)
+    return Bar(curve.highest, curve.highest_limit, text, roofline=curve.highest_roofline)
 
 
 def _keys() -> list[Any]:

@@ -100,6 +100,8 @@ def _line(cell: Cell, quality: Line) -> Line:
         "speedup": cell.speedup,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
+        "roofline_speedup_limit": record.roofline,
+        "fraction_of_roofline": ratio(cell.speedup, record.roofline),
         **quality,
         "missing": head["reason"],
     }

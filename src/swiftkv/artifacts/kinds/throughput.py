@@ -9,6 +9,7 @@ import pandas as pd
 
 from swiftkv.artifacts.drawing import (
     PAGE,
+    ROOFLINE,
     Bar,
     Drawing,
     draw_bars,
@@ -16,7 +17,6 @@ from swiftkv.artifacts.drawing import (
     headline,
     legend,
     limit_handle,
-    look,
     new_figure,
 )
 from swiftkv.artifacts.kind import Entry, Files
@@ -29,7 +29,6 @@ from swiftkv.artifacts.serving import (
     ratio,
     read_serving,
     serving_kind,
-    with_claims,
 )
 from swiftkv.section import Whole
 
@@ -41,7 +40,12 @@ def make(entry: Entry, files: Files) -> Drawing:
     twice the model's parameters, as the paper counts (Sec. 4.3, footnote 2). With it, it is the tokens a second of a
     node of so many GPUs, each group of them serving a replica.
     """
-    serving, node = read_serving(entry, files, "throughput"), entry.get("node_gpus")
+    return draw(read_serving(entry, files, "throughput"), files)
+
+
+def draw(serving: Serving, files: Files) -> Drawing:
+    """The bars of records, measured or predicted."""
+    entry, node = serving.entry, serving.entry.get("node_gpus")
     claims = serving.claims(files)
     on_gpus = any(record.gpus for record in serving.records)
     panels = {"tokens_per_second": f"Tokens / s on {node} GPUs" if node and on_gpus else "Input and output\ntokens / s"}
@@ -60,16 +64,19 @@ def make(entry: Entry, files: Files) -> Drawing:
                 case: [_bar(Cell(serving, model, point, case), quantity, node) for point in serving.points]
                 for case in serving.cases
             }
-            draw_bars(axis, groups, [(look(*case), own) for case, own in bars.items()])
+            draw_bars(axis, groups, [(serving.look(case), own) for case, own in bars.items()])
             axis.set_ylabel(label if single or column == 0 else "")
             axis.set_xlabel("Input tokens" if single or number == len(panels) - 1 else "")
     for model, axis in zip(models, axes[0], strict=False):
         lines = [part for line in titles.get(model, []) for part in textwrap.wrap(line, 84 // len(models))]
         axis.set_title("\n".join(lines))
     headline(figure, *above)
-    cases = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
-    legend(figure, [*cases, limit_handle()], [claim["text"] for claim in claims], serving.notes)
-    return Drawing(figure, with_claims(frame(serving, node), claims))
+    cases = [handle(serving.look(case), serving.label(case), bars=True) for case in serving.cases]
+    limits = [limit_handle()] + (
+        [limit_handle(ROOFLINE)] if any(cell.record.roofline for cell in serving.cells()) else []
+    )
+    legend(figure, [*cases, *limits], [claim["text"] for claim in claims], serving.notes)
+    return Drawing(figure, serving.with_claims(frame(serving, node), claims))
 
 
 def frame(serving: Serving, node_gpus: int | None = None) -> pd.DataFrame:
@@ -97,6 +104,8 @@ def _line(cell: Cell, node_gpus: int | None) -> dict[str, Any]:
         "speedup": cell.speedup,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
+        "roofline_speedup_limit": record.roofline,
+        "fraction_of_roofline": ratio(cell.speedup, record.roofline),
     }
     if not node_gpus:
         return line
@@ -127,7 +136,8 @@ def _bar(cell: Cell, quantity: str, node_gpus: int | None) -> Bar:
     if cell.case == BASELINE or cell.speedup is None:
         return Bar(value)
     reference = (cell.base.value(quantity) or 0) * replicas(cell.base, node_gpus)
-    return Bar(value, reference * bound if reference and bound else None, f"{cell.speedup:.2f}×")
+    limits = [reference * limit if reference and limit else None for limit in (bound, record.roofline)]
+    return Bar(value, limits[0], f"{cell.speedup:.2f}×", roofline=limits[1])
 
 
 KIND = serving_kind("figure", make, own={"node_gpus": Whole}, optional=("node_gpus",))

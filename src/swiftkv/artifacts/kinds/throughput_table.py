@@ -101,7 +101,10 @@ def _gain(line: Line) -> str:
     if cell.speedup is None:
         return f"– (baseline {cell.base.blank})"
     bound = cell.record.limit()
-    return f"{cell.speedup:.2f}×" + (f" (limit {bound:.2f}×)" if bound else "")
+    roofline = cell.record.roofline
+    limits = (f"limit {bound:.2f}×" if bound else "", f"roofline {roofline:.2f}×" if roofline else "")
+    stated = ", ".join(filter(None, limits))
+    return f"{cell.speedup:.2f}×" + (f" ({stated})" if stated else "")
 
 
 def _line(cell: Cell, published: Published) -> dict[str, Any]:
@@ -123,6 +126,8 @@ def _line(cell: Cell, published: Published) -> dict[str, Any]:
         "speedup": cell.speedup,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
+        "roofline_speedup_limit": record.roofline,
+        "fraction_of_roofline": ratio(cell.speedup, record.roofline),
         "kv_cache_tokens": record.engine.get("kv_cache_tokens"),
         "attention_backend": record.engine.get("attention_backend"),
         "tokens_per_second_published": theirs,
@@ -153,6 +158,11 @@ def _notes(serving: Serving) -> list[str]:
         "compute is the bottleneck; a variant with a smaller cache can pass it where memory keeps the baseline's "
         "batches small."
     )
+    if any(cell.record.roofline for cell in serving.cells()):
+        notes.append(
+            "roofline: the same with the bytes of every step, too: weights are read once a step, for however few rows "
+            "(swiftkv.predict)."
+        )
     return notes
 
 
