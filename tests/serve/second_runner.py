@@ -1,7 +1,7 @@
 """One step as vLLM's second model runner (V2) prepares it, given to the plugin; run by `test_second_runner.py`.
 
-V2 needs a GPU, or a Triton for processors. What it does for fast prefill is plain torch and runs anywhere: its
-`FastPrefillHelper` picks the rows, the attention metadata carry them, and the model reads them from there.
+V2 needs a GPU, or a Triton for processors (`interpreted.py` has one). What it does for fast prefill is plain torch and runs
+anywhere: its `FastPrefillHelper` picks the rows, the attention metadata carry them, and the model reads them from there.
 """
 
 from __future__ import annotations
