@@ -17,7 +17,7 @@ EIGHT_BIT = [name for name, published in CHECKPOINTS.items() if "quantization_co
 @pytest.fixture(scope="module")
 def folders(checkpoint, tokenizer, tmp_path_factory):
     new = tmp_path_factory.mktemp("published")
-    plain = checkpoint("llama", 10, keep_teacher_qkv=True, **QWEN2)
+    plain = checkpoint("llama", 2, keep_teacher_qkv=True, num_hidden_layers=4, **QWEN2)
     quantize(plain, new / "float8", new / "unused")
     own = json.loads((plain / "config.json").read_text())
     made = {}
@@ -34,17 +34,20 @@ def folders(checkpoint, tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(engines, folders, prompts):
-    # An FP8 activation that rounds the other way is carried on by every later token.
-    cases = [
-        {"model": folder, "runs": [{"prompts": prompts, "max_tokens": 1 if name in EIGHT_BIT else 12}]}
-        for name, folder in folders.items()
-    ]
+def ends(prompts):
+    """Short ones for FP8: of few activations hardly any lies so near the middle of two numbers that it may round to either."""
+    return [prompt[-24:] for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def answers(engines, folders, prompts, ends):
+    runs = [{"prompts": ends, "max_tokens": 1} if name in EIGHT_BIT else {"prompts": prompts} for name in folders]
+    cases = [{"model": folder, "runs": [run]} for folder, run in zip(folders.values(), runs, strict=True)]
     return dict(zip(folders, engines(cases), strict=True))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_it_is_served_as_huggingface_answers(answers, compare, folders, prompts, name):
+def test_it_is_served_as_huggingface_answers(answers, compare, folders, prompts, ends, name):
     answer = answers[name]
     assert "error" not in answer, answer
     assert answer["fast_prefill"]
@@ -52,6 +55,6 @@ def test_it_is_served_as_huggingface_answers(answers, compare, folders, prompts,
     if name not in EIGHT_BIT:
         return compare(folders[name], prompts, run)
     model = load_any(folders[name], torch.float32)
-    pairs = zip(prompts, run["tokens"], strict=True)
+    pairs = zip(ends, run["tokens"], strict=True)
     expected = torch.stack([reference(model, prompt, tokens)[2] for prompt, tokens in pairs])
     assert (expected - torch.tensor(run["logprobs"])).abs().median() < 1e-4
