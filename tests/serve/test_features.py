@@ -67,7 +67,7 @@ def answers(engines, folder, few, checkpoint, eight):
         "preempted": {
             "model": folder,
             "engine": PARTS | {"num_gpu_blocks_override": 20},
-            "runs": [{"prompts": eight, "max_tokens": 24}],
+            "runs": [{"prompts": eight, "max_tokens": 24}, {"prompts": [max(eight, key=len)], "max_tokens": 8}],
         },
         "draft model": {
             "model": few,
@@ -127,11 +127,18 @@ def test_several_answers_differ(by_settings):
 
 
 def test_preempted_requests_equal_huggingface(answers, folder, eight, compare):
-    (run,) = answers["preempted"]["runs"]
+    run, _ = answers["preempted"]["runs"]
     assert run["preemptions"] > 0
     compare(folder, eight, run)
-    # Prompts come in parts; where none ends and nothing is decoded, the upper half does not run.
-    assert 0 < run["halves"]["upper"] < run["halves"]["lower"]
+
+
+def test_the_upper_half_runs_where_a_token_is_sampled(answers, folder, eight, compare):
+    _, run = answers["preempted"]["runs"]
+    prompt = max(eight, key=len)
+    parts = -(-len(prompt) // PARTS["max_num_batched_tokens"])
+    assert parts > 3
+    assert run["halves"] == {"lower": parts + 7, "upper": 8}
+    compare(folder, [prompt], run)
 
 
 def test_a_draft_model_changes_no_answer_at_full_depth(answers, few, eight, compare):

@@ -17,7 +17,8 @@ class SwiftKVModelState(DefaultModelState):
     def prepare_attn(self, input_batch: InputBatch, *arguments: Any, **named: Any) -> dict[str, Any]:
         """Attention metadata by layer; of a step without a row to sample from, with no row for the layers >= l."""
         metadata = super().prepare_attn(input_batch, *arguments, **named)
-        step = metadata.get(self.model.model.last_attention)
+        decoder: Any = self.model.model
+        step: Any = metadata.get(decoder.last_attention)
         # The bound is exact for prompts, of which there is one where fast prefill is armed.
         ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy() >= input_batch.prefill_len_np
         if getattr(step, "num_logits_indices", None) is not None and not ends.any():
