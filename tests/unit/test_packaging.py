@@ -23,6 +23,7 @@ PARTS = {
         "artifacts/",
         "data/",
         "planning/",
+        "predict/",
         "preflight/",
         "pricing/",
         "stages/",
