@@ -89,13 +89,21 @@ class Look:
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its limit, its standard error and the text above it; without a value `note` says why."""
+    """A value with its limit, its error and the text above it; without a value `note` says why.
+
+    The error is a standard error, or how far the value may lie below and above.
+    """
 
     value: float | None
     limit: float | None = None
     text: str = ""
     note: str = ""
-    error: float | None = None
+    error: float | tuple[float, float] | None = None
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """How far its error reaches below and above the value."""
+        return self.error if isinstance(self.error, tuple) else (self.error or 0.0, self.error or 0.0)
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
@@ -123,7 +131,7 @@ def line_style(number: int) -> dict[str, Any]:
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
     """Grouped bars, one group a name in `groups`; a black dash is a bar's limit, and a missing bar is written out."""
     width = 0.84 / len(series)
-    tops = ((bar.limit, bar.value and bar.value + (bar.error or 0)) for _, bars in series for bar in bars)
+    tops = ((bar.limit, bar.value and bar.value + bar.reach[1]) for _, bars in series for bar in bars)
     highest = max((top for pair in tops for top in pair if top), default=1.0)
     steep = 90 if len(groups) * len(series) > 10 else 0
     for number, (appearance, bars) in enumerate(series):
@@ -133,9 +141,9 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 axis.text(x, 0.02 * highest, bar.note, rotation=90, ha="center", va="bottom", fontsize=6)
                 continue
             axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
-            top = bar.value + (bar.error or 0)
+            top = bar.value + bar.reach[1]
             if bar.error is not None:
-                axis.errorbar(x, bar.value, bar.error, color="black", linewidth=0.8, capsize=1.5)
+                axis.errorbar(x, bar.value, [[end] for end in bar.reach], color="black", linewidth=0.8, capsize=1.5)
             room = highest * (0.25 if steep else 0.1 * (1 + bar.text.count("\n")))
             if bar.limit is not None:
                 mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,16 +38,13 @@ def settings(point: Point[Goodput]) -> dict[str, Any]:
 
 
 def numbers(run: Run[Goodput], command: list[str]) -> Numbers:
-    """All workloads on one server; each finished rate is kept in the work folder.
-
-    A new server is slow for a while, so the first rate measured on it is measured twice, and once for nothing.
-    """
+    """All workloads on one server; each finished rate is kept in the work folder."""
     workloads = run.point.workloads
     sources = {name: _source(run, name) for name in workloads}
     alike = latency.identity(run, command)
     with latency.both(run, command) as (server, client):
         found: Numbers = {}
-        ask = _warmed(partial(latency.ask, run, server, client))
+        ask = latency.warmed(partial(latency.ask, run, server, client))
         for name, workload in workloads.items():
             prompts = {
                 "kind": "workload",
@@ -65,18 +61,6 @@ def numbers(run: Run[Goodput], command: list[str]) -> Numbers:
 
             found[name] = {"source": sources[name], **rising(workload.request_rates, measure)}
     return {"workloads": found}
-
-
-def _warmed(ask: Callable[..., Numbers]) -> Callable[..., Numbers]:
-    """The same, but what is asked first is asked once before, for nothing."""
-    first = iter([True])
-
-    def twice(rate: float, **job: Any) -> Numbers:
-        if next(first, False):
-            ask(rate, **job)
-        return ask(rate, **job)
-
-    return twice
 
 
 def seen(point: Point, result: Numbers) -> tuple[int, int]:

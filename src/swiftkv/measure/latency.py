@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def settings(point: Point[Latency]) -> dict[str, Any]:
         "arrivals": "Poisson",
         "temperature": 0,
         "prompts": PROMPTS,
-        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one request to warm up",
+        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one rate to warm up",
     }
 
 
@@ -59,9 +60,10 @@ def numbers(run: Run[Latency], command: list[str]) -> Numbers:
         raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
     same = identity(run, command) | sent(point)
     with both(run, command) as (server, client):
+        ask = warmed(partial(measure_rate, run, server, client))
 
         def measure(rate: float) -> dict[str, Any]:
-            return kept(run.work / f"rate-{rate:g}.json", same, lambda: measure_rate(run, server, client, rate))
+            return kept(run.work / f"rate-{rate:g}.json", same, lambda: ask(rate))
 
         return search(point.settings.request_rates, measure, point.settings.refine_steps)
 
@@ -79,6 +81,18 @@ def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
         serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
     ):
         yield server, client
+
+
+def warmed(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same, but what is asked first is asked once before, for nothing: a new server is slow for a while."""
+    first = iter([True])
+
+    def twice(rate: float, **job: Any) -> dict[str, Any]:
+        if next(first, False):
+            ask(rate, **job)
+        return ask(rate, **job)
+
+    return twice
 
 
 def measure_rate(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Served:
             }
 
         search(self.point.request_rates, answer, self.point.refine_steps)
-        return sum(spent)
+        return spent[0] + sum(spent)  # the first twice, to warm up
 
     def goodput(self) -> float:
         """Every rate of the workloads up to the first at which requests wait, as if all had its average length."""
@@ -95,7 +95,7 @@ class Served:
                 return {"request_rate": rate, "goodput": 0.0 if waiting else rate}
 
             rising(workload.request_rates, answer)
-        return sum(spent)
+        return spent[0] + sum(spent)  # the first twice, to warm up
 
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""
