@@ -13,9 +13,8 @@ from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure
 from swiftkv.measure.memory import Device
 from swiftkv.measure.prompts import chat_prompts, random_prompts
-from swiftkv.measure.run import measure
 from swiftkv.measure.worker import module, worker
-from tests.unit.measure_helpers import LLAMA, REPORT, answered, point, run_of, stand_in, subject
+from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def measured(monkeypatch):
 
 def keep_rate(model, asked, work):
     """What a measurement of 1 request a second that was killed leaves behind."""
-    run = run_of(model, asked, work)
+    command = latency.KIND.command(run_of(model, asked, work))
     work.mkdir()
-    same = latency.identity(run, latency.KIND.command(run)) | latency.sent(asked)
+    same = latency.identity(model, asked) | latency.engine_of(command) | latency.sent(asked)
     kept = {"settings": same, "result": rate_result(REPORT, 1, 20)}
     (work / "rate-1.json").write_text(json.dumps(kept))
 

@@ -62,7 +62,8 @@ rule measure:
         # Asks for the input only to be no trigger: it changes no number.
         start_timeout=lambda w, input: scale.serving.engine.start_timeout,
         # Not an output: Snakemake would delete the finished rates of a job that was killed.
-        state=lambda w: f"{scale.pathvars.results}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
+        state=lambda w: f"{SERVING_STATE}/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
+        minutes=lambda w, resources: resources.get("runtime", []),
     shell:
         """
         exec &> >(tee {log:q})
@@ -86,5 +87,6 @@ rule measure:
             --threads {threads} \
             --gpus {params.gpus} \
             --work-dir {params.state:q} \
+            --minutes {params.minutes} \
             --output {output:q}
         """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+from swiftkv.measure.engines import Engines
 from swiftkv.measure.memory import Budget
 from swiftkv.measure.point import Point, Settings, Subject, engine_arguments, engine_environment, max_model_len
 from swiftkv.measure.worker import Worker, module, worker
@@ -21,8 +22,10 @@ class Run(Generic[Settings]):
     """One measurement under way.
 
     Attributes:
-        work: folder for vLLM's log and for what is finished of the measurement.
+        work: folder for what is finished of the measurement.
         budget: the memory for the KV cache.
+        engines: those of the job.
+        longest: tokens of a sequence that the engine is to be ready for at least, for other points on it.
         heldout: chats to send, for points with `dataset`.
         workloads: folders of requests to send, each called as its workload, for points with `workloads`.
     """
@@ -31,17 +34,19 @@ class Run(Generic[Settings]):
     point: Point[Settings]
     work: Path
     budget: Budget
+    engines: Engines
+    longest: int = 0
     heldout: Path | None = None
     workloads: Sequence[Path] = ()
 
     @property
     def log(self) -> Path:
         """The file that holds what vLLM prints."""
-        return self.work / "vllm.log"
+        return self.engines.log
 
     def arguments(self, prompt: int, output: int) -> list[str]:
         """vLLM's engine arguments for requests of so many tokens; raises as `max_model_len`."""
-        length = max_model_len(self.subject.config, prompt, output)
+        length = max(self.longest, max_model_len(self.subject.config, prompt, output))
         return engine_arguments(self.subject, self.point, length, self.budget)
 
     @property
@@ -63,6 +68,8 @@ class Kind:
         seen: prompt and output tokens of the requests as they came, where only the result tells; for the costs.
         alone: it times single requests or steps, so on a cluster no other job may run on its node. Those wait for the
             processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
+        server: it asks a server, others an engine.
+        single: on one device the engine is in the program's own process, so that nothing stands between.
     """
 
     lengths: Callable[[Point], tuple[int, int]]
@@ -72,6 +79,8 @@ class Kind:
     headline: Callable[[Numbers], str]
     seen: Callable[[Point, Numbers], tuple[int, int]] | None = None
     alone: bool = False
+    server: bool = False
+    single: bool = False
 
 
 def requested(point: Point[Requests]) -> tuple[int, int]:
@@ -91,13 +100,16 @@ def engine_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run
 
 @contextlib.contextmanager
 def engine(run: Run, command: list[str], *, single: bool = False) -> Iterator[Worker]:
-    """The engine program for as long as the block runs, asked for the jobs of `engine_program`.
+    """The engine program, to be asked for the jobs of `engine_program`; it remembers nothing of other measurements.
 
     Args:
-        single: on one device, let the engine be in the program's own process, so that nothing stands between.
+        single: as in `Kind`.
     """
     environment = run.environment
     if single and run.point.tensor_parallel_size == 1:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    with worker(command, run.log, environment, "the vLLM engine") as program:
+    key = (command, environment)
+    with run.engines.get(key, lambda: worker(command, run.log, environment, "the vLLM engine")) as program:
+        if run.engines.used:
+            program.ask({"do": "forget"})
         yield program

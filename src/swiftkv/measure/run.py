@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
-from swiftkv.errors import UserError
 from swiftkv.measure import capacity, goodput, latency, memory, steps, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
+from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable, speculation
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
-from swiftkv.records import describe_spec, measurement, weights_of, write_json
-from swiftkv.sources import read_source
-from swiftkv.spec import SwiftKVSpec
+from swiftkv.records import describe_spec, measurement, weights_of
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
@@ -30,85 +28,26 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def measure_point(
-    model: str,
-    title: str,
-    source: Path,
-    checkpoint: Path | None,
-    weights: Literal["original", "trained", "dummy"],
-    variant: str,
-    spec: SwiftKVSpec | None,
-    kv_cache: Literal["auto", "fp8"],
-    point: str,
-    settings: dict[str, Any],
-    start_timeout: float,
-    threads: int,
-    gpus: int,
-    work_dir: Path,
-    output: Path,
-    merge_all_layers: bool = False,
-    quantization: str | None = None,
-    plugin: str | None = None,
+def measure(
+    subject: Subject,
+    point: Point,
+    work: Path,
     heldout: Path | None = None,
     workloads: Sequence[Path] = (),
-) -> None:
-    """Measure one serving point of one model and variant, and write the measurement; `measure` says what it holds.
-
-    Args:
-        model: key of the model in the configuration.
-        title: published name of the model.
-        source: the model's source.json, or the file of its dimensions.
-        checkpoint: folder to serve; without it, the model of `source`.
-        weights: what the folder holds.
-        variant: name of the variant.
-        spec: its rewiring; null where there is none.
-        kv_cache: format of the KV cache.
-        point: key of the point under serving.points.
-        settings: the point, and what all points share.
-        start_timeout: seconds a server may take until it answers.
-        threads: processor threads.
-        gpus: GPUs the model is spread over; 0 is the processor.
-        work_dir: folder for logs and unfinished measurements; gone when all is measured.
-        output: JSON file.
-        merge_all_layers: whether one layer's KV cache is kept (Section 5.1).
-        quantization: vLLM's --quantization.
-        plugin: arctic-inference serves with the authors' vLLM plugin.
-        heldout: chats to send, for points with `dataset`.
-        workloads: folders of requests to send, for points with `workloads`.
-
-    Raises:
-        UserError: as `measure`, or there is nothing to serve.
-        EngineFailure: as `measure`.
-    """
-    identity = read_source(source)
-    if "kind" not in identity:  # the dimensions of a model, whose weights nobody has
-        identity = {"kind": "architecture", "id": source.name}
-    folder = checkpoint or identity.get("path")
-    if folder is None:
-        raise UserError(f"{source} is no model that can be served; give --checkpoint")
-    identity |= {"name": model, "title": title}
-    # Absolute, so that vLLM never takes it for the name of a hub repository.
-    place = Path(folder).resolve()
-    subject = Subject(identity, variant, kv_cache, place, weights, spec, merge_all_layers, quantization, plugin)
-    asked = Point.read(point, settings, gpus=gpus, threads=threads, start_timeout=start_timeout)
-    record = measure(subject, asked, work_dir, heldout, workloads)
-    write_json(output, record)
-    shutil.rmtree(work_dir, ignore_errors=True)
-    print(f"{point}, {variant}, {kv_cache}: {headline(record)}")
-
-
-def measure(
-    subject: Subject, point: Point, work: Path, heldout: Path | None = None, workloads: Sequence[Path] = ()
+    *,
+    engines: Engines,
+    longest: int = 0,
 ) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
     Too little memory is a record too, with status "oom".
 
     Args:
-        work: folder for vLLM's log and for what is finished, so that a killed measurement goes on; whoever keeps the
-            record removes it.
+        work: folder for what is finished, so that a killed measurement goes on; whoever keeps the record removes it.
         heldout: chats to send, for points with `dataset`.
         workloads: folders of requests to send, for points with `workloads`.
+        engines: those of the job.
+        longest: as in `Run`.
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
@@ -124,12 +63,10 @@ def measure(
     spec = describe_spec(subject.spec, subject.architecture.num_key_value_heads)
     costs = cost(subject, *kind.lengths(point))
     work.mkdir(parents=True, exist_ok=True)
-    log = work / "vllm.log"
-    log.unlink(missing_ok=True)
     budget = command = result = reason = None
     try:
         budget = point.budget(subject)
-        run = Run(subject, point, work, budget, heldout, workloads)
+        run = Run(subject, point, work, budget, engines, longest, heldout, workloads)
         command = kind.command(run)
         result = kind.numbers(run, command)
     except OutOfMemory as error:
@@ -138,8 +75,7 @@ def measure(
         reason = str(error)
     if kind.seen and result:
         costs = cost(subject, *kind.seen(point, result))
-    text = log.read_text(errors="replace") if log.exists() else ""
-    engine = observed(text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
+    engine = observed(engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
     return measurement(
         point.settings.measure,
         model=subject.identity,
@@ -177,6 +113,15 @@ def asked(point: Point) -> dict[str, Any]:
         "seed": point.seed,
         **KINDS[point.settings.measure].settings(point),
     }
+
+
+def engine_key(point: Point) -> str:
+    """What the points of a model, variant and KV cache need in common to be measured on one engine."""
+    kind = KINDS[point.settings.measure]
+    key = {"server": kind.server, "memory_gib": point.settings.memory_gib, "speculative": speculation(point)}
+    if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
+        key |= {"alone": kind.alone, "single": kind.single}
+    return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
 
 
 def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
     """Every batch on one engine."""
     point = run.point.settings
     job = {"do": "forward", "repeats": point.repeats, "seed": run.point.seed}
-    with engine(run, command, single=True) as program:
+    with engine(run, command, single=FORWARD.single) as program:
         times = [program.ask(job | {"input": tokens})["seconds"] for tokens in point.batch_tokens]
     return {
         "batch_tokens": point.batch_tokens,
@@ -61,6 +61,7 @@ def _kind(
     settings: tuple[str, ...],
     numbers: Callable[[Run, list[str]], Numbers],
     headline: Callable[[Numbers], list[str]],
+    single: bool = False,
 ) -> Kind:
     return Kind(
         lengths=lengths,
@@ -69,6 +70,7 @@ def _kind(
         numbers=numbers,
         headline=lambda result: ", ".join(headline(result)),
         alone=True,
+        single=single,
     )
 
 
@@ -80,6 +82,7 @@ FORWARD = _kind(
         f"{tokens} tokens {1000 * seconds:.1f} ms"
         for tokens, seconds in zip(result["batch_tokens"], result["seconds"]["median"], strict=True)
     ],
+    single=True,
 )
 DECODE = _kind(
     requested,

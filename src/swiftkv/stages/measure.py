@@ -8,7 +8,9 @@ from typing import Any
 
 from swiftkv.cost import prefill_flops, request_flops
 from swiftkv.data.workload import average_lengths
+from swiftkv.measure.point import Point
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
+from swiftkv.measure.run import KINDS, engine_key
 from swiftkv.pricing.work import Work
 from swiftkv.section import plain
 from swiftkv.stages.stage import Stage
@@ -18,10 +20,8 @@ BUSY = 0.9  # load above which a server's queue makes requests wait (`swiftkv.me
 
 def seconds(work: Work) -> float:
     """The engine's start, and what it is asked."""
-    serving = work.config.serving
-    point = serving.points[work["point"]]
-    output = getattr(point, "output_tokens", None) or serving.output_tokens
-    served = Served(work, point, getattr(point, "input_tokens", 0), output)
+    served = _served(work)
+    point = served.point
     measuring = {
         "throughput": served.throughput,
         "latency": served.latency,
@@ -30,8 +30,23 @@ def seconds(work: Work) -> float:
         "kv_capacity": lambda: 0.0,
         "goodput": served.goodput,
     }[point.measure]()
-    start = work.machine["server" if point.measure in ("latency", "goodput") else "engine"]
-    return start + work.machine.load(served.weights / work.machine.together) + measuring
+    return start(work)[1] + measuring
+
+
+def start(work: Work) -> tuple[str, float]:
+    """The engine that a point needs, and the seconds of its start; points that need the same one may share it."""
+    served, name = _served(work), work["point"]
+    point = Point.read(name, work.config.point(name), gpus=work.job.gpus, threads=work.job.threads)
+    of = "/".join(work.job.wildcards.get(part, "") for part in ("model", "variant", "kv_cache"))
+    alone = work.machine["server" if KINDS[served.point.measure].server else "engine"]
+    return f"{of} {engine_key(point)}", alone + work.machine.load(served.weights / work.machine.together)
+
+
+def _served(work: Work) -> Served:
+    serving = work.config.serving
+    point = serving.points[work["point"]]
+    output = getattr(point, "output_tokens", None) or serving.output_tokens
+    return Served(work, point, getattr(point, "input_tokens", 0), output)
 
 
 class Served:
@@ -117,7 +132,8 @@ class Served:
 STAGE = Stage(
     name="measure",
     output="serving/{point}/{model}/{variant}/{kv_cache}.json",
-    run="swiftkv.measure.run:measure_point",
+    run="swiftkv.measure.job:measure_point",
     gpus="serve",
     seconds=seconds,
+    engine=start,
 )
