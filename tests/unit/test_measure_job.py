@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from swiftkv.artifacts.records import Record
 from swiftkv.measure import kind, latency
 from swiftkv.measure.client import rate_result
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
@@ -18,17 +19,20 @@ SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "tot
 POINTS = {
     "short": SHORT,
     "long": SHORT | {"input_tokens": 3000, "total_tokens": 4000},
+    "forward": {"measure": "forward_time", "batch_tokens": [16, 32], "repeats": 2},
     "steps": {"measure": "decode", "input_tokens": 32, "output_tokens": 8, "batch_sizes": [1, 2], "repeats": 2},
     "little-memory": SHORT | {"memory_gib": 0.5},
     "compiled": SHORT | {"enforce_eager": False},
     "slow": {"measure": "latency", "input_tokens": 100, "output_tokens": 16, "request_rates": [1, 2], "seconds": 5},
     "slower": {"measure": "latency", "input_tokens": 200, "output_tokens": 16, "request_rates": [1], "seconds": 5},
 }
-START = "start"
+START, MERGED = "start", "merge-all-layers"
 
 
 class Scale:
     """Points of a tiny model in `folder`, as Snakemake's jobs measure them."""
+
+    in_turns = False
 
     def __init__(self, folder):
         self.folder, self.points = folder, {name: dict(point) for name, point in POINTS.items()}
@@ -38,7 +42,7 @@ class Scale:
         write_json(folder / "source.json", source)
 
     def settings(self, name):
-        return self.points[name] | {"seed": 0, "engine": ENGINE}
+        return self.points[name] | {"seed": 0, "engine": ENGINE, "in_turns": self.in_turns}
 
     def work(self, name, variant="baseline"):
         return self.folder / "state" / name / "tiny" / variant / "auto"
@@ -53,12 +57,13 @@ class Scale:
         """Where the record of a point lies."""
         return self.folder / "serving" / name / "tiny/baseline/auto.json"
 
-    def run(self, name, **changes):
+    def run(self, name, variant="baseline", **changes):
         """The job of a point; its record."""
         measure_point(
             model="tiny", title="Tiny", source=self.folder / "source.json", checkpoint=None, weights="original",
-            variant="baseline", spec=None, kv_cache="auto", point=name, settings=self.settings(name), start_timeout=9,
-            threads=1, gpus=0, work_dir=self.work(name), output=self.record(name), **changes,
+            variant=variant, spec=None, kv_cache="auto", point=name, settings=self.settings(name), start_timeout=9,
+            threads=1, gpus=0, work_dir=self.work(name, variant), output=self.record(name),
+            merge_all_layers=variant == MERGED, **changes,
         )  # fmt: skip
         return read_json(self.record(name))
 
@@ -71,7 +76,7 @@ def scale(tmp_path):
 @pytest.fixture
 def asked(monkeypatch):
     """Replaces vLLM: a list of starts, with their longest sequence, and jobs, in order; `asked.fail` may raise."""
-    done = SimpleNamespace(said=[], fail=lambda what: None)
+    done = SimpleNamespace(said=[], sides=[], fail=lambda what: None)
 
     def hear(what):
         done.said.append(what)
@@ -79,12 +84,15 @@ def asked(monkeypatch):
 
     @contextlib.contextmanager
     def engine(command, log, environment, what):
+        merged = "--hf-overrides" in command
         hear((START, int(command[command.index("--max-model-len") + 1])))
-        log.write_text("CPU KV cache size: 1,024 tokens,\n")
+        log.write_text(f"CPU KV cache size: {8192 if merged else 1024:,} tokens,\n")
 
         def answer(job):
             hear((job["do"], job.get("input")))
-            return {"seconds": 1.0, "steps": 4}
+            done.sides.append("merged" if merged else "baseline")
+            seconds = 0.5 if merged else 1.0
+            return {"seconds": [seconds] if job["do"] == "forward" else seconds, "steps": 4}
 
         yield SimpleNamespace(ask=answer)
 
@@ -209,6 +217,41 @@ def test_a_server_is_warmed_up_once_for_all_its_points(scale, asked):
     scale.run("slow")
     scale.run("slower")
     assert asked.said == [(START, 384), ("slow", 1), ("slow", 1), ("slow", 2), ("slower", 1)]
+
+
+def test_a_variant_takes_turns_with_the_baseline(scale, asked):
+    scale.in_turns = True
+    scale.points["short"]["repeats"] = 3
+    scale.ask("steps", "forward", variant=MERGED)
+    records = [scale.run(name, MERGED) for name in ("short", "steps", "forward")]
+    assert len(asked.starts()) == 2  # one each
+    # Every measurement after one to warm up; first of all the baseline's engine is asked whether it is there.
+    assert asked.sides[:13] == ["baseline"] + [
+        "baseline",
+        "baseline",
+        *["merged"] * 4,
+        *["baseline"] * 4,
+        *["merged"] * 2,
+    ]
+    short, steps, forward = (Record.of(record) for record in records)
+    assert short.speedups() == [2, 2, 2] and short.throughput == pytest.approx(4 * 116 / 0.5)
+    assert steps.speedups("ms", 1) == [2, 2] and forward.speedups(place=0) == [2, 2]
+    # What the engine said is the variant's own.
+    assert all(record["engine"]["kv_cache_tokens"] == 8192 for record in records)
+    scale.in_turns = False
+    assert Record.of(scale.run("short", MERGED)).speedups() == []
+
+
+def test_a_baseline_that_finds_no_memory_leaves_the_variant_alone(scale, asked):
+    def fail(what):
+        if what == ("ready", None):
+            raise OutOfMemory("vLLM has not enough memory")
+
+    asked.fail = fail
+    scale.in_turns = True
+    record = scale.run("short", MERGED)
+    assert record["status"] == "ok" and record["result"]["baseline_samples_seconds"] is None
+    assert record["result"]["samples_seconds"] == [0.5]
 
 
 def test_an_engine_ends_where_something_fails_and_at_the_end(tmp_path):

@@ -253,7 +253,7 @@ def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit
     def ends(run, command):
         raise OutOfMemory("vLLM has not enough memory: CUDA out of memory")
 
-    monkeypatch.setattr(throughput, "engine", ends)
+    monkeypatch.setattr(throughput, "engines", ends)
     if kept:
         assert measure(model, asked, tmp_path / "work")["status"] == "oom"
         return
@@ -268,8 +268,8 @@ def test_the_memory_is_asked_for_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(memory, "devices", lambda: asked.append(1) or [DEVICE])
     answers = {"seconds": 2.0}
-    worker = contextlib.nullcontext(SimpleNamespace(ask=lambda job: answers))
-    monkeypatch.setattr(throughput, "engine", lambda run, command: worker)
+    sides = contextlib.nullcontext({"own": SimpleNamespace(ask=lambda job: answers)})
+    monkeypatch.setattr(throughput, "engines", lambda run, command: sides)
     record = measure(
         subject(tmp_path / "m"), point("throughput", gpus=1, total_tokens=9, memory_gib=40), tmp_path / "work"
     )

@@ -252,6 +252,12 @@ def served_folder(w):
     return f"<results>/checkpoints/{w.model}/{served_variant(w)}" if variant.changed else []
 
 
+def baseline_folder(w):
+    """The folder without weights of the baseline, where a variant is measured in turns with it."""
+    compared = scale.in_turns(w.point) and w.variant != "baseline" and serves_dummy(w)
+    return f"<results>/dummy/{w.model}/baseline" if compared else []
+
+
 def measured_alone(w):
     """Whether a point's numbers would be others beside other jobs."""
     return KINDS[scale.serving.points[w.point].measure].alone

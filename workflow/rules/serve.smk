@@ -36,6 +36,7 @@ rule measure:
     input:
         source=model_file,
         served=served_folder,
+        baseline=baseline_folder,
         chats=chats_file,
         workloads=workload_folders,
     output:
@@ -81,6 +82,7 @@ rule measure:
             --settings {params.settings:q} \
             --source {input.source:q} \
             --checkpoint {input.served:q} \
+            --baseline {input.baseline:q} \
             --heldout {input.chats:q} \
             --workloads {input.workloads:q} \
             --start-timeout {params.start_timeout} \

@@ -14,6 +14,7 @@ from swiftkv.artifacts.records import Published, Record, Records, read_records, 
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.statistics import mean_and_stderr
 
 
 class Case(NamedTuple):
@@ -166,8 +167,22 @@ class Cell:
 
     @property
     def speedup(self) -> float | None:
-        """Throughput over the baseline's."""
+        """Throughput over the baseline's: the mean over turns where they were measured in turns, else of two records."""
+        if turns := self.record.speedups():
+            return mean_and_stderr(turns)[0]
         return ratio(self.record.throughput, self.base.throughput)
+
+    @property
+    def speedup_stderr(self) -> float | None:
+        """Its standard error: that of the mean over turns."""
+        turns = self.record.speedups()
+        return mean_and_stderr(turns)[1] if turns else None
+
+    @property
+    def times(self) -> str:
+        """The speed-up in words."""
+        error = self.speedup_stderr
+        return f"{self.speedup:.2f}×" + (f" ± {error:.2f}" if error is not None else "")
 
     @property
     def place(self) -> dict[str, Any]:
@@ -209,6 +224,16 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
         for point in serving.points if apart else [None]:
             check_comparable(serving.of(model, point), entry["label"] if entry["source"] != "ours" else entry["name"])
     return serving
+
+
+def turns_note(serving: Serving) -> list[str]:
+    """What the errors of ratios are, where some were measured in turns."""
+    if not any(record.value(f"baseline_samples_{unit}") for record in serving.records for unit in ("seconds", "ms")):
+        return []
+    return [
+        "±: standard error over turns in which baseline and variant were measured one after the other on engines that stay up; "
+        "another start of the engines may differ by more."
+    ]
 
 
 def with_claims(data: pd.DataFrame, claims: Sequence[Published]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The engines of one job: what was started last stays up for the next measurement that needs the same."""
+"""The engines of one job: what has been started stays up for the next measurement that needs the same."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ Started = TypeVar("Started")
 
 
 class Engines:
-    """At most one engine or server at a time; all ends with the block.
+    """The engines or servers that were asked for last; all end with the block.
 
     Args:
-        log: file for what it prints.
+        log: file for what that of the measured variant prints.
+        room: how many stay up at once.
 
     Attributes:
-        used: whether what runs has been asked for before.
-        warm: whether it has been measured once, for nothing.
+        used: whether what was asked for last has been asked for before.
+        warm: whether the server, if that is what was started last, has been measured once, for nothing.
     """
 
-    def __init__(self, log: Path) -> None:
-        self.log, self.used, self.warm = log, False, False
-        self._key: Any = None
-        self._running: tuple[Any, ...] = ()
-        self._stack = ExitStack()
+    def __init__(self, log: Path, room: int = 1) -> None:
+        self.log, self.room, self.used, self.warm = log, room, False, False
+        self._running: list[tuple[Any, ExitStack, Any]] = []  # key, what ends it and what was started, the latest last
 
     def __enter__(self) -> Engines:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -37,9 +36,11 @@ class Engines:
         self.close()
 
     def close(self) -> None:
-        """End what runs; the next measurement starts anew."""
-        stack, self._stack, self._key, self._running = self._stack, ExitStack(), None, ()
-        stack.close()
+        """End all that runs; the next measurement starts anew."""
+        with ExitStack() as ending:
+            for _, stack, _ in self._running:
+                ending.push(stack)
+            self._running = []
 
     @contextlib.contextmanager
     def get(self, key: Any, start: Callable[[], AbstractContextManager[Started]]) -> Iterator[Started]:
@@ -47,19 +48,25 @@ class Engines:
 
         It stays up after the block, unless that ends with an exception.
         """
-        self.used = bool(self._running) and key == self._key
-        if not self.used:
-            self.close()
+        found = next((running for running in self._running if running[0] == key), None)
+        self.used = found is not None
+        if found is None:
+            while len(self._running) >= self.room:
+                _, oldest, _ = self._running.pop(0)
+                oldest.close()
+            stack = ExitStack()
+            found = (key, stack, stack.enter_context(start()))
             self.warm = False
-            self._running = (self._stack.enter_context(start()),)
-            self._key = key
+        else:
+            self._running.remove(found)
+        self._running.append(found)
         try:
-            yield self._running[0]
+            yield found[2]
         except BaseException:
             self.close()
             raise
 
     @property
     def text(self) -> str:
-        """Everything that it has printed."""
+        """Everything that the measured variant's has printed."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""

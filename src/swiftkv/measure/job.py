@@ -20,6 +20,7 @@ from typing import Any, Literal
 from swiftkv.errors import UserError
 from swiftkv.measure.engine import EngineFailure
 from swiftkv.measure.engines import Engines
+from swiftkv.measure.kind import BASELINE
 from swiftkv.measure.latency import identity, state_of
 from swiftkv.measure.point import Point, Subject, max_model_len
 from swiftkv.measure.run import KINDS, asked, engine_key, headline, measure
@@ -42,9 +43,11 @@ class Wanted:
 
     def made_with(self, subject: Subject) -> dict[str, Any]:
         """What two records of it must have in common to be the same."""
-        served = {name: value for name, value in vars(subject).items() if name not in ("folder", "spec")}
+        served = {name: value for name, value in vars(subject).items() if name not in ("folder", "spec", "baseline")}
         sent = [state_of(place) for place in (self.heldout, *self.workloads) if place]
         same = identity(subject, self.point) | served | asked(self.point) | {"sent": sent}
+        if self.point.in_turns and subject.baseline:
+            same["baseline"] = state_of(subject.baseline.folder)
         return json.loads(json.dumps(same | {"spec": subject.spec and subject.spec.fields}))
 
     def keep(self, subject: Subject, record: dict[str, Any]) -> None:
@@ -98,6 +101,7 @@ def measure_point(
     heldout: Path | None = None,
     workloads: Sequence[Path] = (),
     minutes: float | None = None,
+    baseline: Path | None = None,
 ) -> None:
     """Measure one serving point of one model and variant, and write the measurement; `run.measure` says what it holds.
 
@@ -126,6 +130,7 @@ def measure_point(
         heldout: chats to send, for points with `dataset`.
         workloads: folders of requests to send, for points with `workloads`.
         minutes: the job's time limit; no other point begins after half of it.
+        baseline: folder of the baseline, for points that are measured in turns with it; without it, the model of `source`.
 
     Raises:
         UserError: as `run.measure`, or there is nothing to serve.
@@ -141,7 +146,14 @@ def measure_point(
     model_identity |= {"name": model, "title": title}
     # Absolute, so that vLLM never takes it for the name of a hub repository.
     place = Path(folder).resolve()
-    subject = Subject(model_identity, variant, kv_cache, place, weights, spec, merge_all_layers, quantization, plugin)
+    beside, unchanged = None, baseline or model_identity.get("path")
+    if variant != BASELINE and unchanged is not None:
+        served = "dummy" if weights == "dummy" else "original"
+        unchanged = Path(unchanged).resolve()
+        beside = Subject(model_identity, BASELINE, "auto", unchanged, served, quantization=quantization)
+    subject = Subject(
+        model_identity, variant, kv_cache, place, weights, spec, merge_all_layers, quantization, plugin, beside
+    )
     own = Wanted(
         Point.read(point, settings, gpus=gpus, threads=threads, start_timeout=start_timeout),
         work_dir,
@@ -154,8 +166,9 @@ def measure_point(
     if record is not None:
         print(f"{point} has been measured beside another point, or before the job was ended", flush=True)
     else:
-        with Engines(work_dir / "vllm.log") as engines:
-            others = list(_others(subject, own))
+        others = list(_others(subject, own))
+        sides = 2 if any(wanted.point.in_turns for wanted in (own, *others)) else 1
+        with Engines(work_dir / "vllm.log", room=sides) as engines:
             record = _measure(subject, own, others, engines)
             own.keep(subject, record)
             deadline = None if minutes is None else began + 60 * minutes / 2

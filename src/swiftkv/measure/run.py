@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,12 @@ def measure(
     budget = command = result = reason = None
     try:
         budget = point.budget(subject)
-        run = Run(subject, point, work, budget, engines, longest, heldout, workloads)
+        run = Run(subject, point, work, budget, engines, longest, heldout=heldout, workloads=workloads)
         command = kind.command(run)
+        if subject.baseline is not None and point.in_turns:
+            with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
+                other = replace(run, subject=subject.baseline, budget=point.budget(subject.baseline))
+                run = replace(run, baseline=kind.command(other))
         result = kind.numbers(run, command)
     except OutOfMemory as error:
         if point.gpus:
@@ -111,6 +117,7 @@ def asked(point: Point) -> dict[str, Any]:
         "memory_gib": point.settings.memory_gib,
         "speculative": speculation(point),
         "seed": point.seed,
+        "in_turns": point.in_turns,
         **KINDS[point.settings.measure].settings(point),
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from swiftkv.cost import prefill_flops, request_flops
 from swiftkv.data.workload import average_lengths
+from swiftkv.measure.kind import BASELINE
 from swiftkv.measure.point import Point
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
 from swiftkv.measure.run import KINDS, engine_key
@@ -30,7 +31,7 @@ def seconds(work: Work) -> float:
         "kv_capacity": lambda: 0.0,
         "goodput": served.goodput,
     }[point.measure]()
-    return start(work)[1] + measuring
+    return start(work)[1] + measuring * served.sides
 
 
 def start(work: Work) -> tuple[str, float]:
@@ -39,7 +40,8 @@ def start(work: Work) -> tuple[str, float]:
     point = Point.read(name, work.config.point(name), gpus=work.job.gpus, threads=work.job.threads)
     of = "/".join(work.job.wildcards.get(part, "") for part in ("model", "variant", "kv_cache"))
     alone = work.machine["server" if KINDS[served.point.measure].server else "engine"]
-    return f"{of} {engine_key(point)}", alone + work.machine.load(served.weights / work.machine.together)
+    seconds = alone + work.machine.load(served.weights / work.machine.together)
+    return f"{of} {engine_key(point)}", seconds * served.sides
 
 
 def _served(work: Work) -> Served:
@@ -58,6 +60,11 @@ class Served:
         fp8 = work.size.fp8 or work.model.quantization == "fp8"
         self.weights = work.size.parameters * (1 if fp8 else 2)  # bytes
 
+    @property
+    def sides(self) -> int:
+        """How many engines are measured: with the baseline's, where it takes turns with a variant."""
+        return 2 if self.work.config.in_turns(self.work["point"]) and self.work["variant"] != BASELINE else 1
+
     @cached_property
     def _request_flops(self) -> int:
         return sum(request_flops(self.work.size.arch, self.work.spec, self.prompt, self.output).values())
@@ -74,9 +81,9 @@ class Served:
         return self._compute(count * self._request_flops) + rounds * self.output * self._step()
 
     def throughput(self) -> float:
-        """All requests at once, after one to warm up."""
+        """All requests at once, each time after one to warm up."""
         count = max(1, round(self.point.total_tokens / (self.prompt + self.output)))
-        return self._requests(count + self.point.warmups)
+        return self.point.repeats * self._requests(count + self.point.warmups)
 
     def latency(self) -> float:
         """Every rate that the search would measure on a server as fast as assumed."""
@@ -119,10 +126,10 @@ class Served:
         return count, max(count / rate, busy) + self._requests(1), rate * busy / count > BUSY
 
     def forward(self) -> float:
-        """Single steps over prompt tokens, each batch once more to warm up."""
+        """Single steps over prompt tokens, each after one to warm up."""
         size, spec = self.work.size, self.work.spec
         passes = [sum(prefill_flops(size.arch, spec, tokens).values()) for tokens in self.point.batch_tokens]
-        return (1 + self.point.repeats) * sum(self._compute(flops) + self._step() for flops in passes)
+        return 2 * self.point.repeats * sum(self._compute(flops) + self._step() for flops in passes)
 
     def decoding(self) -> float:
         """Whole batches that decode, each once more to warm up."""

@@ -21,7 +21,9 @@ from swiftkv.artifacts.serving import (
     ratio,
     read_serving,
     serving_kind,
+    turns_note,
 )
+from swiftkv.statistics import mean_and_stderr
 
 
 def _extra(config: Config, entry: Entry) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     headline(figure, *serving.captions()[0])
     labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
     (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
-    legend(figure, [*labels, dotted], notes=serving.notes)
+    legend(figure, [*labels, dotted], notes=[*serving.notes, *turns_note(serving)])
     return Drawing(figure, data)
 
 
@@ -63,6 +65,10 @@ def frame(serving: Serving) -> pd.DataFrame:
 def _lines(cell: Cell) -> list[dict[str, Any]]:
     record, bound = cell.record, cell.record.limit("prefill_speedup_limit")
     base, median, fastest = _times(cell.base), _times(record), _times(record, "min")
+    gains: dict[int | None, tuple[float | None, float | None]] = {}
+    for place, tokens in enumerate(median):
+        turns = record.speedups(place=place)
+        gains[tokens] = mean_and_stderr(turns) if turns else (ratio(base.get(tokens), median[tokens]), None)
     return [
         cell.head(median)
         | {
@@ -71,7 +77,7 @@ def _lines(cell: Cell) -> list[dict[str, Any]]:
             "milliseconds": _milli(median.get(tokens)),
             "milliseconds_min": _milli(fastest.get(tokens)),
             "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
-            "speedup": ratio(base.get(tokens), median.get(tokens)),
+            **dict(zip(("speedup", "speedup_stderr"), gains.get(tokens, (None, None)), strict=True)),
             "speedup_limit": bound,
             "what": record.value("what"),
         }
@@ -109,6 +115,9 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
         if case == BASELINE or curve["speedup"].isna().all():
             continue
         gains.plot(curve["batch_tokens"], curve["speedup"], **style)
+        if curve["speedup_stderr"].notna().any():
+            gains.errorbar(curve["batch_tokens"], curve["speedup"], curve["speedup_stderr"].astype(float), fmt="none",
+                           color=appearance.color, linewidth=0.8, capsize=1.5)  # fmt: skip
         if curve["speedup_limit"].notna().all():
             thin = {"color": appearance.color, "linewidth": 0.8, "linestyle": ":"}
             times.plot(curve["batch_tokens"], curve["milliseconds_limit"], **thin)

@@ -19,6 +19,7 @@ from swiftkv.artifacts.serving import (
     ratio,
     read_serving,
     serving_kind,
+    turns_note,
     with_claims,
 )
 from swiftkv.section import Whole
@@ -58,7 +59,9 @@ def make(entry: Entry, files: Files) -> Drawing:
         axis.set_title("\n".join(lines))
     headline(figure, *above)
     cases = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
-    legend(figure, [*cases, limit_handle()], [claim["text"] for claim in claims], serving.notes)
+    legend(
+        figure, [*cases, limit_handle()], [claim["text"] for claim in claims], [*serving.notes, *turns_note(serving)]
+    )
     return Drawing(figure, with_claims(frame(serving, node), claims))
 
 
@@ -85,6 +88,7 @@ def _line(cell: Cell, node_gpus: int | None) -> dict[str, Any]:
         "tokens_per_second_per_gpu": ratio(value, record.devices),
         **{name: record.value(name) for name in ("normalized_tflops_per_gpu", "exact_tflops_per_gpu", "mfu_percent")},
         "speedup": cell.speedup,
+        "speedup_stderr": cell.speedup_stderr,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
     }
@@ -117,7 +121,7 @@ def _bar(cell: Cell, quantity: str, node_gpus: int | None) -> Bar:
     if cell.case == BASELINE or cell.speedup is None:
         return Bar(value)
     reference = (cell.base.value(quantity) or 0) * replicas(cell.base, node_gpus)
-    return Bar(value, reference * bound if reference and bound else None, f"{cell.speedup:.2f}×")
+    return Bar(value, reference * bound if reference and bound else None, cell.times.replace(" ±", "\n±"))
 
 
 KIND = serving_kind("figure", make, own={"node_gpus": Whole}, optional=("node_gpus",))

@@ -18,6 +18,7 @@ from swiftkv.artifacts.serving import (
     ratio,
     read_serving,
     serving_kind,
+    turns_note,
 )
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, enumeration
@@ -62,7 +63,7 @@ def make(entry: Entry, files: Files) -> Table:
         if shown:
             panels.append(grid(alone, head + across(Column("", text), shown), footnotes, caption, lambda line: None))
     stated = [f"published: {enumeration(sorted(sources))}."] if sources else []
-    notes = [*_notes(serving), *stated, *entry.get("notes", [])]
+    notes = [*_notes(serving), *turns_note(serving), *stated, *entry.get("notes", [])]
     values = [line[case] for line in lines for case in labels]
     return table(entry, values, panels, notes, footnotes, serving.heading)
 
@@ -101,7 +102,7 @@ def _gain(line: Line) -> str:
     if cell.speedup is None:
         return f"– (baseline {cell.base.blank})"
     bound = cell.record.limit()
-    return f"{cell.speedup:.2f}×" + (f" (limit {bound:.2f}×)" if bound else "")
+    return cell.times + (f" (limit {bound:.2f}×)" if bound else "")
 
 
 def _line(cell: Cell, published: Published) -> dict[str, Any]:
@@ -121,6 +122,7 @@ def _line(cell: Cell, published: Published) -> dict[str, Any]:
         "tokens_per_second": record.throughput,
         "normalized_tflops_per_gpu": record.value("normalized_tflops_per_gpu"),
         "speedup": cell.speedup,
+        "speedup_stderr": cell.speedup_stderr,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
         "kv_cache_tokens": record.engine.get("kv_cache_tokens"),
