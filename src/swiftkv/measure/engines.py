@@ -28,7 +28,6 @@ class Engines:
         self._running: list[tuple[Any, ExitStack, Any]] = []  # key, what ends it and what was started, the latest last
 
     def __enter__(self) -> Engines:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.unlink(missing_ok=True)
         return self
 
