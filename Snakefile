@@ -26,6 +26,7 @@ include: "workflow/rules/targets.smk"
 
 onstart:
     refuse_what_cannot_run()
+    ask_for_points()
 
 
 onsuccess:

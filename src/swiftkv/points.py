@@ -92,7 +92,8 @@ class Throughput(Requests, called="a throughput point"):
 
     measure: Literal["throughput"]
     total_tokens: Whole = key("Input and output tokens of all requests together.")
-    warmups: Count = key("Requests before the measurement.", 1)
+    warmups: Count = key("Requests before each measurement.", 1)
+    repeats: Whole = key("Measurements.", 1)
 
     def fit(self, engine: Engine, output_tokens: int) -> None:
         output_tokens = self.output_tokens or output_tokens
@@ -216,6 +217,10 @@ class Serving(Section, called="serving"):
 
     output_tokens: Whole = key("Output length of every request.")
     seed: Seed = key("Seed of prompts and arrivals.")
+    in_turns: bool = key(
+        "Whether a variant is measured in turns with the baseline, on two engines side by side, where a point has `repeats`.",
+        False,
+    )
     engine: Engine = key("Settings of vLLM, the same for every variant.")
     points: dict[Name, AnyPoint] = key("What is measured, by name.")
 

@@ -92,6 +92,14 @@ def mean_of(differences: Sequence[Difference]) -> Difference:
     return Difference(mean, stderr)
 
 
+def bracket(low: float, high: float) -> tuple[float, float]:
+    """Middle and standard error of a quantity that may lie anywhere between two ends: those of the uniform distribution.
+
+    Two such errors reach past either end.
+    """
+    return (low + high) / 2, (high - low) / math.sqrt(12)
+
+
 def quadrature(first: float | None, second: float | None) -> float | None:
     """The standard error of a sum or a difference of two independent quantities; None where one has none."""
     return None if first is None or second is None else math.hypot(first, second)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import psutil
 
-from swiftkv.measure import latency
+from swiftkv.measure import latency, run
 from swiftkv.measure.client import rate_result
+from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Run
 from swiftkv.measure.point import Point, Subject
 from swiftkv.spec import SwiftKVSpec
@@ -54,7 +55,13 @@ def alive(pid: int) -> bool:
 
 def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> Run:
     """A measurement under way in `work`."""
-    return Run(subject, point, work, point.budget(subject), heldout)
+    return Run(subject, point, work, point.budget(subject), Engines(work / "vllm.log"), heldout=heldout)
+
+
+def measure(subject: Subject, point: Point, work: Path, *sent) -> dict:
+    """The record of one point, with engines of its own."""
+    with Engines(work / "vllm.log") as engines:
+        return run.measure(subject, point, work, *sent, engines=engines)
 
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:

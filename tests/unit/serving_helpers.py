@@ -9,6 +9,7 @@ from artifact_helpers import H100, LLAMA, fields, made, saved, scale
 from artifact_helpers import record as any_record
 
 from swiftkv.artifacts.kinds import KINDS
+from swiftkv.measure.rates import boundary
 
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
 TITLES = {LLAMA: "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}
@@ -61,8 +62,8 @@ def latencies(capacity, ttft=40.0, tpot=8.0, rates=(1, 2, 4, 8, 16)):
             "achieved_request_rate": min(rate, capacity), "tokens_per_second": 2256 * min(rate, capacity),
             "ttft_ms": times, "tpot_ms": token, "sustained": load < 0.98,
         })  # fmt: skip
-    sustained = [entry["request_rate"] for entry in entries if entry["sustained"]]
-    return {"rates": entries, "highest_sustained_rate": max(sustained, default=None), "criterion": "made up"}
+    low, high = boundary(entries)
+    return {"rates": entries, "highest_sustained_rate": low, "lowest_unsustained_rate": high, "criterion": "made up"}
 
 
 def good(capacity, rates=(1, 2, 4, 8, 16), **source):

@@ -162,6 +162,22 @@ def test_decoding_times_and_what_their_spread_allows(tmp_path):
     assert found["swiftkv-50", "8"]["tpot_ms"] == "" and one["mode"] == "compiled, CUDA graphs"
 
 
+def test_decoding_in_turns_has_the_scatter_of_the_turns(tmp_path):
+    # 8.8 / 8 and 9.9 / 9.9; the second batch was 1.25 and 1.15 times as slow
+    turns = {"samples_ms": [[8.8, 9.9], [25.0, 23.0]], "baseline_samples_ms": [[8.0, 9.9], [20.0, 20.0]]}
+    records = [
+        record("decode", "p", "baseline", "auto", decode(8.0, 20.0)),
+        record("decode", "p", "swiftkv-50", "auto", decode(9.35, 24.0) | turns),
+    ]
+    points = {"p": {"input_tokens": 1000, "batch_sizes": [1, 64]}}
+    table = make(tmp_path, entry("decode", points, [CASES[0], CASES[2]]), records)
+    ratios = table.panels[1].frame
+    assert (ratios.iloc[0]["1"], ratios.iloc[0]["64"]) == ("1.05× ± 0.05", "1.20× ± 0.05")
+    assert any("standard error over turns" in note for note in table.notes)
+    line = next(row for row in rows(table) if row["variant"] == "swiftkv-50" and row["batch_size"] == "64")
+    assert float(line["tpot_ratio_stderr"]) == pytest.approx(0.05) and float(line["tpot_ratio_max"]) == 1.25
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

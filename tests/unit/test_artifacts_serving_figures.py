@@ -76,6 +76,18 @@ def test_the_roofline_stands_beside_the_limit_by_flops_where_it_is_known(tmp_pat
     assert one["fraction_of_roofline"] == pytest.approx(1.3 / 1.6)
 
 
+def test_ratios_of_turns_have_their_scatter(tmp_path):
+    records = throughput_records()
+    records[1]["result"] |= {"samples_seconds": [1.0, 1.0, 2.0], "baseline_samples_seconds": [1.4, 1.5, 3.2]}
+    made = throughput(tmp_path, records)
+    own, legend, _ = texts(made.figure)
+    assert "1.50×\n± 0.06" in own and "standard error over turns" in legend[-1].replace("\n", " ")
+    data = made.data.set_index(["point", "variant"])
+    one, other = (data.loc[("batch-2k", variant)] for variant in ("swiftkv-50", "swiftkv-50-across4"))
+    assert one["speedup"] == pytest.approx(1.5) and one["speedup_stderr"] == pytest.approx(0.1 / 3**0.5)
+    assert other["speedup"] == 1.35 and pd.isna(other["speedup_stderr"])  # of two records
+
+
 @pytest.mark.parametrize(
     ("changes", "gpus", "stands"),
     [
@@ -163,14 +175,24 @@ def test_latency_curves_limits_and_boundaries(tmp_path):
     made = make(tmp_path, shown, latency_records(), published=values_csv(tmp_path, CLAIM))
     figure, data = made.figure, made.data
     own, legend, title = texts(figure)
-    assert "50% SingleInputKV: OOM" in own and "8\n2.00×" in own
+    assert "50% SingleInputKV: OOM" in own and {"4 to 8", "8 to 16\n1.00 to 4.00×"} <= set(own)
+    assert "50% SingleInputKV: at least 1.00× the rate, and up to 4.00× only by the width" in legend[-1].replace(
+        "\n", " "
+    )
     assert "99th percentile" in legend and "paper's Figure 0" in title and "published: 1.2-1.3x" in legend[-1]
     assert [axis.get_title() for axis in figure.axes[:2]] == ["2,000 input tokens", "8,000 input tokens"]
     measured = data[data["row"] == "measured"].set_index(["point", "variant"])
     one = measured.loc[("interactive-2k", "swiftkv-50")]
     assert list(one["ttft_median_ms"]) == [each["ttft_ms"]["median"] for each in latencies(9)["rates"]]
     assert list(measured.loc[("interactive-2k", "baseline"), "sustained"]) == [True, True, True, False, False]
-    assert set(one["sustained_rate_speedup"]) == {2.0} and set(one["highest_sustained_rate_limit"]) == {7.2}
+    # The baseline sustains 4 and not 8 requests a second, this one 8 and not 16; FLOPs allow 1.8 times the baseline's.
+    assert set(one["highest_sustained_rate"]) == {8} and set(one["lowest_unsustained_rate"]) == {16}
+    assert set(one["sustained_rate_speedup"]) == {2.5} and set(one["sustained_rate_speedup_limit"]) == {1.8}
+    assert set(one["sustained_rate_speedup_least"]) == {1} and set(one["sustained_rate_speedup_most"]) == {4}
+    assert set(one["highest_sustained_rate_limit"]) == {14.4}
+    bar = next(bar for bar in figure.axes[4].patches if bar.get_height() == 8)
+    whiskers = [line.get_segments()[0] for line in figure.axes[4].collections if len(line.get_segments()[0]) == 2]
+    assert any(low[0] == pytest.approx(bar.get_center()[0]) and (low[1], high[1]) == (8, 16) for low, high in whiskers)
     assert {"ttft_mean_ms", "ttft_p99_ms", "tpot_median_ms"} <= set(measured.columns)
     assert measured["status"][("interactive-8k", "swiftkv-50")] == "oom"  # a single row
 
@@ -207,8 +229,10 @@ def test_a_boundary_that_was_not_reached_is_a_lower_bound(tmp_path):
     ]
     points = {"p": {"input_tokens": 2000, "request_rates": RATES}}
     made = make(tmp_path, entry("latency", points, CASES), records)
-    own = texts(made.figure)[0]
-    assert "≥ 16\n≥ 4.00×" in own and any("n/a" in text for text in own)
+    own, legend, _ = texts(made.figure)
+    assert "≥ 16\n≥ 2.00×" in own and any("n/a" in text for text in own)
+    assert "2.00× the rate is above the 1.80× that the FLOPs allow" in legend[-1].replace("\n", " ")
+    assert made.data["sustained_rate_speedup"].isna().all() and made.data["sustained_rate_speedup_least"].max() == 2
     assert made.data.groupby("variant")["boundary_found"].first()["baseline"]
     assert not made.data[made.data["variant"] == "swiftkv-50"]["boundary_found"].any()
 

@@ -201,3 +201,12 @@ def test_a_cell_that_matches_several_rows_is_an_error():
 def test_rows_of_published_statements_are_not_measurements():
     rows = [made_row(x=1.0, row="measured"), made_row(x=2.0, row="published")]
     assert judge(made_claim(holds=[0, None]), scene(rows)).measured.value == 1.0
+
+
+@pytest.mark.parametrize(("value", "stderr", "said"), [(1.9, None, True), (1.7, 0.1, True), (1.7, 0.04, False)])
+def test_a_speedup_that_reaches_above_its_limit_is_said_to(value, stderr, said):
+    row = made_row(speedup=value, speedup_stderr=stderr, speedup_limit=1.8)
+    for how in ("cell", "largest"):
+        cell = {"artifact": "t", "column": "speedup", "where": {"role": "small"}}
+        found = judge({"id": "c", "text": "x", "place": "paper", how: cell, "holds": [1, None]}, scene([row]))
+        assert found.verdict == HOLDS and ("above the 1.80× that the FLOP count allows" in found.reason) == said

@@ -244,6 +244,7 @@ def test_a_mistake_is_named(config, override, sentence):
         (point("batch-2k", total_tokens=2255), "points.batch-2k: total_tokens = 2255 is less than one request"),
         (point("ngram-on", speculative={"prompt_lookup_min": 5}), "points.ngram-on.speculative: prompt_lookup_min"),
         ({"serving": {"engine": {"max_num_batched_tokens": 128}}}, "serving.engine: .* 128 .* 256 sequences"),
+        ({"serving": {"in_turns": True}}, "serving.in_turns: model 'llama-.*' is served on GPUs"),
     ],
 )
 def test_sizes_that_cannot_fit_together_are_refused(config, override, sentence):

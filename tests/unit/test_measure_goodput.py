@@ -5,9 +5,8 @@ import pytest
 from swiftkv.errors import UserError
 from swiftkv.measure import goodput, latency
 from swiftkv.measure.rates import rising
-from swiftkv.measure.run import measure
 from swiftkv.records import write_json
-from tests.unit.measure_helpers import answered, point, run_of, stand_in, subject
+from tests.unit.measure_helpers import answered, measure, point, run_of, stand_in, subject
 
 LIMITS = {"ttft": 500, "tpot": 50}
 SOURCE = {"kind": "drawn", "id": "stated statistics", "requests": 90, "chunk_tokens": 16, "mean_input_tokens": 120.4,

@@ -13,9 +13,8 @@ from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure
 from swiftkv.measure.memory import Device
 from swiftkv.measure.prompts import chat_prompts, random_prompts
-from swiftkv.measure.run import measure
 from swiftkv.measure.worker import module, worker
-from tests.unit.measure_helpers import LLAMA, REPORT, answered, point, run_of, stand_in, subject
+from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject
 
 
 @pytest.fixture
@@ -33,9 +32,9 @@ def measured(monkeypatch):
 
 def keep_rate(model, asked, work):
     """What a measurement of 1 request a second that was killed leaves behind."""
-    run = run_of(model, asked, work)
+    command = latency.KIND.command(run_of(model, asked, work))
     work.mkdir()
-    same = latency.identity(run, latency.KIND.command(run)) | latency.sent(asked)
+    same = latency.identity(model, asked) | latency.engine_of(command) | latency.sent(asked)
     kept = {"settings": same, "result": rate_result(REPORT, 1, 20)}
     (work / "rate-1.json").write_text(json.dumps(kept))
 
@@ -61,10 +60,11 @@ def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, 
     monkeypatch.setattr(latency, "measure_rate", ended)
     with pytest.raises(end):
         measure(model, asked, tmp_path / "work")
-    assert measured == [1, 2] and (tmp_path / "work/vllm.log").exists()
+    # A new server's first rate is measured twice, and once for nothing.
+    assert measured == [1, 1, 2] and (tmp_path / "work/vllm.log").exists()
     monkeypatch.setattr(latency, "measure_rate", client)
     record = measure(model, asked, tmp_path / "work")
-    assert measured == [1, 2, 4]
+    assert measured == [1, 1, 2, 4, 4]
     assert [entry["request_rate"] for entry in record["result"]["rates"]] == [1, 2, 4]
     assert record["engine"]["kv_cache_tokens"] == 1024 and record["settings"]["prompts"] == "token ids"
 
@@ -72,10 +72,10 @@ def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, 
 @pytest.mark.parametrize(
     ("change", "again"),
     [
-        ({"seconds": 20}, [1]),
-        ({"output_tokens": 17}, [1]),
-        ({"enforce_eager": False}, [1]),
-        ({"request_rates": [1, 2]}, [2]),
+        ({"seconds": 20}, [1, 1]),
+        ({"output_tokens": 17}, [1, 1]),
+        ({"enforce_eager": False}, [1, 1]),
+        ({"request_rates": [1, 2]}, [2, 2]),
     ],
 )
 def test_rates_of_other_settings_are_measured_again(tmp_path, measured, change, again):
@@ -100,7 +100,7 @@ def test_rates_of_other_weights_or_another_machine_are_measured_again(tmp_path, 
     elif what:
         monkeypatch.setattr(latency, what, lambda *_: ELSEWHERE[what])
     measure(model, asked, tmp_path / "work")
-    assert measured == ([1] if what else [])
+    assert measured == ([1, 1] if what else [])
 
 
 def test_costs_of_chats_are_those_of_the_requests_as_they_came(tmp_path, measured):

@@ -17,15 +17,16 @@ from swiftkv.errors import UserError
 from swiftkv.measure import latency, memory, reference, run, steps, throughput
 from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
+from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Run
 from swiftkv.measure.memory import GIB, Budget, cpu_budget, gpu_budget, weight_bytes
 from swiftkv.measure.point import engine_arguments, engine_environment, max_model_len
-from swiftkv.measure.run import cost, headline, measure
+from swiftkv.measure.run import cost, headline
 from swiftkv.measure.throughput import peak_tflops, throughput_result
 from swiftkv.models.rewire import swiftkv_config
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
-from tests.unit.measure_helpers import LLAMA, SPEC, point, run_of, subject
+from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject
 
 ROOT = Path(__file__).parents[2]
 
@@ -252,7 +253,7 @@ def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit
     def ends(run, command):
         raise OutOfMemory("vLLM has not enough memory: CUDA out of memory")
 
-    monkeypatch.setattr(throughput, "engine", ends)
+    monkeypatch.setattr(throughput, "engines", ends)
     if kept:
         assert measure(model, asked, tmp_path / "work")["status"] == "oom"
         return
@@ -267,8 +268,8 @@ def test_the_memory_is_asked_for_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(memory, "devices", lambda: asked.append(1) or [DEVICE])
     answers = {"seconds": 2.0}
-    worker = contextlib.nullcontext(SimpleNamespace(ask=lambda job: answers))
-    monkeypatch.setattr(throughput, "engine", lambda run, command: worker)
+    sides = contextlib.nullcontext({"own": SimpleNamespace(ask=lambda job: answers)})
+    monkeypatch.setattr(throughput, "engines", lambda run, command: sides)
     record = measure(
         subject(tmp_path / "m"), point("throughput", gpus=1, total_tokens=9, memory_gib=40), tmp_path / "work"
     )
@@ -318,7 +319,7 @@ def paper_run(folder, name, gpus, **changes):
     config = read_json(ROOT / f"resources/architectures/{name}.json")["config"]
     (folder / "m/config.json").write_text(json.dumps(config))
     asked = point("throughput", gpus=gpus, input_tokens=8000, output_tokens=256, total_tokens=1)
-    return Run(model, asked, folder, Budget({}, ""))
+    return Run(model, asked, folder, Budget({}, ""), Engines(folder / "vllm.log"))
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,27 @@ def test_a_finished_job_counts_as_measured_and_its_like_are_scaled(config, tmp_p
     assert priced([same])[0].sure == ESTIMATED
 
 
+@pytest.mark.parametrize(("profile", "shared"), [(Profile(Path("gpu"), cores=8), True), (CLUSTER, False)])
+def test_points_of_one_engine_start_it_once_where_they_come_one_after_another(config, profile, shared):
+    def point(name, variant="baseline"):
+        wildcards = {"point": name, "model": "llama-3.1-8b", "variant": variant, "kv_cache": "auto"}
+        return job("measure", 1, outputs=[f"results/serving/{name}/{variant}.json"], **wildcards)
+
+    def hours(*names):
+        return estimate_plan(ROOT, profile, typed(config), [point(name) for name in names]).total.gpu_hours
+
+    one, other = hours("batch-2k"), hours("batch-4k")
+    assert hours("batch-2k", "interactive-2k") == pytest.approx(one + hours("interactive-2k"))
+    assert (hours("batch-2k", "batch-4k") < one + other) == shared
+    planned = [point("batch-2k"), point("batch-4k"), point("batch-4k", "swiftkv-50"), point("memory-16gib")]
+    plan = estimate_plan(ROOT, profile, typed(config), planned)
+    # A start of 90 seconds, and 16 GB at 2 GB a second.
+    assert plan.shared.gpu_hours == pytest.approx((90 + 8.03) / 3600, rel=1e-3)
+    assert (plan.shared.jobs, plan.shared.engines) == (4, 3)
+    words = "which saves" if shared else "would do: up to"
+    assert re.search(rf"engines +3 for 4 serving measurements,? {words} 0.0 GPU-hours", report(plan))
+
+
 # When it ends
 
 

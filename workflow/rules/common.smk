@@ -7,6 +7,7 @@ from pathlib import Path
 from swiftkv.artifacts import contents
 from swiftkv.config import load_yaml
 from swiftkv.errors import UserError, command_line
+from swiftkv.measure.job import ask
 from swiftkv.measure.run import KINDS
 from swiftkv.planning.profile import checked
 from swiftkv.score import fetch
@@ -220,6 +221,9 @@ def start_ridge(w, input):
 
 # Serving
 
+# Below it, work folders of points: <point>/<model>/<variant>/<KV cache>.
+SERVING_STATE = f"{scale.pathvars.results}/serving-state"
+
 
 def serves_dummy(w):
     return scale.models[w.model].serving_weights == "dummy"
@@ -246,6 +250,12 @@ def served_folder(w):
     if serves_dummy(w):
         return f"<results>/dummy/{w.model}/{served_variant(w) if variant.rewired else 'baseline'}"
     return f"<results>/checkpoints/{w.model}/{served_variant(w)}" if variant.changed else []
+
+
+def baseline_folder(w):
+    """The folder without weights of the baseline, where a variant is measured in turns with it."""
+    compared = scale.in_turns(w.point) and w.variant != "baseline" and serves_dummy(w)
+    return f"<results>/dummy/{w.model}/baseline" if compared else []
 
 
 def measured_alone(w):
@@ -285,6 +295,24 @@ def served_weights(w):
 def point_json(w):
     """How a point is served, as JSON; the same in whatever order the configuration has the keys."""
     return json.dumps(scale.point(w.point), sort_keys=True)
+
+
+def ask_for_points():
+    """Tell measurements which others this run will make: one engine serves all that need the same."""
+
+    def files(named):
+        return [named] if isinstance(named, str) else list(named)
+
+    points = {}
+    for job in workflow.dag.needrun_jobs():
+        if job.rule.name == "measure":
+            points[Path(job.params.state)] = {
+                "point": job.wildcards.point,
+                "settings": json.loads(job.params.settings),
+                "heldout": next(iter(files(job.input.chats)), None),
+                "workloads": files(job.input.workloads),
+            }
+    ask(Path(SERVING_STATE), points)
 
 
 # Tables and figures

@@ -36,6 +36,7 @@ rule measure:
     input:
         source=model_file,
         served=served_folder,
+        baseline=baseline_folder,
         chats=chats_file,
         workloads=workload_folders,
     output:
@@ -62,7 +63,8 @@ rule measure:
         # Asks for the input only to be no trigger: it changes no number.
         start_timeout=lambda w, input: scale.serving.engine.start_timeout,
         # Not an output: Snakemake would delete the finished rates of a job that was killed.
-        state=lambda w: f"{scale.pathvars.results}/serving-state/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
+        state=lambda w: f"{SERVING_STATE}/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
+        minutes=lambda w, resources: resources.get("runtime", []),
     shell:
         """
         exec &> >(tee {log:q})
@@ -80,11 +82,13 @@ rule measure:
             --settings {params.settings:q} \
             --source {input.source:q} \
             --checkpoint {input.served:q} \
+            --baseline {input.baseline:q} \
             --heldout {input.chats:q} \
             --workloads {input.workloads:q} \
             --start-timeout {params.start_timeout} \
             --threads {threads} \
             --gpus {params.gpus} \
             --work-dir {params.state:q} \
+            --minutes {params.minutes} \
             --output {output:q}
         """

@@ -93,17 +93,22 @@ class Look:
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its limits by FLOPs and by roofline, its standard error and the text above it.
+    """A value with its limits by FLOPs and by roofline, its error and the text above it; without a value `note` says why.
 
-    Without a value `note` says why.
+    The error is a standard error, or how far the value may lie below and above.
     """
 
     value: float | None
     limit: float | None = None
     text: str = ""
     note: str = ""
-    error: float | None = None
+    error: float | tuple[float, float] | None = None
     roofline: float | None = None
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """How far its error reaches below and above the value."""
+        return self.error if isinstance(self.error, tuple) else (self.error or 0.0, self.error or 0.0)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -142,7 +147,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
     from matplotlib import patheffects
 
     width = 0.84 / len(series)
-    tops = ((bar.limit, bar.roofline, bar.value and bar.value + (bar.error or 0)) for _, bars in series for bar in bars)
+    tops = ((bar.limit, bar.roofline, bar.value and bar.value + bar.reach[1]) for _, bars in series for bar in bars)
     highest = max((top for several in tops for top in several if top), default=1.0)
     steep = 90 if len(groups) * len(series) > 10 else 0
     for number, (appearance, bars) in enumerate(series):
@@ -152,9 +157,9 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 axis.text(x, 0.02 * highest, bar.note, rotation=90, ha="center", va="bottom", fontsize=6)
                 continue
             axis.bar(x, bar.value, 0.92 * width, **appearance.fill)
-            top = bar.value + (bar.error or 0)
+            top = bar.value + bar.reach[1]
             if bar.error is not None:
-                axis.errorbar(x, bar.value, bar.error, color="black", linewidth=0.8, capsize=1.5)
+                axis.errorbar(x, bar.value, [[end] for end in bar.reach], color="black", linewidth=0.8, capsize=1.5)
             room = highest * (0.25 if steep else 0.1 * (1 + bar.text.count("\n")))
             for limit, style in ((bar.limit, "-"), (bar.roofline, ":")):
                 if limit is None:

@@ -92,6 +92,19 @@ class Record:
         """Input and output tokens a second."""
         return self.value("tokens_per_second")
 
+    def speedups(self, unit: str = "seconds", place: int | None = None) -> list[float]:
+        """The baseline's time over its own in each turn of both; none where they were not measured in turns.
+
+        Args:
+            unit: of the result's `samples_...`.
+            place: of the batch, where there are several.
+        """
+        both = [self.value(f"{side}samples_{unit}") for side in ("baseline_", "")]
+        if not all(both):
+            return []
+        baseline, own = both if place is None else (times[place] for times in both)
+        return [theirs / ours for theirs, ours in zip(baseline, own, strict=True)]
+
     @property
     def why(self) -> str:
         """Why it has no numbers."""

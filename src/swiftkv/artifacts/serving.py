@@ -15,6 +15,7 @@ from swiftkv.artifacts.records import Published, Record, Records, read_records, 
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.statistics import mean_and_stderr
 
 
 class Case(NamedTuple):
@@ -129,6 +130,16 @@ class Serving:
         return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
 
     @property
+    def turns_note(self) -> list[str]:
+        """What the errors of ratios are, where some were measured in turns."""
+        if not any(record.value(f"baseline_samples_{unit}") for record in self.records for unit in ("seconds", "ms")):
+            return []
+        return [
+            "±: standard error over turns in which baseline and variant were measured one after the other on engines that stay "
+            "up; another start of the engines may differ by more."
+        ]
+
+    @property
     def heading(self) -> str:
         """A table's title: the models that ran, their machines and engine, and what is shown of them."""
         engine, differ = self._shared(hardware=False)
@@ -188,8 +199,22 @@ class Cell:
 
     @property
     def speedup(self) -> float | None:
-        """Throughput over the baseline's."""
+        """Throughput over the baseline's: the mean over turns where they were measured in turns, else of two records."""
+        if turns := self.record.speedups():
+            return mean_and_stderr(turns)[0]
         return ratio(self.record.throughput, self.base.throughput)
+
+    @property
+    def speedup_stderr(self) -> float | None:
+        """Its standard error: that of the mean over turns."""
+        turns = self.record.speedups()
+        return mean_and_stderr(turns)[1] if turns else None
+
+    @property
+    def times(self) -> str:
+        """The speed-up in words."""
+        error = self.speedup_stderr
+        return f"{self.speedup:.2f}×" + (f" ± {error:.2f}" if error is not None else "")
 
     @property
     def place(self) -> dict[str, Any]:

@@ -264,16 +264,19 @@ def _quantity(claim: Claim, picked: Sequence[Sequence[Row]]) -> tuple[float | st
     how, asked = next(how for how in HOW if how in claim), cells(claim)
     if how in ("cell", "difference", "ratio"):
         (first, error), *others = (_one(rows, cell, claim) for rows, cell in zip(picked, asked, strict=True))
+        above = [
+            said for rows, cell in zip(picked, asked, strict=True) for said in _above_limit(rows[0], cell["column"])
+        ]
         if not others:
-            return first, error, []
+            return first, error, above
         ((second, other),) = others
         if how == "difference":
-            return first - second, quadrature(error, other), []
+            return first - second, quadrature(error, other), above
         if second == 0:
             raise Unmeasured("the quantity it is divided by is 0")
         value = first / second  # and its error to first order
         missing = error is None or other is None
-        return value, None if missing else quadrature(error / second, value * other / second), []
+        return value, None if missing else quadrature(error / second, value * other / second), above
     (cell,), (rows,) = asked, picked
     column, errors = cell["column"], f"{cell['column']}_stderr"
     known = [row for row in rows if row.get(column) is not None]
@@ -282,8 +285,15 @@ def _quantity(claim: Claim, picked: Sequence[Sequence[Row]]) -> tuple[float | st
     remarks = [f"{len(rows) - len(known)} of {len(rows)} cells are empty"] if len(known) < len(rows) else []
     if how != "rises":
         row = (max if how == "largest" else min)(known, key=lambda row: row[column])
-        return row[column], row.get(errors), remarks
+        return row[column], row.get(errors), [*remarks, *_above_limit(row, column)]
     return *_smallest_change(claim, cell, known), remarks
+
+
+def _above_limit(row: Row, column: str) -> Iterator[str]:
+    """That a speed-up, or its error bar, is above what the FLOP count allows, where the row says what that is."""
+    limit = row.get(f"{column}_limit") if column.endswith("speedup") else None
+    if limit is not None and (reach := row[column] + ERRORS * (row.get(f"{column}_stderr") or 0.0)) > limit:
+        yield f"reaches {reach:.2f}×, above the {limit:.2f}× that the FLOP count allows"
 
 
 def _smallest_change(claim: Claim, cell: Mapping[str, Any], known: Sequence[Row]) -> tuple[float, float | None]:

@@ -238,6 +238,10 @@ class Config(Section, called="the configuration"):
             return "of key/value heads that differ between layers, vLLM serves a number that divides the other, as 1 always does"
         return architecture(settings.family).not_served or None if rewiring.rewired and settings.family else None
 
+    def in_turns(self, point: str) -> bool:
+        """Whether variants are measured in turns with the baseline at a point."""
+        return self.serving.in_turns and getattr(self.serving.points[point], "repeats", 1) > 1
+
     def point(self, name: str) -> dict[str, Any]:
         """A serving point with what all points share and its workloads filled in, as measurements take it."""
         point = self.serving.points[name]
@@ -245,6 +249,8 @@ class Config(Section, called="the configuration"):
         if isinstance(point, Requests):
             asked["output_tokens"] = self.serving.output_tokens
         asked |= plain(point)
+        if self.in_turns(name):
+            asked["in_turns"] = True
         if isinstance(point, Goodput):
             sent = {workload: self["workloads"][workload] for workload in point.workloads}
             asked["workloads"] = {name: {key: entry[key] for key in Sent.model_fields} for name, entry in sent.items()}

@@ -116,6 +116,12 @@ def _check_points(config: Config) -> None:
             point.fit(config.serving.engine, config.serving.output_tokens)
         except ValueError as error:
             raise UserError(f"config, at serving.points.{name}: {error}") from None
+    for model in config.in_use if config.serving.in_turns else ():
+        if config.models[model].gpus.serve:
+            raise UserError(
+                f"config, at serving.in_turns: model {model!r} is served on GPUs, whose memory one engine takes; on a "
+                "processor alone two stand side by side"
+            )
 
 
 def _check_together(config: Config) -> None:

@@ -32,11 +32,11 @@ def numbers(run: Run[Concurrency], command: list[str]) -> Numbers:
     """All concurrencies on one server, ascending; each finished one is kept in the work folder."""
     point = run.point
     own = {name: value for name, value in settings(point).items() if name != "concurrencies"}
-    same = latency.identity(run, command) | own | {"seed": point.seed}
+    same = latency.identity(run.subject, point) | latency.engine_of(command) | own | {"seed": point.seed}
     prompts = {"kind": "random", "vocabulary": run.subject.config["vocab_size"]}
     prompts |= dict(zip(("input_tokens", "output_tokens"), requested(point), strict=True))
     with latency.both(run, command) as (server, client):
-        ask = latency.warmed(partial(latency.ask, run, server, client))
+        ask = latency.warmed(run.engines, partial(latency.ask, run, server, client))
 
         def measure(count: int) -> dict[str, Any]:
             job = {"prompts": prompts, "concurrency": count, "requests": count * point.settings.requests_each}
@@ -58,4 +58,5 @@ KIND = Kind(
     numbers=numbers,
     headline=headline,
     alone=True,
+    server=True,
 )

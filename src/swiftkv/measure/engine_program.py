@@ -24,6 +24,13 @@ def ready(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
     return {}
 
 
+def forget(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
+    """Empty the prefix cache: what comes next finds nothing of what was before."""
+    if not llm.reset_prefix_cache():
+        raise RuntimeError("the prefix cache cannot be emptied: requests are under way")
+    return {}
+
+
 def forward(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
     """Time one prompt of `input` tokens, one token out, `repeats` times; the loop of `vllm bench latency`."""
     (prompt,) = _prompts(llm, 1, job)
@@ -74,7 +81,7 @@ def decode(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
     return result
 
 
-JOBS = {function.__name__: function for function in (ready, forward, throughput, decode)}
+JOBS = {function.__name__: function for function in (ready, forget, forward, throughput, decode)}
 
 
 def _prompts(llm: LLM, count: int, job: dict[str, Any]) -> list[TokensPrompt]:

@@ -41,10 +41,10 @@ def numbers(run: Run[Goodput], command: list[str]) -> Numbers:
     """All workloads on one server; each finished rate is kept in the work folder."""
     workloads = run.point.workloads
     sources = {name: _source(run, name) for name in workloads}
-    alike = latency.identity(run, command)
+    alike = latency.identity(run.subject, run.point) | latency.engine_of(command)
     with latency.both(run, command) as (server, client):
         found: Numbers = {}
-        ask = latency.warmed(partial(latency.ask, run, server, client))
+        ask = latency.warmed(run.engines, partial(latency.ask, run, server, client))
         for name, workload in workloads.items():
             prompts = {
                 "kind": "workload",
@@ -104,4 +104,5 @@ KIND = Kind(
     headline=headline,
     seen=seen,
     alone=True,
+    server=True,
 )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
+from swiftkv.measure.engine import OutOfMemory
+from swiftkv.measure.engines import Engines
 from swiftkv.measure.memory import Budget
 from swiftkv.measure.point import Point, Settings, Subject, engine_arguments, engine_environment, max_model_len
 from swiftkv.measure.worker import Worker, module, worker
 from swiftkv.points import Requests
 
 Numbers = dict[str, Any]
+BASELINE, OWN = "baseline", "own"  # the sides of a measurement in turns
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,11 @@ class Run(Generic[Settings]):
     """One measurement under way.
 
     Attributes:
-        work: folder for vLLM's log and for what is finished of the measurement.
+        work: folder for what is finished of the measurement.
         budget: the memory for the KV cache.
+        engines: those of the job.
+        longest: tokens of a sequence that the engine is to be ready for at least, for other points on it.
+        baseline: the command of the baseline's engine, where both are measured in turns.
         heldout: chats to send, for points with `dataset`.
         workloads: folders of requests to send, each called as its workload, for points with `workloads`.
     """
@@ -31,17 +37,20 @@ class Run(Generic[Settings]):
     point: Point[Settings]
     work: Path
     budget: Budget
+    engines: Engines
+    longest: int = 0
+    baseline: list[str] | None = None
     heldout: Path | None = None
     workloads: Sequence[Path] = ()
 
     @property
     def log(self) -> Path:
         """The file that holds what vLLM prints."""
-        return self.work / "vllm.log"
+        return self.engines.log
 
     def arguments(self, prompt: int, output: int) -> list[str]:
         """vLLM's engine arguments for requests of so many tokens; raises as `max_model_len`."""
-        length = max_model_len(self.subject.config, prompt, output)
+        length = max(self.longest, max_model_len(self.subject.config, prompt, output))
         return engine_arguments(self.subject, self.point, length, self.budget)
 
     @property
@@ -64,6 +73,8 @@ class Kind:
         waiting: requests that the engine has before it at once, for the roofline limit: as many as keep it busy.
         alone: it times single requests or steps, so on a cluster no other job may run on its node. Those wait for the
             processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
+        server: it asks a server, others an engine.
+        single: on one device the engine is in the program's own process, so that nothing stands between.
     """
 
     lengths: Callable[[Point], tuple[int, int]]
@@ -74,6 +85,8 @@ class Kind:
     seen: Callable[[Point, Numbers], tuple[int, int]] | None = None
     waiting: Callable[[Point], int] = lambda point: 2 * point.engine["max_num_seqs"]
     alone: bool = False
+    server: bool = False
+    single: bool = False
 
 
 def requested(point: Point[Requests]) -> tuple[int, int]:
@@ -93,13 +106,69 @@ def engine_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run
 
 @contextlib.contextmanager
 def engine(run: Run, command: list[str], *, single: bool = False) -> Iterator[Worker]:
-    """The engine program for as long as the block runs, asked for the jobs of `engine_program`.
+    """The engine program, to be asked for the jobs of `engine_program`; it remembers nothing of other measurements.
 
     Args:
-        single: on one device, let the engine be in the program's own process, so that nothing stands between.
+        single: as in `Kind`.
     """
-    environment = run.environment
+    with _program(run, command, run.log, run.environment, single) as program:
+        yield program
+
+
+@contextlib.contextmanager
+def engines(run: Run, command: list[str], *, single: bool = False) -> Iterator[dict[str, Worker]]:
+    """The same of `BASELINE` and `OWN`; of the latter alone where nothing is measured in turns, or memory is for one.
+
+    Args:
+        single: as in `Kind`.
+    """
+    with contextlib.ExitStack() as up:
+        sides: dict[str, Worker] = {}
+        if run.baseline is not None:
+            environment = engine_environment(run.point.gpus, run.point.threads)
+            log = run.log.with_name("baseline.log")
+            with contextlib.suppress(OutOfMemory):
+                program = up.enter_context(_program(run, run.baseline, log, environment, single))
+                try:
+                    program.ask({"do": "ready"})
+                except OutOfMemory:
+                    up.close()
+                    run.engines.close()
+                    raise
+                sides[BASELINE] = program
+        sides[OWN] = up.enter_context(_program(run, command, run.log, run.environment, single))
+        yield sides
+
+
+@contextlib.contextmanager
+def _program(run: Run, command: list[str], log: Path, environment: dict[str, str], single: bool) -> Iterator[Worker]:
     if single and run.point.tensor_parallel_size == 1:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    with worker(command, run.log, environment, "the vLLM engine") as program:
+    with run.engines.get(
+        (command, environment), lambda: worker(command, log, environment, "the vLLM engine")
+    ) as program:
+        if run.engines.used:
+            program.ask({"do": "forget"})
         yield program
+
+
+def in_turns(
+    sides: Mapping[str, Worker], job: Mapping[str, Any], repeats: int, warm_up: Mapping[str, Any] | None = None
+) -> dict[str, list[dict[str, float]]]:
+    """Each side's answers to a job, in turns (A B B A ...), so that a slower minute of the machine meets all of them.
+
+    Args:
+        warm_up: a job before each: an engine's memory cools while it waits.
+    """
+    answers: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    for turn in range(repeats):
+        for side in reversed(list(sides)) if turn % 2 else sides:
+            if warm_up is not None:
+                sides[side].ask(warm_up)
+            answers[side].append(sides[side].ask(job))
+    return answers
+
+
+def samples(of_sides: Mapping[str, Any], unit: str) -> Numbers:
+    """What was measured repeatedly, as records have it: in turn with the baseline's, None where there is none."""
+    return {f"samples_{unit}": of_sides[OWN], f"baseline_samples_{unit}": of_sides.get(BASELINE)}

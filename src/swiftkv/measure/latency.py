@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.measure.engine import VLLM, EngineFailure
+from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Kind, Numbers, Run, requested
 from swiftkv.measure.memory import devices
-from swiftkv.measure.point import Point, vllm
+from swiftkv.measure.point import Point, Subject, vllm
 from swiftkv.measure.process import offline_environment
 from swiftkv.measure.rates import search
 from swiftkv.measure.server import Server, serving
@@ -32,7 +34,7 @@ def settings(point: Point[Latency]) -> dict[str, Any]:
         "arrivals": "Poisson",
         "temperature": 0,
         "prompts": PROMPTS,
-        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one request to warm up",
+        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one rate to warm up",
     }
 
 
@@ -57,37 +59,43 @@ def numbers(run: Run[Latency], command: list[str]) -> Numbers:
     point = run.point
     if point.settings.dataset and run.heldout is None:
         raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
-    same = identity(run, command) | sent(point)
+    same = identity(run.subject, point) | engine_of(command) | sent(point)
     with both(run, command) as (server, client):
+        ask = warmed(run.engines, partial(measure_rate, run, server, client))
 
         def measure(rate: float) -> dict[str, Any]:
-            return kept(run.work / f"rate-{rate:g}.json", same, lambda: measure_rate(run, server, client, rate))
+            return kept(run.work / f"rate-{rate:g}.json", same, lambda: ask(rate))
 
         return search(point.settings.request_rates, measure, point.settings.refine_steps)
 
 
 @contextlib.contextmanager
 def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
-    """A server and its client for as long as the block runs; they start side by side."""
+    """A server and its client, which start side by side."""
     name = f"{run.subject.identity['name']}-{run.subject.variant}"
     # It leaves the processor to the server. vLLM seeds the text of a trace with hashes of strings.
     environment = offline_environment() | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(run.point.seed)}
-    with (
-        worker(
-            module("swiftkv.measure.client"), run.work / "client.log", environment, "the benchmark client"
-        ) as client,
-        serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
-    ):
-        yield server, client
+    log = run.log.with_name("client.log")
+
+    @contextlib.contextmanager
+    def start() -> Iterator[tuple[Server, Worker]]:
+        with (
+            worker(module("swiftkv.measure.client"), log, environment, "the benchmark client") as client,
+            serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
+        ):
+            yield server, client
+
+    with run.engines.get((command, name, environment, run.environment), start) as pair:
+        yield pair
 
 
-def warmed(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The same, but what is asked first is asked once before, for nothing: a new server is slow for a while."""
-    first = iter([True])
+def warmed(engines: Engines, ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The same, but what a new server is asked first is asked once before, for nothing: it is slow for a while."""
 
     def twice(rate: float, **job: Any) -> dict[str, Any]:
-        if next(first, False):
+        if not engines.warm:
             ask(rate, **job)
+            engines.warm = True
         return ask(rate, **job)
 
     return twice
@@ -159,24 +167,34 @@ def _load(sent: dict[str, Any]) -> str:
     return f"{sent.get('rate', sent.get('request_rate')):g} requests a second"
 
 
-def identity(run: Run, command: list[str]) -> dict[str, Any]:
-    """What two measurements of one rate must have in common to be the same, beside the requests: how, what, with and on what.
+def engine_of(command: list[str]) -> dict[str, Any]:
+    """A command as far as it changes numbers: not the longest sequence, which depends on the other points of an engine."""
+    length = command.index("--max-model-len")
+    return {"command": command[:length] + command[length + 2 :]}
+
+
+def identity(subject: Subject, point: Point) -> dict[str, Any]:
+    """What two measurements must have in common to be the same, beside what is asked: what is served, with and on what.
 
     Size and time of every file stand for the model, as reading its weights takes as long as serving it.
     """
-    files = {file.name: file.stat() for file in sorted(run.subject.folder.iterdir()) if file.is_file()}
     driver = Path("/proc/driver/nvidia/version")
     return {
-        "command": command,
-        "plugin": run.subject.plugin,
-        "threads": run.point.threads,
-        "model": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files.items()},
+        "plugin": subject.plugin,
+        "threads": point.threads,
+        "model": state_of(subject.folder),
         "vllm": installed_version(*VLLM),
-        "gpus": [device.name for device in devices()] if run.point.gpus else [],
-        "driver": driver.read_text() if run.point.gpus and driver.exists() else None,
+        "gpus": [device.name for device in devices()] if point.gpus else [],
+        "driver": driver.read_text() if point.gpus and driver.exists() else None,
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def state_of(place: Path) -> dict[str, list[int]]:
+    """Size and time of a file, or of every file in a folder, by name."""
+    files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
+    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 
 
 KIND = Kind(
@@ -187,4 +205,5 @@ KIND = Kind(
     headline=lambda result: f"sustains {result['highest_sustained_rate']} requests/s",
     seen=seen,
     alone=True,
+    server=True,
 )

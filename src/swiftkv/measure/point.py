@@ -36,6 +36,7 @@ class Subject:
         merge_all_layers: every layer computes its keys and values, one layer's are kept (Sec. 5.1).
         quantization: vLLM's --quantization, or None.
         plugin: "arctic-inference" for the authors' own vLLM plugin; None is this project's.
+        baseline: what it is measured in turns with, at points that ask for it; None where that is itself.
     """
 
     identity: dict[str, Any]
@@ -47,6 +48,7 @@ class Subject:
     merge_all_layers: bool = False
     quantization: str | None = None
     plugin: str | None = None
+    baseline: Subject | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -75,6 +77,7 @@ class Point(Generic[Settings]):
         gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
         threads: processor threads.
         start_timeout: seconds a server may take until it answers.
+        in_turns: whether a variant is measured in turns with the baseline.
     """
 
     name: str
@@ -85,6 +88,7 @@ class Point(Generic[Settings]):
     gpus: int
     threads: int
     start_timeout: float = 600
+    in_turns: bool = False
 
     @classmethod
     def read(cls, name: str, asked: dict[str, Any], **machine: Any) -> Point[Any]:
@@ -93,19 +97,19 @@ class Point(Generic[Settings]):
         Args:
             name: key under serving.points.
             asked: what it gives.
-            machine: the attributes from `gpus` on.
+            machine: gpus, threads and start_timeout.
 
         Raises:
             UserError: `asked` is no point.
         """
-        shared = ("engine", "seed", "workloads")
+        shared = ("engine", "seed", "workloads", "in_turns")
         own = {key: value for key, value in asked.items() if key not in shared}
         sent = {name: read(Sent, workload, name) for name, workload in asked.get("workloads", {}).items()}
         settings = read(POINTS[own["measure"]], own | ({"workloads": list(sent)} if sent else {}), f"point {name!r}")
         engine = {"prefix_caching": getattr(settings, "prefix_caching", False)} | asked["engine"]
         if settings.enforce_eager is not None:
             engine["enforce_eager"] = settings.enforce_eager
-        return cls(name, settings, engine, asked["seed"], sent, **machine)
+        return cls(name, settings, engine, asked["seed"], sent, in_turns=asked.get("in_turns", False), **machine)
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
-from swiftkv.errors import UserError
 from swiftkv.measure import capacity, concurrency, goodput, latency, memory, steps, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
+from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable, speculation
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
 from swiftkv.predict.device import Device
 from swiftkv.predict.engine import Limits, roofline_speedup
 from swiftkv.predict.step import Served
-from swiftkv.records import describe_spec, hardware, measurement, processor, processor_flags, weights_of, write_json
-from swiftkv.sources import read_source
-from swiftkv.spec import SwiftKVSpec
+from swiftkv.records import describe_spec, hardware, measurement, processor, processor_flags, weights_of
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
@@ -34,85 +34,26 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def measure_point(
-    model: str,
-    title: str,
-    source: Path,
-    checkpoint: Path | None,
-    weights: Literal["original", "trained", "dummy"],
-    variant: str,
-    spec: SwiftKVSpec | None,
-    kv_cache: Literal["auto", "fp8"],
-    point: str,
-    settings: dict[str, Any],
-    start_timeout: float,
-    threads: int,
-    gpus: int,
-    work_dir: Path,
-    output: Path,
-    merge_all_layers: bool = False,
-    quantization: str | None = None,
-    plugin: str | None = None,
+def measure(
+    subject: Subject,
+    point: Point,
+    work: Path,
     heldout: Path | None = None,
     workloads: Sequence[Path] = (),
-) -> None:
-    """Measure one serving point of one model and variant, and write the measurement; `measure` says what it holds.
-
-    Args:
-        model: key of the model in the configuration.
-        title: published name of the model.
-        source: the model's source.json, or the file of its dimensions.
-        checkpoint: folder to serve; without it, the model of `source`.
-        weights: what the folder holds.
-        variant: name of the variant.
-        spec: its rewiring; null where there is none.
-        kv_cache: format of the KV cache.
-        point: key of the point under serving.points.
-        settings: the point, and what all points share.
-        start_timeout: seconds a server may take until it answers.
-        threads: processor threads.
-        gpus: GPUs the model is spread over; 0 is the processor.
-        work_dir: folder for logs and unfinished measurements; gone when all is measured.
-        output: JSON file.
-        merge_all_layers: whether one layer's KV cache is kept (Section 5.1).
-        quantization: vLLM's --quantization.
-        plugin: arctic-inference serves with the authors' vLLM plugin.
-        heldout: chats to send, for points with `dataset`.
-        workloads: folders of requests to send, for points with `workloads`.
-
-    Raises:
-        UserError: as `measure`, or there is nothing to serve.
-        EngineFailure: as `measure`.
-    """
-    identity = read_source(source)
-    if "kind" not in identity:  # the dimensions of a model, whose weights nobody has
-        identity = {"kind": "architecture", "id": source.name}
-    folder = checkpoint or identity.get("path")
-    if folder is None:
-        raise UserError(f"{source} is no model that can be served; give --checkpoint")
-    identity |= {"name": model, "title": title}
-    # Absolute, so that vLLM never takes it for the name of a hub repository.
-    place = Path(folder).resolve()
-    subject = Subject(identity, variant, kv_cache, place, weights, spec, merge_all_layers, quantization, plugin)
-    asked = Point.read(point, settings, gpus=gpus, threads=threads, start_timeout=start_timeout)
-    record = measure(subject, asked, work_dir, heldout, workloads)
-    write_json(output, record)
-    shutil.rmtree(work_dir, ignore_errors=True)
-    print(f"{point}, {variant}, {kv_cache}: {headline(record)}")
-
-
-def measure(
-    subject: Subject, point: Point, work: Path, heldout: Path | None = None, workloads: Sequence[Path] = ()
+    *,
+    engines: Engines,
+    longest: int = 0,
 ) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
     Too little memory is a record too, with status "oom".
 
     Args:
-        work: folder for vLLM's log and for what is finished, so that a killed measurement goes on; whoever keeps the
-            record removes it.
+        work: folder for what is finished, so that a killed measurement goes on; whoever keeps the record removes it.
         heldout: chats to send, for points with `dataset`.
         workloads: folders of requests to send, for points with `workloads`.
+        engines: those of the job.
+        longest: as in `Run`.
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
@@ -129,13 +70,15 @@ def measure(
     lengths = kind.lengths(point)
     costs = cost(subject, *lengths)
     work.mkdir(parents=True, exist_ok=True)
-    log = work / "vllm.log"
-    log.unlink(missing_ok=True)
     budget = command = result = reason = None
     try:
         budget = point.budget(subject)
-        run = Run(subject, point, work, budget, heldout, workloads)
+        run = Run(subject, point, work, budget, engines, longest, heldout=heldout, workloads=workloads)
         command = kind.command(run)
+        if subject.baseline is not None and point.in_turns:
+            with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
+                other = replace(run, subject=subject.baseline, budget=point.budget(subject.baseline))
+                run = replace(run, baseline=kind.command(other))
         result = kind.numbers(run, command)
     except OutOfMemory as error:
         if point.gpus:
@@ -144,8 +87,7 @@ def measure(
     if kind.seen and result:
         lengths = kind.seen(point, result)
         costs = cost(subject, *lengths)
-    text = log.read_text(errors="replace") if log.exists() else ""
-    engine = observed(text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
+    engine = observed(engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
     return measurement(
         point.settings.measure,
         model=subject.identity,
@@ -182,8 +124,18 @@ def asked(point: Point) -> dict[str, Any]:
         "memory_gib": point.settings.memory_gib,
         "speculative": speculation(point),
         "seed": point.seed,
+        "in_turns": point.in_turns,
         **KINDS[point.settings.measure].settings(point),
     }
+
+
+def engine_key(point: Point) -> str:
+    """What the points of a model, variant and KV cache need in common to be measured on one engine."""
+    kind = KINDS[point.settings.measure]
+    key = {"server": kind.server, "memory_gib": point.settings.memory_gib, "speculative": speculation(point)}
+    if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
+        key |= {"alone": kind.alone, "single": kind.single}
+    return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
 
 
 def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:

@@ -10,7 +10,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
+from swiftkv.measure.kind import (
+    BASELINE,
+    OWN,
+    Kind,
+    Numbers,
+    Run,
+    engine_command,
+    engines,
+    in_turns,
+    requested,
+    samples,
+)
 from swiftkv.measure.point import Point
 from swiftkv.points import Decode, ForwardTime
 
@@ -21,14 +32,18 @@ def largest_batch(point: Point[ForwardTime]) -> tuple[int, int]:
 
 
 def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
-    """Every batch on one engine."""
-    point = run.point.settings
-    job = {"do": "forward", "repeats": point.repeats, "seed": run.point.seed}
-    with engine(run, command, single=True) as program:
-        times = [program.ask(job | {"input": tokens})["seconds"] for tokens in point.batch_tokens]
+    """Every batch on one engine, each time after one to warm up."""
+    point, times = run.point.settings, {BASELINE: [], OWN: []}
+    job = {"do": "forward", "repeats": 1, "seed": run.point.seed}
+    with engines(run, command, single=FORWARD.single) as sides:
+        for tokens in point.batch_tokens:
+            for side, answers in in_turns(sides, job | {"input": tokens}, point.repeats).items():
+                times[side].append([answer["seconds"][0] for answer in answers])
+    own = times[OWN]
     return {
         "batch_tokens": point.batch_tokens,
-        "seconds": {"median": list(map(statistics.median, times)), "min": list(map(min, times))},
+        "seconds": {"median": list(map(statistics.median, own)), "min": list(map(min, own))},
+        **samples({side: found for side, found in times.items() if found}, "seconds"),
         "repeats": point.repeats,
         "what": "wall time of one engine step that computes a prompt of so many tokens in one forward pass and samples "
         "one token, scheduling included",
@@ -37,20 +52,22 @@ def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
 
 def decode_numbers(run: Run[Decode], command: list[str]) -> Numbers:
     """Every batch size on one engine, each once to warm up; no prompt is computed in the steps that count."""
-    point, samples, steps = run.point.settings, [], []
+    point, times, steps = run.point.settings, {BASELINE: [], OWN: []}, []
     prompt, output = requested(run.point)
-    with engine(run, command) as program:
+    with engines(run, command) as sides:
         for batch in point.batch_sizes:
             job = {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": run.point.seed}
-            program.ask(job)
-            answers = [program.ask(job) for _ in range(point.repeats)]
-            samples.append([1000 * answer["seconds"] / answer["steps"] for answer in answers])
-            steps.append([answer["steps"] for answer in answers])
+            for program in sides.values():
+                program.ask(job)
+            found = in_turns(sides, job, point.repeats)
+            for side, answers in found.items():
+                times[side].append([1000 * answer["seconds"] / answer["steps"] for answer in answers])
+            steps.append([answer["steps"] for answer in found[OWN]])
     spread = {"median": statistics.median, "min": min, "max": max}
     return {
         "batch_sizes": point.batch_sizes,
-        "tpot_ms": {name: list(map(of, samples)) for name, of in spread.items()},
-        "samples_ms": samples,
+        "tpot_ms": {name: list(map(of, times[OWN])) for name, of in spread.items()},
+        **samples({side: found for side, found in times.items() if found}, "ms"),
         "steps": steps,
         "what": "wall time of an engine step that decodes one token of every request of the batch, scheduling included",
     }
@@ -61,6 +78,7 @@ def _kind(
     settings: tuple[str, ...],
     numbers: Callable[[Run, list[str]], Numbers],
     headline: Callable[[Numbers], list[str]],
+    single: bool = False,
 ) -> Kind:
     return Kind(
         lengths=lengths,
@@ -70,6 +88,7 @@ def _kind(
         headline=lambda result: ", ".join(headline(result)),
         waiting=lambda point: 1,
         alone=True,
+        single=single,
     )
 
 
@@ -81,6 +100,7 @@ FORWARD = _kind(
         f"{tokens} tokens {1000 * seconds:.1f} ms"
         for tokens, seconds in zip(result["batch_tokens"], result["seconds"]["median"], strict=True)
     ],
+    single=True,
 )
 DECODE = _kind(
     requested,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import statistics
 from typing import Any
 
 from swiftkv.cost import parameter_count, request_flops
-from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
+from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, in_turns, requested, samples
 from swiftkv.measure.point import Point
 from swiftkv.points import Throughput
 from swiftkv.records import hardware
@@ -41,21 +42,22 @@ def settings(point: Point[Throughput]) -> dict[str, Any]:
         "num_prompts": number_of_prompts(point),
         "total_tokens": point.settings.total_tokens,
         "warmups": point.settings.warmups,
+        "repeats": point.settings.repeats,
         "prompts": "token ids",
     }
 
 
 def numbers(run: Run[Throughput], command: list[str]) -> Numbers:
-    """Warm up, then send all requests."""
+    """Warm up, then send all requests, as often as asked; the speed is that of the median time."""
     prompt, output = requested(run.point)
     count, warm = number_of_prompts(run.point), warm_up(run.point)
     job = {"do": "throughput", "prompts": count, "input": prompt, "output": output, "seed": run.point.seed}
-    with engine(run, command) as program:
-        if warm["prompts"]:
-            program.ask(warm)
-        answer = program.ask(job)
+    with engines(run, command) as sides:
+        answers = in_turns(sides, job, run.point.settings.repeats, warm if warm["prompts"] else None)
+    seconds = {side: [answer["seconds"] for answer in found] for side, found in answers.items()}
     gpus = hardware()["gpus"] if run.point.gpus else []
-    return throughput_result(run, answer["seconds"], count, gpus[0] if gpus else None)
+    result = throughput_result(run, statistics.median(seconds[OWN]), count, gpus[0] if gpus else None)
+    return result | samples(seconds, "seconds")
 
 
 def throughput_result(run: Run[Throughput], seconds: float, prompts: int, gpu: str | None) -> Numbers:

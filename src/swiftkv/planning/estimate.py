@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swiftkv.errors import UserError
@@ -32,18 +31,23 @@ class Estimate:
         seconds: wall time of the job itself.
         sure: a key of `SURE`.
         why: the reason why an unknown one is unknown.
+        engine: what it starts and may share with other jobs; None where nothing is shared, or where it has been measured.
+        start: seconds of that start, which are among its seconds.
     """
 
     seconds: float
     sure: str
     why: str = ""
+    engine: str | None = None
+    start: float = 0.0
 
 
 def estimate(work: Work) -> Estimate:
     """The estimate of a job that has no like; those that run no model are guesses."""
     stage = stage_of(work.job.rule)
     try:
-        return Estimate(stage.seconds(work), ESTIMATED if stage.gpus else GUESSED)
+        engine, start = stage.engine(work) if stage.engine else (None, 0.0)
+        return Estimate(stage.seconds(work), ESTIMATED if stage.gpus else GUESSED, "", engine, start)
     except UserError as error:
         return Estimate(0.0, UNKNOWN, str(error))
 
@@ -56,19 +60,35 @@ def estimates(planned: list[Work], finished: Iterable[Work] = ()) -> list[Estima
         finished: others of the same configuration; those with a benchmark file count.
     """
     computed = [(work.job, estimate(work), measured_seconds(work.job)) for work in [*planned, *finished]]
+    # Of jobs that share an engine, one took the time of many.
+    known = [(job, alone, seconds) for job, alone, seconds in computed if seconds is not None and alone.seconds]
+    nets = net_seconds([alone for _, alone, _ in known])
     ratios: dict[tuple[str, str | None], list[float]] = {}
-    for job, alone, seconds in computed:
-        if seconds is not None and alone.seconds:
-            ratios.setdefault(_likes(job), []).append(seconds / alone.seconds)
+    for (job, alone, seconds), net in zip(known, nets, strict=True):
+        sums = ratios.setdefault(_likes(job), [0.0, 0.0])
+        sums[0] += seconds
+        sums[1] += net
 
     def best(job: PlannedJob, alone: Estimate, seconds: float | None) -> Estimate:
         if seconds is not None:
             return Estimate(seconds, MEASURED)
         if (like := ratios.get(_likes(job))) and alone.sure != UNKNOWN:
-            return Estimate(alone.seconds * statistics.median(like), SCALED)
+            ratio = like[0] / like[1]
+            return replace(alone, seconds=alone.seconds * ratio, start=alone.start * ratio, sure=SCALED)
         return alone
 
     return [best(*of_job) for of_job in computed[: len(planned)]]
+
+
+def net_seconds(jobs: Iterable[Estimate]) -> list[float]:
+    """Seconds of jobs that come one after another: each engine that they share starts once, in the first of them."""
+    started: set[str] = set()
+    seconds = []
+    for job in jobs:
+        again = job.engine is not None and job.engine in started
+        seconds.append(job.seconds - job.start if again else job.seconds)
+        started |= {job.engine} if job.engine else set()
+    return seconds
 
 
 def written(work: Work) -> dict[str, int]:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from swiftkv.config import Config
-from swiftkv.planning.estimate import SURE, UNKNOWN, Estimate, estimates, written
+from swiftkv.planning.estimate import SURE, UNKNOWN, Estimate, estimates, net_seconds, written
 from swiftkv.planning.jobs import ancestors, parents, plan_jobs
 from swiftkv.planning.profile import Profile, read_config, read_profile
 from swiftkv.pricing.work import Download, PlannedJob, Work, once
@@ -61,13 +61,25 @@ class Cost:
 
 
 @dataclass
+class Shared:
+    """Jobs that measure with an engine, the engines that they need at least, and what the other starts would take."""
+
+    jobs: int
+    engines: int
+    seconds: float
+    gpu_hours: float
+
+
+@dataclass
 class Plan:
     """A planned run.
 
     Attributes:
         profile: the profile that it runs with.
         config: its configuration.
-        jobs, estimates: what there is to do, and what each takes.
+        jobs, estimates: what there is to do, and what each takes alone.
+        seconds: what each takes in this run, where jobs share engines.
+        shared: what sharing engines saves; on a cluster at most, as jobs that run side by side share none.
         total: all of it.
         artifacts: artifact -> what it alone would take; those with nothing left to do are missing.
     """
@@ -76,6 +88,8 @@ class Plan:
     config: Config
     jobs: list[PlannedJob]
     estimates: list[Estimate]
+    seconds: list[float]
+    shared: Shared
     total: Cost
     artifacts: dict[str, Cost]
 
@@ -117,12 +131,17 @@ def estimate_plan(
     """What planned jobs take, in all and for each artifact among them."""
     graph, works = parents(jobs), [Work(job, config, root) for job in jobs]
     priced = estimates(works, [Work(job, config, root) for job in finished])
-    seconds = [estimate.seconds for estimate in priced]
+    in_turn = profile.cores is not None  # else jobs run side by side, and each may have to start its own engine
     sizes = [written(work) for work in works]
     downloads = [stage_of(work.job.rule).downloads(work) for work in works]
 
+    def net(numbers: Sequence[int]) -> list[float]:
+        chosen = [priced[number] for number in numbers]
+        return net_seconds(chosen) if in_turn else [estimate.seconds for estimate in chosen]
+
     def cost(numbers: set[int]) -> Cost:
         chosen = sorted(numbers)
+        seconds = dict(zip(chosen, net(chosen), strict=True))
         total = Cost(
             cluster_jobs=sum(profile.cores is None and not jobs[number].local for number in chosen),
             uncounted=sum(priced[number].sure == UNKNOWN for number in chosen),
@@ -144,11 +163,26 @@ def estimate_plan(
         if "artifact" in job.wildcards
     }
     order = [name for name in config.artifacts if name in artifacts]
-    return Plan(profile, config, jobs, priced, cost(set(graph)), {name: artifacts[name] for name in order})
+    shared = _shared(jobs, priced)
+    total, seconds = cost(set(graph)), net(range(len(jobs)))
+    return Plan(profile, config, jobs, priced, seconds, shared, total, {name: artifacts[name] for name in order})
+
+
+def _shared(jobs: Sequence[PlannedJob], priced: Sequence[Estimate]) -> Shared:
+    saved = [estimate.seconds - net for estimate, net in zip(priced, net_seconds(priced), strict=True)]
+    return Shared(
+        jobs=sum(estimate.engine is not None for estimate in priced),
+        engines=len({estimate.engine for estimate in priced} - {None}),
+        seconds=sum(saved),
+        gpu_hours=sum(seconds * job.gpus for seconds, job in zip(saved, jobs, strict=True)) / HOUR,
+    )
 
 
 def wall_seconds(
-    jobs: Sequence[PlannedJob], seconds: Sequence[float], graph: Mapping[int, Sequence[int]], profile: Profile
+    jobs: Sequence[PlannedJob],
+    seconds: Sequence[float] | Mapping[int, float],
+    graph: Mapping[int, Sequence[int]],
+    profile: Profile,
 ) -> float:
     """The least that a run takes: its longest chain of jobs, or the work that shares what there is least of.
 

@@ -57,6 +57,13 @@ def _summary(plan: Plan) -> str:
         f"  wall time   at least {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
         f"  disk        {least}{_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
     ]
+    if (shared := plan.shared).seconds:
+        saved = f"{_hours(shared.gpu_hours)} GPU-hours" if shared.gpu_hours else _duration(shared.seconds)
+        starts = f"  engines     {shared.engines} for {_count(shared.jobs, 'serving measurement')}"
+        if profile.cores is not None:
+            lines.append(f"{starts}, which saves {saved} of starts")
+        else:
+            lines.append(f"{starts} would do: up to {saved} less, where jobs wait for each other in the queue")
     unknown = Counter(estimate.why for estimate in plan.estimates if estimate.sure == UNKNOWN)
     lines += [f"  not counted: {_count(count, 'job')}, as {why}" for why, count in unknown.items()]
     scored = {Path(path).stem for job in plan.jobs if job.rule.startswith("score") for path in job.outputs}
@@ -86,10 +93,9 @@ def _by_rule(plan: Plan) -> str:
         rules.setdefault(job.rule, []).append(number)
     rows = []
     for rule, numbers in rules.items():
-        estimates, jobs = [plan.estimates[number] for number in numbers], [plan.jobs[number] for number in numbers]
-        sure = Counter(estimate.sure for estimate in estimates)
-        gpu_seconds = sum(estimate.seconds * job.gpus for estimate, job in zip(estimates, jobs, strict=True))
-        seconds = [estimate.seconds for estimate in estimates]
+        seconds, jobs = [plan.seconds[number] for number in numbers], [plan.jobs[number] for number in numbers]
+        sure = Counter(plan.estimates[number].sure for number in numbers)
+        gpu_seconds = sum(of_job * job.gpus for of_job, job in zip(seconds, jobs, strict=True))
         rows.append(
             {
                 "rule": rule,

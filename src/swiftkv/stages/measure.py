@@ -7,7 +7,10 @@ from typing import Any
 
 from swiftkv.cost import parameter_count
 from swiftkv.data.workload import average_lengths
+from swiftkv.measure.kind import BASELINE
+from swiftkv.measure.point import Point
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
+from swiftkv.measure.run import KINDS, engine_key
 from swiftkv.predict.engine import Limits
 from swiftkv.predict.memory import cache_tokens, weight_bytes
 from swiftkv.predict.step import Served, Step
@@ -21,10 +24,7 @@ BUSY = 0.9  # load above which a server's queue makes requests wait (`swiftkv.me
 
 def seconds(work: Work) -> float:
     """The engine's start, and what it is asked."""
-    serving = work.config.serving
-    point = serving.points[work["point"]]
-    output = getattr(point, "output_tokens", None) or serving.output_tokens
-    asked = Asked(work, point, getattr(point, "input_tokens", 1), output)
+    asked = _asked(work)
     measuring = {
         "throughput": asked.throughput,
         "latency": asked.latency,
@@ -33,10 +33,25 @@ def seconds(work: Work) -> float:
         "kv_capacity": lambda: 0.0,
         "goodput": asked.goodput,
         "concurrency": asked.closed_loop,
-    }[point.measure]
-    start = work.machine["server" if point.measure in ("latency", "goodput", "concurrency") else "engine"]
-    started = start + work.machine.load(asked.weights / work.machine.together)
-    return started if asked.out_of_memory else started + measuring()
+    }[asked.point.measure]
+    return start(work)[1] + (0.0 if asked.out_of_memory else measuring() * asked.sides)
+
+
+def start(work: Work) -> tuple[str, float]:
+    """The engine that a point needs, and the seconds of its start; points that need the same one may share it."""
+    asked, name = _asked(work), work["point"]
+    point = Point.read(name, work.config.point(name), gpus=work.job.gpus, threads=work.job.threads)
+    of = "/".join(work.job.wildcards.get(part, "") for part in ("model", "variant", "kv_cache"))
+    alone = work.machine["server" if KINDS[asked.point.measure].server else "engine"]
+    seconds = alone + work.machine.load(asked.weights / work.machine.together)
+    return f"{of} {engine_key(point)}", seconds * asked.sides
+
+
+def _asked(work: Work) -> Asked:
+    serving = work.config.serving
+    point = serving.points[work["point"]]
+    output = getattr(point, "output_tokens", None) or serving.output_tokens
+    return Asked(work, point, getattr(point, "input_tokens", 1), output)
 
 
 class Asked:
@@ -59,6 +74,11 @@ class Asked:
         """Whether the engine ends at its start, as the cache does not hold one request."""
         return self.limits.cache is not None and self.limits.cache < self.prompt + self.output
 
+    @property
+    def sides(self) -> int:
+        """How many engines are measured: with the baseline's, where it takes turns with a variant."""
+        return 2 if self.work.config.in_turns(self.work["point"]) and self.work["variant"] != BASELINE else 1
+
     def _requests(self, count: int, at_once: int | None = None) -> float:
         """Seconds of so many requests, as many at once as the engine takes where that is not said."""
         limits = self.limits
@@ -67,9 +87,9 @@ class Asked:
         return busy_seconds(self.served, limits, self.prompt, self.output, count)
 
     def throughput(self) -> float:
-        """All requests at once, after one to warm up."""
+        """All requests at once, each time after one to warm up."""
         count = max(1, round(self.point.total_tokens / (self.prompt + self.output)))
-        return self._requests(count + self.point.warmups)
+        return self.point.repeats * self._requests(count + self.point.warmups)
 
     def latency(self) -> float:
         """Every rate that the search would measure on a server as fast as assumed."""
@@ -88,7 +108,7 @@ class Asked:
             }
 
         search(self.point.request_rates, answer, self.point.refine_steps)
-        return sum(spent)
+        return spent[0] + sum(spent)  # the first twice, to warm up
 
     def goodput(self) -> float:
         """Every rate of the workloads up to the first at which requests wait, as if all had its average length."""
@@ -103,12 +123,7 @@ class Asked:
                 return {"request_rate": rate, "goodput": 0.0 if waiting else rate}
 
             rising(workload.request_rates, answer)
-        return sum(spent)
-
-    def closed_loop(self) -> float:
-        """So many requests at once, for every number of them; the first number twice, to warm up."""
-        counts = [self.point.concurrencies[0], *self.point.concurrencies]
-        return sum(self._requests(count * self.point.requests_each, count) for count in counts)
+        return spent[0] + sum(spent)  # the first twice, to warm up
 
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""
@@ -117,9 +132,14 @@ class Asked:
         return count, max(count / rate, busy) + self._requests(1), rate * busy / count > BUSY
 
     def forward(self) -> float:
-        """Single steps over prompt tokens, each batch once more to warm up."""
+        """Single steps over prompt tokens, each after one to warm up."""
         steps = [Step(tokens, tokens * (tokens + 1) // 2, 1, tokens) for tokens in self.point.batch_tokens]
-        return (1 + self.point.repeats) * sum(map(self.served.seconds, steps))
+        return 2 * self.point.repeats * sum(map(self.served.seconds, steps))
+
+    def closed_loop(self) -> float:
+        """So many requests at once, for every number of them; the first number twice, to warm up."""
+        counts = [self.point.concurrencies[0], *self.point.concurrencies]
+        return sum(self._requests(count * self.point.requests_each, count) for count in counts)
 
     def decoding(self) -> float:
         """Whole batches that decode, each once more to warm up."""
@@ -129,7 +149,8 @@ class Asked:
 STAGE = Stage(
     name="measure",
     output="serving/{point}/{model}/{variant}/{kv_cache}.json",
-    run="swiftkv.measure.run:measure_point",
+    run="swiftkv.measure.job:measure_point",
     gpus="serve",
     seconds=seconds,
+    engine=start,
 )

@@ -32,6 +32,8 @@ class Stage:
         local: whether its jobs run beside Snakemake, also where others go to a cluster.
         online: whether its jobs may ask the network; all others are offline.
         seconds: estimate of a job's wall time, from `planning` in the configuration.
+        engine: the engine that a job starts and may share with others of its kind that name the same one, and its start's
+            share of `seconds`.
         downloads: what a job fetches.
         written: bytes that a job leaves, by a name of `swiftkv.planning.plan.WRITTEN`.
     """
@@ -44,6 +46,7 @@ class Stage:
     local: bool = False
     online: bool = False
     seconds: Callable[[Work], float] = Work.start
+    engine: Callable[[Work], tuple[str, float]] | None = None
     downloads: Callable[[Work], list[Download]] = lambda work: []
     written: Callable[[Work], Mapping[str, float]] = small
 

@@ -73,8 +73,8 @@ def make(entry: Entry, files: Files) -> Table:
         f"{len(lines)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count) + ".",
         "holds, does not hold: to the digits stated, on the model and hardware the claim is about. holds in direction, does "
         "not hold here: the claim's weaker form (in brackets), or measured on another model or other hardware. undecided: "
-        "the error bar of two standard errors reaches over the bound. Errors of two cells are taken as independent. Speed has "
-        "no error bar here; its weaker forms ask for 5 %.",
+        "the error bar of two standard errors reaches over the bound. Errors of two cells are taken as independent. Of speed, "
+        "sustained rates have their bracket and what was measured in turns the scatter of the turns; weaker forms ask for 5 %.",
         *entry.get("notes", []),
     ]
     return table(entry, lines, panels, notes, footnotes)

@@ -10,6 +10,7 @@ from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits
+from swiftkv.statistics import mean_and_stderr
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -26,12 +27,17 @@ def make(entry: Entry, files: Files) -> Table:
         grid(lines, times, footnotes, "(a) Median milliseconds per output token, by batch size", lambda line: None)
     ]
     if compared := [line for line in lines if (line["variant"], line["kv_cache"]) != BASELINE]:
-        caption = "(b) Ratio to the baseline; in brackets what all repeats allow"
+        caption = "(b) Ratio to the baseline"
         panels.append(grid(compared, head + across(Column("", _ratio), headers), footnotes, caption, lambda line: None))
     notes = [
         "All sequences of a batch are in decoding and no prompt is computed. SwiftKV decodes through every layer, so a "
         "ratio below 1 comes from reading a smaller KV cache, and one above 1 is overhead.",
-        "In brackets: from the fastest repeat over the baseline's slowest to the slowest over the baseline's fastest.",
+        *(
+            serving.turns_note
+            or [
+                "In brackets: from the fastest repeat over the baseline's slowest to the slowest over the baseline's fastest."
+            ]
+        ),
         *entry.get("notes", []),
     ]
     values = [line[size] for line in lines for size in headers]
@@ -43,6 +49,12 @@ def _line(cell: Cell, size: int) -> dict[str, Any]:
     record = cell.record
     median, lowest, highest = _at(record, size)
     base, base_lowest, base_highest = _at(cell.base, size)
+    gain = ratio(median, base), ratio(lowest, base_highest), ratio(highest, base_lowest), None
+    if median is not None and (
+        turns := [1 / turn for turn in record.speedups("ms", record.value("batch_sizes").index(size))]
+    ):
+        mean, error = mean_and_stderr(turns)
+        gain = mean, min(turns), max(turns), error
     unmeasured = {"reason": "not measured at this batch size"} if record.ok and median is None else {}
     return (
         cell.head(median)
@@ -55,9 +67,7 @@ def _line(cell: Cell, size: int) -> dict[str, Any]:
             "tpot_ms": median,
             "tpot_ms_min": lowest,
             "tpot_ms_max": highest,
-            "tpot_ratio": ratio(median, base),
-            "tpot_ratio_min": ratio(lowest, base_highest),
-            "tpot_ratio_max": ratio(highest, base_lowest),
+            **dict(zip(("tpot_ratio", "tpot_ratio_min", "tpot_ratio_max", "tpot_ratio_stderr"), gain, strict=True)),
         }
     )
 
@@ -73,6 +83,8 @@ def _at(record: Record, size: int) -> tuple[float | None, float | None, float | 
 def _ratio(line: dict[str, Any]) -> str | None:
     if line["tpot_ratio"] is None:
         return None
+    if line["tpot_ratio_stderr"] is not None:
+        return f"{line['tpot_ratio']:.2f}× ± {line['tpot_ratio_stderr']:.2f}"
     return f"{line['tpot_ratio']:.2f}× ({line['tpot_ratio_min']:.2f} to {line['tpot_ratio_max']:.2f})"
 
 

@@ -31,6 +31,7 @@ from swiftkv.artifacts.serving import (
     read_serving,
     serving_kind,
 )
+from swiftkv.statistics import mean_and_stderr
 
 
 def _extra(config: Config, entry: Entry) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     lines = [dotted]
     if data["roofline_speedup_limit"].notna().any():
         lines += times.plot([], [], color="black", linewidth=0.8, linestyle="-.", label=ROOFLINE)
-    legend(figure, [*labels, *lines], notes=serving.notes)
+    legend(figure, [*labels, *lines], notes=[*serving.notes, *serving.turns_note])
     return Drawing(figure, data)
 
 
@@ -78,6 +79,10 @@ def _lines(cell: Cell) -> list[dict[str, Any]]:
         zip(record.value("batch_tokens") or [], record.cost.get("roofline_speedup_limits") or [], strict=False)
     )
     base, median, fastest = _times(cell.base), _times(record), _times(record, "min")
+    gains: dict[int | None, tuple[float | None, float | None]] = {}
+    for place, tokens in enumerate(median):
+        turns = record.speedups(place=place)
+        gains[tokens] = mean_and_stderr(turns) if turns else (ratio(base.get(tokens), median[tokens]), None)
     return [
         cell.head(median)
         | {
@@ -86,7 +91,7 @@ def _lines(cell: Cell) -> list[dict[str, Any]]:
             "milliseconds": _milli(median.get(tokens)),
             "milliseconds_min": _milli(fastest.get(tokens)),
             "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
-            "speedup": ratio(base.get(tokens), median.get(tokens)),
+            **dict(zip(("speedup", "speedup_stderr"), gains.get(tokens, (None, None)), strict=True)),
             "speedup_limit": bound,
             "roofline_speedup_limit": rooflines.get(tokens),
             "what": record.value("what"),
@@ -126,6 +131,9 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
             continue
         gains.plot(curve["batch_tokens"], curve["speedup"], **style)
         thin = {"color": appearance.color, "linewidth": 0.8}
+        if curve["speedup_stderr"].notna().any():
+            error = curve["speedup_stderr"].astype(float)
+            gains.errorbar(curve["batch_tokens"], curve["speedup"], error, fmt="none", capsize=1.5, **thin)
         if curve["speedup_limit"].notna().all():
             times.plot(curve["batch_tokens"], curve["milliseconds_limit"], linestyle=":", **thin)
             gains.axhline(curve["speedup_limit"].iloc[0], linestyle=":", **thin)

@@ -26,6 +26,7 @@ from swiftkv.artifacts.drawing import (
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, Serving, rate_cells, ratio, read_serving, serving_kind
+from swiftkv.statistics import bracket
 
 _METRICS = {"ttft": "Time to first\ntoken (ms)", "tpot": "Time per output\ntoken (ms)"}
 _METHODS = {"ngram": "n-gram"}
@@ -62,12 +63,17 @@ class _Curve(Cell):
 
     @property
     def highest(self) -> float | None:
-        return self.record.value("highest_sustained_rate")
+        return _bracket(self.record)[0]
+
+    @property
+    def limit(self) -> float | None:
+        """The gain that the FLOP count allows; with speculation against none it says nothing."""
+        return self.record.limit() if self.case != BASELINE and not self.speculative else None
 
     @property
     def highest_limit(self) -> float | None:
-        """The baseline's highest sustained rate times the request speed-up that the FLOP count allows."""
-        return self._times_base(self.record.limit())
+        """What no sustained rate can exceed by FLOPs: the lowest that the baseline does not sustain, times `limit`."""
+        return self._times_base(self.limit)
 
     @property
     def highest_roofline(self) -> float | None:
@@ -75,12 +81,27 @@ class _Curve(Cell):
         return self._times_base(self.record.roofline)
 
     def _times_base(self, bound: float | None) -> float | None:
-        return self.base_highest * bound if self.base_highest and bound and self.case != BASELINE else None
+        low, high = _bracket(self.base)
+        return high * bound if low and high and bound and self.limit else None
 
     @property
-    def base_highest(self) -> float | None:
-        """The baseline's highest sustained rate; None where it sustained all that were tried."""
-        return self.base.value("highest_sustained_rate") if _bounded(self.base) else None
+    def gain(self) -> tuple[float | None, float | None]:
+        """The least and the most that the highest sustainable rate is of the baseline's: each lies in its own bracket."""
+        (low, high), (base_low, base_high) = _bracket(self.record), _bracket(self.base)
+        if not (low and base_low and base_high) or self.record is self.base:
+            return None, None
+        return low / base_high, ratio(high, base_low)
+
+    @property
+    def above_limit(self) -> str | None:
+        """What is wrong with a gain that is above what the FLOP count allows, or reaches there."""
+        least, most = self.gain
+        if least is None or self.limit is None or (most or least) <= self.limit:
+            return None
+        name = f"{_input(self)}, {self.label}: at least {least:.2f}× the rate"
+        if least > self.limit:
+            return f"{name} is above the {self.limit:.2f}× that the FLOPs allow: scatter, or not compute limits the baseline"
+        return f"{name}, and up to {most:.2f}× only by the width of the bracket: the FLOPs allow {self.limit:.2f}×"
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -113,7 +134,8 @@ def draw(serving: Serving, files: Files) -> Drawing:
     headline(figure, *serving.captions()[0], *(titles if single else []))
     handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
     keys = _keys() + ([limit_handle(ROOFLINE)] if any(curve.highest_roofline for curve in curves) else [])
-    legend(figure, [*handles.values(), *keys], [claim["text"] for claim in claims], serving.notes)
+    above = [curve.above_limit for curve in curves if curve.above_limit]
+    legend(figure, [*handles.values(), *keys], [claim["text"] for claim in claims], [*serving.notes, *above])
     data = pd.DataFrame([line for curve in curves for line in _lines(curve)])
     return Drawing(figure, serving.with_claims(data, claims))
 
@@ -124,17 +146,26 @@ def _lines(curve: _Curve) -> list[dict[str, Any]]:
     `ttft_reduction_percent` and `tpot_reduction_percent` are of the medians, against the baseline at the same rate:
     only where that is one of the point's own rates, as those a search adds differ between variants.
     `baseline_sustained` says whether the baseline kept up with that rate; where it did not, its times grow with the
-    length of the measurement. `highest_sustained_rate` and what the FLOP count allows repeat in every row of a curve;
-    the rate is a lower bound where `boundary_found` is false.
+    length of the measurement. What is of all rates repeats in every row of a curve. The highest rate that can be sustained
+    lies between `highest_sustained_rate` and `lowest_unsustained_rate`; where `boundary_found` is false there is no such
+    rate, and no upper end. So `sustained_rate_speedup` lies between its `_least` and its `_most`; it is the middle, and its
+    standard error that of a uniform distribution between the two.
     """
     head = curve.place | curve.variant | {"speculative": curve.speculative} | curve.state(curve.rates)
     head |= {"input_tokens": curve.settings["input_tokens"], "conditions": curve.record.conditions()}
+    low, high = _bracket(curve.record)
+    least, most = curve.gain
+    middle, error = bracket(least, most) if least is not None and most is not None else (None, None)
     tail = {
-        "highest_sustained_rate": curve.highest,
-        "boundary_found": _bounded(curve.record) if curve.rates else None,
+        "highest_sustained_rate": low,
+        "lowest_unsustained_rate": high,
+        "boundary_found": high is not None if curve.rates else None,
         "highest_sustained_rate_limit": curve.highest_limit,
-        "sustained_rate_speedup": ratio(curve.highest, curve.base_highest),
-        "request_speedup_limit": curve.record.limit(),
+        "sustained_rate_speedup": middle,
+        "sustained_rate_speedup_stderr": error,
+        "sustained_rate_speedup_least": least,
+        "sustained_rate_speedup_most": most,
+        "sustained_rate_speedup_limit": curve.limit,
         "roofline_speedup_limit": curve.record.roofline,
         "criterion": curve.record.value("criterion"),
     }
@@ -156,9 +187,9 @@ def _rates(record: Record) -> list[dict[str, Any]]:
     return sorted(record.value("rates") or [], key=lambda rate: rate["request_rate"])
 
 
-def _bounded(record: Record) -> bool:
-    """Whether a rate was measured that could not be sustained; else the highest sustained one is a lower bound."""
-    return any(not rate.get("sustained", True) for rate in _rates(record))
+def _bracket(record: Record) -> tuple[float | None, float | None]:
+    """The highest rate that was sustained, and the next, which was not; None where there is none."""
+    return record.value("highest_sustained_rate"), record.value("lowest_unsustained_rate")
 
 
 def _input(curve: _Curve) -> str:
@@ -199,13 +230,14 @@ def _number(value: float | None) -> float:
 
 
 def _highest_bar(curve: _Curve) -> Bar:
-    if curve.highest is None:
+    (low, high), (least, most) = _bracket(curve.record), curve.gain
+    if low is None:
         return Bar(None, note="none" if curve.rates else curve.record.blank)
-    sign = "" if _bounded(curve.record) else "≥ "
-    text, gain = f"{sign}{curve.highest:.3g}", ratio(curve.highest, curve.base_highest)
-    if gain is not None and curve.record is not curve.base:
-        text += f"\n{sign}{gain:.2f}×"
-    return Bar(curve.highest, curve.highest_limit, text, roofline=curve.highest_roofline)
+    text = f"≥ {low:.3g}" if high is None else f"{low:.3g} to {high:.3g}"
+    if least is not None:
+        text += f"\n≥ {least:.2f}×" if most is None else f"\n{least:.2f} to {most:.2f}×"
+    error = None if high is None else (0.0, high - low)
+    return Bar(low, curve.highest_limit, text, error=error, roofline=curve.highest_roofline)
 
 
 def _keys() -> list[Any]:

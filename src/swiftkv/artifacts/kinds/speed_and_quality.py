@@ -46,8 +46,9 @@ def make(entry: Entry, files: Files) -> Table:
     columns.append(Column("Avg.\nscore, %", "average", f".{scored.digits}f", why="_average"))
     notes = [
         *entry.get("notes", []),
-        "Speed-up: input and output tokens a second over the baseline's, each measured once; limit: what the FLOP count "
-        "of such a request allows where compute is the bottleneck.",
+        "Speed-up: input and output tokens a second over the baseline's; limit: what the FLOP count of such a request allows "
+        "where compute is the bottleneck.",
+        *serving.turns_note,
         "Speed and quality of a row are of one checkpoint: the same model in the same revision, rewired in the same way. "
         "KL, agreement and perplexity are on held-out chats.",
         scored.subsets_note(),
@@ -84,7 +85,7 @@ def _speed(cell: Cell, footnotes: Footnotes) -> str:
         return f"{record.blank} {footnotes.mark(record.why)}"
     if cell.speedup is None:
         return f"{cell.base.blank} {footnotes.mark('the baseline, against which it would be, has no value')}"
-    text = f"{cell.speedup:.2f}×" + (f" (limit {bound:.2f}×)" if bound and cell.case != BASELINE else "")
+    text = cell.times + (f" (limit {bound:.2f}×)" if bound and cell.case != BASELINE else "")
     return text + (f" {footnotes.mark(_DUMMY)}" if record.dummy else "")
 
 
@@ -98,6 +99,7 @@ def _line(cell: Cell, quality: Line) -> Line:
         "weights": record.weights,
         "tokens_per_second": record.throughput,
         "speedup": cell.speedup,
+        "speedup_stderr": cell.speedup_stderr,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
         "roofline_speedup_limit": record.roofline,

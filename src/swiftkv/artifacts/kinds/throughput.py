@@ -75,7 +75,7 @@ def draw(serving: Serving, files: Files) -> Drawing:
     limits = [limit_handle()] + (
         [limit_handle(ROOFLINE)] if any(cell.record.roofline for cell in serving.cells()) else []
     )
-    legend(figure, [*cases, *limits], [claim["text"] for claim in claims], serving.notes)
+    legend(figure, [*cases, *limits], [claim["text"] for claim in claims], [*serving.notes, *serving.turns_note])
     return Drawing(figure, serving.with_claims(frame(serving, node), claims))
 
 
@@ -102,6 +102,7 @@ def _line(cell: Cell, node_gpus: int | None) -> dict[str, Any]:
         "tokens_per_second_per_gpu": ratio(value, record.devices),
         **{name: record.value(name) for name in ("normalized_tflops_per_gpu", "exact_tflops_per_gpu", "mfu_percent")},
         "speedup": cell.speedup,
+        "speedup_stderr": cell.speedup_stderr,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
         "roofline_speedup_limit": record.roofline,
@@ -137,7 +138,7 @@ def _bar(cell: Cell, quantity: str, node_gpus: int | None) -> Bar:
         return Bar(value)
     reference = (cell.base.value(quantity) or 0) * replicas(cell.base, node_gpus)
     limits = [reference * limit if reference and limit else None for limit in (bound, record.roofline)]
-    return Bar(value, limits[0], f"{cell.speedup:.2f}×", roofline=limits[1])
+    return Bar(value, limits[0], cell.times.replace(" ±", "\n±"), roofline=limits[1])
 
 
 KIND = serving_kind("figure", make, own={"node_gpus": Whole}, optional=("node_gpus",))

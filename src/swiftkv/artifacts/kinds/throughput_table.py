@@ -62,7 +62,7 @@ def make(entry: Entry, files: Files) -> Table:
         if shown:
             panels.append(grid(alone, head + across(Column("", text), shown), footnotes, caption, lambda line: None))
     stated = [f"published: {enumeration(sorted(sources))}."] if sources else []
-    notes = [*_notes(serving), *stated, *entry.get("notes", [])]
+    notes = [*_notes(serving), *serving.turns_note, *stated, *entry.get("notes", [])]
     values = [line[case] for line in lines for case in labels]
     return table(entry, values, panels, notes, footnotes, serving.heading)
 
@@ -104,7 +104,7 @@ def _gain(line: Line) -> str:
     roofline = cell.record.roofline
     limits = (f"limit {bound:.2f}×" if bound else "", f"roofline {roofline:.2f}×" if roofline else "")
     stated = ", ".join(filter(None, limits))
-    return f"{cell.speedup:.2f}×" + (f" ({stated})" if stated else "")
+    return cell.times + (f" ({stated})" if stated else "")
 
 
 def _line(cell: Cell, published: Published) -> dict[str, Any]:
@@ -124,6 +124,7 @@ def _line(cell: Cell, published: Published) -> dict[str, Any]:
         "tokens_per_second": record.throughput,
         "normalized_tflops_per_gpu": record.value("normalized_tflops_per_gpu"),
         "speedup": cell.speedup,
+        "speedup_stderr": cell.speedup_stderr,
         "speedup_limit": bound,
         "fraction_of_limit": ratio(cell.speedup, bound),
         "roofline_speedup_limit": record.roofline,
