@@ -138,6 +138,7 @@ class Goodput(PointSettings, called="a goodput point"):
     workloads: Names = key("Keys under workloads, one after the other on one server.")
     seconds: Positive = key("Time in which the requests of one rate arrive.")
     min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)
+    repeats: Whole = key("Measurements of each rate, each with requests of its own.", 1)
     prefix_caching: bool = key("Whether prompts find what others began with in the KV cache.", False)
 
 

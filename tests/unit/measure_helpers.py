@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 
@@ -60,7 +61,7 @@ def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = No
 
 def measure(subject: Subject, point: Point, work: Path, *sent) -> dict:
     """The record of one point, with engines of its own."""
-    with Engines(work / "vllm.log") as engines:
+    with Engines(work / "vllm.log", room=2) as engines:
         return run.measure(subject, point, work, *sent, engines=engines)
 
 
@@ -84,14 +85,14 @@ def answered(rate: float, **changes) -> dict:
     return {key: value for key, value in result.items() if key != "error"}
 
 
-def stand_in(monkeypatch, name: str, ask) -> None:
-    """Replace vLLM's server, the client, and the function of `latency` that asks it."""
+def stand_in(monkeypatch, ask) -> None:
+    """Replace vLLM's server, the client, and the function of `latency` that asks them."""
 
     @contextlib.contextmanager
     def server(command, name, log, environment, timeout):
         log.write_text("CPU KV cache size: 1,024 tokens,\n")
-        yield None
+        yield SimpleNamespace(name=name)
 
     monkeypatch.setattr(latency, "serving", server)
     monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(latency, name, ask)
+    monkeypatch.setattr(latency, "ask", ask)

@@ -1,5 +1,7 @@
 """Goodput by workload: rates rise until it falls, on one server, and a killed measurement goes on where it was."""
 
+from dataclasses import replace
+
 import pytest
 
 from swiftkv.errors import UserError
@@ -41,7 +43,7 @@ def sent(monkeypatch):
         jobs.append((job["prompts"]["file"].split("/")[-2], rate, job["goodput"]))
         return answered(rate, request_goodput={1: 0.8, 2: 1.6, 4: 1.2, 3: 2.4}[rate])
 
-    stand_in(monkeypatch, "ask", ask)
+    stand_in(monkeypatch, ask)
     return jobs
 
 
@@ -102,14 +104,41 @@ def test_too_few_requests_are_refused_before_a_server_starts(tmp_path, folders, 
     assert sent == []
 
 
+def test_sides_take_turns_at_every_rate_until_their_own_goodput_falls(tmp_path, folders, monkeypatch):
+    asked_for, good = [], {"baseline": {1: 0.8, 2: 0.4}, "own": {1: 0.8, 2: 1.6, 4: 0.8}}
+
+    def ask(run, server, client, rate, *, seed, **job):
+        asked_for.append((server.name, rate, seed))
+        side = "baseline" if server.name == "tiny-baseline" else "own"
+        # The second turn comes to half as much, in twice the time.
+        return answered(rate, request_goodput=good[side][rate] / (1 + seed), duration=10.0 * (1 + seed))
+
+    stand_in(monkeypatch, ask)
+    base = subject(tmp_path / "m")
+    one = {"chat": WORKLOADS["chat"]}
+    both = replace(asked(workloads=one, repeats=2), in_turns=True)
+    variant = replace(base, variant="other", baseline=base)
+    record = measure(variant, both, tmp_path / "work", None, folders)
+    names = {"B": "tiny-baseline", "A": "tiny-other"}
+    first = [("B", 1, 0), ("B", 1, 0), ("A", 1, 0), ("A", 1, 0), ("A", 1, 1), ("B", 1, 1)]  # each warmed up
+    second = [("B", 2, 0), ("A", 2, 0), ("A", 2, 1), ("B", 2, 1), ("A", 4, 0), ("A", 4, 1)]
+    assert asked_for == [(names[side], rate, seed) for side, rate, seed in first + second]
+    chat = record["result"]["workloads"]["chat"]
+    assert (chat["request_rate"], chat["bounded"], chat["baseline"]["request_rate"]) == (2, True, 1)
+    best = chat["rates"][1]
+    assert best["goodputs"] == [1.6, 0.8] and best["seconds"] == 30 and best["requests"] == 40
+    assert best["goodput"] == chat["goodput"] == pytest.approx(32 / 30)  # 16 good ones in 10 s, and 16 in 20
+    assert record["settings"]["in_turns"] is True
+
+
 def test_rates_rise_until_goodput_falls():
     good, tried = {1: 1.0, 2: 1.9, 4: 1.9, 8: 1.8, 16: 9.0}, []
 
-    def served(rate):
+    def served(rate, sides):
         tried.append(rate)
-        return {"request_rate": rate, "goodput": good[rate]}
+        return {"own": {"request_rate": rate, "goodput": good[rate]}}
 
-    found = rising([16, 8, 4, 2, 1], served)
+    found = rising([16, 8, 4, 2, 1], served, ["own"])["own"]
     assert tried == [1, 2, 4, 8]
     assert (found["goodput"], found["request_rate"], found["bounded"], len(found["rates"])) == (1.9, 4, True, 4)
-    assert rising([2, 1], served)["bounded"] is False
+    assert rising([2, 1], served, ["own"])["own"]["bounded"] is False

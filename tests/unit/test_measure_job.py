@@ -99,16 +99,16 @@ def asked(monkeypatch):
     @contextlib.contextmanager
     def server(command, name, log, environment, timeout):
         with engine(command, log, environment, name):
-            yield None
+            yield SimpleNamespace(name=name)
 
-    def rate(run, server, client, rate):
+    def rate(run, server, client, rate, **job):
         hear((run.point.name, rate))
         return {key: value for key, value in rate_result(REPORT, rate, 20).items() if key != "error"}
 
     monkeypatch.setattr(kind, "worker", engine)
     monkeypatch.setattr(latency, "serving", server)
     monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(latency, "measure_rate", rate)
+    monkeypatch.setattr(latency, "ask", rate)
     done.starts = lambda: [length for what, length in done.said if what == START]
     return done
 

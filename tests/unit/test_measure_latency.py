@@ -22,11 +22,11 @@ def measured(monkeypatch):
     """Replaces server and client; the rates that were really measured, in order."""
     rates = []
 
-    def client(run, server, client, rate):
+    def client(run, server, client, rate, **job):
         rates.append(rate)
         return answered(rate)
 
-    stand_in(monkeypatch, "measure_rate", client)
+    stand_in(monkeypatch, client)
     return rates
 
 
@@ -50,19 +50,19 @@ def test_a_report_becomes_numbers():
 @pytest.mark.parametrize("end", [KeyboardInterrupt, EngineFailure])
 def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, end):
     model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1, 2, 4], seconds=10)
-    client = latency.measure_rate
+    client = latency.ask
 
-    def ended(run, server, worker, rate):
+    def ended(run, server, worker, rate, **job):
         if rate == 4:
             raise end
         return client(run, server, worker, rate)
 
-    monkeypatch.setattr(latency, "measure_rate", ended)
+    monkeypatch.setattr(latency, "ask", ended)
     with pytest.raises(end):
         measure(model, asked, tmp_path / "work")
     # A new server's first rate is measured twice, and once for nothing.
     assert measured == [1, 1, 2] and (tmp_path / "work/vllm.log").exists()
-    monkeypatch.setattr(latency, "measure_rate", client)
+    monkeypatch.setattr(latency, "ask", client)
     record = measure(model, asked, tmp_path / "work")
     assert measured == [1, 1, 2, 4, 4]
     assert [entry["request_rate"] for entry in record["result"]["rates"]] == [1, 2, 4]
@@ -119,7 +119,7 @@ def test_a_rate_without_one_finished_request_is_a_failure(tmp_path):
     with pytest.raises(
         EngineFailure, match="not one request succeeded at 3 requests a second: ConnectionError: refused"
     ):
-        latency.measure_rate(run, server, client, 3)
+        latency.ask(run, server, client, 3)
 
 
 def test_random_prompts_are_seeded_and_hold_no_special_tokens():

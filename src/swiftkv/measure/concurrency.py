@@ -7,7 +7,6 @@ Tokens a second of all users over those of one user is the curve that a server i
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 from swiftkv.measure import latency
@@ -35,12 +34,11 @@ def numbers(run: Run[Concurrency], command: list[str]) -> Numbers:
     same = latency.identity(run.subject, point) | latency.engine_of(command) | own | {"seed": point.seed}
     prompts = {"kind": "random", "vocabulary": run.subject.config["vocab_size"]}
     prompts |= dict(zip(("input_tokens", "output_tokens"), requested(point), strict=True))
-    with latency.both(run, command) as (server, client):
-        ask = latency.warmed(run.engines, partial(latency.ask, run, server, client))
+    with latency.both(run, command) as pair:
 
         def measure(count: int) -> dict[str, Any]:
             job = {"prompts": prompts, "concurrency": count, "requests": count * point.settings.requests_each}
-            return latency.kept(run.work / f"concurrency-{count}.json", same, lambda: ask(math.inf, **job))
+            return latency.kept(run.work / f"concurrency-{count}.json", same, lambda: pair.ask(run, math.inf, **job))
 
         return {"concurrencies": [measure(count) for count in sorted(point.settings.concurrencies)]}
 

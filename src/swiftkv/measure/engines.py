@@ -20,11 +20,10 @@ class Engines:
 
     Attributes:
         used: whether what was asked for last has been asked for before.
-        warm: whether the server, if that is what was started last, has been measured once, for nothing.
     """
 
     def __init__(self, log: Path, room: int = 1) -> None:
-        self.log, self.room, self.used, self.warm = log, room, False, False
+        self.log, self.room, self.used = log, room, False
         self._running: list[tuple[Any, ExitStack, Any]] = []  # key, what ends it and what was started, the latest last
 
     def __enter__(self) -> Engines:
@@ -55,7 +54,6 @@ class Engines:
                 oldest.close()
             stack = ExitStack()
             found = (key, stack, stack.enter_context(start()))
-            self.warm = False
         else:
             self._running.remove(found)
         self._running.append(found)

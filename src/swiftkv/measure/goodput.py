@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from swiftkv.data.workload import RECORD, REQUESTS
 from swiftkv.errors import UserError
 from swiftkv.measure import latency
-from swiftkv.measure.kind import Kind, Numbers, Run
+from swiftkv.measure.kind import OWN, Kind, Numbers, Run, turns
 from swiftkv.measure.point import Point
 from swiftkv.measure.rates import rising
 from swiftkv.points import Goodput
 from swiftkv.records import read_json
 from swiftkv.section import plain
+
+_SUMMED = ("requests", "completed", "failed", "good", "seconds", "input_tokens", "output_tokens")
 
 
 def lengths(point: Point[Goodput]) -> tuple[int, int]:
@@ -28,6 +31,7 @@ def settings(point: Point[Goodput]) -> dict[str, Any]:
     return {
         "seconds": point.settings.seconds,
         "min_requests": point.settings.min_requests,
+        "repeats": point.settings.repeats,
         "workloads": plain(point.workloads),
         "arrivals": "as recorded or drawn, all gaps stretched alike",
         "outputs": "as long as recorded or drawn",
@@ -38,29 +42,53 @@ def settings(point: Point[Goodput]) -> dict[str, Any]:
 
 
 def numbers(run: Run[Goodput], command: list[str]) -> Numbers:
-    """All workloads on one server; each finished rate is kept in the work folder."""
-    workloads = run.point.workloads
+    """All workloads on one server; each finished rate is kept in the work folder.
+
+    In turns with the baseline, each rate is measured on both, each turn with requests and arrivals of its own.
+    """
+    workloads, point = run.point.workloads, run.point
     sources = {name: _source(run, name) for name in workloads}
-    alike = latency.identity(run.subject, run.point) | latency.engine_of(command)
-    with latency.both(run, command) as (server, client):
-        found: Numbers = {}
-        ask = latency.warmed(run.engines, partial(latency.ask, run, server, client))
+    alike = latency.identity(run.subject, point) | latency.engine_of(command)
+    if run.baseline is not None:
+        alike["baseline"] = latency.identity(run.subject.baseline, point)
+    alike |= {name: getattr(point.settings, name) for name in ("seconds", "min_requests", "repeats")}
+    found: Numbers = {}
+    with latency.pairs(run, command) as servers:
         for name, workload in workloads.items():
-            prompts = {
+            limits = plain(workload.goodput)
+            sent = {
                 "kind": "workload",
                 "file": str(_folder(run, name) / REQUESTS),
                 "chunk_tokens": sources[name]["chunk_tokens"],
             }
-            limits, point = plain(workload.goodput), run.point
             same = alike | {"source": sources[name], "goodput": limits, "seed": point.seed}
-            same |= {"seconds": point.settings.seconds, "min_requests": point.settings.min_requests}
 
-            def measure(rate: float, name=name, prompts=prompts, limits=limits, same=same) -> Numbers:
-                file = run.work / f"{name}-{rate:g}.json"
-                return latency.kept(file, same, lambda: ask(rate, prompts=prompts, goodput=limits))
+            def measure(rate: float, sides: Sequence[str], name=name, sent=sent, limits=limits, same=same) -> Numbers:
+                def ask(side: str, turn: int) -> Numbers:
+                    return servers[side].ask(run, rate, prompts=sent, goodput=limits, seed=point.seed + turn)
 
-            found[name] = {"source": sources[name], **rising(workload.request_rates, measure)}
+                file, repeats = run.work / f"{name}-{rate:g}.json", point.settings.repeats
+                answers = latency.kept(file, same | {"sides": sides}, lambda: turns(sides, ask, repeats))
+                return {side: together(answers[side]) for side in sides}
+
+            sides = rising(workload.request_rates, measure, list(servers))
+            found[name] = {"source": sources[name], **sides.pop(OWN), **sides}
     return {"workloads": found}
+
+
+def together(answers: Sequence[Numbers]) -> Numbers:
+    """What the turns of a rate say together: counts and seconds are sums, other numbers means; `goodputs` has each turn's."""
+    found = {}
+    for name, first in answers[0].items():
+        each = [answer[name] for answer in answers]
+        if name in _SUMMED:
+            found[name] = sum(each)
+        elif isinstance(first, dict):
+            found[name] = {statistic: statistics.fmean(one[statistic] for one in each) for statistic in first}
+        else:
+            found[name] = statistics.fmean(each) if all(isinstance(one, float) for one in each) else first
+    goodput = sum(answer["goodput"] * answer["seconds"] for answer in answers) / found["seconds"]
+    return found | {"goodput": goodput, "goodputs": [answer["goodput"] for answer in answers]}
 
 
 def seen(point: Point, result: Numbers) -> tuple[int, int]:

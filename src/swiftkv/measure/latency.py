@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
-from swiftkv.measure.engine import VLLM, EngineFailure
-from swiftkv.measure.engines import Engines
-from swiftkv.measure.kind import Kind, Numbers, Run, requested
+from swiftkv.measure.engine import VLLM, EngineFailure, OutOfMemory
+from swiftkv.measure.kind import BASELINE, OWN, Kind, Numbers, Run, requested
 from swiftkv.measure.memory import devices
-from swiftkv.measure.point import Point, Subject, vllm
+from swiftkv.measure.point import Point, Subject, engine_environment, vllm
 from swiftkv.measure.process import offline_environment
 from swiftkv.measure.rates import search
 from swiftkv.measure.server import Server, serving
@@ -60,55 +59,72 @@ def numbers(run: Run[Latency], command: list[str]) -> Numbers:
     if point.settings.dataset and run.heldout is None:
         raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
     same = identity(run.subject, point) | engine_of(command) | sent(point)
-    with both(run, command) as (server, client):
-        ask = warmed(run.engines, partial(measure_rate, run, server, client))
+    with both(run, command) as pair:
 
         def measure(rate: float) -> dict[str, Any]:
-            return kept(run.work / f"rate-{rate:g}.json", same, lambda: ask(rate))
+            return kept(run.work / f"rate-{rate:g}.json", same, lambda: pair.ask(run, rate, prompts=prompts(run)))
 
         return search(point.settings.request_rates, measure, point.settings.refine_steps)
 
 
+@dataclass
+class Pair:
+    """A server and its client; `warm` once the server has been measured for nothing: a new one is slow for a while."""
+
+    server: Server
+    client: Worker
+    warm: bool = False
+
+    def ask(self, run: Run, rate: float, **job: Any) -> dict[str, Any]:
+        """What the function `ask` measures, on a server that is warm."""
+        if not self.warm:
+            ask(run, self.server, self.client, rate, **job)
+            self.warm = True
+        result = ask(run, self.server, self.client, rate, **job)
+        print(f"{self.server.name}, {_load(result)}: median TTFT {result['ttft_ms']['median']:.0f} ms", flush=True)
+        return result
+
+
 @contextlib.contextmanager
-def both(run: Run, command: list[str]) -> Iterator[tuple[Server, Worker]]:
-    """A server and its client, which start side by side."""
-    name = f"{run.subject.identity['name']}-{run.subject.variant}"
+def both(run: Run, command: list[str], variant: str | None = None) -> Iterator[Pair]:
+    """A server and its client, which start side by side; of the measured variant, or of the one that is named."""
+    name, side = f"{run.subject.identity['name']}-{variant or run.subject.variant}", f"{variant}-" if variant else ""
     # It leaves the processor to the server. vLLM seeds the text of a trace with hashes of strings.
     environment = offline_environment() | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(run.point.seed)}
-    log = run.log.with_name("client.log")
+    own = run.environment if variant is None else engine_environment(run.point.gpus, run.point.threads)
+    log = run.log.with_name(f"{variant}.log") if variant else run.log
 
     @contextlib.contextmanager
-    def start() -> Iterator[tuple[Server, Worker]]:
+    def start() -> Iterator[Pair]:
+        place = log.with_name(f"{side}client.log")
         with (
-            worker(module("swiftkv.measure.client"), log, environment, "the benchmark client") as client,
-            serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
+            worker(module("swiftkv.measure.client"), place, environment, "the benchmark client") as client,
+            serving(command, name, log, own, run.point.start_timeout) as server,
         ):
-            yield server, client
+            yield Pair(server, client)
 
-    with run.engines.get((command, name, environment, run.environment), start) as pair:
+    with run.engines.get((command, name, environment, own), start) as pair:
         yield pair
 
 
-def warmed(engines: Engines, ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The same, but what a new server is asked first is asked once before, for nothing: it is slow for a while."""
+@contextlib.contextmanager
+def pairs(run: Run, command: list[str]) -> Iterator[dict[str, Pair]]:
+    """The same of `BASELINE` and `OWN`; of the latter alone where nothing is measured in turns, or memory is for one."""
+    with contextlib.ExitStack() as up:
+        sides: dict[str, Pair] = {}
+        if run.baseline is not None:
+            with contextlib.suppress(OutOfMemory):
+                sides[BASELINE] = up.enter_context(both(run, run.baseline, BASELINE))
+        sides[OWN] = up.enter_context(both(run, command))
+        yield sides
 
-    def twice(rate: float, **job: Any) -> dict[str, Any]:
-        if not engines.warm:
-            ask(rate, **job)
-            engines.warm = True
-        return ask(rate, **job)
 
-    return twice
-
-
-def measure_rate(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[str, Any]:
-    """Measure one rate of the point's requests; returns and raises as `ask`."""
+def prompts(run: Run[Latency]) -> dict[str, Any]:
+    """What a latency point sends, as the client is told."""
     lengths = dict(zip(("input_tokens", "output_tokens"), requested(run.point), strict=True))
     if run.point.settings.dataset:
-        prompts = {"kind": "chats", "file": str(run.heldout), **lengths}
-    else:
-        prompts = {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
-    return ask(run, server, client, rate, prompts=prompts)
+        return {"kind": "chats", "file": str(run.heldout), **lengths}
+    return {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
 
 
 def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> dict[str, Any]:
@@ -116,18 +132,14 @@ def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> di
 
     Args:
         rate: requests a second; of a closed loop, which `concurrency` in `job` makes it, infinite.
-        job: what is sent, and what else the client is to know; `requests` where the rate does not say how many.
+        job: what is sent, and what else the client is to know; `requests` where the rate does not say how many, `seed` where
+            it is not the point's.
 
     Raises:
         EngineFailure: the client failed, the server died meanwhile, or no request succeeded.
     """
-    job |= {
-        "url": server.url,
-        "name": server.name,
-        "folder": str(run.subject.folder),
-        "rate": rate,
-        "seed": run.point.seed,
-    }
+    job = {"seed": run.point.seed} | job
+    job |= {"url": server.url, "name": server.name, "folder": str(run.subject.folder), "rate": rate}
     if "requests" not in job:
         job["requests"] = number_of_requests(run.point, rate)
     result = client.ask(job, server.check)
@@ -148,7 +160,7 @@ def seen(point: Point[Latency], result: Numbers) -> tuple[int, int]:
     return prompt, output
 
 
-def kept(file: Path, same: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def kept(file: Path, same: dict[str, Any], measure: Callable[[], Any]) -> Any:
     """A finished rate's result from its file if it was measured under the same settings, else a new one, kept there."""
     if file.exists():
         found = read_json(file)
@@ -156,7 +168,6 @@ def kept(file: Path, same: dict[str, Any], measure: Callable[[], dict[str, Any]]
             return found["result"]
     result = measure()
     write_json(file, {"settings": same, "result": result})
-    print(f"{_load(result)}: median TTFT {result['ttft_ms']['median']:.0f} ms", flush=True)
     return result
 
 

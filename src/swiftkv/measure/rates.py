@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 TTFT_FACTOR = 5.0
@@ -80,27 +80,35 @@ def boundary(measured: Sequence[dict[str, Any]]) -> tuple[float | None, float | 
     return low, None
 
 
-def rising(rates: Sequence[float], measure: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
-    """Measure rates in ascending order until goodput falls.
+def rising(
+    rates: Sequence[float],
+    measure: Callable[[float, Sequence[str]], Mapping[str, dict[str, Any]]],
+    sides: Iterable[str],
+) -> dict[str, dict[str, Any]]:
+    """Measure rates in ascending order, on each side until its goodput falls.
 
     Args:
         rates: requests a second, any order.
-        measure: measures one rate; its result has goodput, requests a second within the limits.
+        measure: measures one rate on some sides; each side's result has goodput, requests a second within the limits.
+        sides: what is measured, by name.
 
     Returns:
-        rates (those measured, ascending), goodput (the highest), request_rate (at which it was), bounded (whether a
-        higher rate had less; if not, the highest goodput is a lower bound).
+        For each side: rates (those measured, ascending), goodput (the highest), request_rate (at which it was), bounded
+        (whether a higher rate had less; if not, the highest goodput is a lower bound).
     """
-    done: list[dict[str, Any]] = []
-    best: dict[str, Any] | None = None
+    done: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     for rate in sorted(set(rates)):
-        done.append(measure(rate))
-        if best is not None and done[-1]["goodput"] < best["goodput"]:
-            break
-        best = done[-1]
-    return {
-        "rates": done,
-        "goodput": best["goodput"],
-        "request_rate": best["request_rate"],
-        "bounded": done[-1] is not best,
-    }
+        if climbing := [side for side, measured in done.items() if not _fell(measured)]:
+            for side, result in measure(rate, climbing).items():
+                done[side].append(result)
+    return {side: _highest(measured) for side, measured in done.items()}
+
+
+def _fell(measured: Sequence[dict[str, Any]]) -> bool:
+    return len(measured) > 1 and measured[-1]["goodput"] < measured[-2]["goodput"]
+
+
+def _highest(measured: list[dict[str, Any]]) -> dict[str, Any]:
+    bounded = _fell(measured)
+    best = measured[-2 if bounded else -1]
+    return {"rates": measured, "bounded": bounded} | {name: best[name] for name in ("goodput", "request_rate")}

@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftkv.cost import parameter_count
 from swiftkv.data.workload import average_lengths
-from swiftkv.measure.kind import BASELINE
+from swiftkv.measure.kind import BASELINE, OWN
 from swiftkv.measure.point import Point
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
 from swiftkv.measure.run import KINDS, engine_key
@@ -117,13 +117,13 @@ class Asked:
             workload = self.work.config.workloads[name]
             sent = Asked(self.work, self.point, *map(round, average_lengths(plain(workload))))
 
-            def answer(rate: float, sent: Asked = sent) -> dict[str, Any]:
+            def answer(rate: float, sides: Any, sent: Asked = sent) -> dict[str, Any]:
                 _, seconds, waiting = sent._rate(rate)
                 spent.append(seconds)
-                return {"request_rate": rate, "goodput": 0.0 if waiting else rate}
+                return {OWN: {"request_rate": rate, "goodput": 0.0 if waiting else rate}}
 
-            rising(workload.request_rates, answer)
-        return spent[0] + sum(spent)  # the first twice, to warm up
+            rising(workload.request_rates, answer, [OWN])
+        return spent[0] + self.point.repeats * sum(spent)  # the first once more, to warm up
 
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""

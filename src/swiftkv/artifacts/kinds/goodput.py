@@ -12,7 +12,7 @@ from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, hea
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, Serving, conditions, rate_cells, ratio, read_serving, serving_kind
-from swiftkv.statistics import share_stderr
+from swiftkv.statistics import mean_and_stderr, share_stderr
 
 _LIMITS = {
     "ttft": "its first token within {:,g} ms",
@@ -47,8 +47,8 @@ def frame(serving: Serving) -> pd.DataFrame:
     """What the bars show: one row a point, workload, case and measured rate; what is of all rates repeats in each.
 
     `highest_goodput` is the most good requests a second at any rate; a lower bound where `bounded` is false. Standard
-    errors are those of counting good requests, as if each were good or not by itself. `ratio` is to the baseline's
-    highest goodput; there is none where that is a lower bound or zero. Times are in milliseconds.
+    errors are those of counting good requests, as if each were good or not by itself, or of turns (`_ratio`). `ratio` is to
+    the baseline's highest goodput; there is none where that is a lower bound or zero. Times are in milliseconds.
     """
     return pd.DataFrame(
         [
@@ -99,23 +99,36 @@ def _measured(record: Record, workload: str) -> dict[str, Any]:
     return (record.value("workloads") or {}).get(workload, {})
 
 
+def _best(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return next(rate for rate in measured["rates"] if rate["request_rate"] == measured["request_rate"])
+
+
 def _error(measured: Mapping[str, Any]) -> float | None:
     """Standard error of the highest goodput: that of the share of good requests, with one good and one other added."""
     if not measured:
         return None
-    best = next(rate for rate in measured["rates"] if rate["request_rate"] == measured["request_rate"])
+    best = _best(measured)
     return share_stderr(best["good"], best["requests"], added=1) * best["requests"] / best["seconds"]
 
 
 def _ratio(cell: Cell, workload: str) -> tuple[float | None, float | None]:
-    """A case's highest goodput over the baseline's, and its standard error."""
-    both = [_measured(record, workload) for record in (cell.record, cell.base)]
-    if cell.case == BASELINE or not all(both) or not both[1]["bounded"]:
+    """A case's highest goodput over the baseline's, and its standard error: by counting or by turns, whichever is larger.
+
+    The baseline is the one that was measured in turns with the case, where there is one.
+    """
+    own = _measured(cell.record, workload)
+    base = own.get(BASELINE.variant) or _measured(cell.base, workload)
+    if cell.case == BASELINE or not own or not base or not base["bounded"]:
         return None, None
-    gain = ratio(*(measured["goodput"] for measured in both))
+    gain = ratio(own["goodput"], base["goodput"])
     if not gain:
         return gain, None
-    return gain, gain * math.hypot(*(_error(measured) / measured["goodput"] for measured in both))
+    error = gain * math.hypot(*(_error(measured) / measured["goodput"] for measured in (own, base)))
+    mine, theirs = (_best(measured).get("goodputs", []) for measured in (own, base))
+    if BASELINE.variant in own and len(theirs) > 1 and all(theirs):
+        each = [one / other for one, other in zip(mine, theirs, strict=True)]
+        error = max(error, mean_and_stderr(each)[1])
+    return gain, error
 
 
 def _bar(cell: Cell, workload: str) -> Bar:
@@ -158,7 +171,7 @@ def _notes(serving: Serving) -> list[str]:
         f"{' or '.join(f'{number:g}' for number in seconds)} s of arrivals a rate, rates rising until fewer requests a second "
         "were good; ≥: they did not. Between the rates asked nothing is known. Above a bar its value and, if the baseline's "
         "has an upper end, its ratio to that. ±: one standard error from counting good requests, as if each were good by "
-        "itself; in a queue they are not, and how the machine scatters is not in it.",
+        "itself, which in a queue they are not; of a ratio that was measured in turns that of the turns, if it is larger.",
     ]
 
 
