@@ -91,6 +91,9 @@ class Look:
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": hatch or None}
 
 
+_LETTER = 3.7  # points that a letter of the texts above bars is wide, in the mean
+
+
 @dataclass(frozen=True)
 class Bar:
     """A value with its limits by FLOPs and by roofline, its error and the text above it; without a value `note` says why.
@@ -142,14 +145,25 @@ def line_style(number: int) -> dict[str, Any]:
     return {name: cycle[number % len(cycle)] for name, cycle in cycles.items()}
 
 
+def _panel(axis) -> tuple[float, float]:
+    """About how many points a panel is wide and high, before its figure is laid out."""
+    place, (width, height) = axis.get_subplotspec(), axis.figure.get_size_inches()
+    ratios = place.get_gridspec().get_width_ratios()
+    return 58 * width * ratios[place.colspan.start] / sum(ratios), 50 * height / place.get_gridspec().nrows
+
+
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
-    """Grouped bars, one group a name in `groups`; dashes are limits, the dotted ones rooflines; a missing bar is written out."""
+    """Grouped bars, one group a name in `groups`; dashes are limits, the dotted ones rooflines; texts stand above all."""
     from matplotlib import patheffects
 
     width = 0.84 / len(series)
     tops = ((bar.limit, bar.roofline, bar.value and bar.value + bar.reach[1]) for _, bars in series for bar in bars)
     highest = max((top for several in tops for top in several if top), default=1.0)
-    steep = 90 if len(groups) * len(series) > 10 else 0
+    panel_width, panel_height = _panel(axis)
+    texts = [bar.text for _, bars in series for bar in bars]
+    longest = _LETTER * max((len(line) for text in texts for line in text.split("\n")), default=0)
+    steep = 90 if longest > panel_width * width / (len(groups) + 0.1) else 0
+    text_height = longest if steep else 2 * _LETTER * max((1 + text.count("\n") for text in texts), default=0)
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
             x = place + (number - (len(series) - 1) / 2) * width
@@ -160,20 +174,17 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
             top = bar.value + bar.reach[1]
             if bar.error is not None:
                 axis.errorbar(x, bar.value, [[end] for end in bar.reach], color="black", linewidth=0.8, capsize=1.5)
-            room = highest * (0.25 if steep else 0.1 * (1 + bar.text.count("\n")))
             for limit, style in ((bar.limit, "-"), (bar.roofline, ":")):
                 if limit is None:
                     continue
                 ends = (x - 0.46 * width, x + 0.46 * width)
                 mark = axis.hlines(limit, *ends, color="black", linewidth=1.3, linestyle=style)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
-                if abs(limit - bar.value) < room or limit < bar.value:
-                    top = max(top, limit)  # the text does not fit between the two
+                top = max(top, limit)
             axis.text(x, top + 0.025 * highest, bar.text, rotation=steep, ha="center", va="bottom", fontsize=6)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
-    tallest = max((bar.text.count("\n") for _, bars in series for bar in bars), default=0)
-    axis.set_ylim(0, highest * (1.3 if steep else 1.18 + 0.12 * tallest))
+    axis.set_ylim(0, highest / (1 - min(0.6, (text_height + 2 * _LETTER) / panel_height)))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
     axis.tick_params(axis="x", length=0)
 
