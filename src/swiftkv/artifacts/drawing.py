@@ -91,7 +91,7 @@ class Look:
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": hatch or None}
 
 
-_LETTER = 3.7  # points that a letter of the texts above bars is wide, in the mean
+_LETTER = 3.2  # points that a letter of the texts above bars is wide, in the mean
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 mark = axis.hlines(limit, *ends, color="black", linewidth=1.3, linestyle=style)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
                 top = max(top, limit)
-            axis.text(x, top + 0.025 * highest, bar.text, rotation=steep, ha="center", va="bottom", fontsize=6)
+            above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+            axis.annotate(bar.text, (x, top), rotation=steep, fontsize=6, **above)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
     axis.set_ylim(0, highest / (1 - min(0.6, (text_height + 2 * _LETTER) / panel_height)))
