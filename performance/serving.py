@@ -1,6 +1,6 @@
 """Serving speed of SwiftKV against the unchanged model, on the processor, and against what FLOPs and memory allow.
 
-Engines are started anew in pairs, and who of a pair starts first changes: two pairs of the same engines have differed by 8 %.
+Engines are started anew in pairs, side by side, and who is first changes: two pairs of the same engines have differed by 8 %.
 Within a pair both live and take turns (A B B A ...), so that a slower minute of the machine meets both; the one that waits uses
 no processor time. A pair's ratio is the median of its turns', the result the median of the pairs' with their range, and a range
 around 1 is no difference. The allocator is told to keep memory and the number of threads is fixed (`engine_environment`); whether
@@ -371,7 +371,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; all without")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="of the engines; both without")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of engines that are started")
-    parser.add_argument("--starts", type=int, default=2, help="engine starts of each kind; 0 leaves them out")
+    parser.add_argument("--starts", type=int, default=1, help="engine starts of each kind; 0 leaves them out")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="processor threads")
     parser.add_argument("--output", type=Path, help="write the result as JSON here too")
     parser.add_argument("--quick", action="store_true", help="tiny model and sizes, to try the program")
