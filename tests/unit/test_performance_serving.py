@@ -1,4 +1,4 @@
-"""`make bench` for serving: its arithmetic, its turns, and one real run on a tiny model (slow)."""
+"""`make bench` for serving: its arithmetic, its engines, and one real run on a tiny model (slow)."""
 
 import contextlib
 import importlib
@@ -57,72 +57,73 @@ def test_decoding_differs_only_where_all_pairs_say_so(module, ratios, said):
     assert serving.table({"throughput": [], "decode": [row], "start_up": None}).endswith(f"| {said} |")
 
 
-class Engine:
-    """Answers every job at once."""
-
-    job = SimpleNamespace(text=lambda: "")
-
-    def __init__(self, name, order):
-        self.name, self.order = name, order
-
-    def ask(self, job):
-        self.order.append((self.name, job["do"]))
-        return job | {"turn": len(self.order), "seconds": 1.0, "tokens": 10, "steps": 2}
-
-
-def test_engines_take_turns(module):
-    serving = module("serving")
-    order = []
-    first, second = serving.SIDES
-    engines = {name: Engine(name, order) for name in (first, second)}
-    runs = serving.alternate(engines, {"do": "job"}, 3)
-    # Who begins changes, and the turn before the first is left out.
-    assert order == [(name, "job") for name in (second, first, first, second, second, first, first, second)]
-    assert [run["turn"] for run in runs[first]] == [3, 6, 7]
-    assert [run["turn"] for run in runs[second]] == [4, 5, 8]
-
-    order.clear()
-    serving.alternate(engines, {"do": "job"}, 1, {"do": "warm-up"})
-    assert order == [(name, kind) for name in (second, first, first, second) for kind in ("warm-up", "job")]
-
-
-def test_each_pair_has_engines_of_its_own_that_start_in_the_other_order(module, tmp_path, monkeypatch):
-    serving = module("serving")
-    order = []
+@pytest.fixture
+def measured(module, tmp_path, monkeypatch):
+    """The rows of two pairs of engines that answer every job at once, and what was done to which engine, on a processor."""
+    serving, order = module("serving"), []
 
     @contextlib.contextmanager
-    def start(model, options, plugins, log, mode):
-        name = model.name
-        order.append((name, "start"))
-        yield Engine(name, order)
-        order.append((name, "stop"))
+    def start(model, options, plugins, log, mode, scale):
+        def ask(job):
+            order.append((model.name, job["do"]))
+            return {"seconds": 1.0, "tokens": 10 * scale, "steps": 2}
 
-    models = {side: tmp_path / side for side in serving.SIDES}
-    models["baseline"].mkdir()
-    (models["baseline"] / "config.json").write_text(json.dumps(LLAMA))
-    monkeypatch.setattr(serving, "engine", start)
-    options = serving.parse(["--quick"])
-    options.pairs = 2
-    rows, _ = serving.measure_mode("compiled", models, options, tmp_path)
-    first, second = serving.SIDES
-    assert [(name, do) for name, do in order if do in ("start", "stop")] == [
-        *[(first, "start"), (second, "start"), (second, "stop"), (first, "stop")],
-        *[(second, "start"), (first, "start"), (first, "stop"), (second, "stop")],
+        order.append((model.name, f"start, {scale * options.chunk} tokens a step"))
+        yield SimpleNamespace(ask=ask, job=SimpleNamespace(text=lambda: ""))
+        order.append((model.name, "stop"))
+
+    def measure(processor, *flags):
+        models = {side: tmp_path / side for side in (*serving.SIDES, serving.DOUBLED)}
+        models["baseline"].mkdir()
+        (models["baseline"] / "config.json").write_text(json.dumps(LLAMA))
+        monkeypatch.setattr(serving, "engine", start)
+        monkeypatch.setattr(serving, "processor", lambda: processor)
+        monkeypatch.setattr(serving, "processor_flags", lambda: flags)
+        options = serving.parse(["--quick"])
+        options.pairs = 2
+        rows, _ = serving.measure_mode("compiled", models, options, tmp_path)
+        return rows, order
+
+    return measure
+
+
+def test_each_pair_has_engines_of_its_own_that_start_in_the_other_order(module, measured):
+    rows, order = measured("a processor")
+    base, own, doubled = [*module("serving").SIDES, module("serving").DOUBLED]
+    starts = {side: (side, f"start, {256 * (1 + (side == doubled))} tokens a step") for side in (base, own, doubled)}
+    assert [each for each in order if each in starts.values() or each[1] == "stop"] == [
+        *[starts[base], starts[own], starts[doubled], (doubled, "stop"), (own, "stop"), (base, "stop")],
+        *[starts[doubled], starts[own], starts[base], (base, "stop"), (own, "stop"), (doubled, "stop")],
     ]
-    # The first turn that counts is the first engine's.
-    decoding = [name for name, do in order if do == "decode"]
-    assert decoding == [second, first, first, second, first, second, second, first]
-    (row,) = rows["decode"]
-    assert row["ratios"] == [1.0, 1.0] and [len(pair[first]) for pair in row["runs"]] == [1, 1]
-    (row,) = rows["throughput"]
-    assert row["ratio"] == 1.0 and row["limit"] > 1
+    # The first turn is the first engine's, after a warm-up; what fits into one step is not for the third.
+    assert [name for name, do in order if do == "decode"] == 2 * [base, base, own, own] + 2 * [own, own, base, base]
+    assert [row["ratios"] for row in rows["decode"]] == 2 * [[1.0, 1.0]]
+    assert [len(pair[base]) for row in rows["decode"] for pair in row["runs"]] == 4 * [1]
+    found = [(row["input"], row["chunk"], row["ratio"]) for row in rows["throughput"]]
+    assert found == [(32, 256, 1.0), (256, 256, 1.0), (256, 512, 2.0)]
+
+
+def test_a_share_of_the_roofline_is_the_goal_where_the_processor_is_known(module, measured):
+    rows = measured("Intel(R) Xeon(R) Processor", "amx_bf16")[0]["throughput"]
+    assert all(row["roofline"] < row["limit"] for row in rows)
+    one, two = (row["roofline"] for row in rows[1:])
+    assert one < two  # the upper half's weights are read half as often
+    printed = module("serving").table({"throughput": rows, "decode": [], "start_up": None}).splitlines()
+    assert [line.endswith("97% reached |") for line in printed[2:]] == [False, False, True]
+
+
+def test_without_a_known_processor_there_is_no_roofline(module, measured):
+    rows = measured("a processor")[0]["throughput"]
+    assert {row["share_of_roofline"] for row in rows} == {None} and all(row["share_of_limit"] > 0 for row in rows)
+    printed = module("serving").table({"throughput": rows, "decode": [], "start_up": None})
+    assert printed.count("unknown | unknown |") == 3
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])
 def test_both_sides_are_served_the_same_way(module, mode):
     serving = module("serving")
     options = serving.parse(["--threads", "2"])
-    ours, theirs = (serving.engine_arguments(name, options, mode) for name in ("a", "b"))
+    ours, theirs = (serving.engine_arguments(name, options, mode, 2048) for name in ("a", "b"))
     assert ["b" if word == "a" else word for word in ours] == theirs
     assert "--no-enable-prefix-caching" in ours and ("--enforce-eager" in ours) == (mode == "eager")
     assert ours[ours.index("--max-num-batched-tokens") + 1] == "2048"
@@ -131,7 +132,6 @@ def test_both_sides_are_served_the_same_way(module, mode):
     # Both cores compute: vLLM by itself would leave one free.
     assert environment["OMP_NUM_THREADS"] == "2" and environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["VLLM_PLUGINS"] == "swiftkv" and serving.environment(options, "")["VLLM_PLUGINS"] == ""
-    assert set(serving.SHARE_GOALS) == {load.input for load in options.throughput}
 
 
 @pytest.mark.slow
@@ -148,14 +148,15 @@ def test_quick_run_with_real_engines(tmp_path):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr[-3000:]
     result = json.loads((tmp_path / "a.json").read_text())
-    assert {(row["mode"], row["input"]) for row in result["throughput"]} == {
-        ("eager", 32),
-        ("eager", 256),
-        ("compiled", 32),
+    assert [(row["mode"], row["input"], row["chunk"]) for row in result["throughput"]] == [
+        (mode, *load) for mode in ("eager", "compiled") for load in ((32, 256), (256, 256), (256, 512))
+    ]
+    assert {(row["mode"], row["prompts"]) for row in result["decode"]} == {
+        (mode, batch) for mode in ("eager", "compiled") for batch in (1, 8)
     }
-    assert {(row["mode"], row["prompts"]) for row in result["decode"]} == {("eager", 1), ("eager", 8), ("compiled", 1)}
     eager, compiled = (result["engine"][mode] for mode in ("eager", "compiled"))
-    assert eager["swiftkv"]["fast_prefill"] is True and eager["baseline"]["fast_prefill"] is False
+    assert eager["swiftkv"]["fast_prefill"] is eager["swiftkv_doubled"]["fast_prefill"] is True
+    assert eager["baseline"]["fast_prefill"] is False
     assert eager["baseline"]["compilation"] == "eager" and compiled["swiftkv"]["compilation"] != "eager"
     # 8 layers against 4 and 4 caches of the same size.
     assert eager["swiftkv"]["kv_cache_tokens"] == eager["baseline"]["kv_cache_tokens"]

@@ -112,7 +112,9 @@ def decode_step(served: Served, batch: int, context: float) -> float:
     return served.seconds(Step(decoding=batch, context=round(batch * context)))
 
 
-def roofline_speedup(served: Served, limits: Limits, prompt: int, output: int, count: int) -> float:
+def roofline_speedup(
+    served: Served, limits: Limits, prompt: int, output: int, count: int, baseline: Limits | None = None
+) -> float:
     """How much faster than the unchanged model a variant is where both reach the peaks of their devices.
 
     FLOPs and bytes count, step by step: the upper half reads its weights for however few rows. A full KV cache does not, as
@@ -121,9 +123,11 @@ def roofline_speedup(served: Served, limits: Limits, prompt: int, output: int, c
     Args:
         served: the variant.
         count: requests that are all sent at once.
+        baseline: the unchanged model's limits, where they are others.
     """
     rewired = replace(served, device=served.device.peak)
     plain = replace(rewired, spec=None, fp8_cache=False)
-    times = [run(one, replace(limits, cache=None), prompt, output, [0.0] * count) for one in (plain, rewired)]
+    both = ((plain, baseline or limits), (rewired, limits))
+    times = [run(one, replace(own, cache=None), prompt, output, [0.0] * count) for one, own in both]
     unchanged, faster = (time.seconds for time in times if time)
     return unchanged / faster

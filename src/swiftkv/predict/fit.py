@@ -123,7 +123,8 @@ def bench_observations(record: Mapping[str, Any], arch: Dimensions, side: str) -
         return lambda device: 1 / decode_step(served(device), row["prompts"], row["input"] + row["output"] / 2)
 
     eager = {part: [row for row in record[part] if row["mode"] == "eager"] for part in ("throughput", "decode")}
-    found = [Observation("bench", row[side], rate(row)) for row in eager["throughput"]]
+    alike = [row for row in eager["throughput"] if row.get("chunk", limits.tokens) == limits.tokens]
+    found = [Observation("bench", row[side], rate(row)) for row in alike]
     return found + [Observation("bench", 1000 / row[side], steps(row)) for row in eager["decode"]]
 
 
