@@ -137,7 +137,8 @@ def test_the_upper_half_runs_where_a_token_is_sampled(answers, folder, eight, co
     prompt = max(eight, key=len)
     parts = -(-len(prompt) // PARTS["max_num_batched_tokens"])
     assert parts > 3
-    assert run["halves"] == {"lower": parts + 7, "upper": 8}
+    sampled = [[len(prompt) - 1 + token] for token in range(8)]
+    assert [step["upper"] for step in run["steps"]] == [[]] * (parts - 1) + sampled
     compare(folder, [prompt], run)
 
 
