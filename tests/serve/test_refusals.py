@@ -83,6 +83,7 @@ MP = {"distributed_executor_backend": "mp"}
 FULL = {"swiftkv_full_depth": True}
 EXTRACT = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
 STATES = {"draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}}
+MLP = {"model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"]}
 UNTRIED, NIXL = "not known to work", "NixlConnector"
 # What is wrong: how the case for `generate.py` is made, and words of the sentence.
 EXPECTED = {
@@ -126,8 +127,13 @@ EXPECTED = {
     "pipeline": (settings(pipeline_parallel_size=2, **MP), "pipeline parallelism", "--tensor-parallel-size"),
     **{
         f"speculation by {method}": (speculating(method), f"{method} speculation", "hidden states", "n-gram")
-        for method in ("eagle", "eagle3", "medusa", "custom_class")
+        for method in ("eagle", "eagle3")
     },
+    "speculation by an MLP": (
+        speculating("mlp_speculator", config=MLP),
+        MLP["architectures"][0],
+        "not supported",
+    ),  # by vLLM
     "draft model": (speculating("draft_model"), "all prompt tokens through all layers", "swiftkv_full_depth", "n-gram"),
     "draft model of other heads": (
         speculating("draft_model", config={"num_key_value_heads": 2}, additional_config=FULL),
