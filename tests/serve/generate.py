@@ -4,7 +4,8 @@
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
 arguments of `run`, or of `sample` if they name "settings"}, ...], "skip_check": bool, "connector": name to allow,
-"sleeping_platform": pretend to be on one that has vLLM's sleep mode}. Its answer is {"error": sentence} if the
+"sleeping_platform": pretend to be on one that has vLLM's sleep mode, "reads_on_host": pretend that attention reads on the
+host where rows start}. Its answer is {"error": sentence} if the
 engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
@@ -27,6 +28,8 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.inputs import EmbedsPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
+
+from swiftkv.serve import hook, refusals
 
 DEFAULTS = dict(
     dtype="float32",
@@ -67,14 +70,12 @@ def answer(case: dict) -> dict:
     start = time.monotonic()
     check = None
     if case.get("connector"):
-        from swiftkv.serve import refusals
-
         refusals.CONNECTORS.add(case["connector"])
+    if case.get("reads_on_host"):
+        refusals.DEVICE_STARTS.remove("CPUAttentionBackend")
     if case.get("sleeping_platform"):
         type(current_platform).is_sleep_mode_available = lambda self: True
     if case.get("skip_check"):
-        from swiftkv.serve import hook
-
         check, hook.check_tensors = hook.check_tensors, lambda path, config: None
     try:
         llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
@@ -84,6 +85,7 @@ def answer(case: dict) -> dict:
     finally:
         if check is not None:
             hook.check_tensors = check
+        refusals.DEVICE_STARTS.add("CPUAttentionBackend")
     note_steps(llm)
     try:
         result = report(llm)

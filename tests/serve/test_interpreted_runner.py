@@ -54,10 +54,13 @@ def answers(engines, folder, few, ids):
 def test_the_upper_half_runs_a_row_of_each_request_or_none(engines, compare, folder, ids):
     orders = {"long first": (ids[::-7], LONG_FIRST), "short first": (ids[::7], SHORT_FIRST)}
     runs = [{"prompts": prompts, "max_tokens": 3} for prompts, _ in orders.values()]
-    (answer,) = engines([{"model": folder, "engine": PARTS, "runs": runs}], "interpreted.py")
+    bad = {"prompts": ids[:1], "prompt_logprobs": 0}
+    (answer,) = engines([{"model": folder, "engine": PARTS, "runs": [bad, *runs]}], "interpreted.py")
     assert "error" not in answer, answer
     assert "Using V2 Model Runner" in answer["log"] and answer["fast_prefill"]
-    for (prompts, expected), run in zip(orders.values(), answer["runs"], strict=True):
+    refused, *answered = answer["runs"]
+    assert "swiftkv_full_depth" in refused["error"]
+    for (prompts, expected), run in zip(orders.values(), answered, strict=True):
         assert [(step["tokens"], sorted(step["upper"])) for step in run["steps"]] == expected
         compare(folder, prompts, run)
 

@@ -35,11 +35,11 @@ def checkpoint_with(tensors=None, skip_check=False, of=None, engine=None, **conf
     return make
 
 
-def settings(sleeping_platform=False, **engine):
+def settings(*pretending, **engine):
     """A case of the good checkpoint with other settings of vLLM."""
 
     def make(folder, to):
-        return {"model": folder, "engine": engine} | ({"sleeping_platform": True} if sleeping_platform else {})
+        return {"model": folder, "engine": engine} | dict.fromkeys(pretending, True)
 
     return make
 
@@ -134,6 +134,11 @@ EXPECTED = {
         MLP["architectures"][0],
         "not supported",
     ),  # by vLLM
+    "drafts before a backend that reads on the host": (
+        settings("reads_on_host", speculative_config={"method": "ngram", "num_speculative_tokens": 2}),
+        "speculation beside SwiftKV's fast prefill",
+        "CPU_ATTN",
+    ),
     "draft model": (speculating("draft_model"), "all prompt tokens through all layers", "swiftkv_full_depth", "n-gram"),
     "draft model of other heads": (
         speculating("draft_model", config={"num_key_value_heads": 2}, additional_config=FULL),
@@ -174,7 +179,7 @@ EXPECTED = {
         f"connectors.{NIXL}",
         UNTRIED,
     ),
-    "sleep mode": (settings(True, enable_sleep_mode=True), "not been tried with --enable-sleep-mode"),
+    "sleep mode": (settings("sleeping_platform", enable_sleep_mode=True), "not been tried with --enable-sleep-mode"),
     "connector and fewer heads": (
         checkpoint_with(swiftkv_num_key_value_heads=1, engine=transferring(NIXL)),
         "swiftkv_num_key_value_heads",
