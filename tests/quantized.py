@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 and in 4 bits, made without the code under test."""
+"""Checkpoints in float8 and in 4 bits, in the forms of the usual tools, made without the code under test."""
 
 import json
 import shutil
@@ -34,16 +34,21 @@ FOUR_BITS = QUANTIZATION | {
         }
     },
 }
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+GPTQ = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 32,
+    "desc_act": False,
+    "sym": True,
+    "checkpoint_format": "gptq",
+}
+BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
 
 
 def quantize(folder, to, back):
     """Write the checkpoint in float8 with scales to `to`, and what that stands for in ordinary numbers to `back`."""
     write(folder, to, back, in_float8, QUANTIZATION)
-
-
-def pack(folder, to, back):
-    """As `quantize`, in 4 bits with a scale for 32 inputs."""
-    write(folder, to, back, in_four_bits, FOUR_BITS)
 
 
 def in_float8(name, tensor):
@@ -54,17 +59,77 @@ def in_float8(name, tensor):
 
 
 def in_four_bits(name, tensor):
-    """As `in_float8`; eight inputs are one word, the first in its lowest bits."""
-    groups = tensor.unflatten(1, (-1, 32))
-    scale = groups.abs().amax(2, keepdim=True) / 7
-    rounded = (groups / scale).round()
-    words = ((rounded.long() + 8).reshape(len(tensor), -1, 8) << 4 * torch.arange(8)).sum(2)
+    """As `in_float8`, a scale for 32 inputs."""
+    numbers, scale = symmetric(tensor)
+    packed = {f"{name}_packed": words(numbers), f"{name}_scale": scale, f"{name}_shape": torch.tensor(tensor.shape)}
+    return packed, spread(scale, numbers) * (numbers - 8)
+
+
+def as_gptq(name, tensor):
+    """As `in_four_bits`, inputs first; the number that stands for zero is less by one."""
+    numbers, scale = symmetric(tensor)
     packed = {
-        f"{name}_packed": words.to(torch.uint32).view(torch.int32),
-        f"{name}_scale": scale.flatten(1),
-        f"{name}_shape": torch.tensor(tensor.shape),
+        "qweight": words(numbers).t(),
+        "qzeros": words(torch.full_like(scale.t(), 7)),
+        "scales": scale.t().half(),
+        "g_idx": torch.arange(tensor.size(1), dtype=torch.int32) // 32,
     }
-    return packed, (rounded * scale).flatten(1)
+    return under(name, packed), spread(scale, numbers) * (numbers - 8)
+
+
+def as_awq(name, tensor):
+    """As `in_four_bits`, inputs first, from the least weight to the largest; words are of eight outputs, even ones first."""
+    groups = tensor.unflatten(1, (-1, 32))
+    least, largest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    scale = (largest - least) / 15
+    zero = (-least / scale).round()
+    numbers = (tensor / spread(scale, tensor) + spread(zero, tensor)).round().clamp(0, 15)
+    even_first = [0, 2, 4, 6, 1, 3, 5, 7]
+    packed = {
+        "qweight": words(numbers.t(), even_first),
+        "qzeros": words(zero.t(), even_first),
+        "scales": scale.t().half(),
+    }
+    return under(name, packed), (numbers - spread(zero, tensor)) * spread(scale, tensor)
+
+
+def in_blocks(name, tensor):
+    """As `in_float8`, a scale for 32 outputs and inputs."""
+    blocks = tensor.unflatten(1, (-1, 32)).unflatten(0, (-1, 32))
+    scale = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
+    whole = spread(scale, tensor).repeat_interleave(32, 0)
+    rounded = (tensor / whole).to(torch.float8_e4m3fn)
+    return {name: rounded, f"{name}_scale_inv": scale}, rounded.float() * whole
+
+
+def symmetric(tensor):
+    """Numbers from 1 to 15, 8 for zero, and the scale of 32 inputs."""
+    scale = tensor.unflatten(1, (-1, 32)).abs().amax(2) / 7
+    return (tensor / spread(scale, tensor)).round() + 8, scale
+
+
+def spread(scale, tensor):
+    """The scale of each input of `tensor`."""
+    return scale.repeat_interleave(tensor.size(1) // scale.size(1), 1)
+
+
+def words(numbers, order=range(8)):
+    """Eight numbers are one word, the first of `order` in its lowest bits."""
+    of_eight = numbers.long().unflatten(1, (-1, 8))[..., list(order)]
+    return (of_eight << 4 * torch.arange(8)).sum(2).to(torch.uint32).view(torch.int32)
+
+
+def under(name, tensors):
+    """The names of a layer's tensors, where it would have a weight `name`."""
+    return {name.removesuffix("weight") + kind: tensor.contiguous() for kind, tensor in tensors.items()}
+
+
+FORMS = {
+    "compressed-tensors": (in_four_bits, FOUR_BITS),
+    "AWQ": (as_awq, AWQ),
+    "GPTQ": (as_gptq, GPTQ),
+    "float8 in blocks": (in_blocks, BLOCKS),
+}
 
 
 def write(folder, to, back, form, quantization):

@@ -104,6 +104,21 @@ FACTS = (
         "metadata of the rows with logits are built from how long requests are after the step",
     ),
     Fact(
+        V1,
+        _V1,
+        "GPUModelRunner.propose_draft_token_ids",
+        "hidden_states = sample_hidden_states[indices]",
+        "Medusa reads final states of rows that are sampled from, and no others",
+        last="0.32",
+    ),
+    Fact(
+        V1,
+        _V1,
+        "GPUModelRunner.propose_draft_token_ids",
+        "self.drafter).propose(sampled_token_ids, self.input_batch.num_tokens_no_spec, self.input_batch.token_ids_cpu",
+        "a drafter of one's own is given token ids only",
+    ),
+    Fact(
         V2,
         "config/vllm.py",
         "VllmConfig",

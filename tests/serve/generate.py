@@ -4,7 +4,8 @@
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
 arguments of `run`, or of `sample` if they name "settings"}, ...], "skip_check": bool, "connector": name to allow,
-"sleeping_platform": pretend to be on one that has vLLM's sleep mode}. Its answer is {"error": sentence} if the
+"sleeping_platform": pretend to be on one that has vLLM's sleep mode, "reads_on_host": pretend that attention reads on the
+host where rows start}. Its answer is {"error": sentence} if the
 engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
@@ -16,7 +17,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
 # The engine in this process: its model can be looked into, and its errors arrive as they are.
@@ -29,6 +29,8 @@ from vllm.inputs import EmbedsPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 
+from swiftkv.serve import hook, refusals
+
 DEFAULTS = dict(
     dtype="float32",
     enforce_eager=True,
@@ -40,28 +42,27 @@ DEFAULTS = dict(
 )
 
 
-HALVES = {"lower": 0, "upper": 0}  # how often they ran, of all SwiftKV models of this process
+STEPS: list[dict] = []  # of all SwiftKV models of this process: how many tokens, and positions that the upper half ran
 
 
-def count_halves(llm: LLM) -> None:
-    """Count them from now on, where the engine's model is in this process."""
+def note_steps(llm: LLM) -> None:
+    """Note them from now on, where the engine's model is in this process."""
     if not hasattr(llm.llm_engine, "model_executor") or llm.llm_engine.vllm_config.parallel_config.world_size > 1:
         return
     model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model.model
     if getattr(model, "caches", None) is None:
         return
-    model.caches.write = counted("lower", model.caches.write)  # after the lower half
-    model.graphs.upper = counted("upper", model.graphs.upper)
+    write, upper = model.caches.write, model.graphs.upper
 
+    def noted_write(keys: torch.Tensor, values: torch.Tensor) -> None:  # after the lower half
+        STEPS.append({"tokens": keys.size(0), "upper": []})
+        write(keys, values)
 
-def counted(half: str, function: Callable) -> Callable:
-    """The same function, whose calls count as a half's."""
+    def noted_upper(positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        STEPS[-1]["upper"] += positions.tolist()
+        return upper(positions, hidden_states)
 
-    def wrapper(*arguments):
-        HALVES[half] += 1
-        return function(*arguments)
-
-    return wrapper
+    model.caches.write, model.graphs.upper = noted_write, noted_upper
 
 
 def answer(case: dict) -> dict:
@@ -69,14 +70,12 @@ def answer(case: dict) -> dict:
     start = time.monotonic()
     check = None
     if case.get("connector"):
-        from swiftkv.serve import refusals
-
         refusals.CONNECTORS.add(case["connector"])
+    if case.get("reads_on_host"):
+        refusals.DEVICE_STARTS.remove("CPUAttentionBackend")
     if case.get("sleeping_platform"):
         type(current_platform).is_sleep_mode_available = lambda self: True
     if case.get("skip_check"):
-        from swiftkv.serve import hook
-
         check, hook.check_tensors = hook.check_tensors, lambda path, config: None
     try:
         llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
@@ -86,7 +85,8 @@ def answer(case: dict) -> dict:
     finally:
         if check is not None:
             hook.check_tensors = check
-    count_halves(llm)
+        refusals.DEVICE_STARTS.add("CPUAttentionBackend")
+    note_steps(llm)
     try:
         result = report(llm)
         result["runs"] = [
@@ -141,7 +141,7 @@ def run(
         allowed_token_ids=only,
         ignore_eos=True,
     )
-    before = dict(HALVES)
+    before = len(STEPS)
     try:
         outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], sampling, use_tqdm=False)
     except Exception as error:
@@ -161,7 +161,7 @@ def run(
         if prompt_logprobs is not None
         else None,
         "accepted_drafts": sum(accepted),
-        "halves": {half: HALVES[half] - before[half] for half in HALVES},
+        "steps": STEPS[before:],
         "preemptions": sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"),
     }
 

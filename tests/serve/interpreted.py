@@ -9,9 +9,19 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
+
 os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}  # Triton reads it as it is imported
 
 from triton.backends import backends
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+
+def create_splat(self, block_type, scalar):
+    """Triton's own takes the number format of what was compared for that of a comparison, which masks may not have."""
+    return TensorHandle(numpy.full(block_type.shape, scalar.data, dtype=scalar.data.dtype), scalar.dtype.scalar)
+
+
+InterpreterBuilder.create_splat = create_splat
 backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: False))
 runpy.run_path(str(Path(__file__).with_name("generate.py")), run_name="__main__")

@@ -1,8 +1,11 @@
 """Features of vLLM that look at the rows with logits: the same with fast prefill as at full depth, and as they should."""
 
+import json
 import re
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 ENGINE = {"max_num_batched_tokens": 2048, "enable_prefix_caching": True, "block_size": 32}
 ALSO = {"enable_prompt_embeds": True}
@@ -52,10 +55,25 @@ def few(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def answers(engines, folder, few, checkpoint, eight):
+def heads(few, tmp_path_factory):
+    """Medusa heads that guess the token just chosen, three times: the model's own head, whose layer before adds nothing."""
+    folder = tmp_path_factory.mktemp("medusa")
+    head = load_file(few / "model.safetensors")["lm_head.weight"]
+    vocabulary, hidden = head.shape
+    weights = {f"lm_heads.{number}.weight": head.clone() for number in range(3)}
+    weights |= {f"blocks.{number}.layers.0.weight": torch.zeros(hidden, hidden) for number in range(3)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "medusa", "vocab_size": vocabulary, "hidden_size": hidden, "num_heads": 3}
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def answers(engines, folder, few, heads, checkpoint, eight):
     # A drafter that starts with the model's own embedding: its guesses are sometimes right.
     drafter = str(checkpoint("llama", None, num_hidden_layers=1, answers=24))
     draft = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 3}
+    medusa = {"method": "medusa", "model": heads, "num_speculative_tokens": 3}
     runs = [
         {"prompts": eight[4:], "settings": settings, "embedded": name == "embedded"}
         for name, settings in SETTINGS.items()
@@ -72,6 +90,11 @@ def answers(engines, folder, few, checkpoint, eight):
         "draft model": {
             "model": few,
             "engine": PARTS | FULL_DEPTH | {"speculative_config": draft},
+            "runs": [{"prompts": eight, "max_tokens": 33}],
+        },
+        "Medusa": {
+            "model": few,
+            "engine": PARTS | {"speculative_config": medusa},
             "runs": [{"prompts": eight, "max_tokens": 30}],
         },
     }
@@ -137,11 +160,30 @@ def test_the_upper_half_runs_where_a_token_is_sampled(answers, folder, eight, co
     prompt = max(eight, key=len)
     parts = -(-len(prompt) // PARTS["max_num_batched_tokens"])
     assert parts > 3
-    assert run["halves"] == {"lower": parts + 7, "upper": 8}
+    sampled = [[len(prompt) - 1 + token] for token in range(8)]
+    assert [step["upper"] for step in run["steps"]] == [[]] * (parts - 1) + sampled
     compare(folder, [prompt], run)
 
 
 def test_a_draft_model_changes_no_answer_at_full_depth(answers, few, eight, compare):
     (run,) = answers["draft model"]["runs"]
-    assert 0 < run["accepted_drafts"] < 8 * 29
+    assert 0 < run["accepted_drafts"] < 8 * 32
     compare(few, eight, run)
+
+
+def test_medusa_reads_the_states_tokens_are_chosen_from(answers, few, eight, compare):
+    """Its heads here guess what was just chosen, so the answers say how many guesses are right if the states are."""
+    (run,), (longer,) = (answers[name]["runs"] for name in ("Medusa", "draft model"))
+    assert answers["Medusa"]["fast_prefill"]
+    compare(few, eight, run)
+    assert 0 < run["accepted_drafts"] == sum(repeats(tokens, 30) for tokens in longer["tokens"])
+
+
+def repeats(tokens, wanted):
+    """Of three guesses a step that the last token comes again, how many are right until so many tokens are there."""
+    right, there = 0, 1
+    while there < wanted:
+        guessed = tokens[there : there + 3]
+        same = next((place for place, token in enumerate(guessed) if token != tokens[there - 1]), len(guessed))
+        right, there = right + same, there + same + 1
+    return right

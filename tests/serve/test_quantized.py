@@ -1,5 +1,5 @@
 """Checkpoints quantized as the published 8B-FP8 (channel-wise float8 weights, activations by token, by compressed-tensors),
-in 4 bits, and with calibrated float8 caches."""
+in 4 bits and in float8 in blocks, as the usual tools write them, and with calibrated float8 caches."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
-from tests.quantized import QUANTIZATION, pack, quantize
+from tests.quantized import FORMS, QUANTIZATION, quantize, write
 from tests.serve.conftest import reference
 
 
@@ -30,8 +30,9 @@ def folders(checkpoint, tokenizer, tmp_path_factory):
     model = rewire(load_base(new / "base-q", torch.float32), SwiftKVSpec(4, 2, 2))
     save_swiftkv(model, new / "saved-q", tokenizer=tokenizer)
     made = {name: (new / f"{name}-q", new / f"{name}-plain") for name in made}
-    pack(checkpoint("llama", 2, 2, num_hidden_layers=4), new / "packed", new / "packed-plain")
-    made["packed"] = new / "packed", new / "packed-plain"
+    for name, form in FORMS.items():
+        made[name] = new / name, new / f"{name}-plain"
+        write(checkpoint("llama", 2, 2, num_hidden_layers=4), *made[name], *form)
     for name, scale in CALIBRATED.items():
         made[name] = calibrated(made["llama"][0], new / name.replace(" ", "-"), scale), None
     return made | {"saved": (new / "saved-q", None)}
@@ -57,7 +58,7 @@ def calibrated(folder, to, scale):
 
 @pytest.fixture(scope="module")
 def answers(engines, folders, prompts):
-    engine = dict.fromkeys(["packed", *CALIBRATED], {"dtype": "bfloat16"})  # what the kernels are made for
+    engine = dict.fromkeys([*FORMS, *CALIBRATED], {"dtype": "bfloat16"})  # what the kernels are made for
     engine["caches of 16 bits"] = {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
     one = {"prompts": prompts, "max_tokens": 1}
     cases = [
@@ -73,7 +74,7 @@ def answers(engines, folders, prompts):
     broken = folders["llama"][0].with_name("no-scale")
     shutil.copytree(folders["llama"][0], broken)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    return dict(zip([*folders, "no scale"], engines([*cases, {"model": broken}]), strict=True))
+    return dict(zip([*folders, "no scale"], engines([*cases, {"model": broken}], "block_scaled.py"), strict=True))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2, groups of 2", "saved"])
@@ -97,14 +98,15 @@ def difference(run, folder, prompts):
     return (expected - torch.tensor(run["logprobs"])).abs()
 
 
-def test_four_bits_are_what_they_stand_for(answers, folders, checkpoint, prompts):
-    answer = answers["packed"]
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_are_what_they_stand_for(answers, folders, checkpoint, prompts, name):
+    answer = answers[name]
     assert "error" not in answer, answer
-    assert "model.caches.kv_proj_swiftkv.weight_packed" in answer["parameters"]
     (run,) = answer["runs"]
     # Up to the rounding of bfloat16, which is much finer than that to 4 bits.
     unrounded = difference(run, checkpoint("llama", 2, 2, num_hidden_layers=4), prompts)
-    assert difference(run, folders["packed"][1], prompts).mean() < unrounded.mean() / 4
+    rounded = difference(run, folders[name][1], prompts)
+    assert rounded.mean() < unrounded.mean() / 4
 
 
 def test_layers_read_a_cache_with_the_scales_it_was_written_with(answers):

@@ -35,11 +35,11 @@ def checkpoint_with(tensors=None, skip_check=False, of=None, engine=None, **conf
     return make
 
 
-def settings(sleeping_platform=False, **engine):
+def settings(*pretending, **engine):
     """A case of the good checkpoint with other settings of vLLM."""
 
     def make(folder, to):
-        return {"model": folder, "engine": engine} | ({"sleeping_platform": True} if sleeping_platform else {})
+        return {"model": folder, "engine": engine} | dict.fromkeys(pretending, True)
 
     return make
 
@@ -83,6 +83,7 @@ MP = {"distributed_executor_backend": "mp"}
 FULL = {"swiftkv_full_depth": True}
 EXTRACT = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
 STATES = {"draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}}
+MLP = {"model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"]}
 UNTRIED, NIXL = "not known to work", "NixlConnector"
 # What is wrong: how the case for `generate.py` is made, and words of the sentence.
 EXPECTED = {
@@ -126,8 +127,13 @@ EXPECTED = {
     "pipeline": (settings(pipeline_parallel_size=2, **MP), "pipeline parallelism", "--tensor-parallel-size"),
     **{
         f"speculation by {method}": (speculating(method), f"{method} speculation", "hidden states", "n-gram")
-        for method in ("eagle", "eagle3", "medusa", "custom_class")
+        for method in ("eagle", "eagle3")
     },
+    "speculation by an MLP": (
+        speculating("mlp_speculator", config=MLP),
+        MLP["architectures"][0],
+        "not supported",
+    ),  # by vLLM
     "draft model": (speculating("draft_model"), "all prompt tokens through all layers", "swiftkv_full_depth", "n-gram"),
     "draft model of other heads": (
         speculating("draft_model", config={"num_key_value_heads": 2}, additional_config=FULL),
@@ -168,7 +174,7 @@ EXPECTED = {
         f"connectors.{NIXL}",
         UNTRIED,
     ),
-    "sleep mode": (settings(True, enable_sleep_mode=True), "not been tried with --enable-sleep-mode"),
+    "sleep mode": (settings("sleeping_platform", enable_sleep_mode=True), "not been tried with --enable-sleep-mode"),
     "connector and fewer heads": (
         checkpoint_with(swiftkv_num_key_value_heads=1, engine=transferring(NIXL)),
         "swiftkv_num_key_value_heads",
@@ -189,6 +195,12 @@ EXPECTED = {
         checkpoint_with(of="latent", engine={"max_model_len": 64}),
         "'deepseek_v2' cannot be served",
         "shares no KV cache between layers",
+    ),
+    # Last: n-grams bring llvmlite, which vLLM's CPU build stumbles over as it starts another engine in the process.
+    "drafts before a backend that reads on the host": (
+        settings("reads_on_host", speculative_config={"method": "ngram", "num_speculative_tokens": 2}),
+        "speculation beside SwiftKV's fast prefill",
+        "CPU_ATTN",
     ),
 }
 

@@ -134,12 +134,16 @@ def test_parts_replace_what_they_hold(model, config):
         load_weights(config, parameters, None, [("model.other.weight", torch.ones(1))], complete=False)
 
 
-def test_biases_of_zeros_are_passed_over(model, config):
-    tensors = checkpoint(model, "AWQ")
-    name = "model.layers.2.self_attn.o_proj.bias"
-    load_weights(config, Placed(model, "AWQ"), None, [*tensors.items(), (name, torch.zeros(8))])
+@pytest.mark.parametrize(
+    ("kind", "empty", "telling"),
+    [("bias", [0, 0, 0, 0], [0, 0, 1, 0]), ("g_idx", [0, 0, 1, 1], [0, 1, 1, 0])],  # the groups of inputs, by GPTQ
+)
+def test_tensors_that_say_nothing_are_passed_over(model, config, kind, empty, telling):
+    form = "compressed-tensors, 4 bits"
+    tensors, name = checkpoint(model, form), f"model.layers.2.self_attn.o_proj.{kind}"
+    load_weights(config, Placed(model, form), None, [*tensors.items(), (name, torch.tensor(empty))])
     with pytest.raises(UserError, match=name):
-        load_weights(config, Placed(model, "AWQ"), None, [*tensors.items(), (name, torch.ones(8))])
+        load_weights(config, Placed(model, form), None, [*tensors.items(), (name, torch.tensor(telling))])
 
 
 def cache_scales(parameters):

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 # KV connectors that are tested to restore the owners' caches. NixlConnector is NixlPullConnector.
 CONNECTORS = {"ExampleConnector", "OffloadingConnector", "NixlConnector", "NixlPullConnector"}
-# Speculation that needs token ids only. The others read hidden states, which prompt tokens that skip layers have not.
-TOKEN_DRAFTERS = {"ngram", "ngram_gpu", "suffix"}
+# Speculation that is given token ids only, or, Medusa's heads, the final states of rows that are sampled from, which have run
+# all layers. The others read hidden states of prompt tokens too, which those that skip layers have not.
+DRAFTERS = {"ngram", "ngram_gpu", "suffix", "custom_class", "medusa"}
 # Types whose caches hold all that reading them takes, or take a scale a layer; other kinds keep scales beside the cache,
 # which a layer that shares it overwrites or does not have (vLLM pull request 51091).
 CACHE_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
@@ -174,7 +175,7 @@ def _connectors(vllm_config: VllmConfig) -> list[str]:
 
 def _of_the_speculation(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
     speculation = vllm_config.speculative_config
-    if speculation is None or speculation.method in TOKEN_DRAFTERS:
+    if speculation is None or speculation.method in DRAFTERS:
         return
     yield (
         speculation.method != "draft_model",

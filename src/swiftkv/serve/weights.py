@@ -68,8 +68,8 @@ def load_weights(
             continue
         target, shard = place
         if target not in parameters:
-            # No scale where the cache is not of float8; and some exporters write a bias of zeros to each layer.
-            if _CACHE_SCALE.fullmatch(name) or (quantized and name.endswith(".bias") and not tensor.any()):
+            # No scale where the cache is not of float8.
+            if _CACHE_SCALE.fullmatch(name) or (quantized and _says_nothing(name, tensor)):
                 continue
             raise UserError(
                 f"the checkpoint holds the tensor {name}, which a model of its config.json has no place for"
@@ -91,6 +91,13 @@ def load_weights(
             f"({len(missing)} missing in all)"
         )
     return filled | _share_cache_scales(parameters, spec)
+
+
+def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
+    """Whether it may be left out: a bias of zeros, or GPTQ's groups of inputs in the order of the inputs."""
+    return (name.endswith(".bias") and not tensor.any()) or (
+        name.endswith(".g_idx") and bool((tensor.diff() >= 0).all())
+    )
 
 
 def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
