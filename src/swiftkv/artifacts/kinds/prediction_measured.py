@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swiftkv.artifacts.columns import Column, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
-from swiftkv.artifacts.kinds.predicted_throughput import numbers, waiting
+from swiftkv.artifacts.kinds.predicted_throughput import numbers
 from swiftkv.artifacts.predicted import extra, notes, read_predicted
 from swiftkv.artifacts.serving import BASELINE, Cell, length_label, ratio, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
@@ -17,7 +17,7 @@ def make(entry: Entry, files: Files) -> Table:
     """One row a model, point and case: speed and speed-up as measured, as predicted, and the relative errors."""
     measured, predicted = (
         read_serving(entry, files, "throughput"),
-        read_predicted(entry, files, "throughput", numbers, waiting),
+        read_predicted(entry, files, "throughput", numbers),
     )
     lines = []
     for cell in measured.cells():
