@@ -6,8 +6,8 @@ import pytest
 
 from swiftkv.measure import latency
 from swiftkv.measure.engine import EngineFailure
-from swiftkv.measure.run import headline, measure
-from tests.unit.measure_helpers import answered, point, stand_in, subject
+from swiftkv.measure.run import headline
+from tests.unit.measure_helpers import answered, measure, point, stand_in, subject
 
 
 def asked(**changes):
