@@ -73,7 +73,7 @@ def measure(
     budget = command = result = reason = None
     try:
         budget = point.budget(subject)
-        run = Run(subject, point, work, budget, engines, longest, heldout=heldout, workloads=workloads)
+        run = Run(subject, point, work, budget, engines, kind.single, longest, heldout=heldout, workloads=workloads)
         command = kind.command(run)
         if subject.baseline is not None and point.in_turns:
             with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with

@@ -35,7 +35,7 @@ def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
     """Every batch on one engine, each time after one to warm up."""
     point, times = run.point.settings, {BASELINE: [], OWN: []}
     job = {"do": "forward", "repeats": 1, "seed": run.point.seed}
-    with engines(run, command, single=FORWARD.single) as sides:
+    with engines(run, command) as sides:
         for tokens in point.batch_tokens:
             for side, answers in in_turns(sides, job | {"input": tokens}, point.repeats).items():
                 times[side].append([answer["seconds"][0] for answer in answers])
