@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from swiftkv.cost import GIBI
 from swiftkv.measure.engine import EngineFailure, cache_size
 from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, requested
-from swiftkv.measure.memory import GIB
 
 
 def numbers(run: Run, command: list[str]) -> Numbers:
@@ -16,7 +16,7 @@ def numbers(run: Run, command: list[str]) -> Numbers:
         raise EngineFailure(f"vLLM did not say how many tokens its KV cache holds; what it printed is in {run.log}")
     size = run.budget.kv_cache_bytes
     if size is None and gib is not None:
-        size = int(gib * GIB)  # printed with two decimals
+        size = int(gib * GIBI)  # printed with two decimals
     return {"kv_cache_tokens": tokens, "kv_cache_bytes": size}
 
 
