@@ -17,7 +17,7 @@ from swiftkv.cost import parameter_count, request_flops, speedup_limits
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
-from swiftkv.predict.device import Device, constants
+from swiftkv.predict.device import Device
 from swiftkv.predict.engine import Limits, decode_step, poisson, roofline_speedup, run
 from swiftkv.predict.fit import bench_observations, factors, fit, published_baselines
 from swiftkv.predict.memory import cache_tokens
@@ -149,11 +149,6 @@ def test_devices_are_found_by_what_machines_report():
     assert Device.found([], "Intel(R) Xeon(R) Processor", ["avx2"]) is None
     with pytest.raises(UserError, match="there is no device 'h100' in resources/devices; there are h100-sxm, xeon-amx"):
         Device.load("h100")
-
-
-def test_every_constant_has_its_source():
-    for name in ("h100-sxm", "xeon-amx"):
-        assert all(constant["why"] and constant["sure"] for constant in constants(name).values())
 
 
 def test_the_cache_has_what_weights_and_engine_leave():

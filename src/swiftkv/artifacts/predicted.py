@@ -9,7 +9,7 @@ from typing import Any
 from swiftkv.artifacts.inputs import dimensions_of
 from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.records import Record, Records
-from swiftkv.artifacts.serving import Serving
+from swiftkv.artifacts.serving import Serving, ratio
 from swiftkv.cost import parameter_count, speedup_limits
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
@@ -92,7 +92,8 @@ def read_predicted(
                     },
                     provenance={"hardware": _hardware(device, point.gpus)},
                 )
-    return Serving(entry, Records(measure, records, entry.get("unmeasured", {})), predicted=True)
+    shown = {**entry, "notes": notes(entry)}
+    return Serving(shown, Records(measure, records, entry.get("unmeasured", {})), predicted=True)
 
 
 def notes(entry: Entry, *, measured: bool = False) -> list[str]:
@@ -109,6 +110,12 @@ def notes(entry: Entry, *, measured: bool = False) -> list[str]:
         "they are.",
         *entry.get("notes", []),
     ]
+
+
+def error_percent(value: float | None, expected: float | None) -> float | None:
+    """How far a number is off, in percent of what it should be; None where one of both is missing."""
+    share = ratio(value, expected)
+    return None if share is None else 100 * (share - 1)
 
 
 def _file(files: list[Path], path: str) -> Path:

@@ -159,4 +159,4 @@ def in_turns(
 
 def samples(of_sides: Mapping[str, Any], unit: str) -> Numbers:
     """What was measured repeatedly, as records have it: in turn with the baseline's, None where there is none."""
-    return {f"samples_{unit}": of_sides[OWN], f"baseline_samples_{unit}": of_sides.get(BASELINE)}
+    return {f"samples_{unit}": of_sides[OWN], f"baseline_samples_{unit}": of_sides.get(BASELINE) or None}

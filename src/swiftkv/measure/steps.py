@@ -43,7 +43,7 @@ def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
     return {
         "batch_tokens": point.batch_tokens,
         "seconds": {"median": list(map(statistics.median, own)), "min": list(map(min, own))},
-        **samples({side: found for side, found in times.items() if found}, "seconds"),
+        **samples(times, "seconds"),
         "repeats": point.repeats,
         "what": "wall time of one engine step that computes a prompt of so many tokens in one forward pass and samples "
         "one token, scheduling included",
@@ -67,7 +67,7 @@ def decode_numbers(run: Run[Decode], command: list[str]) -> Numbers:
     return {
         "batch_sizes": point.batch_sizes,
         "tpot_ms": {name: list(map(of, times[OWN])) for name, of in spread.items()},
-        **samples({side: found for side, found in times.items() if found}, "ms"),
+        **samples(times, "ms"),
         "steps": steps,
         "what": "wall time of an engine step that decodes one token of every request of the batch, scheduling included",
     }

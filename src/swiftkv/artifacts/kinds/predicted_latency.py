@@ -9,7 +9,7 @@ from typing import Any
 from swiftkv.artifacts.drawing import Drawing
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import latency
-from swiftkv.artifacts.predicted import extra, notes, read_predicted
+from swiftkv.artifacts.predicted import extra, read_predicted
 from swiftkv.measure.kind import Numbers, requested
 from swiftkv.measure.latency import number_of_requests
 from swiftkv.measure.point import Point
@@ -21,7 +21,6 @@ from swiftkv.predict.step import Served
 
 def make(entry: Entry, files: Files) -> Drawing:
     """The curves of `latency`, dashed, and its bars, hatched; its CSV says "predicted" in the column `row`."""
-    entry = {**entry, "notes": notes(entry)}
     return latency.draw(read_predicted(entry, files, "latency", _numbers), files)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from swiftkv.artifacts.drawing import Drawing
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import throughput
-from swiftkv.artifacts.predicted import extra, notes, read_predicted
+from swiftkv.artifacts.predicted import extra, read_predicted
 from swiftkv.measure.kind import Numbers, requested
 from swiftkv.measure.point import Point
 from swiftkv.measure.throughput import number_of_prompts, throughput_result
@@ -20,7 +20,6 @@ from swiftkv.predict.step import Served
 
 def make(entry: Entry, files: Files) -> Drawing:
     """The bars of `throughput`, hatched; its CSV says "predicted" in the column `row`."""
-    entry = {**entry, "notes": notes(entry)}
     return throughput.draw(read_predicted(entry, files, "throughput", numbers), files)
 
 
