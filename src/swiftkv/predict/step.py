@@ -76,8 +76,7 @@ class Served:
     @cached_property
     def cache_bytes(self) -> int:
         """Of one token, in all layers."""
-        whole = kv_bytes_per_token(self.arch, self.spec, "fp8" if self.fp8_cache else "bfloat16")
-        return whole // self.arch.num_hidden_layers if self.merged else whole
+        return kv_bytes_per_token(self.arch, self.spec, "fp8" if self.fp8_cache else "bfloat16", merged=self.merged)
 
     @cached_property
     def _weights(self) -> tuple[int, int, int, int]:
