@@ -121,14 +121,17 @@ def speedup_limits(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, outp
     return {name: unchanged[name] / rewired[name] for name in unchanged}
 
 
-def kv_bytes_per_token(arch: Dimensions, spec: SwiftKVSpec | None, dtype: str = "bfloat16") -> int:
+def kv_bytes_per_token(
+    arch: Dimensions, spec: SwiftKVSpec | None, dtype: str = "bfloat16", *, merged: bool = False
+) -> int:
     """Bytes of K and V kept for one token over all layers; `dtype` is a key of `KV_DTYPE_BYTES`.
 
-    An FP8 cache's scales (one a token, or one a tensor) are not counted, as in the paper.
+    Where they are `merged`, one layer's stand for all (Merge-all-Layers, Sec. 5.1). An FP8 cache's scales (one a
+    token, or one a tensor) are not counted, as in the paper.
     """
     _check(arch, spec)
     if spec is None:
-        kept = arch.num_hidden_layers * arch.cached()
+        kept = (1 if merged else arch.num_hidden_layers) * arch.cached()
     else:
         kept = spec.num_key_value_layers * arch.cached() + len(spec.groups) * arch.cached(spec.num_key_value_heads)
     return kept * KV_DTYPE_BYTES[dtype]

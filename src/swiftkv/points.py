@@ -219,7 +219,7 @@ class Serving(Section, called="serving"):
     output_tokens: Whole = key("Output length of every request.")
     seed: Seed = key("Seed of prompts and arrivals.")
     in_turns: bool = key(
-        "Whether a variant is measured in turns with the baseline, on two engines side by side, where a point has `repeats`.",
+        "Whether a variant is measured in turns with the baseline, on two engines side by side, where a point is repeated.",
         False,
     )
     engine: Engine = key("Settings of vLLM, the same for every variant.")

@@ -13,6 +13,7 @@ from swiftkv.measure.rates import boundary
 
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
 TITLES = {LLAMA: "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}
+CLAIM = ("an_artifact", "llama-3.1-8b", "speedup", 1, 1.2, 1.3, "1.2-1.3x at 2K")
 LIMITS = {"baseline": 1.0, "merge-all-layers": 1.0, "swiftkv-50": 1.8, "swiftkv-50-across4": 1.9}
 
 
@@ -131,3 +132,22 @@ def values_csv(folder, *lines):
         writer.writeheader()
         writer.writerows(dict(zip(names, line, strict=False)) | (line[7] if len(line) > 7 else {}) for line in lines)
     return [path]
+
+
+def texts(figure):
+    """Texts inside the panels, those of the legend with its title, and the headline."""
+    inside = [text.get_text() for axis in figure.axes for text in axis.texts]
+    below = figure.legends[0]
+    return (
+        inside,
+        [*(text.get_text() for text in below.get_texts()), below.get_title().get_text()],
+        figure.get_suptitle(),
+    )
+
+
+def shows(made, axis, column):
+    """Whether the first point's numbers of a column are all drawn in one of the panels."""
+    heights = [bar.get_height() for bar in made.figure.axes[axis].patches]
+    heights += [y for line in made.figure.axes[axis].lines for y in line.get_ydata()]
+    first = made.data[made.data["point"] == made.data["point"].iloc[0]] if "point" in made.data else made.data
+    return set(first[column].dropna().round(6)) <= {round(float(height), 6) for height in heights}

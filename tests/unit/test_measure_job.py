@@ -11,9 +11,10 @@ from swiftkv.measure import kind, latency
 from swiftkv.measure.client import rate_result
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.measure.engines import Engines
-from swiftkv.measure.job import ask, measure_point
+from swiftkv.measure.job import Wanted, ask, measure_point
+from swiftkv.measure.memory import Device
 from swiftkv.records import read_json, write_json
-from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT
+from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT, point, subject
 
 SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "total_tokens": 500}
 POINTS = {
@@ -202,6 +203,14 @@ def test_a_kept_record_of_something_else_is_made_again(scale, asked, change):
         (scale.folder / "m/model.safetensors").write_bytes(b"others")
     scale.run("long")
     assert len(asked.starts()) == (2 if change else 1)
+
+
+def test_a_record_of_fewer_gpus_is_one_of_something_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(latency, "devices", lambda: [Device("NVIDIA H200", 1, 1)] * 4)
+    model = subject(tmp_path / "m")
+    points = [point("throughput", gpus=gpus, total_tokens=500) for gpus in (2, 4, 4)]
+    two, four, again = (Wanted(one, tmp_path).made_with(model) for one in points)
+    assert two != four == again
 
 
 def test_no_point_begins_late_in_a_job_with_a_time_limit(scale, asked):

@@ -12,14 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from swiftkv.cost import cost_record, parameter_count
+from swiftkv.cost import GIBI, cost_record, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.measure import latency, memory, reference, run, steps, throughput
 from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
-from swiftkv.measure.engines import Engines
-from swiftkv.measure.kind import Run
-from swiftkv.measure.memory import GIB, Budget, cpu_budget, gpu_budget, weight_bytes
+from swiftkv.measure.memory import cpu_budget, gpu_budget, weight_bytes
 from swiftkv.measure.point import engine_arguments, engine_environment, max_model_len
 from swiftkv.measure.run import cost, headline
 from swiftkv.measure.throughput import peak_tflops, throughput_result
@@ -192,8 +190,8 @@ def test_weight_bytes_are_those_of_the_model(name, change):
 def test_a_cpu_limit_is_for_weights_and_cache():
     weights = weight_bytes(LLAMA, None)
     budget = cpu_budget(0.5, 4, LLAMA, None)
-    assert budget.arguments == {"--kv-cache-memory-bytes": GIB // 2 - weights} and "0.5 GiB" in budget.sentence
-    assert cpu_budget(None, 4, LLAMA, None).kv_cache_bytes == 4 * GIB
+    assert budget.arguments == {"--kv-cache-memory-bytes": GIBI // 2 - weights} and "0.5 GiB" in budget.sentence
+    assert cpu_budget(None, 4, LLAMA, None).kv_cache_bytes == 4 * GIBI
     with pytest.raises(OutOfMemory, match="the weights take 0.001 GiB of the 0.0001 GiB there are"):
         cpu_budget(0.0001, 4, LLAMA, None)
     with pytest.raises(UserError, match="cpu_kv_cache_gib"):
@@ -206,7 +204,7 @@ def test_a_limit_counts_weights_in_the_number_format_they_are_served_in(tmp_path
     assert narrow - wide == weight_bytes(LLAMA, None)
 
 
-DEVICE = memory.Device("NVIDIA H100 80GB HBM3", 79 * GIB, 80 * GIB)
+DEVICE = memory.Device("NVIDIA H100 80GB HBM3", 79 * GIBI, 80 * GIBI)
 
 
 def test_a_gpu_limit_is_a_share_of_the_device(monkeypatch):
@@ -247,7 +245,7 @@ def test_no_room_for_the_weights_is_a_record(tmp_path, kind):
 def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit, kept):
     model, asked = subject(tmp_path / "m"), point("throughput", gpus=1, total_tokens=9, memory_gib=limit)
     # The second GPU is not the job's.
-    found = [DEVICE._replace(free=free * GIB), DEVICE._replace(free=0)]
+    found = [DEVICE._replace(free=free * GIBI), DEVICE._replace(free=0)]
     monkeypatch.setattr(memory, "devices", lambda: found)
 
     def ends(run, command):
@@ -313,23 +311,15 @@ def test_the_roofline_is_of_the_machine_that_measured(tmp_path, monkeypatch):
     assert run.roofline(model, asked, 2000, 256) == {"roofline_speedup_limit": None}
 
 
-def paper_run(folder, name, gpus, **changes):
-    """8,000 input tokens on a model of the paper."""
-    model = subject(folder / "m", **changes)
-    config = read_json(ROOT / f"resources/architectures/{name}.json")["config"]
-    (folder / "m/config.json").write_text(json.dumps(config))
-    asked = point("throughput", gpus=gpus, input_tokens=8000, output_tokens=256, total_tokens=1)
-    return Run(model, asked, folder, Budget({}, ""), Engines(folder / "vllm.log"))
-
-
 @pytest.mark.parametrize(
     ("name", "gpus", "tokens", "tflops", "parameters"),
     [("llama-3.1-8b", 1, 30_000, 480, 8e9), ("llama-3.1-70b", 4, 16_000, 560, 70e9)],
 )
-def test_normalized_flops_are_the_paper_s(tmp_path, name, gpus, tokens, tflops, parameters):
+def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters):
     # Section 4.3's two pairs of tokens/s and TFLOP/s a GPU mean two FLOPs for each of a nominal number of parameters.
-    result = throughput_result(paper_run(tmp_path, name, gpus), 8256 / tokens, 1, "NVIDIA H100 80GB HBM3")
-    exact = parameter_count(read_json(ROOT / f"resources/architectures/{name}.json")["config"]) / parameters
+    config = read_json(ROOT / f"resources/architectures/{name}.json")["config"]
+    one = point("throughput", gpus=gpus, input_tokens=8000, output_tokens=256, total_tokens=1)
+    result, exact = throughput_result(one, config, 8256 / tokens, 989.4), parameter_count(config) / parameters
     assert result["tokens_per_second"] == pytest.approx(tokens)
     assert result["tokens_per_second_per_gpu"] == pytest.approx(tokens / gpus)
     assert result["normalized_tflops_per_gpu"] == pytest.approx(tflops * exact, rel=1e-9) and 1 < exact < 1.01

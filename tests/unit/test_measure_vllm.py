@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swiftkv.measure.memory import GIB, weight_bytes
+from swiftkv.cost import GIBI
+from swiftkv.measure.memory import weight_bytes
 from swiftkv.records import read_json
 from tests.unit.measure_helpers import ENGINE
 
@@ -151,7 +152,7 @@ def test_a_closed_loop_has_as_many_requests_under_way_as_asked(source, tmp_path)
 @pytest.mark.slow
 def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
     # Room for the weights and 0.1 MB, but not for the 0.5 MB of one request.
-    limit = (weight_bytes(read_json(source)["config"], None) + 100_000) / GIB
+    limit = (weight_bytes(read_json(source)["config"], None) + 100_000) / GIBI
     record = measured("kv_capacity", source, tmp_path, memory_gib=limit)
     assert record["status"] == "oom" and record["reason"].startswith("vLLM has not enough memory: ")
 

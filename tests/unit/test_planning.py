@@ -290,9 +290,10 @@ def test_a_closed_loop_is_estimated_with_every_number_of_requests(config):
     }  # fmt: skip
     point = job("measure", 1, point="p", model="llama-3.1-8b", variant="baseline")
     times = []
-    for asked["concurrencies"] in ([1], [1, 2], [1, 2, 64]):
+    for asked["concurrencies"] in ([1], [1, 2], [1, 2, 64], [64, 2, 1]):
         times.append(seconds(config, point))
-    one, two, many = times
+    one, two, many, other_order = times
+    assert other_order == pytest.approx(many)
     # Decoding takes as long for 64 at once as for one, prompts take 32 times as long as for two.
     assert 0 < two - one < many - two < 32 * (two - one)
 

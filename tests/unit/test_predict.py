@@ -12,9 +12,11 @@ import pytest
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.kinds import KINDS
+from swiftkv.artifacts.kinds.predicted_throughput import numbers
 from swiftkv.cost import parameter_count, request_flops, speedup_limits
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
+from swiftkv.measure.point import Point
 from swiftkv.predict.device import Device, constants, devices
 from swiftkv.predict.engine import Limits, decode_step, poisson, roofline_speedup, run
 from swiftkv.predict.fit import bench_observations, factors, fit, published_baselines
@@ -242,6 +244,14 @@ def test_what_is_predicted_says_so_and_has_nothing_measured(artifact, points, mo
     assert all(patch.get_facecolor()[:3] == (1, 1, 1) for axis in drawing.figure.axes for patch in axis.patches)
     rates = drawing.data["tokens_per_second"]
     assert pd.notna(rates).all() and (rates > 0).all()
+
+
+@pytest.mark.parametrize(("fp8", "peak"), [(False, 989.4), (True, 1978.9)])
+def test_utilization_is_predicted_of_the_peak_of_the_served_format(fp8, peak):
+    settings = {"measure": "throughput", "input_tokens": 2000, "output_tokens": 16, "total_tokens": 10**5}
+    point = Point.read("p", settings | {"seed": 0, "engine": {"enforce_eager": True}}, gpus=1, threads=1)
+    found = numbers(Served(LLAMA, None, H100, fp8=fp8), Limits(2048, 256), point, CONFIGS["llama-3.1-8b"])
+    assert found["normalized_tflops_per_gpu"] / found["mfu_percent"] == pytest.approx(peak / 100)
 
 
 def test_what_was_measured_stands_beside_its_prediction(tmp_path):

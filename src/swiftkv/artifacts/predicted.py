@@ -9,19 +9,19 @@ from typing import Any
 from swiftkv.artifacts.inputs import dimensions_of
 from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.records import Record, Records
-from swiftkv.artifacts.serving import Serving
+from swiftkv.artifacts.serving import Serving, ratio
 from swiftkv.cost import parameter_count, speedup_limits
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
+from swiftkv.measure.kind import Numbers
+from swiftkv.measure.point import Point
+from swiftkv.measure.run import KINDS
 from swiftkv.predict.device import Device
 from swiftkv.predict.engine import Limits, roofline_speedup
 from swiftkv.predict.memory import cache_tokens
 from swiftkv.predict.step import Served
 from swiftkv.records import describe_spec, read_json
 from swiftkv.spec import SwiftKVSpec
-
-Point = Mapping[str, Any]
-Result = dict[str, Any]
 
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
@@ -42,17 +42,15 @@ def read_predicted(
     entry: Entry,
     files: Files,
     measure: str,
-    result: Callable[[Served, Limits, Point, Mapping[str, Any]], Result | None],
-    waiting: Callable[[Point], int],
+    numbers: Callable[[Served, Limits, Point, Mapping[str, Any]], Numbers | None],
 ) -> Serving:
     """An entry with records of what is predicted of its cells.
 
     Args:
         files: "dimensions" of its models and "devices" that they are served on.
         measure: the kind of all its points.
-        result: the numbers of a point from what is served, the engine, the point and the model's config.json; None where one
+        numbers: the result of a point from what is served, the engine, the point and the model's config.json; None where one
             request does not fit.
-        waiting: requests of a point that are there at once, for the roofline.
 
     Raises:
         UserError: a point of another kind, or a file that is missing or damaged.
@@ -62,21 +60,21 @@ def read_predicted(
         on = entry["served_on"][model["name"]]
         config = read_json(_file(files["dimensions"], on["dimensions"]))["config"]
         device = Device.read(_file(files["devices"], f"{on['device']}.json"))
-        for name, point in entry["points"].items():
-            if point["measure"] != measure:
-                raise UserError(f"{entry['name']} predicts {measure} points, but {name} is a {point['measure']} one")
+        for name, asked in entry["points"].items():
+            if asked["measure"] != measure:
+                raise UserError(f"{entry['name']} predicts {measure} points, but {name} is a {asked['measure']} one")
+            point = Point.read(name, asked, gpus=on["gpus"], threads=device.cores)
+            engine, kind = point.engine, KINDS[measure]
+            settings = {"point": name, "tensor_parallel_size": point.tensor_parallel_size}
+            lengths, waiting = kind.lengths(point), kind.waiting(point)
             for variant, kv_cache in entry["cases"]:
                 fields = entry["specs"][model["name"]][variant]
                 spec = None if fields is None else SwiftKVSpec(**fields)
                 arch, merged = Dimensions.from_config(config), variant in entry["merged"]
-                number = on["gpus"] or device.cores
-                served = Served(arch, spec, device, number, on["fp8"], kv_cache == "fp8", merged)
-                engine = point["engine"]
-                cache = cache_tokens(served, parameter_count(config, spec), engine, point.get("memory_gib"))
+                served = Served(arch, spec, device, point.gpus or point.threads, on["fp8"], kv_cache == "fp8", merged)
+                cache = cache_tokens(served, parameter_count(config, spec), engine, point.settings.memory_gib)
                 limits = Limits(engine["max_num_batched_tokens"], engine["max_num_seqs"], cache)
-                found = result(served, limits, point, config)
-                lengths = point["input_tokens"], point["output_tokens"]
-                eager = point.get("enforce_eager", engine["enforce_eager"])
+                found = numbers(served, limits, point, config)
                 records[model["name"], variant, kv_cache, name] = Record(
                     measure,
                     model,
@@ -85,16 +83,17 @@ def read_predicted(
                     "oom" if found is None else "ok",
                     "by the model the KV cache does not hold one request" if found is None else None,
                     spec=describe_spec(spec, arch.num_key_value_heads),
-                    settings={"point": name, "merge_all_layers": merged, "tensor_parallel_size": max(1, on["gpus"])},
+                    settings=settings | {"merge_all_layers": merged},
                     result=found or {},
-                    engine={"compilation": "eager" if eager else "compiled"},
+                    engine={"compilation": "eager" if engine["enforce_eager"] else "compiled"},
                     cost={
                         "request_speedup_limit": speedup_limits(arch, spec, *lengths)["request_speedup"],
-                        "roofline_speedup_limit": roofline_speedup(served, limits, *lengths, waiting(point)),
+                        "roofline_speedup_limit": roofline_speedup(served, limits, *lengths, waiting),
                     },
-                    provenance={"hardware": _hardware(device, on["gpus"])},
+                    provenance={"hardware": _hardware(device, point.gpus)},
                 )
-    return Serving(entry, Records(measure, records, entry.get("unmeasured", {})), predicted=True)
+    shown = {**entry, "notes": notes(entry)}
+    return Serving(shown, Records(measure, records, entry.get("unmeasured", {})), predicted=True)
 
 
 def notes(entry: Entry, *, measured: bool = False) -> list[str]:
@@ -111,6 +110,12 @@ def notes(entry: Entry, *, measured: bool = False) -> list[str]:
         "they are.",
         *entry.get("notes", []),
     ]
+
+
+def error_percent(value: float | None, expected: float | None) -> float | None:
+    """How far a number is off, in percent of what it should be; None where one of both is missing."""
+    share = ratio(value, expected)
+    return None if share is None else 100 * (share - 1)
 
 
 def _file(files: list[Path], path: str) -> Path:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from swiftkv.cost import GIBI
 from swiftkv.measure.engine import EngineFailure, cache_size
-from swiftkv.measure.kind import Kind, Numbers, Run, engine, engine_command, requested
-from swiftkv.measure.memory import GIB
+from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, requested
 
 
 def numbers(run: Run, command: list[str]) -> Numbers:
     """What the engine says once it is up."""
-    with engine(run, command) as program:
-        program.ask({"do": "ready"})
-        tokens, gib = cache_size(program.job.text())
+    with engines(run, command) as sides:
+        sides[OWN].ask({"do": "ready"})
+        tokens, gib = cache_size(sides[OWN].job.text())
     if tokens is None:
         raise EngineFailure(f"vLLM did not say how many tokens its KV cache holds; what it printed is in {run.log}")
     size = run.budget.kv_cache_bytes
     if size is None and gib is not None:
-        size = int(gib * GIB)  # printed with two decimals
+        size = int(gib * GIBI)  # printed with two decimals
     return {"kv_cache_tokens": tokens, "kv_cache_bytes": size}
 
 

@@ -50,6 +50,11 @@ class Wanted:
             same["baseline"] = state_of(subject.baseline.folder)
         return json.loads(json.dumps(same | {"spec": subject.spec and subject.spec.fields}))
 
+    def measure(self, subject: Subject, engines: Engines, longest: int = 0) -> dict[str, Any]:
+        """Its record, made now; raises as `run.measure`."""
+        sent = self.heldout, self.workloads
+        return measure(subject, self.point, self.work, *sent, engines=engines, longest=longest)
+
     def keep(self, subject: Subject, record: dict[str, Any]) -> None:
         """Keep its record for its own job."""
         write_json(self.work / RECORD, {"made_with": self.made_with(subject), "record": record})
@@ -209,15 +214,15 @@ def _longest(subject: Subject, points: Iterable[Wanted]) -> int:
 
 def _measure(subject: Subject, own: Wanted, others: list[Wanted], engines: Engines) -> dict[str, Any]:
     """The record of the job's own point; where an engine for the others' lengths too fails, of an engine for it alone."""
-    what, longest = (subject, own.point, own.work, own.heldout, own.workloads), _longest(subject, [own, *others])
+    longest = _longest(subject, [own, *others])
     if longest > own.length(subject):
         with contextlib.suppress(EngineFailure):
-            record = measure(*what, engines=engines, longest=longest)
+            record = own.measure(subject, engines, longest)
             if record["status"] == "ok":
                 return record
         engines.close()
         others.clear()
-    return measure(*what, engines=engines)
+    return own.measure(subject, engines)
 
 
 def _measure_beside(
@@ -233,9 +238,8 @@ def _measure_beside(
             (other.work / ASKED).rename(begun)
         except FileNotFoundError:  # its own job, or another, was faster
             continue
-        what = (subject, other.point, other.work, other.heldout, other.workloads)
         try:
-            record = measure(*what, engines=engines, longest=longest)
+            record = other.measure(subject, engines, longest)
         except UserError as error:
             print(f"beside it, {name} failed, which is left to its own job: {error}", flush=True)
             return

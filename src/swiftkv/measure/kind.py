@@ -28,6 +28,7 @@ class Run(Generic[Settings]):
         work: folder for what is finished of the measurement.
         budget: the memory for the KV cache.
         engines: those of the job.
+        single: as in `Kind`.
         longest: tokens of a sequence that the engine is to be ready for at least, for other points on it.
         baseline: the command of the baseline's engine, where both are measured in turns.
         heldout: chats to send, for points with `dataset`.
@@ -39,6 +40,7 @@ class Run(Generic[Settings]):
     work: Path
     budget: Budget
     engines: Engines
+    single: bool = False
     longest: int = 0
     baseline: list[str] | None = None
     heldout: Path | None = None
@@ -57,7 +59,9 @@ class Run(Generic[Settings]):
     @property
     def environment(self) -> dict[str, str]:
         """The environment of vLLM."""
-        return engine_environment(self.point.gpus, self.point.threads, self.subject.plugin)
+        environment = engine_environment(self.point.gpus, self.point.threads, self.subject.plugin)
+        alone = self.single and self.point.tensor_parallel_size == 1
+        return environment | ({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if alone else {})
 
 
 @dataclass(frozen=True)
@@ -106,22 +110,10 @@ def engine_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run
 
 
 @contextlib.contextmanager
-def engine(run: Run, command: list[str], *, single: bool = False) -> Iterator[Worker]:
-    """The engine program, to be asked for the jobs of `engine_program`; it remembers nothing of other measurements.
+def engines(run: Run, command: list[str]) -> Iterator[dict[str, Worker]]:
+    """The engine programs of `BASELINE` and `OWN`, to be asked for the jobs of `engine_program`.
 
-    Args:
-        single: as in `Kind`.
-    """
-    with _program(run, command, run.log, run.environment, single) as program:
-        yield program
-
-
-@contextlib.contextmanager
-def engines(run: Run, command: list[str], *, single: bool = False) -> Iterator[dict[str, Worker]]:
-    """The same of `BASELINE` and `OWN`; of the latter alone where nothing is measured in turns, or memory is for one.
-
-    Args:
-        single: as in `Kind`.
+    They remember nothing of other measurements. `OWN` is alone where nothing is measured in turns, or memory is for one.
     """
     with contextlib.ExitStack() as up:
         sides: dict[str, Worker] = {}
@@ -129,7 +121,7 @@ def engines(run: Run, command: list[str], *, single: bool = False) -> Iterator[d
             environment = engine_environment(run.point.gpus, run.point.threads)
             log = run.log.with_name("baseline.log")
             with contextlib.suppress(OutOfMemory):
-                program = up.enter_context(_program(run, run.baseline, log, environment, single))
+                program = up.enter_context(_program(run.engines, run.baseline, log, environment))
                 try:
                     program.ask({"do": "ready"})
                 except OutOfMemory:
@@ -137,18 +129,14 @@ def engines(run: Run, command: list[str], *, single: bool = False) -> Iterator[d
                     run.engines.close()
                     raise
                 sides[BASELINE] = program
-        sides[OWN] = up.enter_context(_program(run, command, run.log, run.environment, single))
+        sides[OWN] = up.enter_context(_program(run.engines, command, run.log, run.environment))
         yield sides
 
 
 @contextlib.contextmanager
-def _program(run: Run, command: list[str], log: Path, environment: dict[str, str], single: bool) -> Iterator[Worker]:
-    if single and run.point.tensor_parallel_size == 1:
-        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    with run.engines.get(
-        (command, environment), lambda: worker(command, log, environment, "the vLLM engine")
-    ) as program:
-        if run.engines.used:
+def _program(engines: Engines, command: list[str], log: Path, environment: dict[str, str]) -> Iterator[Worker]:
+    with engines.get((command, environment), lambda: worker(command, log, environment, "the vLLM engine")) as program:
+        if engines.used:
             program.ask({"do": "forget"})
         yield program
 
@@ -185,4 +173,4 @@ def turns(sides: Sequence[str], measure: Callable[[str, int], Answer], repeats: 
 
 def samples(of_sides: Mapping[str, Any], unit: str) -> Numbers:
     """What was measured repeatedly, as records have it: in turn with the baseline's, None where there is none."""
-    return {f"samples_{unit}": of_sides[OWN], f"baseline_samples_{unit}": of_sides.get(BASELINE)}
+    return {f"samples_{unit}": of_sides[OWN], f"baseline_samples_{unit}": of_sides.get(BASELINE) or None}

@@ -195,7 +195,7 @@ def identity(subject: Subject, point: Point) -> dict[str, Any]:
         "threads": point.threads,
         "model": state_of(subject.folder),
         "vllm": installed_version(*VLLM),
-        "gpus": [device.name for device in devices()] if point.gpus else [],
+        "gpus": [device.name for device in devices()[: point.gpus]] if point.gpus else [],
         "driver": driver.read_text() if point.gpus and driver.exists() else None,
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from swiftkv.cost import parameter_count
+from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.spec import SwiftKVSpec
 
-GIB = 2**30
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -48,14 +47,14 @@ def cpu_budget(
     if limit is None:
         if cache is None:
             raise UserError("serving on a CPU needs serving.engine.cpu_kv_cache_gib")
-        size = int(cache * GIB)
+        size = int(cache * GIBI)
         return Budget({"--kv-cache-memory-bytes": size}, f"a KV cache of {cache:g} GiB", size)
     weights = weight_bytes(config, spec, dtype)
-    size = int(limit * GIB) - weights
+    size = int(limit * GIBI) - weights
     if size <= 0:
-        raise OutOfMemory(f"the weights take {weights / GIB:.3f} GiB of the {limit:g} GiB there are")
+        raise OutOfMemory(f"the weights take {weights / GIBI:.3f} GiB of the {limit:g} GiB there are")
     sentence = (
-        f"a limit of {limit:g} GiB less {weights / GIB:.3f} GiB of weights: a KV cache of {size / GIB:.3f} GiB "
+        f"a limit of {limit:g} GiB less {weights / GIBI:.3f} GiB of weights: a KV cache of {size / GIBI:.3f} GiB "
         "(activations are not counted on a CPU)"
     )
     return Budget({"--kv-cache-memory-bytes": size}, sentence, size)
@@ -69,17 +68,17 @@ def gpu_budget(limit: float | None, utilization: float) -> Budget:
     if limit is None:
         return Budget({"--gpu-memory-utilization": utilization}, f"{utilization:g} of each GPU's memory")
     device = devices()[0].total
-    share = limit * GIB / device
+    share = limit * GIBI / device
     if share >= utilization:
         sentence = (
-            f"{utilization:g} of each GPU's {device / GIB:.1f} GiB, the whole device for a limit of {limit:g} GiB"
+            f"{utilization:g} of each GPU's {device / GIBI:.1f} GiB, the whole device for a limit of {limit:g} GiB"
         )
         return Budget({"--gpu-memory-utilization": utilization}, sentence)
     # Not rounded up: the limit is one.
     share = int(share * 10_000) / 10_000
     return Budget(
         {"--gpu-memory-utilization": share},
-        f"{limit:g} GiB for weights, activations and KV cache: {share:g} of each GPU's {device / GIB:.1f} GiB",
+        f"{limit:g} GiB for weights, activations and KV cache: {share:g} of each GPU's {device / GIBI:.1f} GiB",
     )
 
 
@@ -117,7 +116,7 @@ def refuse_neighbors(share: float, found: Sequence[Device]) -> None:
     for device in found:
         if device.free < share * device.total:
             raise EngineFailure(
-                f"vLLM ran out of memory that others hold, which is no result: with vLLM gone, {device.free / GIB:.1f} of the "
-                f"{device.total / GIB:.1f} GiB of a {device.name} are free, but vLLM was given {share:g} of them; end what else "
+                f"vLLM ran out of memory that others hold, which is no result: with vLLM gone, {device.free / GIBI:.1f} of the "
+                f"{device.total / GIBI:.1f} GiB of a {device.name} are free, but vLLM was given {share:g} of them; end what else "
                 "runs there (nvidia-smi lists it) and run again"
             )

@@ -73,7 +73,7 @@ def measure(
     budget = command = result = reason = None
     try:
         budget = point.budget(subject)
-        run = Run(subject, point, work, budget, engines, longest, heldout=heldout, workloads=workloads)
+        run = Run(subject, point, work, budget, engines, kind.single, longest, heldout=heldout, workloads=workloads)
         command = kind.command(run)
         if subject.baseline is not None and point.in_turns:
             with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
@@ -149,9 +149,8 @@ def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
     """
     arch, spec = subject.architecture, subject.spec
     baseline = sum(request_flops(arch, None, prompt, output).values())
-    size = kv_bytes_per_token(arch, spec, "fp8" if subject.kv_cache == "fp8" else "bfloat16")
-    if subject.merge_all_layers:
-        size //= arch.num_hidden_layers
+    dtype = "fp8" if subject.kv_cache == "fp8" else "bfloat16"
+    size = kv_bytes_per_token(arch, spec, dtype, merged=subject.merge_all_layers)
     return {
         "baseline_flops_per_token": baseline / (prompt + output),
         **{f"{name}_limit": limit for name, limit in speedup_limits(arch, spec, prompt, output).items()},

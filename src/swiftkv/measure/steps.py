@@ -35,7 +35,7 @@ def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
     """Every batch on one engine, each time after one to warm up."""
     point, times = run.point.settings, {BASELINE: [], OWN: []}
     job = {"do": "forward", "repeats": 1, "seed": run.point.seed}
-    with engines(run, command, single=FORWARD.single) as sides:
+    with engines(run, command) as sides:
         for tokens in point.batch_tokens:
             for side, answers in in_turns(sides, job | {"input": tokens}, point.repeats).items():
                 times[side].append([answer["seconds"][0] for answer in answers])
@@ -43,7 +43,7 @@ def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
     return {
         "batch_tokens": point.batch_tokens,
         "seconds": {"median": list(map(statistics.median, own)), "min": list(map(min, own))},
-        **samples({side: found for side, found in times.items() if found}, "seconds"),
+        **samples(times, "seconds"),
         "repeats": point.repeats,
         "what": "wall time of one engine step that computes a prompt of so many tokens in one forward pass and samples "
         "one token, scheduling included",
@@ -67,7 +67,7 @@ def decode_numbers(run: Run[Decode], command: list[str]) -> Numbers:
     return {
         "batch_sizes": point.batch_sizes,
         "tpot_ms": {name: list(map(of, times[OWN])) for name, of in spread.items()},
-        **samples({side: found for side, found in times.items() if found}, "ms"),
+        **samples(times, "ms"),
         "steps": steps,
         "what": "wall time of an engine step that decodes one token of every request of the batch, scheduling included",
     }

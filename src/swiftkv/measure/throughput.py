@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from swiftkv.cost import parameter_count, request_flops
+from swiftkv.dimensions import Dimensions
 from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, in_turns, requested, samples
 from swiftkv.measure.point import Point
 from swiftkv.points import Throughput
@@ -49,34 +51,36 @@ def settings(point: Point[Throughput]) -> dict[str, Any]:
 
 def numbers(run: Run[Throughput], command: list[str]) -> Numbers:
     """Warm up, then send all requests, as often as asked; the speed is that of the median time."""
-    prompt, output = requested(run.point)
-    count, warm = number_of_prompts(run.point), warm_up(run.point)
-    job = {"do": "throughput", "prompts": count, "input": prompt, "output": output, "seed": run.point.seed}
+    point, subject = run.point, run.subject
+    (prompt, output), warm = requested(point), warm_up(point)
+    job = {"do": "throughput", "prompts": number_of_prompts(point), "seed": point.seed}
+    job |= {"input": prompt, "output": output}
     with engines(run, command) as sides:
-        answers = in_turns(sides, job, run.point.settings.repeats, warm if warm["prompts"] else None)
+        answers = in_turns(sides, job, point.settings.repeats, warm if warm["prompts"] else None)
     seconds = {side: [answer["seconds"] for answer in found] for side, found in answers.items()}
-    gpus = hardware()["gpus"] if run.point.gpus else []
-    result = throughput_result(run, statistics.median(seconds[OWN]), count, gpus[0] if gpus else None)
-    return result | samples(seconds, "seconds")
+    gpus = hardware()["gpus"] if point.gpus else []
+    peak = peak_tflops(gpus[0], point.engine["dtype"], subject.quantization) if gpus else None
+    return throughput_result(point, subject.config, statistics.median(seconds[OWN]), peak) | samples(seconds, "seconds")
 
 
-def throughput_result(run: Run[Throughput], seconds: float, prompts: int, gpu: str | None) -> Numbers:
-    """The result of so many requests in so many seconds.
+def throughput_result(
+    point: Point[Throughput], config: Mapping[str, Any], seconds: float, peak: float | None
+) -> Numbers:
+    """The result of all requests of a point in so many seconds.
 
     Normalized TFLOP/s are those of the unchanged model for the same tokens (paper's footnote 2), on any variant:
     `normalized_tflops_per_gpu` counts as the paper does, 2 FLOPs a parameter and token; `exact_tflops_per_gpu` counts what
     such a request needs, with attention. `mfu_percent` is the former's share of the GPU's dense peak.
 
     Args:
-        gpu: name of the GPU; None on a processor.
+        config: config.json of the model.
+        peak: dense TFLOP/s of a GPU; None where that is not known.
     """
-    point, subject = run.point, run.subject
-    prompt, output = requested(point)
+    (prompt, output), prompts = requested(point), number_of_prompts(point)
     tokens, devices = prompts * (prompt + output), point.tensor_parallel_size
     rate = tokens / seconds
-    flops = sum(request_flops(subject.architecture, None, prompt, output).values()) / (prompt + output)
-    normalized = rate * 2 * parameter_count(subject.config) / devices / 1e12
-    peak = peak_tflops(gpu, point.engine["dtype"], subject.quantization) if gpu else None
+    flops = sum(request_flops(Dimensions.from_config(config), None, prompt, output).values()) / (prompt + output)
+    normalized = rate * 2 * parameter_count(config) / devices / 1e12
     return {
         "tokens_per_second": rate,
         "tokens_per_second_per_gpu": rate / devices,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 
+from swiftkv.cost import GIGA
 from swiftkv.planning.estimate import SURE, UNKNOWN
 from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan
 from swiftkv.predict.device import constants
 
-GIGA = 10**9
 NUMBERS = (
     "jobs",
     "on the cluster",

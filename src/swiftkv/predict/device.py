@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
 from swiftkv.section import Quantity, Section, Share, Text, Whole, key, plain, read
 
 FOLDER = Path("resources/devices")
 _PROJECT = Path(__file__).parents[3]
-TERA, GIGA, MICRO = 10**12, 10**9, 1e-6
+TERA, MICRO = 10**12, 1e-6
 
 
 class Assumption(Section, called="an assumption"):

@@ -58,6 +58,11 @@ class Served:
     fp8_cache: bool = False
     merged: bool = False
 
+    @property
+    def peak_flops(self) -> float:
+        """Peak of products on one device, in the format of the weights, a second."""
+        return self.device.fp8_flops or self.device.flops if self.fp8 else self.device.flops
+
     @cached_property
     def lower(self) -> int:
         """Layers that every token goes through."""
@@ -71,8 +76,7 @@ class Served:
     @cached_property
     def cache_bytes(self) -> int:
         """Of one token, in all layers."""
-        whole = kv_bytes_per_token(self.arch, self.spec, "fp8" if self.fp8_cache else "bfloat16")
-        return whole // self.arch.num_hidden_layers if self.merged else whole
+        return kv_bytes_per_token(self.arch, self.spec, "fp8" if self.fp8_cache else "bfloat16", merged=self.merged)
 
     @cached_property
     def _weights(self) -> tuple[int, int, int, int]:
@@ -107,8 +111,7 @@ class Served:
         device = self.device
         if not rows:
             return 0.0
-        peak = device.fp8_flops or device.flops if self.fp8 else device.flops
-        computing = 2 * rows * weights / (peak * device.compute_share)
+        computing = 2 * rows * weights / (self.peak_flops * device.compute_share)
         reading = weights * (1 if self.fp8 else 2) / (device.bandwidth * device.memory_share)
         return max(computing, reading) / self.devices
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from swiftkv.config import Config
 from swiftkv.config.settings import Model, Variant
+from swiftkv.cost import GIGA
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.predict.device import Device
@@ -20,7 +21,6 @@ from swiftkv.pricing.size import Size
 from swiftkv.section import Section
 from swiftkv.spec import SwiftKVSpec
 
-GIGA = 10**9
 DOWNLOADED = ("model", "checkpoint", "tokenizer", "data set", "questions")  # in the order in which plans list them
 
 

@@ -14,9 +14,9 @@ from lm_eval.models.vllm_causallms import VLLM
 from transformers import AutoConfig, AutoTokenizer
 
 import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
+from swiftkv.cost import GIBI
 from swiftkv.data.read import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
-from swiftkv.measure.memory import GIB
 from swiftkv.measure.worker import answer
 from swiftkv.score.fetch import Unavailable
 from swiftkv.score.run import questions, run_benchmark
@@ -45,7 +45,7 @@ class ServedLM(VLLM):
         if engine["gpus"]:
             memory = {"gpu_memory_utilization": engine["gpu_memory_utilization"]}
         else:
-            memory = {"kv_cache_memory_bytes": int(engine["cpu_kv_cache_gib"] * GIB)}
+            memory = {"kv_cache_memory_bytes": int(engine["cpu_kv_cache_gib"] * GIBI)}
         super().__init__(
             str(folder),
             tokenizer=str(tokenizer),

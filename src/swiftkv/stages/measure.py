@@ -8,9 +8,11 @@ from typing import Any
 from swiftkv.cost import parameter_count
 from swiftkv.data.workload import average_lengths
 from swiftkv.measure.kind import BASELINE, OWN
+from swiftkv.measure.latency import number_of_requests
 from swiftkv.measure.point import Point
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
 from swiftkv.measure.run import KINDS, engine_key
+from swiftkv.measure.throughput import number_of_prompts
 from swiftkv.predict.engine import Limits
 from swiftkv.predict.memory import cache_tokens, weight_bytes
 from swiftkv.predict.step import Served, Step
@@ -33,41 +35,38 @@ def seconds(work: Work) -> float:
         "kv_capacity": lambda: 0.0,
         "goodput": asked.goodput,
         "concurrency": asked.closed_loop,
-    }[asked.point.measure]
+    }[asked.settings.measure]
     return start(work)[1] + (0.0 if asked.out_of_memory else measuring() * asked.sides)
 
 
 def start(work: Work) -> tuple[str, float]:
     """The engine that a point needs, and the seconds of its start; points that need the same one may share it."""
-    asked, name = _asked(work), work["point"]
-    point = Point.read(name, work.config.point(name), gpus=work.job.gpus, threads=work.job.threads)
+    asked = _asked(work)
     of = "/".join(work.job.wildcards.get(part, "") for part in ("model", "variant", "kv_cache"))
-    alone = work.machine["server" if KINDS[asked.point.measure].server else "engine"]
+    alone = work.machine["server" if KINDS[asked.settings.measure].server else "engine"]
     seconds = alone + work.machine.load(asked.weights / work.machine.together)
-    return f"{of} {engine_key(point)}", seconds * asked.sides
+    return f"{of} {engine_key(asked.point)}", seconds * asked.sides
 
 
 def _asked(work: Work) -> Asked:
-    serving = work.config.serving
-    point = serving.points[work["point"]]
-    output = getattr(point, "output_tokens", None) or serving.output_tokens
-    return Asked(work, point, getattr(point, "input_tokens", 1), output)
+    name = work["point"]
+    point = Point.read(name, work.config.point(name), gpus=work.job.gpus, threads=work.job.threads)
+    return Asked(work, point, *KINDS[point.settings.measure].lengths(point))
 
 
 class Asked:
     """One model behind one engine, and what a point asks of it: requests of so many prompt and output tokens."""
 
-    def __init__(self, work: Work, point: Any, prompt: int, output: int) -> None:
-        self.work, self.point, machine = work, point, work.machine
+    def __init__(self, work: Work, point: Point, prompt: int, output: int) -> None:
+        self.work, self.point, self.settings, machine = work, point, point.settings, work.machine
         self.prompt, self.output = prompt, output
         fp8 = work.size.fp8 or work.model.quantization == "fp8"
         parameters = parameter_count(work.size.config, work.spec)
         fp8_cache, merged = work.job.wildcards.get("kv_cache") == "fp8", work.variant.merge_all_layers
         self.served = Served(work.size.arch, work.spec, machine.device, machine.together, fp8, fp8_cache, merged)
         self.weights = weight_bytes(self.served, parameters)
-        engine = work.config.serving.engine
-        cache = cache_tokens(self.served, parameters, plain(engine), point.memory_gib)
-        self.limits = Limits(engine.max_num_batched_tokens, engine.max_num_seqs, cache)
+        cache = cache_tokens(self.served, parameters, point.engine, self.settings.memory_gib)
+        self.limits = Limits(point.engine["max_num_batched_tokens"], point.engine["max_num_seqs"], cache)
 
     @property
     def out_of_memory(self) -> bool:
@@ -77,7 +76,7 @@ class Asked:
     @property
     def sides(self) -> int:
         """How many engines are measured: with the baseline's, where it takes turns with a variant."""
-        return 2 if self.work.config.in_turns(self.work["point"]) and self.work["variant"] != BASELINE else 1
+        return 2 if self.point.in_turns and self.work["variant"] != BASELINE else 1
 
     def _requests(self, count: int, at_once: int | None = None) -> float:
         """Seconds of so many requests, as many at once as the engine takes where that is not said."""
@@ -88,8 +87,7 @@ class Asked:
 
     def throughput(self) -> float:
         """All requests at once, each time after one to warm up."""
-        count = max(1, round(self.point.total_tokens / (self.prompt + self.output)))
-        return self.point.repeats * self._requests(count + self.point.warmups)
+        return self.settings.repeats * self._requests(number_of_prompts(self.point) + self.settings.warmups)
 
     def latency(self) -> float:
         """Every rate that the search would measure on a server as fast as assumed."""
@@ -107,13 +105,13 @@ class Asked:
                 "ttft_ms": {"median": TTFT_FACTOR + 1 if waiting else 1},
             }
 
-        search(self.point.request_rates, answer, self.point.refine_steps)
+        search(self.settings.request_rates, answer, self.settings.refine_steps)
         return spent[0] + sum(spent)  # the first twice, to warm up
 
     def goodput(self) -> float:
         """Every rate of the workloads up to the first at which requests wait, as if all had its average length."""
         spent: list[float] = []
-        for name in self.point.workloads:
+        for name in self.settings.workloads:
             workload = self.work.config.workloads[name]
             sent = Asked(self.work, self.point, *map(round, average_lengths(plain(workload))))
 
@@ -123,27 +121,27 @@ class Asked:
                 return {OWN: {"request_rate": rate, "goodput": 0.0 if waiting else rate}}
 
             rising(workload.request_rates, answer, [OWN])
-        return spent[0] + self.point.repeats * sum(spent)  # the first once more, to warm up
+        return spent[0] + self.settings.repeats * sum(spent)  # the first once more, to warm up
 
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""
-        count = max(self.point.min_requests, round(rate * self.point.seconds))
+        count = number_of_requests(self.point, rate)
         busy = self._requests(count)
         return count, max(count / rate, busy) + self._requests(1), rate * busy / count > BUSY
 
     def forward(self) -> float:
         """Single steps over prompt tokens, each after one to warm up."""
-        steps = [Step(tokens, tokens * (tokens + 1) // 2, 1, tokens) for tokens in self.point.batch_tokens]
-        return 2 * self.point.repeats * sum(map(self.served.seconds, steps))
+        steps = [Step(tokens, tokens * (tokens + 1) // 2, 1, tokens) for tokens in self.settings.batch_tokens]
+        return 2 * self.settings.repeats * sum(map(self.served.seconds, steps))
 
     def closed_loop(self) -> float:
         """So many requests at once, for every number of them; the first number twice, to warm up."""
-        counts = [self.point.concurrencies[0], *self.point.concurrencies]
-        return sum(self._requests(count * self.point.requests_each, count) for count in counts)
+        counts = [min(self.settings.concurrencies), *self.settings.concurrencies]
+        return sum(self._requests(count * self.settings.requests_each, count) for count in counts)
 
     def decoding(self) -> float:
         """Whole batches that decode, each once more to warm up."""
-        return (1 + self.point.repeats) * sum(self._requests(batch) for batch in self.point.batch_sizes)
+        return (1 + self.settings.repeats) * sum(self._requests(batch) for batch in self.settings.batch_sizes)
 
 
 STAGE = Stage(

@@ -9,12 +9,13 @@ from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.serving import Cell, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits
+from swiftkv.cost import GIBI
 
 _COLUMNS = [
     Column("Variant", "_label"),
     Column("KV format", lambda line: {"auto": "as weights", "fp8": "FP8"}[line["kv_cache"]]),
     Column("KV tokens", "kv_cache_tokens", ",", why="reason"),
-    Column("KV memory,\nGiB", lambda line: line["kv_cache_bytes"] and line["kv_cache_bytes"] / 2**30, digits(3)),
+    Column("KV memory,\nGiB", lambda line: line["kv_cache_bytes"] and line["kv_cache_bytes"] / GIBI, digits(3)),
     Column("KiB a token", lambda line: line["kv_bytes_per_token"] and line["kv_bytes_per_token"] / 1024, ",.4g"),
     Column("Against\nbaseline", "capacity_ratio", "{:.3f}×".format),
     Column("Cost model\nallows", "capacity_ratio_limit", "{:.3f}×".format),

@@ -18,7 +18,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     """One panel a point of one model; `curve` says which of the two is drawn, the data are of both."""
     serving = read_serving(entry, files, "concurrency")
     (model,) = serving.models
-    draw, handles, note = _CURVES[entry["curve"]]
+    draw, styles, note = _CURVES[entry["curve"]]
     figure = new_figure(PAGE, 3.2)
     axes = figure.subplots(1, len(serving.points), squeeze=False)[0]
     for axis, point in zip(axes, serving.points, strict=True):
@@ -33,7 +33,8 @@ def make(entry: Entry, files: Files) -> Drawing:
         axis.set_ylabel("")
     headline(figure, *serving.captions()[0])
     lines = [handle(look(*case), serving.label(case)) for case in serving.cases]
-    legend(figure, [*lines, *handles], notes=[note, *serving.notes])
+    lines += [line_entry(label, color="0.4", **style) for label, style in styles.items()]
+    legend(figure, lines, notes=[note, *serving.notes])
     return Drawing(figure, pd.DataFrame([line for cell in serving.cells() for line in _lines(cell)]))
 
 
@@ -109,16 +110,13 @@ def _between_tokens(axis, shown: dict[Case, list[dict[str, Any]]]) -> None:
 _CURVES = {
     "pareto": (
         _pareto,
-        [],
+        {},
         "A marker is a number of requests that are always under way, written beside the first curve; the next begins as one "
         "ends. A device's tokens are input and output; one user's a second are the inverse of the median time per output token.",
     ),
     "between_tokens": (
         _between_tokens,
-        [
-            line_entry("99th percentile", color="0.4", marker="o"),
-            line_entry("median", color="0.4", linewidth=0.8, linestyle=":"),
-        ],
+        {"99th percentile": {"marker": "o"}, "median": {"linewidth": 0.8, "linestyle": ":"}},
         "So many requests are always under way, and the next begins as one ends: those who decode wait for the steps that "
         "compute its prompt. Over all tokens of all requests but each one's first.",
     ),

@@ -9,31 +9,30 @@ from typing import Any
 from swiftkv.artifacts.drawing import Drawing
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import latency
-from swiftkv.artifacts.predicted import Point, Result, extra, notes, read_predicted
+from swiftkv.artifacts.predicted import extra, read_predicted
+from swiftkv.measure.kind import Numbers, requested
+from swiftkv.measure.latency import number_of_requests
+from swiftkv.measure.point import Point
 from swiftkv.measure.rates import search
+from swiftkv.points import Latency
 from swiftkv.predict.engine import Limits, poisson, run
 from swiftkv.predict.step import Served
 
 
 def make(entry: Entry, files: Files) -> Drawing:
     """The curves of `latency`, dashed, and its bars, hatched; its CSV says "predicted" in the column `row`."""
-    entry = {**entry, "notes": notes(entry)}
-    return latency.draw(read_predicted(entry, files, "latency", _result, _waiting), files)
+    return latency.draw(read_predicted(entry, files, "latency", _numbers), files)
 
 
-def _waiting(point: Point) -> int:
-    return 2 * point["engine"]["max_num_seqs"]
-
-
-def _result(served: Served, limits: Limits, point: Point, config: Mapping[str, Any]) -> Result | None:
+def _numbers(served: Served, limits: Limits, point: Point[Latency], config: Mapping[str, Any]) -> Numbers | None:
     """The rates that a measurement would try, each with Poisson arrivals of the point's seed."""
-    prompt, output = point["input_tokens"], point["output_tokens"]
+    prompt, output = requested(point)
     if limits.cache is not None and limits.cache < prompt + output:
         return None
 
     def measure(rate: float) -> dict[str, Any]:
-        count = max(point.get("min_requests", 1), round(rate * point["seconds"]))
-        timing = run(served, limits, prompt, output, poisson(rate, count, point["seed"]))
+        count = number_of_requests(point, rate)
+        timing = run(served, limits, prompt, output, poisson(rate, count, point.seed))
         assert timing is not None  # one request fits
         requests = list(zip(timing.arrived, timing.first, timing.last, strict=True))
         return {
@@ -49,7 +48,7 @@ def _result(served: Served, limits: Limits, point: Point, config: Mapping[str, A
             "e2e_ms": _spread([last - arrived for arrived, _, last in requests]),
         }
 
-    return search(point["request_rates"], measure, point.get("refine_steps", 0))
+    return search(point.settings.request_rates, measure, point.settings.refine_steps)
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from swiftkv.artifacts.columns import Column, grid, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
+from swiftkv.artifacts.predicted import error_percent
 from swiftkv.artifacts.records import OOM, read_published
-from swiftkv.artifacts.serving import length_label
+from swiftkv.artifacts.serving import length_label, ratio
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.predict.device import Device
 from swiftkv.predict.fit import factors, published_baselines
@@ -73,11 +74,9 @@ def _line(cell: Cell, found: Mapping[Cell, float | None], base: Cell, factor: fl
     """A line of the CSV. Errors are of the model: its speed times the source's factor, less what was published."""
     value, unchanged = found[cell], found[base]
     scaled = None if value is None else factor * value
-    error = scaled / cell.published - 1 if scaled and cell.published else None
-    of_both = cell.column != BASELINE and cell.published and base.published
-    ratio_published = cell.published / base.published if of_both and cell.published and base.published else None
-    ratio_predicted = value / unchanged if of_both and value and unchanged else None
-    ratio_error = ratio_predicted / ratio_published - 1 if ratio_predicted and ratio_published else None
+    ratio_published, ratio_predicted = ratio(cell.published, base.published), ratio(value, unchanged)
+    if cell is base:
+        ratio_published = ratio_predicted = None
     memory = f", {cell.memory:g} GB" if cell.memory else ""
     return {
         "item": f"{cell.source}, {cell.item}",
@@ -90,10 +89,10 @@ def _line(cell: Cell, found: Mapping[Cell, float | None], base: Cell, factor: fl
         "published": cell.published,
         "predicted": scaled,
         "factor": factor,
-        "error_percent": None if error is None else 100 * error,
+        "error_percent": error_percent(scaled, cell.published),
         "ratio_published": ratio_published,
         "ratio_predicted": ratio_predicted,
-        "ratio_error_percent": None if ratio_error is None else 100 * ratio_error,
+        "ratio_error_percent": error_percent(ratio_predicted, ratio_published),
         "out_of_memory_published": cell.published is None,
         "out_of_memory_predicted": value is None,
         "use": "fitted" if cell.fitted else "held out",
@@ -149,7 +148,8 @@ def _notes(
         "differ for a reason that neither states. Which terms the model has was chosen with all published numbers known.",
         f"Table 5 names no length of its requests; {TABLE5_PROMPT:,} input tokens are assumed. What the engine needs besides "
         "weights and cache is the least with which its baseline is out of memory at 16 GB.",
-        "Where a sentence names no length: 8,000 input tokens for rates, 32,000 for the time to first token.",
+        "Where a sentence names no length: {sustained_rate_speedup:,} input tokens for rates, {ttft_reduction_percent:,} for the "
+        "time to first token.".format(**Statement.QUANTITIES),
         *entry.get("notes", []),
     ]
 

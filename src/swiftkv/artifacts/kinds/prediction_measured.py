@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from swiftkv.artifacts.columns import Column, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
-from swiftkv.artifacts.kinds.predicted_throughput import numbers, waiting
-from swiftkv.artifacts.predicted import extra, notes, read_predicted
-from swiftkv.artifacts.serving import BASELINE, Cell, length_label, ratio, read_serving
+from swiftkv.artifacts.kinds.predicted_throughput import numbers
+from swiftkv.artifacts.predicted import error_percent, extra, notes, read_predicted
+from swiftkv.artifacts.serving import BASELINE, Cell, length_label, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits
 
@@ -15,16 +15,11 @@ _PERCENT, _TIMES = "{:+.1f}%".format, "{:.2f}×".format
 
 def make(entry: Entry, files: Files) -> Table:
     """One row a model, point and case: speed and speed-up as measured, as predicted, and the relative errors."""
-    measured, predicted = (
-        read_serving(entry, files, "throughput"),
-        read_predicted(entry, files, "throughput", numbers, waiting),
-    )
+    measured = read_serving(entry, files, "throughput")
+    predicted = read_predicted(entry, files, "throughput", numbers)
     lines = []
     for cell in measured.cells():
         guess = Cell(predicted, cell.model, cell.point, cell.case)
-        speed, speedup = (
-            ratio(*pair) for pair in ((guess.record.throughput, cell.record.throughput), (guess.speedup, cell.speedup))
-        )
         other = cell.case != BASELINE
         lines.append(
             cell.head(cell.record.throughput)
@@ -33,10 +28,10 @@ def make(entry: Entry, files: Files) -> Table:
                 "input_tokens": cell.settings["input_tokens"],
                 "tokens_per_second": cell.record.throughput,
                 "tokens_per_second_predicted": guess.record.throughput,
-                "error_percent": None if speed is None else 100 * (speed - 1),
+                "error_percent": error_percent(guess.record.throughput, cell.record.throughput),
                 "speedup": cell.speedup if other else None,
                 "speedup_predicted": guess.speedup if other else None,
-                "speedup_error_percent": None if speedup is None or not other else 100 * (speedup - 1),
+                "speedup_error_percent": error_percent(guess.speedup, cell.speedup) if other else None,
                 "roofline_speedup_limit": guess.record.roofline if other else None,
                 "_input": length_label(cell.settings["input_tokens"]),
                 "_label": measured.label(cell.case),
