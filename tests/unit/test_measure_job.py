@@ -144,16 +144,17 @@ def test_only_what_is_asked_for_is_measured(scale, asked):
     assert asked.starts() == [256, 256]
 
 
-def test_a_failed_point_fails_alone(scale, asked):
+@pytest.mark.parametrize("error", [EngineFailure, FileNotFoundError])
+def test_a_failed_point_fails_alone(scale, asked, error):
     def fail(what):
         if what == ("decode", 32):
-            raise EngineFailure("no steps with the whole batch")
+            raise error("no steps with the whole batch")
 
     asked.fail = fail
     scale.ask("long", "steps", "short")
     assert scale.run("long")["status"] == "ok"
     assert scale.run("short")["status"] == "ok" and len(asked.starts()) == 1
-    with pytest.raises(EngineFailure, match="whole batch"):
+    with pytest.raises(error, match="whole batch"):
         scale.run("steps")
     assert not scale.record("steps").exists()
 

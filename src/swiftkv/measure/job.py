@@ -240,7 +240,7 @@ def _measure_beside(
             continue
         try:
             record = other.measure(subject, engines, longest)
-        except UserError as error:
+        except (UserError, OSError) as error:  # its own job may have removed its folder
             print(f"beside it, {name} failed, which is left to its own job: {error}", flush=True)
             return
         if record["status"] != "ok":  # alone it may find enough memory

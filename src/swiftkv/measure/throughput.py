@@ -12,14 +12,12 @@ from swiftkv.dimensions import Dimensions
 from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, in_turns, requested, samples
 from swiftkv.measure.point import Point
 from swiftkv.points import Throughput
+from swiftkv.predict.device import constants
 from swiftkv.records import hardware
 
-# Dense peak in TFLOP/s of the GPUs whose utilization is stated, by CUDA's name and number format, as their data sheets give
-# it (SXM, without sparsity). PCIe and NVL boards have other clocks and are left out.
-_PEAKS = (
-    (re.compile(r"NVIDIA (H100 80GB HBM3|H200|H800)"), {"16-bit": 989.4, "fp8": 1978.9}),
-    (re.compile(r"NVIDIA A100[- ](?!.*MIG).*"), {"16-bit": 312.0}),
-)
+# The GPUs whose utilization is stated, by CUDA's name: SXM boards, as PCIe and NVL ones have other clocks.
+_HOPPER = re.compile(r"NVIDIA (H100 80GB HBM3|H200|H800)")
+_AMPERE, _AMPERE_TFLOPS = re.compile(r"NVIDIA A100[- ](?!.*MIG).*"), 312.0  # in 16 bits, dense, by its data sheet
 
 
 def number_of_prompts(point: Point[Throughput]) -> int:
@@ -97,8 +95,12 @@ def throughput_result(
 
 def peak_tflops(gpu: str, dtype: str, quantization: str | None) -> float | None:
     """Dense TFLOP/s of a GPU, named as by CUDA, in the number format that is served; None where one is not known."""
-    number = "16-bit" if quantization is None and dtype in ("bfloat16", "float16") else quantization
-    return next((peaks.get(number) for name, peaks in _PEAKS if name.fullmatch(gpu)), None)
+    if quantization is None and dtype not in ("bfloat16", "float16"):
+        return None
+    if _HOPPER.fullmatch(gpu):
+        name = {None: "tflops", "fp8": "fp8_tflops"}.get(quantization)
+        return name and constants("h100-sxm")[name]["value"]
+    return _AMPERE_TFLOPS if _AMPERE.fullmatch(gpu) and quantization is None else None
 
 
 KIND = Kind(
