@@ -21,7 +21,7 @@ from swiftkv.score.data import open_questions, read_table
 from swiftkv.score.run import bits_per_byte, measure_scores
 from swiftkv.score.tasks import build_benchmark
 from swiftkv.stages.command import call
-from swiftkv.statistics import mean_and_stderr
+from swiftkv.statistics import mean_and_stderr, mean_of_turns
 
 
 @pytest.fixture
@@ -170,6 +170,12 @@ def test_too_few_gpus_are_one_sentence(source, full_gpus):
     with pytest.raises(UserError, match="does not fit into the memory of the GPUs"):
         score(source, "winogrande", TASKS["winogrande"])
     assert not (source.parent / "out.json").exists()
+
+
+def test_two_errors_of_three_turns_reach_as_far_as_students_t():
+    mean, error = mean_of_turns([1.0, 2.0, 3.0])
+    assert mean == 2.0 and 2 * error == pytest.approx(4.303 / 3**0.5, abs=1e-3)  # t for 95 % and two degrees of freedom
+    assert mean_of_turns([1.5]) == (1.5, None)
 
 
 def test_mean_and_stderr():

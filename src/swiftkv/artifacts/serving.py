@@ -15,7 +15,7 @@ from swiftkv.artifacts.records import Published, Record, Records, read_records, 
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.statistics import mean_and_stderr
+from swiftkv.statistics import mean_of_turns
 
 
 class Case(NamedTuple):
@@ -135,8 +135,8 @@ class Serving:
         if not any(record.value(f"baseline_samples_{unit}") for record in self.records for unit in ("seconds", "ms")):
             return []
         return [
-            "±: standard error over turns in which baseline and variant were measured one after the other on engines that stay "
-            "up; another start of the engines may differ by more."
+            "±: half of what Student's t gives for 95 % over turns in which baseline and variant were measured one after the "
+            "other on engines that stay up; another start of the engines may differ by more.",
         ]
 
     @property
@@ -201,14 +201,14 @@ class Cell:
     def speedup(self) -> float | None:
         """Throughput over the baseline's: the mean over turns where they were measured in turns, else of two records."""
         if turns := self.record.speedups():
-            return mean_and_stderr(turns)[0]
+            return mean_of_turns(turns)[0]
         return ratio(self.record.throughput, self.base.throughput)
 
     @property
     def speedup_stderr(self) -> float | None:
         """Its standard error: that of the mean over turns."""
         turns = self.record.speedups()
-        return mean_and_stderr(turns)[1] if turns else None
+        return mean_of_turns(turns)[1] if turns else None
 
     @property
     def times(self) -> str:

@@ -23,7 +23,7 @@ def settings(point: Point[Concurrency]) -> dict[str, Any]:
         "arrivals": "closed loop",
         "temperature": 0,
         "prompts": latency.PROMPTS,
-        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one concurrency to warm up",
+        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions; a new server is warmed up",
     }
 
 

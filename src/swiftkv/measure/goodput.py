@@ -37,7 +37,7 @@ def settings(point: Point[Goodput]) -> dict[str, Any]:
         "outputs": "as long as recorded or drawn",
         "temperature": 0,
         "prompts": latency.PROMPTS,
-        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one rate to warm up",
+        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions; a new server is warmed up",
     }
 
 

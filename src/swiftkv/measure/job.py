@@ -216,10 +216,16 @@ def _measure(subject: Subject, own: Wanted, others: list[Wanted], engines: Engin
     """The record of the job's own point; where an engine for the others' lengths too fails, of an engine for it alone."""
     longest = _longest(subject, [own, *others])
     if longest > own.length(subject):
-        with contextlib.suppress(EngineFailure):
+        try:
             record = own.measure(subject, engines, longest)
             if record["status"] == "ok":
                 return record
+            why = record["reason"]
+        except EngineFailure as error:
+            why = str(error)
+        print(
+            f"an engine for sequences of {longest} tokens failed, so {own.point.name} gets its own: {why}", flush=True
+        )
         engines.close()
         others.clear()
     return own.measure(subject, engines)

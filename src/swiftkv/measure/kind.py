@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from swiftkv.measure.engine import OutOfMemory
 from swiftkv.measure.engines import Engines
 from swiftkv.measure.memory import Budget
 from swiftkv.measure.point import Point, Settings, Subject, engine_arguments, engine_environment, max_model_len
@@ -113,23 +112,18 @@ def engine_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run
 def engines(run: Run, command: list[str]) -> Iterator[dict[str, Worker]]:
     """The engine programs of `BASELINE` and `OWN`, to be asked for the jobs of `engine_program`.
 
-    They remember nothing of other measurements. `OWN` is alone where nothing is measured in turns, or memory is for one.
+    They remember nothing of other measurements. `OWN` is alone where nothing is measured in turns.
     """
     with contextlib.ExitStack() as up:
         sides: dict[str, Worker] = {}
         if run.baseline is not None:
             environment = engine_environment(run.point.gpus, run.point.threads)
             log = run.log.with_name("baseline.log")
-            with contextlib.suppress(OutOfMemory):
-                program = up.enter_context(_program(run.engines, run.baseline, log, environment))
-                try:
-                    program.ask({"do": "ready"})
-                except OutOfMemory:
-                    up.close()
-                    run.engines.close()
-                    raise
-                sides[BASELINE] = program
+            sides[BASELINE] = up.enter_context(_program(run.engines, run.baseline, log, environment))
         sides[OWN] = up.enter_context(_program(run.engines, command, run.log, run.environment))
+        if len(sides) > 1:
+            for program in sides.values():  # nothing starts while another is measured
+                program.ask({"do": "ready"})
         yield sides
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.errors import UserError
-from swiftkv.measure.engine import VLLM, EngineFailure, OutOfMemory
+from swiftkv.measure.engine import VLLM, EngineFailure
 from swiftkv.measure.kind import BASELINE, OWN, Kind, Numbers, Run, requested
 from swiftkv.measure.memory import devices
 from swiftkv.measure.point import Point, Subject, engine_environment, vllm
@@ -33,7 +33,7 @@ def settings(point: Point[Latency]) -> dict[str, Any]:
         "arrivals": "Poisson",
         "temperature": 0,
         "prompts": PROMPTS,
-        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions, one rate to warm up",
+        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions; a new server is warmed up",
     }
 
 
@@ -109,12 +109,11 @@ def both(run: Run, command: list[str], variant: str | None = None) -> Iterator[P
 
 @contextlib.contextmanager
 def pairs(run: Run, command: list[str]) -> Iterator[dict[str, Pair]]:
-    """The same of `BASELINE` and `OWN`; of the latter alone where nothing is measured in turns, or memory is for one."""
+    """The same of `BASELINE` and `OWN`; of the latter alone where nothing is measured in turns."""
     with contextlib.ExitStack() as up:
         sides: dict[str, Pair] = {}
         if run.baseline is not None:
-            with contextlib.suppress(OutOfMemory):
-                sides[BASELINE] = up.enter_context(both(run, run.baseline, BASELINE))
+            sides[BASELINE] = up.enter_context(both(run, run.baseline, BASELINE))
         sides[OWN] = up.enter_context(both(run, command))
         yield sides
 

@@ -79,7 +79,7 @@ def measure(
             with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
                 other = replace(run, subject=subject.baseline, budget=point.budget(subject.baseline))
                 run = replace(run, baseline=kind.command(other))
-        result = kind.numbers(run, command)
+        result = _numbers(kind, run, command)
     except OutOfMemory as error:
         if point.gpus:
             memory.refuse_neighbors(budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
@@ -115,6 +115,17 @@ def measure(
         result=result,
         seconds=time.monotonic() - started,
     )
+
+
+def _numbers(kind: Kind, run: Run, command: list[str]) -> dict[str, Any]:
+    """What a kind measures; without the baseline where memory is for one engine alone."""
+    try:
+        return kind.numbers(run, command)
+    except OutOfMemory:
+        if run.baseline is None:
+            raise
+        run.engines.close()
+        return kind.numbers(replace(run, baseline=None), command)
 
 
 def asked(point: Point) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, ratio, read_serving, serving_kind
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits
-from swiftkv.statistics import mean_and_stderr
+from swiftkv.statistics import mean_of_turns
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -53,7 +53,7 @@ def _line(cell: Cell, size: int) -> dict[str, Any]:
     if median is not None and (
         turns := [1 / turn for turn in record.speedups("ms", record.value("batch_sizes").index(size))]
     ):
-        mean, error = mean_and_stderr(turns)
+        mean, error = mean_of_turns(turns)
         gain = mean, min(turns), max(turns), error
     unmeasured = {"reason": "not measured at this batch size"} if record.ok and median is None else {}
     return (

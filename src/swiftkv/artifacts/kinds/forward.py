@@ -31,7 +31,7 @@ from swiftkv.artifacts.serving import (
     read_serving,
     serving_kind,
 )
-from swiftkv.statistics import mean_and_stderr
+from swiftkv.statistics import mean_of_turns
 
 
 def _extra(config: Config, entry: Entry) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _lines(cell: Cell) -> list[dict[str, Any]]:
     gains: dict[int | None, tuple[float | None, float | None]] = {}
     for place, tokens in enumerate(median):
         turns = record.speedups(place=place)
-        gains[tokens] = mean_and_stderr(turns) if turns else (ratio(base.get(tokens), median[tokens]), None)
+        gains[tokens] = mean_of_turns(turns) if turns else (ratio(base.get(tokens), median[tokens]), None)
     return [
         cell.head(median)
         | {
