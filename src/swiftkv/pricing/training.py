@@ -15,10 +15,8 @@ from swiftkv.pricing.size import Size
 from swiftkv.spec import SwiftKVSpec
 
 FLOAT32 = 4
-BUCKET, LIVE = (
-    5 * 10**8,
-    10**9,
-)  # DeepSpeed's: gradients reduced at once, and weights that ZeRO-3 keeps for their next use
+BUCKET = 5 * 10**8  # gradients that DeepSpeed reduces at once,
+LIVE = 10**9  # and weights that its ZeRO-3 keeps for their next use
 LOSS_ROWS, LOSS_NUMBERS = 256, 2**27  # `swiftkv.distill.losses`: ROWS and GPU_INNER_ELEMENTS
 
 
