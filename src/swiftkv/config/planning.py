@@ -32,6 +32,7 @@ class Device(Section):
     training: Proportion = key("Share of the peak in training.")
     forward: Proportion = key("Share of the peak in forward passes of transformers.")
     comparing: Proportion = key("The same, one text at a time, where logits are compared.")
+    training_memory: Proportion | None = key("Share of a GPU's memory that a training's tensors may take.", None)
     layer_ms: Assumption = key("A layer of a decoding step of transformers, besides reading its weights; milliseconds.")
     load_gb: Assumption = key("Loading weights, GB/s.")
     start: Assumption = key("Start of a job that runs a model, seconds.")

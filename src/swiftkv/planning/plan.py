@@ -10,6 +10,7 @@ from pathlib import Path
 from swiftkv.config import Config
 from swiftkv.planning.estimate import SURE, UNKNOWN, Estimate, estimates, net_seconds, written
 from swiftkv.planning.jobs import ancestors, parents, plan_jobs
+from swiftkv.planning.memory import Training, trainings
 from swiftkv.planning.profile import Profile, read_config, read_profile
 from swiftkv.pricing.work import Download, PlannedJob, Work, once
 from swiftkv.stages import stage_of
@@ -79,6 +80,7 @@ class Plan:
         config: its configuration.
         jobs, estimates: what there is to do, and what each takes alone.
         seconds: what each takes in this run, where jobs share engines.
+        trainings: those on GPUs, and what memory they need.
         shared: what sharing engines saves; on a cluster at most, as jobs that run side by side share none.
         total: all of it.
         artifacts: artifact -> what it alone would take; those with nothing left to do are missing.
@@ -89,6 +91,7 @@ class Plan:
     jobs: list[PlannedJob]
     estimates: list[Estimate]
     seconds: list[float]
+    trainings: list[Training]
     shared: Shared
     total: Cost
     artifacts: dict[str, Cost]
@@ -165,7 +168,8 @@ def estimate_plan(
     order = [name for name in config.artifacts if name in artifacts]
     shared = _shared(jobs, priced)
     total, seconds = cost(set(graph)), net(range(len(jobs)))
-    return Plan(profile, config, jobs, priced, seconds, shared, total, {name: artifacts[name] for name in order})
+    in_order = {name: artifacts[name] for name in order}
+    return Plan(profile, config, jobs, priced, seconds, trainings(works), shared, total, in_order)
 
 
 def _shared(jobs: Sequence[PlannedJob], priced: Sequence[Estimate]) -> Shared:

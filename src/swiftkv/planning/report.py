@@ -16,11 +16,14 @@ from swiftkv.planning.estimate import SURE, UNKNOWN
 from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan
 from swiftkv.predict.device import constants
 
+MEMORY = ("weights", "optimizer", "activations", "working", "GB")
 NUMBERS = (
+    *MEMORY,
+    "trainings",
+    "GPUs",
     "jobs",
     "on the cluster",
     "GPU-hours",
-    "GB",
     "disk, GB",
     "downloads, GB",
     "value",
@@ -34,6 +37,8 @@ def report(plan: Plan) -> str:
     parts = [_assumptions(plan), _by_rule(plan), _by_artifact(plan), _disk(plan), _downloads(plan), _sureness(plan)]
     if plan.profile.cores is None:
         parts.insert(2, _too_long(plan))
+    if plan.trainings:
+        parts.insert(-3, _memory(plan))
     return "\n\n".join([*parts, _summary(plan)])
 
 
@@ -57,6 +62,8 @@ def _summary(plan: Plan) -> str:
         f"  wall time   at least {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
         f"  disk        {least}{_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
     ]
+    if plan.trainings:
+        lines.append(f"  GPU memory  {_fits(plan)}")
     if (shared := plan.shared).seconds:
         saved = f"{_hours(shared.gpu_hours)} GPU-hours" if shared.gpu_hours else _duration(shared.seconds)
         starts = f"  engines     {shared.engines} for {_count(shared.jobs, 'serving measurement')}"
@@ -85,6 +92,35 @@ def _too_long(plan: Plan) -> str:
         if estimate.seconds > 60 * job.resources.get("runtime", sys.maxsize)
     ]
     return _printed(rows) if rows else "No job is longer than the time limit of its first attempt."
+
+
+def _memory(plan: Plan) -> str:
+    """What a GPU holds in the largest training of each model."""
+    rows = []
+    for model in dict.fromkeys(training.model for training in plan.trainings):
+        alike = [training for training in plan.trainings if training.model == model]
+        largest = max(alike, key=lambda training: training.memory.peak if training.memory else 0)
+        parts = largest.memory and vars(largest.memory) | {"GB": largest.memory.peak}
+        rows.append(
+            {"model": model, "trainings": len(alike), "the largest": largest.variant, "GPUs": largest.gpus}
+            | {part: _gigabytes(parts[part]) if parts else "?" for part in MEMORY}
+            | {"": "?" if parts is None else "fits" if largest.fits else "does not fit"}
+        )
+    room = _gigabytes(plan.trainings[0].room)
+    return f"Memory of each GPU of a training at its peak, GB; {room} may be tensors\n" + _printed(rows)
+
+
+def _fits(plan: Plan) -> str:
+    """A sentence on the trainings' memory."""
+    known = [(training.memory.peak, training) for training in plan.trainings if training.memory]
+    unknown = {training.model: training.why for training in plan.trainings if not training.memory}
+    said = [f"not counted for {model}, as {why}" for model, why in unknown.items()]
+    if known:
+        largest, room = max(peak for peak, _ in known), plan.trainings[0].room
+        size = f"up to {_gigabytes(largest)} GB a GPU in training, of {_gigabytes(room)} that tensors may take"
+        over = [f"{one.model} {one.variant} ({_gigabytes(peak)} GB)" for peak, one in known if not one.fits]
+        said.insert(0, f"{size}: " + (f"does not fit: {', '.join(over)}" if over else "fits"))
+    return "; ".join(said)
 
 
 def _by_rule(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from swiftkv.architectures import Architecture, architecture
 from swiftkv.config import Config
 from swiftkv.config.sources import LocalModel, PackagedModel
 from swiftkv.cost import added_weights, parameter_count, prefill_flops
@@ -100,6 +101,11 @@ class Size:
         """Of the residual stream."""
         return self.config["hidden_size"]
 
+    @property
+    def architecture(self) -> Architecture:
+        """What is known of its architecture."""
+        return architecture(self.config.get("model_type"))
+
     @cached_property
     def arch(self) -> Dimensions:
         """The dimensions that cost depends on."""
@@ -109,6 +115,11 @@ class Size:
     def parameters(self) -> int:
         """All parameters of the unchanged model."""
         return parameter_count(self.config)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer, in the mean."""
+        return (self.parameters - self._vocabulary) // self.layers
 
     @property
     def _vocabulary(self) -> int:
@@ -138,7 +149,7 @@ class Size:
             # Everything else in these layers; the projections above take the place of the teacher's.
             upper = self.layers - spec.num_key_value_layers
             own = added_weights(self.arch, SwiftKVSpec(self.layers, self.layers - 1))
-            count += upper * ((self.parameters - self._vocabulary) // self.layers - own)
+            count += upper * (self.layer_parameters - own)
         return count
 
     def state_bytes(self, spec: SwiftKVSpec | None, train: str) -> int:

@@ -126,6 +126,12 @@ class Machine:
         """The value of an assumption."""
         return getattr(self.assumed, name).value
 
+    @property
+    def training_memory(self) -> float:
+        """Bytes of a GPU that a training's tensors may take."""
+        share = self.assumed.training_memory
+        return self.device.memory * (share.value if share else 1)
+
     def compute(self, flops: float, work: str, devices: int = 1) -> float:
         """Seconds of matrix products in 16 bits; `work` names the assumed share of the peak."""
         return flops / (devices * self.device.flops * self[work])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from swiftkv.distill.recipe import PAUSE
+from swiftkv.pricing.training import Memory, training_memory
 from swiftkv.pricing.work import Work
 from swiftkv.stages.stage import Stage
 
@@ -43,6 +44,11 @@ def seconds(work: Work) -> float:
     return work.run(machine["trainer"] + machine.load(size.bytes) + training + states * saving)
 
 
+def memory(work: Work) -> Memory:
+    """Of one of its GPUs."""
+    return training_memory(work.size, work.spec, work.recipe, work.job.gpus)
+
+
 def written(work: Work) -> dict[str, float]:
     """The checkpoint, and the states that a training goes on from."""
     state = work.size.state_bytes(work.spec, work.recipe.train)
@@ -56,5 +62,6 @@ STAGE = Stage(
     more=("training/{model}/{variant}.csv", "checkpoints/{model}/{variant}"),
     gpus="distill",
     seconds=seconds,
+    memory=memory,
     written=written,
 )

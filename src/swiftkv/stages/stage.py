@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swiftkv.config import Config
+from swiftkv.pricing.training import Memory
 from swiftkv.pricing.work import Download, Work
 
 SMALL = 10**5  # bytes of any output whose stage says nothing else
@@ -34,6 +35,7 @@ class Stage:
         seconds: estimate of a job's wall time, from `planning` in the configuration.
         engine: the engine that a job starts and may share with others of its kind that name the same one, and its start's
             share of `seconds`.
+        memory: of one of the GPUs of a job that trains.
         downloads: what a job fetches.
         written: bytes that a job leaves, by a name of `swiftkv.planning.plan.WRITTEN`.
     """
@@ -47,6 +49,7 @@ class Stage:
     online: bool = False
     seconds: Callable[[Work], float] = Work.start
     engine: Callable[[Work], tuple[str, float]] | None = None
+    memory: Callable[[Work], Memory] | None = None
     downloads: Callable[[Work], list[Download]] = lambda work: []
     written: Callable[[Work], Mapping[str, float]] = small
 
