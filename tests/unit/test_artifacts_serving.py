@@ -173,7 +173,7 @@ def test_decoding_in_turns_has_the_scatter_of_the_turns(tmp_path):
     table = make(tmp_path, entry("decode", points, [CASES[0], CASES[2]]), records)
     ratios = table.panels[1].frame
     assert (ratios.iloc[0]["1"], ratios.iloc[0]["64"]) == ("1.05× ± 0.32", "1.20× ± 0.32")
-    assert any("standard error over turns" in note for note in table.notes)
+    assert any("Student" in note for note in table.notes)
     line = next(row for row in rows(table) if row["variant"] == "swiftkv-50" and row["batch_size"] == "64")
     assert float(line["tpot_ratio_stderr"]) == pytest.approx(0.32, abs=0.003) and float(line["tpot_ratio_max"]) == 1.25
 
