@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import resource
@@ -170,6 +171,7 @@ def measure(case: Case) -> dict[str, float]:
         engine = trainer.make_engine(step, recipe, accumulation)
         shape = (recipe.micro_batch_size, recipe.max_length)
         for _ in range(OPTIMIZER_STEPS):
+            gc.collect()  # what only a cycle holds depends on the cases before
             counted.peak = 0
             for _ in range(accumulation):
                 positions = (torch.arange(shape[1]) % SAMPLE).expand(shape)

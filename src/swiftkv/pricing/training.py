@@ -99,11 +99,17 @@ class _Training:
 
     @property
     def activations(self) -> float:
-        """What all layers keep, each its input alone where it is computed anew; and the gradient of a trained head."""
+        """What all layers keep, each its input alone where it is computed anew; and the gradient of a trained head.
+
+        Without that, autograd also keeps the weights that ZeRO-3 has gathered.
+        """
         spec, anew = self.spec, self.recipe.checkpoint_activations
         makers = len(spec.groups) if spec else 0 if anew else self.depth  # of keys and values that are kept
         cached = self.arch.cached(spec.num_key_value_heads if spec else None) * (self.number + self.normalised / 2)
-        layers = self.depth * (self.stream if anew else self.kept) + self.tokens * makers * cached
+        layer = self.stream if anew else self.kept
+        if not anew and self.recipe.zero_stage == 3:
+            layer += self.byte * self.size.layer_parameters
+        layers = self.depth * layer + self.tokens * makers * cached
         return layers + (self.head if self.trains_head else 0)
 
     @property
