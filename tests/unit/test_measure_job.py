@@ -248,8 +248,11 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     assert steps.speedups("ms", 1) == [2, 2] and forward.speedups(place=0) == [2, 2]
     # What the engine said is the variant's own.
     assert all(record["engine"]["kv_cache_tokens"] == 8192 for record in records)
+    # Its own record needs fewer repeats.
+    assert len(scale.run("short")["result"]["samples_seconds"]) == 2
     scale.in_turns = False
     assert Record.of(scale.run("short", MERGED)).speedups() == []
+    assert len(scale.run("short")["result"]["samples_seconds"]) == 3
 
 
 def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, asked):

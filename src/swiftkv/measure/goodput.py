@@ -10,7 +10,7 @@ from typing import Any
 from swiftkv.data.workload import RECORD, REQUESTS
 from swiftkv.errors import UserError
 from swiftkv.measure import latency
-from swiftkv.measure.kind import OWN, Kind, Numbers, Run, turns
+from swiftkv.measure.kind import OWN, Kind, Numbers, Run, repeats, turns
 from swiftkv.measure.point import Point
 from swiftkv.measure.rates import rising
 from swiftkv.points import Goodput
@@ -67,8 +67,8 @@ def numbers(run: Run[Goodput], command: list[str]) -> Numbers:
                 def ask(side: str, turn: int) -> Numbers:
                     return servers[side].ask(run, rate, prompts=sent, goodput=limits, seed=point.seed + turn)
 
-                file, repeats = run.work / f"{name}-{rate:g}.json", point.settings.repeats
-                answers = latency.kept(file, same | {"sides": sides}, lambda: turns(sides, ask, repeats))
+                file, often = run.work / f"{name}-{rate:g}.json", repeats(point, run.subject.variant)
+                answers = latency.kept(file, same | {"sides": sides}, lambda: turns(sides, ask, often))
                 return {side: together(answers[side]) for side in sides}
 
             sides = rising(workload.request_rates, measure, list(servers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,12 @@ class Run(Generic[Settings]):
         environment = engine_environment(self.point.gpus, self.point.threads, self.subject.plugin)
         alone = self.single and self.point.tensor_parallel_size == 1
         return environment | ({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if alone else {})
+
+
+def repeats(point: Point, variant: str) -> int:
+    """How often a point is measured: of the baseline half as often where variants take turns with it, which measures it again."""
+    asked = point.settings.repeats
+    return math.ceil(asked / 2) if point.in_turns and variant == BASELINE else asked
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from swiftkv.measure.kind import (
     engine_command,
     engines,
     in_turns,
+    repeats,
     requested,
     samples,
 )
@@ -33,18 +34,18 @@ def largest_batch(point: Point[ForwardTime]) -> tuple[int, int]:
 
 def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
     """Every batch on one engine, each time after one to warm up."""
-    point, times = run.point.settings, {BASELINE: [], OWN: []}
+    point, times, often = run.point.settings, {BASELINE: [], OWN: []}, repeats(run.point, run.subject.variant)
     job = {"do": "forward", "repeats": 1, "seed": run.point.seed}
     with engines(run, command) as sides:
         for tokens in point.batch_tokens:
-            for side, answers in in_turns(sides, job | {"input": tokens}, point.repeats).items():
+            for side, answers in in_turns(sides, job | {"input": tokens}, often).items():
                 times[side].append([answer["seconds"][0] for answer in answers])
     own = times[OWN]
     return {
         "batch_tokens": point.batch_tokens,
         "seconds": {"median": list(map(statistics.median, own)), "min": list(map(min, own))},
         **samples(times, "seconds"),
-        "repeats": point.repeats,
+        "repeats": often,
         "what": "wall time of one engine step that computes a prompt of so many tokens in one forward pass and samples "
         "one token, scheduling included",
     }
@@ -53,13 +54,13 @@ def forward_numbers(run: Run[ForwardTime], command: list[str]) -> Numbers:
 def decode_numbers(run: Run[Decode], command: list[str]) -> Numbers:
     """Every batch size on one engine, each once to warm up; no prompt is computed in the steps that count."""
     point, times, steps = run.point.settings, {BASELINE: [], OWN: []}, []
-    prompt, output = requested(run.point)
+    (prompt, output), often = requested(run.point), repeats(run.point, run.subject.variant)
     with engines(run, command) as sides:
         for batch in point.batch_sizes:
             job = {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": run.point.seed}
             for program in sides.values():
                 program.ask(job)
-            found = in_turns(sides, job, point.repeats)
+            found = in_turns(sides, job, often)
             for side, answers in found.items():
                 times[side].append([1000 * answer["seconds"] / answer["steps"] for answer in answers])
             steps.append([answer["steps"] for answer in found[OWN]])

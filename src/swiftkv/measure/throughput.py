@@ -9,7 +9,7 @@ from typing import Any
 
 from swiftkv.cost import parameter_count, request_flops
 from swiftkv.dimensions import Dimensions
-from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, in_turns, requested, samples
+from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, in_turns, repeats, requested, samples
 from swiftkv.measure.point import Point
 from swiftkv.points import Throughput
 from swiftkv.predict.device import constants
@@ -54,7 +54,7 @@ def numbers(run: Run[Throughput], command: list[str]) -> Numbers:
     job = {"do": "throughput", "prompts": number_of_prompts(point), "seed": point.seed}
     job |= {"input": prompt, "output": output}
     with engines(run, command) as sides:
-        answers = in_turns(sides, job, point.settings.repeats, warm if warm["prompts"] else None)
+        answers = in_turns(sides, job, repeats(point, run.subject.variant), warm if warm["prompts"] else None)
     seconds = {side: [answer["seconds"] for answer in found] for side, found in answers.items()}
     gpus = hardware()["gpus"] if point.gpus else []
     peak = peak_tflops(gpus[0], point.engine["dtype"], subject.quantization) if gpus else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from swiftkv.cost import parameter_count
 from swiftkv.data.workload import average_lengths
-from swiftkv.measure.kind import BASELINE, OWN
+from swiftkv.measure.kind import BASELINE, OWN, repeats
 from swiftkv.measure.latency import number_of_requests
 from swiftkv.measure.point import Point
 from swiftkv.measure.rates import TTFT_FACTOR, rising, search
@@ -78,6 +78,11 @@ class Asked:
         """How many engines are measured: with the baseline's, where it takes turns with a variant."""
         return 2 if self.point.in_turns and self.work["variant"] != BASELINE else 1
 
+    @property
+    def repeats(self) -> int:
+        """How often it is measured."""
+        return repeats(self.point, self.work["variant"])
+
     def _requests(self, count: int, at_once: int | None = None) -> float:
         """Seconds of so many requests, as many at once as the engine takes where that is not said."""
         limits = self.limits
@@ -87,7 +92,7 @@ class Asked:
 
     def throughput(self) -> float:
         """All requests at once, each time after one to warm up."""
-        return self.settings.repeats * self._requests(number_of_prompts(self.point) + self.settings.warmups)
+        return self.repeats * self._requests(number_of_prompts(self.point) + self.settings.warmups)
 
     def latency(self) -> float:
         """Every rate that the search would measure on a server as fast as assumed."""
@@ -121,7 +126,7 @@ class Asked:
                 return {OWN: {"request_rate": rate, "goodput": 0.0 if waiting else rate}}
 
             rising(workload.request_rates, answer, [OWN])
-        return spent[0] + self.settings.repeats * sum(spent)  # the first once more, to warm up
+        return spent[0] + self.repeats * sum(spent)  # the first once more, to warm up
 
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""
@@ -132,7 +137,7 @@ class Asked:
     def forward(self) -> float:
         """Single steps over prompt tokens, each after one to warm up."""
         steps = [Step(tokens, tokens * (tokens + 1) // 2, 1, tokens) for tokens in self.settings.batch_tokens]
-        return 2 * self.settings.repeats * sum(map(self.served.seconds, steps))
+        return 2 * self.repeats * sum(map(self.served.seconds, steps))
 
     def closed_loop(self) -> float:
         """So many requests at once, for every number of them; the first number twice, to warm up."""
@@ -141,7 +146,7 @@ class Asked:
 
     def decoding(self) -> float:
         """Whole batches that decode, each once more to warm up."""
-        return (1 + self.settings.repeats) * sum(self._requests(batch) for batch in self.settings.batch_sizes)
+        return (1 + self.repeats) * sum(self._requests(batch) for batch in self.settings.batch_sizes)
 
 
 STAGE = Stage(
