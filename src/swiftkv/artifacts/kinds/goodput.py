@@ -12,7 +12,7 @@ from swiftkv.artifacts.drawing import PAGE, Bar, Drawing, draw_bars, handle, hea
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.serving import BASELINE, Cell, Serving, conditions, rate_cells, ratio, read_serving, serving_kind
-from swiftkv.statistics import mean_of_turns, share_stderr
+from swiftkv.statistics import mean_and_stderr, share_stderr
 
 _LIMITS = {
     "ttft": "its first token within {:,g} ms",
@@ -127,7 +127,7 @@ def _ratio(cell: Cell, workload: str) -> tuple[float | None, float | None]:
     mine, theirs = (_best(measured).get("goodputs", []) for measured in (own, base))
     if BASELINE.variant in own and len(theirs) > 1 and all(theirs):
         each = [one / other for one, other in zip(mine, theirs, strict=True)]
-        error = max(error, mean_of_turns(each)[1])
+        error = max(error, mean_and_stderr(each)[1])
     return gain, error
 
 
