@@ -52,10 +52,10 @@ def test_number_of_prompts(total, prompt, prompts):
     assert throughput.number_of_prompts(asked) == prompts
 
 
-def test_the_warm_up_is_one_request_of_a_few_steps():
+def test_the_warm_up_is_one_request_of_one_step():
     asked = point("throughput", input_tokens=128_000, output_tokens=256, total_tokens=9)
     job = throughput.warm_up(asked)
-    assert (job["prompts"], job["input"], job["output"]) == (1, 4 * 2048, 8)
+    assert (job["prompts"], job["input"], job["output"]) == (1, 2048, 8)
 
 
 def test_variants_differ_only_in_what_makes_them_variants(tmp_path):

@@ -26,11 +26,11 @@ def number_of_prompts(point: Point[Throughput]) -> int:
 
 
 def warm_up(point: Point[Throughput]) -> dict[str, Any]:
-    """The job before the clock starts: one request of a few full steps."""
+    """The job before the clock starts: one request of at most one full step of prompt."""
     prompt, output = requested(point)
     chunk = point.engine["max_num_batched_tokens"]
     job = {"do": "throughput", "prompts": point.settings.warmups, "seed": point.seed + 1}
-    return job | {"input": min(prompt, 4 * chunk), "output": min(output, 8)}
+    return job | {"input": min(prompt, chunk), "output": min(output, 8)}
 
 
 def settings(point: Point[Throughput]) -> dict[str, Any]:
