@@ -91,7 +91,7 @@ class Look:
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": hatch or None}
 
 
-_LETTER = 3.2  # points that a letter of the texts above bars is wide, in the mean
+_ABOVE, _GAP = "above a bar", 2  # what a text is, and its distance in points
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,28 @@ def new_figure(width: float, height: float) -> Figure:
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
     """Write the picture as "pdf" and "png" (300 dpi) and its data as "csv"; equal input gives equal bytes."""
+    _make_room(drawing.figure)
     for form, dpi, dated in (("pdf", "figure", ("CreationDate", "Creator", "Producer")), ("png", 300, ("Software",))):
         with atomic_path(outputs[form]) as scratch:
             drawing.figure.savefig(scratch, format=form, dpi=dpi, metadata=dict.fromkeys(dated))
     with atomic_path(outputs["csv"]) as scratch:
         drawing.data.to_csv(scratch, index=False, lineterminator="\n")
+
+
+def _make_room(figure: Figure) -> None:
+    """Stand the texts above bars upright where they are wider than a bar, and end the axes above them."""
+    figure.draw_without_rendering()  # only now every part has its size
+    for axis in figure.axes:
+        if not (above := [text for text in axis.texts if text.get_gid() == _ABOVE and text.get_text()]):
+            continue
+        frame, boxes = axis.get_window_extent(), [text.get_window_extent() for text in above]
+        bar = frame.width * axis.patches[0].get_width() / (axis.get_xlim()[1] - axis.get_xlim()[0])
+        steep = max(box.width for box in boxes) > 1.1 * bar
+        for text, box in zip(above, boxes, strict=True):
+            text.set_rotation(90 if steep else 0)
+            room = (box.width if steep else box.height) + 3 * _GAP * figure.dpi / 72
+            top = text.xy[1] * frame.height / max(frame.height - room, 0.2 * frame.height)
+            axis.set_ylim(0, max(top, axis.get_ylim()[1]))
 
 
 def look(variant: str, kv_cache: str = "auto", second: bool = False, predicted: bool = False) -> Look:
@@ -145,13 +162,6 @@ def line_style(number: int) -> dict[str, Any]:
     return {name: cycle[number % len(cycle)] for name, cycle in cycles.items()}
 
 
-def _panel(axis) -> tuple[float, float]:
-    """About how many points a panel is wide and high, before its figure is laid out."""
-    place, (width, height) = axis.get_subplotspec(), axis.figure.get_size_inches()
-    ratios = place.get_gridspec().get_width_ratios()
-    return 58 * width * ratios[place.colspan.start] / sum(ratios), 50 * height / place.get_gridspec().nrows
-
-
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
     """Grouped bars, one group a name in `groups`; dashes are limits, the dotted ones rooflines; texts stand above all."""
     from matplotlib import patheffects
@@ -159,11 +169,6 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
     width = 0.84 / len(series)
     tops = ((bar.limit, bar.roofline, bar.value and bar.value + bar.reach[1]) for _, bars in series for bar in bars)
     highest = max((top for several in tops for top in several if top), default=1.0)
-    panel_width, panel_height = _panel(axis)
-    texts = [bar.text for _, bars in series for bar in bars]
-    longest = _LETTER * max((len(line) for text in texts for line in text.split("\n")), default=0)
-    steep = 90 if longest > panel_width * width / (len(groups) + 0.1) else 0
-    text_height = longest if steep else 2 * _LETTER * max((1 + text.count("\n") for text in texts), default=0)
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
             x = place + (number - (len(series) - 1) / 2) * width
@@ -181,11 +186,11 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 mark = axis.hlines(limit, *ends, color="black", linewidth=1.3, linestyle=style)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
                 top = max(top, limit)
-            above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-            axis.annotate(bar.text, (x, top), rotation=steep, fontsize=6, **above)
+            offset = {"xytext": (0, _GAP), "textcoords": "offset points"}
+            axis.annotate(bar.text, (x, top), ha="center", va="bottom", fontsize=6, gid=_ABOVE, **offset)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
-    axis.set_ylim(0, highest / (1 - min(0.6, (text_height + 2 * _LETTER) / panel_height)))
+    axis.set_ylim(0, 1.05 * highest)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
     axis.tick_params(axis="x", length=0)
 
