@@ -33,6 +33,7 @@ PARTS = {
         "published.py",
         "section.py",
         "sources.py",
+        "statistics.py",
     ),
 }
 BASE = (
@@ -48,7 +49,6 @@ BASE = (
     "gpus.py",
     "records.py",
     "spec.py",
-    "statistics.py",
     "tensor_file.py",
 )
 # Used without having to be imported: the workflow is run by Snakemake, and transformers reads GGUF with gguf.
