@@ -114,7 +114,9 @@ def test_a_small_loss_is_at_most_twice_the_stated_one(value, stderr, expected):
 )
 def test_speed_agrees_only_on_the_papers_hardware_and_requests(conditions, expected, other):
     made = made_claim(stated=[1, None], direction=[1, None], hardware="4 x H100")
-    found = judge(made, made_scene([made_row(x=2.0, x_stderr=0.1, **conditions)], requests={"output_tokens": 256}))
+    found = judge(
+        made, made_scene([made_row(x=2.0, x_stderr=0.1, **conditions)], requests={"t": {"output_tokens": 256}})
+    )
     assert (found.verdict, found.measured.other) == (expected, other)
     assert ("output_tokens 16 in place of 256" in found.reason) == (conditions.get("output_tokens") == 16)
 

@@ -82,7 +82,7 @@ class _Page(Section, called="the page"):
     models: dict[str, str]
     benchmarks: Whole
     resolution: Annotated[float, Field(gt=0)]
-    requests: dict[str, float]
+    requests: dict[str, dict[str, float]]
     claims: dict[str, list[_Claim]]
 
 

@@ -35,7 +35,7 @@ class Scene:
         models: role -> the model (its published name) that the claims are about.
         benchmarks: how many benchmarks the published averages are over.
         resolution: points that two errors of a loss may have at most, for a small one to be seen.
-        requests: column -> what the sources measured speed with.
+        requests: artifact -> column -> what the sources measured its speed with.
         scatter: the relative standard error that a speed or time has which was measured once; None: nothing is known.
         absent: artifact -> why it is not made.
         stand_ins: variant -> the variant that stands in for it.
@@ -47,7 +47,7 @@ class Scene:
     models: Mapping[str, str]
     benchmarks: int
     resolution: float
-    requests: Mapping[str, float] = field(default_factory=dict)
+    requests: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     scatter: float | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +116,11 @@ def measure(claim: Claim, scene: Scene) -> Measured:
     others = {
         MODEL: [*_other_models(roles, scene)],
         SETTING: [*_other_hardware(claim, used), *_other_average(claim, used, scene), *selected],
-        REQUESTS: [*_other_requests(claim, used, scene)],
+        REQUESTS: [
+            sentence
+            for cell, one in zip(cells(claim), picked, strict=True)
+            for sentence in _other_requests(claim, one.rows, scene.requests.get(cell["artifact"], {}))
+        ],
     }
     return Measured(
         quantity._replace(remarks=tuple(dict.fromkeys([*found, *quantity.remarks]))),
@@ -171,10 +175,10 @@ def _other_average(claim: Claim, rows: Sequence[Row], scene: Scene) -> Iterator[
             yield f"the average is over {len(tasks)} of {scene.benchmarks} benchmarks"
 
 
-def _other_requests(claim: Claim, rows: Sequence[Row], scene: Scene) -> Iterator[str]:
+def _other_requests(claim: Claim, rows: Sequence[Row], stated: Mapping[str, float]) -> Iterator[str]:
     """In what the requests, and the weights, of a measured speed differ from those of the sources, as far as rows say."""
     for row in rows if "hardware" in claim else []:
-        for column, wanted in scene.requests.items():
+        for column, wanted in stated.items():
             if row.get(column) is not None:
                 yield from _in_place(column, row[column], wanted)
         if "dummy" in str(row.get("conditions")):
