@@ -236,6 +236,16 @@ def test_largest_smallest_and_rises():
         judge(made, made_scene([rows[0], rows[0]]))
 
 
+def test_of_many_that_have_to_keep_to_a_bound_the_least_certain_decides():
+    sure, unsure = made_row(x=1.1, x_stderr=0.01), made_row(x=1.2, x_stderr=0.15)
+    slower = made_claim("smallest", stated=[1, None], direction=[1, None])
+    assert (verdict([sure], slower), verdict([sure, unsure], slower)) == (AGREES, UNDECIDED)
+    faster = made_claim("largest", stated=[None, 1.3], direction=[None, 1.3])
+    assert verdict([unsure, made_row(x=1.25, x_stderr=0.01)], faster) == UNDECIDED
+    best = made_claim("largest", stated=[1.2, None], direction=[1, None])  # one is enough
+    assert verdict([unsure, made_row(x=1.25, x_stderr=0.01)], best) == AGREES
+
+
 def test_empty_cells_of_many_are_counted():
     rows = [made_row(x=1.0, x_stderr=0.1), made_row(x=None)]
     found = judge(made_claim("smallest", stated=[0, None]), made_scene(rows))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from swiftkv.artifacts.claims_file import HOW, Claim, cells
+from swiftkv.artifacts.claims_file import HOW, Claim, bounds, cells
 from swiftkv.errors import UserError
 from swiftkv.statistics import ERRORS, Difference, quadrature
 
@@ -310,7 +310,13 @@ def _quantity(claim: Claim, picked: Sequence[Sequence[Row]], scene: Scene) -> Qu
     remarks = (f"{len(rows) - len(known)} of {len(rows)} cells are empty",) if len(known) < len(rows) else ()
     if how == "rises":
         return _rises(known, cell, claim, scene)._replace(remarks=remarks)
-    row = (max if how == "largest" else min)(known, key=lambda row: row[column])
+    every = how == "smallest" or (bounds(claim)[1] or bounds(claim)[0])[1] is not None  # all have to keep to a bound
+
+    def reached(row: Row) -> float:
+        reach = ERRORS * (_error(row, column, claim, scene) or 0.0) if every else 0.0
+        return row[column] + (reach if how == "largest" else -reach)
+
+    row = (max if how == "largest" else min)(known, key=reached)
     return Quantity(row[column], _error(row, column, claim, scene), (*remarks, *_above_limit(row, column)))
 
 
