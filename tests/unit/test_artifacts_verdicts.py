@@ -192,6 +192,8 @@ def test_closeness_gives_the_direction_where_scores_leave_it_undecided():
         assert "which is ours: the scores leave it undecided (5 ± 4)" in found.reason
     for unclear in (rows(0.51), rows(0.44, error=0.5)):  # neither decides; the scores alone do
         assert judge(made, made_scene(unclear)).measured.unit == "points"
+    same = [row | {"kl": 0.0, "kl_stderr": 0.0} for row in rows(0.5)[:2]]
+    assert judge(made, made_scene(same)).verdict == UNDECIDED
     unscored = [row | {"x": None} for row in rows(0.44)]
     found = judge(made, made_scene(unscored))
     assert found.verdict == CONTRADICTS and "the scores are not there" in found.reason
@@ -325,6 +327,7 @@ def test_a_limit_that_was_chosen_proves_nothing():
         ({}, {"where": {"role": "large"}}, "no model of this scale plays the role large"),
         ({"tables": {"t": [made_row(x=None, reason="broken")]}}, {}, "no x, broken"),
         ({"tables": {"t": [made_row(x=None, status="oom")]}}, {}, "no x, out of memory"),
+        ({"tables": {"t": [made_row(x="missing", status="missing", reason="later")]}}, {}, "no x, later"),
         ({"roles": {"small": MODEL, "large": MODEL}}, {"against": "large"}, "plays both"),
     ],
 )

@@ -266,7 +266,7 @@ def _end(rows: Sequence[Row], cell: Mapping[str, Any], claim: Claim, scene: Scen
             f"claim {claim['id']}: its cell matches {len(rows)} rows of {cell['artifact']}.csv; name the row by further columns"
         )
     row, column = rows[0], cell["column"]
-    if row.get(column) is None:
+    if row.get(column) is None or row.get("status") in ("missing", "unavailable"):
         raise Unmeasured(f"{cell['artifact']}, {row.get('variant') or row['model']}: {_why(row, column)}")
     return _End(cell, row, row[column], _error(row, column, claim, scene))
 

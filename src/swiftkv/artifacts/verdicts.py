@@ -68,7 +68,7 @@ def _by_closeness(claim: Claim, scene: Scene, scored: Verdict) -> Verdict:
         found = _judged(ours, measure(ours, scene), scene)
     except Unmeasured:
         return scored
-    if found.verdict == UNDECIDED:
+    if found.verdict == UNDECIDED or not found.measured.quantity.value:
         return scored
     said = "by KL to the teacher, which is ours: the scores "
     if scored.measured is None:
