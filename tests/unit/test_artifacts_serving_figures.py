@@ -74,6 +74,21 @@ def test_ratios_of_turns_have_their_scatter(tmp_path):
     assert other["speedup"] == 1.35 and pd.isna(other["speedup_stderr"])  # of two records
 
 
+def test_what_was_measured_repeatedly_has_an_error_without_turns_too(tmp_path):
+    records = throughput_records()
+    for record_of in records[:2]:
+        record_of["result"] |= {"samples_seconds": [99.0, 100.0, 101.0], "baseline_samples_seconds": None}
+    records[2]["result"] |= {"samples_seconds": [100.0], "baseline_samples_seconds": None}
+    data = throughput(tmp_path, records).data.set_index(["point", "variant"])
+    base, one, other = (data.loc[("batch-2k", name)] for name in ("baseline", "swiftkv-50", "swiftkv-50-across4"))
+    relative = 4.3027 / 2 * 0.01 / 3**0.5  # by Student's t
+    assert one["tokens_per_second_stderr"] == pytest.approx(one["tokens_per_second"] * relative, rel=1e-4)
+    assert one["mfu_percent_stderr"] == pytest.approx(one["mfu_percent"] * relative, rel=1e-4)
+    assert one["speedup_stderr"] == pytest.approx(one["speedup"] * relative * 2**0.5, rel=1e-4)
+    assert pd.isna(base["speedup_stderr"]) and pd.isna(other["speedup_stderr"])
+    assert pd.isna(other["tokens_per_second_stderr"])
+
+
 @pytest.mark.parametrize(
     ("changes", "gpus", "stands"),
     [

@@ -16,6 +16,7 @@ from swiftkv.measure.point import Point
 from swiftkv.measure.run import asked
 from swiftkv.points import POINTS
 from swiftkv.records import read_json
+from swiftkv.statistics import mean_of_turns
 
 Published = Mapping[str, Any]
 """A row of a file of resources/paper."""
@@ -91,6 +92,15 @@ class Record:
     def throughput(self) -> float | None:
         """Input and output tokens a second."""
         return self.value("tokens_per_second")
+
+    @property
+    def scatter(self) -> float | None:
+        """The relative standard error of its throughput; None where it was measured once."""
+        seconds = self.value("samples_seconds") or []
+        if len(seconds) < 2:
+            return None
+        mean, stderr = mean_of_turns(seconds)
+        return stderr / mean
 
     def speedups(self, unit: str = "seconds", place: int | None = None) -> list[float]:
         """The baseline's time over its own in each turn of both; none where they were not measured in turns.
@@ -283,8 +293,9 @@ def read_published(files: Iterable[str | Path]) -> list[Published]:
 
 
 def read_statements(entry: Entry, files: Files) -> list[Published]:
-    """The rows of `values.csv` about an artifact; raises as `read_published`."""
-    return [row for row in read_published(files.get("published", ())) if row.get("item") == entry["name"]]
+    """The rows of `values.csv` about an artifact, among those that `item` names; raises as `read_published`."""
+    rows = read_published(files.get("published", ()))
+    return [row for row in rows if entry["name"] in str(row.get("item")).split()]
 
 
 def _number(cell: str | None) -> float | str | None:

@@ -15,7 +15,7 @@ from swiftkv.artifacts.records import Published, Record, Records, read_records, 
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.statistics import mean_of_turns
+from swiftkv.statistics import mean_of_turns, quadrature
 
 
 class Case(NamedTuple):
@@ -206,9 +206,11 @@ class Cell:
 
     @property
     def speedup_stderr(self) -> float | None:
-        """Its standard error: that of the mean over turns."""
-        turns = self.record.speedups()
-        return mean_of_turns(turns)[1] if turns else None
+        """Its standard error: that of the mean over turns, else of two records that were both measured repeatedly."""
+        if turns := self.record.speedups():
+            return mean_of_turns(turns)[1]
+        both = None if self.case == BASELINE else quadrature(self.record.scatter, self.base.scatter)
+        return both and self.speedup * both
 
     @property
     def times(self) -> str:

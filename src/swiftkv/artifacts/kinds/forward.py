@@ -21,7 +21,7 @@ from swiftkv.artifacts.drawing import (
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import ROLES, draw_simscores, read_similarity, similar, simscores
-from swiftkv.artifacts.records import Record
+from swiftkv.artifacts.records import Record, read_statements
 from swiftkv.artifacts.serving import (
     BASELINE,
     Cell,
@@ -50,9 +50,9 @@ def make(entry: Entry, files: Files) -> Drawing:
     axes = figure.subplots(1, 3 if models else 2, width_ratios=(1.25, 1, 1) if models else (1, 1))
     times, gains = axes[-2:]
     if models:
-        curves = simscores(models, read_similarity(entry, files))
+        curves = simscores(models, read_similarity(entry, files), read_statements(entry, files))
         draw_simscores(axes[0], entry, models, curves)
-        data = pd.concat([curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True)
+        data = pd.concat([curves.assign(panel="simscore"), data], ignore_index=True)
     _curves(times, gains, serving, data[data["panel"] == "forward"])
     headline(figure, *serving.captions()[0])
     labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
