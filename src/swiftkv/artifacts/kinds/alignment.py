@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from swiftkv.artifacts.columns import measured
-from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, box_entry, headline, legend, line_entry, new_figure
+from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, box_entry, headline, legend, line_entry, look, new_figure
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import Record, read_records, read_statements
@@ -35,16 +35,17 @@ def make(entry: Entry, files: Files) -> Drawing:
     density.set_xlim(0, 1)
     agreement = density.twinx()
     agreement.spines["right"].set_visible(True)
-    look = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
+    appearance = look(variant)
+    style = {"color": appearance.color, "marker": appearance.marker, "linestyle": appearance.line}
     known = data["alignment_percent"].notna()
     error = data["alignment_percent_stderr"][known].fillna(0)
-    agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **look)
+    agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **style)
     agreement.set_ylabel("Agreement (%)")
     agreement.set_ylim(0, 105)
     agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
     handles = [
         box_entry("positions", **gray),
-        line_entry("agreement with full model", **look),
+        line_entry("agreement with full model", **style),
         line_entry(f"threshold {entry['threshold']:g}", color="0.4", linestyle=(0, (1, 2))),
     ]
     stated = []

@@ -48,6 +48,7 @@ def make(entry: Entry, files: Files) -> Table:
         *entry.get("notes", []),
         "Speed-up: input and output tokens a second over the baseline's; limit: what the FLOP count of such a request allows "
         "where compute is the bottleneck.",
+        *serving.load_note,
         *serving.turns_note,
         "Speed and quality of a row are of one checkpoint: the same model in the same revision, rewired in the same way. "
         "KL, agreement and perplexity are on held-out chats.",
