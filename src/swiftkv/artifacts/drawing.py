@@ -39,6 +39,7 @@ STYLE = {
     "figure.dpi": 100,
 }
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
+_PRINT, _LINE = 6, 0.1  # points of the small print, and inches of a line of it
 LIMIT = "limit by FLOPs"
 ROOFLINE = "roofline limit (FLOPs and bytes)"
 # How the two limits are told apart, also where they are equal: a solid dash, and a dotted one with a diamond; curves have the
@@ -125,13 +126,16 @@ class Bar:
         return self.error if isinstance(self.error, tuple) else (self.error or 0.0, self.error or 0.0)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches; whatever is drawn from here on has this module's style."""
+def new_figure(width: float, height: float, notes: Sequence[str] = ()) -> Figure:
+    """An empty figure of so many inches; whatever is drawn from here on has this module's style.
+
+    It is higher by the lines of the `notes` that will stand below it.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update(STYLE)
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height + _LINE * len(_wrapped(width, notes))), layout="constrained")
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
@@ -237,13 +241,12 @@ def headline(figure: Figure, *lines: str) -> None:
 def remarks(figure: Figure, notes: Sequence[str]) -> None:
     """Small print below a figure that has no legend there."""
     if notes:
-        figure.supxlabel("\n".join(_wrapped(figure, notes)), fontsize=6, x=0.02, ha="left")
+        figure.supxlabel("\n".join(_wrapped(figure.get_figwidth(), notes)), fontsize=_PRINT, x=0.02, ha="left")
 
 
-def _wrapped(figure: Figure, notes: Sequence[str]) -> list[str]:
-    """Lines of small print that are as wide as the figure."""
-    room = int(125 * figure.get_figwidth() / PAGE)
-    return [part for line in notes for part in textwrap.wrap(line, room)]
+def _wrapped(width: float, notes: Sequence[str]) -> list[str]:
+    """Lines of small print that fill so many inches."""
+    return [part for line in notes for part in textwrap.wrap(line, int(125 * width / PAGE))]
 
 
 def handle(appearance: Look, label: str, bars: bool = False) -> Any:
@@ -276,8 +279,8 @@ def legend(figure: Figure, handles: Sequence[Any], published: Sequence[str] = ()
     """A legend below the figure in as many columns as fit; above it published words, and notes on what is missing."""
     room = figure.get_figwidth() / PAGE
     lines = [f"published: {'; '.join(dict.fromkeys(published))}"] if published else []
-    above = "\n".join(_wrapped(figure, [*lines, *notes]))
+    above = "\n".join(_wrapped(figure.get_figwidth(), [*lines, *notes]))
     longest = max(len(entry.get_label()) for entry in handles)
     columns = max(1, min(len(handles), int(126 * room) // (longest + 9)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2, handlelength=2.2,
-                  title=above or None, title_fontsize=6)  # fmt: skip
+                  title=above or None, title_fontsize=_PRINT)  # fmt: skip

@@ -12,6 +12,7 @@ from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import Record, read_records, read_statements
 from swiftkv.artifacts.text import heading
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 
@@ -23,7 +24,8 @@ def make(entry: Entry, files: Files) -> Drawing:
         raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
     bounds = [row for row in read_statements(entry, files) if row["low"]]
-    figure = new_figure(COLUMN, 3.6)
+    notes = [*entry.get("notes", []), *training_notes(entry, files)]
+    figure = new_figure(COLUMN, 3.3, notes)
     headline(figure, heading(entry))
     density = figure.subplots()
     width = data["confidence_to"] - data["confidence_from"]
@@ -52,7 +54,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     for row in bounds:
         agreement.hlines(row["low"], entry["threshold"], 1, color=COLORS[1], linewidth=2)
         stated.append(f"{row['text']} (orange; {row['note']})")
-    legend(figure, handles, stated, entry.get("notes", []))
+    legend(figure, handles, stated, notes)
     return Drawing(figure, data)
 
 
@@ -83,7 +85,7 @@ def _frame(record: Record) -> pd.DataFrame:
 KIND = ArtifactKind(
     "figure",
     ("models", "variants"),
-    ("early_exit",),
+    ("early_exit", "training"),
     make,
     exactly={"models": 1, "cases": 1},
     extra=early_exit.extra,

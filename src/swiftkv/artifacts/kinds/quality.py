@@ -12,6 +12,7 @@ from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import enumeration, heads_label, percent
+from swiftkv.artifacts.trained import training_notes, unread_notes
 from swiftkv.errors import UserError
 
 _START = {"kl": "KL before\ntraining", "top1_agreement": "Top-1 before\ntraining, %"}
@@ -72,7 +73,7 @@ def make(entry: Entry, files: Files) -> Table:
         )
     caption = f"{'(b) ' if scored.tasks else ''}Closeness to the teacher on held-out chats"
     panels.append(grid(lines, [*head, *closeness], footnotes, caption, block))
-    notes = [*entry.get("notes", []), *_notes(scored, quantized)]
+    notes = [*entry.get("notes", []), *_notes(scored, quantized), *training_notes(entry, files)]
     return table(entry, lines, panels, notes, footnotes)
 
 
@@ -138,6 +139,7 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
         )
     if scored.tasks:
         notes.append(scored.subsets_note())
+        notes += unread_notes(scored)
     notes += scored.average_note()
     documents, tokens = (
         "/".join(f"{number:,}" for number in sorted({row.closeness[name] for row in found if row.closeness}))
@@ -149,6 +151,7 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
         )
+    notes += _caches(found)
     others = {
         row.variant: record.checkpoint
         for row in found
@@ -162,6 +165,18 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
         sources = sorted({row.published["source"] for row in found if row.published})
         notes.append(" ".join([f"published: {enumeration(sources)}.", *_nominal(found)]))
     return notes
+
+
+def _caches(found: Sequence[Row]) -> list[str]:
+    """What each row's cache saves, where the KV heads of some were replaced: the rows are meant to save the same."""
+    shown = [row for row in found if row.spec and row.cache_reduction is not None]
+    if not any(row.spec["num_key_value_heads"] for row in shown):
+        return []
+    saved = {row.variant: percent(row.cache_reduction) for row in shown}
+    if len(set(saved.values())) == 1:
+        return [f"Every row saves {next(iter(saved.values()))} of the KV cache."]
+    shares = enumeration([f"{variant} {share}" for variant, share in saved.items()])
+    return [f"The rows do not save the same share of the KV cache: {shares}."]
 
 
 def _nominal(found: Sequence[Row]) -> list[str]:
@@ -180,4 +195,4 @@ def _nominal(found: Sequence[Row]) -> list[str]:
 
 
 _SCOPE = ("models", "variants", "tasks", "parts")
-KIND = ArtifactKind("table", _SCOPE, ("scores", "fidelity"), make, optional=_SCOPE, extra=_check)
+KIND = ArtifactKind("table", _SCOPE, ("scores", "fidelity", "training"), make, optional=_SCOPE, extra=_check)

@@ -44,14 +44,13 @@ def make(entry: Entry, files: Files) -> Drawing:
     if matrices:
         columns = max(2, min(3, len(measured)))
         below = 2.2 * -(-len(measured) // columns)
-        figure = new_figure(PAGE, 2.8 if single else 3.0 + below)
+        figure = new_figure(PAGE, 2.8 if single else 3.0 + below, notes)
         sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
         top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
         _matrices(bottom, measured, 1 if single else columns)
     else:
         longest = max(len(models) for _, models in groups)
-        width = COLUMN if len(groups) == 1 else PAGE
-        figure = top = new_figure(width, 2.5 + 0.15 * longest + 0.25 * len(notes) * COLUMN / width)
+        figure = top = new_figure(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest, notes)
     for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
         draw_simscores(axis, entry, models, curves[name], above)

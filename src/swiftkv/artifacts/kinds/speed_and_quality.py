@@ -8,6 +8,7 @@ from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.scored import Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, ratio, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
@@ -54,6 +55,7 @@ def make(entry: Entry, files: Files) -> Table:
         "KL, agreement and perplexity are on held-out chats.",
         scored.subsets_note(),
         *scored.average_note(),
+        *training_notes(entry, files),
     ]
     if any(row.kv_cache == "fp8" for row in scored.rows):
         notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
@@ -111,5 +113,9 @@ def _line(cell: Cell, quality: Line) -> Line:
 
 
 KIND = ArtifactKind(
-    "table", ("models", "variants", "points", "tasks"), ("serving", "scores", "fidelity"), make, extra=_check
+    "table",
+    ("models", "variants", "points", "tasks"),
+    ("serving", "scores", "fidelity", "training"),
+    make,
+    extra=_check,
 )

@@ -11,6 +11,7 @@ from swiftkv.artifacts.drawing import COLUMN, DASHES, Drawing, headline, legend,
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 _COLUMNS = (
@@ -27,7 +28,8 @@ def make(entry: Entry, files: Files) -> Drawing:
     if drawn.empty:
         raise UserError(f"{entry['name']} has no point to draw: {data['missing'].iloc[0]}")
     published = _published(entry, files)
-    figure = new_figure(COLUMN, 4.0)
+    notes = [*entry.get("notes", []), *training_notes(entry, files)]
+    figure = new_figure(COLUMN, 4.0, notes)
     headline(figure, heading(entry))
     upper, lower = figure.subplots(2, 1, sharex=True)
     handles, models = [], [model["name"] for model in entry["models"]]
@@ -50,7 +52,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     missing = data[data["missing"].notna()]
     absent = [f"{row.variant}: {MISSING} ({row.missing})" for row in missing.itertuples()]
     stated = [f"training tokens {enumeration([_short(tokens) for tokens in published])} (dotted)"] if published else []
-    legend(figure, handles, stated, [*entry.get("notes", []), *absent])
+    legend(figure, handles, stated, [*notes, *absent])
     return Drawing(figure, data)
 
 
