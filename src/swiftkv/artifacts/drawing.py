@@ -165,7 +165,7 @@ def _panel(axis) -> tuple[float, float]:
     """About how many points a panel is wide and high, before its figure is laid out."""
     place, (width, height) = axis.get_subplotspec(), axis.figure.get_size_inches()
     ratios = place.get_gridspec().get_width_ratios()
-    return 58 * width * ratios[place.colspan.start] / sum(ratios), 50 * height / place.get_gridspec().nrows
+    return 58 * width * ratios[place.colspan.start] / sum(ratios), 45 * height / place.get_gridspec().nrows
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
