@@ -61,10 +61,9 @@ def test_the_roofline_stands_beside_the_limit_by_flops_where_it_is_known(tmp_pat
     assert "roofline limit (FLOPs and bytes)" in texts(made.figure)[1]
     one = made.data.set_index(["point", "variant"]).loc[("batch-2k", "swiftkv-50")]
     assert one["fraction_of_roofline"] == pytest.approx(1.3 / 1.6)
-    flops, roofline = (
-        next(handle for handle in made.figure.legends[0].legend_handles if handle.get_label() == label)
-        for label in ("limit by FLOPs", "roofline limit (FLOPs and bytes)")
-    )
+    below = made.figure.legends[0]
+    handles = dict(zip((text.get_text() for text in below.get_texts()), below.legend_handles, strict=True))
+    flops, roofline = handles["limit by FLOPs"], handles["roofline limit (FLOPs and bytes)"]
     assert (flops.get_linestyle(), roofline.get_linestyle()) == ("-", ":")
     assert (flops.get_marker(), roofline.get_marker()) == ("", "D")  # to be seen where both are equal
     diamonds = [line for line in made.figure.axes[0].lines if line.get_marker() == "D"]

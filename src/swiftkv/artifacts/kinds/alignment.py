@@ -24,7 +24,8 @@ def make(entry: Entry, files: Files) -> Drawing:
         raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
     bounds = [row for row in read_statements(entry, files) if row["low"]]
-    notes = [*entry.get("notes", []), *training_notes(entry, files)]
+    text = [f"Text: {record.text}."] if record.text else []
+    notes = [*entry.get("notes", []), *text, *training_notes(entry, files)]
     figure = new_figure(COLUMN, 3.3, notes)
     headline(figure, heading(entry))
     density = figure.subplots()

@@ -58,6 +58,7 @@ def make(entry: Entry, files: Files) -> Table:
         "mean of the pairs. Same tokens: places where both answers have the same token; one different token changes all "
         "that follows.",
         *entry.get("notes", []),
+        *dict.fromkeys(f"Text: {record.text}." for record in records if record.text),
         *training_notes(entry, files),
     ]
     return table(entry, lines, [panel], notes, footnotes)

@@ -146,8 +146,10 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
         for name in ("documents", "tokens")
     )
     if documents:
+        texts = [text for text in dict.fromkeys(row.fidelity.text for row in found) if text]
+        over = enumeration(texts) if texts else f"{documents} held-out documents"
         notes.append(
-            f"Closeness is over {documents} held-out documents ({tokens} tokens), standard errors over documents. KL is "
+            f"Closeness is over {over} ({tokens} tokens in all), standard errors over documents. KL is "
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
         )

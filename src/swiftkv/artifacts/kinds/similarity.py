@@ -12,7 +12,7 @@ from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_styl
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
-from swiftkv.artifacts.text import enumeration, some
+from swiftkv.artifacts.text import enumeration
 from swiftkv.section import Text, Unique
 from swiftkv.statistics import ERRORS
 
@@ -104,10 +104,8 @@ def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Pu
 def text_note(records: Mapping[str, Record]) -> list[str]:
     """Which chats the models read, and how much of them."""
     read: dict[str, list[str]] = {}
-    for record in (record for record in records.values() if record.data and "max_length" in record.settings):
-        chats = f"{record.result['documents']} training chats of {some(record.data['sources'])}"
-        what = f"{chats}, each cut at {record.settings['max_length']:,} tokens"
-        read.setdefault(what, []).append(f"{record.result['tokens']:,} tokens of {record.model['title']}")
+    for record in (record for record in records.values() if record.text):
+        read.setdefault(record.text, []).append(f"{record.result['tokens']:,} tokens of {record.model['title']}")
     return [f"Text: {what}; {enumeration(tokens)}." for what, tokens in read.items()]
 
 
