@@ -1,10 +1,11 @@
 """Notes made from what is shown: trainings, answers that no filter read, stand-ins, and measurements that were shown before."""
 
 import pytest
-from artifact_helpers import SMOL, made, record, resolved, saved, scale, score, training, typed
+from artifact_helpers import SMOL, closeness, made, record, resolved, saved, scale, score, training, typed
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.drawing import look
+from swiftkv.errors import UserError
 
 
 def notes(name, scale_name="local"):
@@ -103,6 +104,28 @@ def test_rows_with_other_key_value_heads_say_what_each_saves(tmp_path):
     assert (
         note == "The rows do not save the same share of the KV cache: swiftkv-50-mqa 35.6% and swiftkv-50-across4 40%."
     )
+
+
+@pytest.mark.parametrize(("kl", "told"), [(0.44, True), (0.495, False), (0.6, False)])
+def test_what_points_against_the_paper_is_said(tmp_path, kl, told):
+    entry = contents.resolve(typed(scale("local")), "table6")
+    known = {"swiftkv-50": 0.5, "swiftkv-50-lm-loss": 1.5, "swiftkv-50-full-model": kl}
+    close = [closeness(SMOL, variant, value) for variant, value in known.items()]  # each known to 0.01
+    against = [
+        note for note in made(entry, fidelity=saved(tmp_path, close)).notes if note.startswith("Against the paper")
+    ]
+    assert len(against) == told
+    if told:
+        start = "Against the paper, swiftkv-50-full-model is nearer to the teacher than swiftkv-50: KL 0.440 ± 0.010 against 0.500"
+        assert against[0].replace("\N{NO-BREAK SPACE}", " ").startswith(start) and "4.2 standard errors" in against[0]
+
+
+def test_pairs_are_of_variants_that_are_shown():
+    config = scale()
+    config["artifacts"]["table6"]["better"] = [["swiftkv-50", "swiftkv-25"]]
+    with pytest.raises(UserError, match="artifacts.table6: better names 'swiftkv-25', which is not among its variants"):
+        contents.check(typed(config))
+    assert contents.resolve(typed(scale("smoke")), "tableC1")["better"] == [["swiftkv-50-across2", "swiftkv-50"]]
 
 
 def test_stand_ins_and_several_parts_are_named():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
+from swiftkv.artifacts.contrary import contrary_notes, pairs
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
@@ -14,15 +17,17 @@ from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import enumeration, heads_label, percent
 from swiftkv.artifacts.trained import training_notes, unread_notes
 from swiftkv.errors import UserError
+from swiftkv.section import Names
 
 _START = {"kl": "KL before\ntraining", "top1_agreement": "Top-1 before\ntraining, %"}
 _COMPUTED = "computed from the published scores of the averaged tasks"
 
 
-def _check(config: Config, entry: Entry) -> None:
-    """Refuse an entry that names both parts and variants, or neither."""
+def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+    """The pairs of which the paper has the first better; refuses an entry with both parts and variants, or neither."""
     if ("parts" in entry) == ("cases" in entry):
         raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
+    return {"better": pairs(config, entry)} if "better" in entry else {}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -73,7 +78,8 @@ def make(entry: Entry, files: Files) -> Table:
         )
     caption = f"{'(b) ' if scored.tasks else ''}Closeness to the teacher on held-out chats"
     panels.append(grid(lines, [*head, *closeness], footnotes, caption, block))
-    notes = [*entry.get("notes", []), *_notes(scored, quantized), *training_notes(entry, files)]
+    against = contrary_notes(entry.get("better", []), scored.rows)
+    notes = [*entry.get("notes", []), *against, *_notes(scored, quantized), *training_notes(entry, files)]
     return table(entry, lines, panels, notes, footnotes)
 
 
@@ -197,4 +203,12 @@ def _nominal(found: Sequence[Row]) -> list[str]:
 
 
 _SCOPE = ("models", "variants", "tasks", "parts")
-KIND = ArtifactKind("table", _SCOPE, ("scores", "fidelity", "training"), make, optional=_SCOPE, extra=_check)
+KIND = ArtifactKind(
+    "table",
+    _SCOPE,
+    ("scores", "fidelity", "training"),
+    make,
+    own={"better": list[Annotated[Names, Field(min_length=2, max_length=2)]]},
+    optional=(*_SCOPE, "better"),
+    extra=_extra,
+)
