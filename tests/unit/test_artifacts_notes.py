@@ -116,7 +116,7 @@ def test_what_points_against_the_paper_is_said(tmp_path, kl, told):
     ]
     assert len(against) == told
     if told:
-        start = "Against the paper, swiftkv-50-full-model is nearer to the teacher than swiftkv-50: KL 0.440 ± 0.010 against 0.500"
+        start = "Against the paper, swiftkv-50-full-model is nearer to the teacher than swiftkv-50: KL 0.440 ± 0.010 against"
         assert against[0].replace("\N{NO-BREAK SPACE}", " ").startswith(start) and "4.2 standard errors" in against[0]
 
 
