@@ -77,9 +77,14 @@ def test_needs_every_row_of_scores_and_fidelity():
     assert f"results/local/scores/{SMOL}/swiftkv-50/fp8/winogrande.json" in files["scores"]
     assert f"results/local/fidelity/{SMOL}/swiftkv-50/fp8.json" in files["fidelity"]
     assert len(files["scores"]) == 3 * len(files["fidelity"]) == 3 * 6
-    assert set(contents.needs(typed(scale("local")), "speed_and_quality")) == {"serving", "scores", "fidelity"}
+    assert set(contents.needs(typed(scale("local")), "speed_and_quality")) == {
+        "serving",
+        "scores",
+        "fidelity",
+        "training",
+    }
     assert set(contents.needs(typed(scale("local")), "quality_tokens")) == {"fidelity", "training", "published"}
-    assert set(contents.needs(typed(scale("local")), "table4")) == {"scores", "published"}
+    assert set(contents.needs(typed(scale("local")), "table4")) == {"scores", "training", "published"}
 
 
 def test_unavailable_and_missing_cells_stay_visible(tmp_path):

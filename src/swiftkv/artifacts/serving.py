@@ -146,7 +146,7 @@ class Serving:
         records = [[cell.record for cell in self.cells(point=point)] for point in self.points]
         sent = [[one.settings.get("num_prompts") or one.value("num_prompts") for one in some] for some in records]
         prompts = [max(filter(None, counts)) for counts in sent if any(counts)]
-        return load_line(list(self.entry["points"].values()), prompts)
+        return load_line(list(self.entry["points"].values()), prompts, repeated=not self.predicted)
 
     @property
     def load_note(self) -> list[str]:
