@@ -56,14 +56,13 @@ def make(entry: Entry, files: Files) -> Drawing:
     serving = read_serving(entry, files, "forward_time")
     data = frame(serving).assign(panel="forward")
     models = entry.get("similar_models")
-    figure = new_figure(PAGE, 3.5 if models else 3.0)
+    records = read_similarity(entry, files) if models else {}
+    curves = simscores(models or [], records)
+    notes = [*text_note(records), *error_note([curves]), *serving.notes, *serving.turns_note]
+    figure = new_figure(PAGE, 3.3 if models else 2.9, notes)
     axes = figure.subplots(1, 3 if models else 2, width_ratios=(1.25, 1, 1) if models else (1, 1))
     times, gains = axes[-2:]
-    notes = []
     if models:
-        records = read_similarity(entry, files)
-        curves = simscores(models, records)
-        notes = [*text_note(records), *error_note([curves])]
         draw_simscores(axes[0], entry, models, curves)
         data = pd.concat([curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True)
     _curves(times, gains, serving, data[data["panel"] == "forward"])
@@ -71,7 +70,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
     limits = [LIMIT, *([ROOFLINE] if data["roofline_speedup_limit"].notna().any() else [])]
     lines = [line_entry(name, color="black", linewidth=0.8, linestyle=LIMIT_CURVES[name]) for name in limits]
-    legend(figure, [*labels, *lines], notes=[*notes, *serving.notes, *serving.turns_note])
+    legend(figure, [*labels, *lines], notes=notes)
     return Drawing(figure, data)
 
 
