@@ -38,9 +38,7 @@ def test_a_table_says_how_its_rows_were_trained_from_which_weights(tmp_path):
     )
     assert "packaged (boolq, sciq, piqa and 7 more) in rows of 512 tokens, 149 longer samples left out, " in note
     assert "learning rate 0.001, copied start, distillation of logits at T = 2, " in note
-    assert note.endswith(
-        "query, key and value projections and the norm before them trained, one training each (seed 42)."
-    )
+    assert note.endswith("Q, K and V projections and the norm before them trained, one training each (seed 42).")
     assert said(tmp_path) == []
 
 
@@ -49,7 +47,7 @@ def test_what_differs_of_a_training_stands_beside_its_name(tmp_path):
     other = {"swiftkv-50-full-model": {"train": "upper_layers"}, "swiftkv-50-lm-loss": {"loss": "lm"}}
     (note,) = said(tmp_path, *(trained(name, **other.get(name, {})) for name in every), variants=every)
     common, full, loss = note.split("; ")
-    assert "projections" in common and "across4" not in note
+    assert "Q, K and V projections" in common and "across4" not in note
     assert full == "swiftkv-50-full-model: all parameters of layers from l on trained"
     assert loss == "swiftkv-50-lm-loss: next-token loss."
 

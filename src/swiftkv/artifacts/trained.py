@@ -11,7 +11,7 @@ from swiftkv.artifacts.scored import Scored
 from swiftkv.artifacts.text import enumeration, some
 
 _TRAINED = {
-    "qkv": "query, key and value projections",
+    "qkv": "Q, K and V projections",
     "upper_layers": "all parameters of layers from l on",
     "all": "all parameters",
 }
