@@ -56,6 +56,40 @@ def test_curves_are_the_scores(tmp_path):
     assert list(made.data["layer"]) == [0, 1, 2, 0, 1, 2, 3, 4] and set(made.data["panel"]) == {"simscore"}
 
 
+def test_one_model_its_text_and_errors_are_named_and_no_marker_is_cut(tmp_path):
+    full = measured("one")
+    full |= {"settings": {"documents": 50, "max_length": 512, "seed": 42}}
+    full |= {"data": {"chats": "train.jsonl", "sources": ["boolq", "coqa", "medqa", "piqa", "sciq"]}}
+    full["result"] |= {"documents": 50, "tokens": 9106, "simscore_stderr": [0.01, 0.02, 0.03]}
+    write_json(tmp_path / "full.json", full)
+    entry = {
+        "name": "curves",
+        "label": "paper's Figure 0",
+        "title": "similarity of inputs",
+        "models": described(["one"]),
+    }
+    entry |= {
+        "large_models": [],
+        "similar_models": entry["models"],
+        "no_similarity": {},
+        "notes": ["said in the entry"],
+    }
+    made = similarity.make(entry, {"similarity": [tmp_path / "full.json"]})
+    assert made.figure.get_suptitle().replace("\n", " ") == "One: similarity of inputs (paper's Figure 0)"
+    below = made.figure.get_supxlabel().replace("\n", " ")
+    assert (
+        "Text: 50 training chats of boolq, coqa, medqa and 2 more, each cut at 512 tokens; 9,106 tokens of One."
+        in below
+    )
+    assert "Bands: 2 standard errors over chats." in below and "said in the entry" in below
+    axis, scores = made.figure.axes[0], full["result"]["simscore"]
+    heights = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert min(abs(heights - (scores[0] - 0.02))) < 1e-9 and min(abs(heights - (scores[2] + 0.06))) < 1e-9
+    assert list(made.data["simscore_stderr"]) == [0.01, 0.02, 0.03]
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    assert left < 0 and right > 100 and low < 0 and high > 1
+
+
 def test_published_scores_stand_beside_the_papers_model_only(tmp_path):
     lines = [
         ("curves", name, "simscore", "", 0.61, 0.61, "0.61 at layer 2", {"layer": 2}) for name in ("two", "not here")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.artifacts.kind import Entry, Files
+from swiftkv.artifacts.text import some
 from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
 from swiftkv.measure.run import asked
@@ -22,6 +23,7 @@ Published = Mapping[str, Any]
 """A row of a file of resources/paper."""
 
 MISSING, OOM = "n/a", "OOM"
+HELDOUT = "heldout.jsonl"  # the file of held-out chats, as records name it
 _SECTIONS = (
     "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
 )  # fmt: skip
@@ -129,6 +131,18 @@ class Record:
     def what(self) -> str:
         """The task or the point; empty where there is none."""
         return self.settings.get("task") or self.settings.get("point") or ""
+
+    @property
+    def text(self) -> str:
+        """Which chats it was measured on, and where they were cut; empty where it was not on chats."""
+        if not (self.data and self.data.get("sources") and "documents" in self.settings):
+            return ""
+        number, kind = self.result.get("documents", self.settings["documents"]), "training"
+        if self.data.get("chats") == HELDOUT:
+            kind = "held-out"
+        return (
+            f"{number} {kind} chats of {some(self.data['sources'])}, each cut at {self.settings['max_length']:,} tokens"
+        )
 
     @property
     def case(self) -> tuple[str, str]:

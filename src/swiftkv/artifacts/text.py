@@ -67,3 +67,8 @@ def heading(entry: Mapping[str, Any]) -> str:
 def enumeration(items: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"
+
+
+def some(items: Sequence[str], most: int = 3) -> str:
+    """The first of many: `a, b, c and 7 more`."""
+    return enumeration(items if len(items) <= most + 1 else [*items[:most], f"{len(items) - most} more"])

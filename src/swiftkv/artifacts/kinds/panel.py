@@ -17,6 +17,7 @@ from swiftkv.artifacts.records import MISSING, Published, Record, read_published
 from swiftkv.artifacts.scored import Row, Scored, Tasks, in_bits, rows, unit
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 from swiftkv.section import Names, Text, Unique
 from swiftkv.statistics import ERRORS, Difference, mean_of, paired_difference
@@ -80,6 +81,7 @@ def make(entry: Entry, files: Files) -> Table:
         *(_order_note(by_variant[order[0]], by_variant[order[-1]], tasks) for order in entry["orders"]),
         *([_cards_note(cards)] if cards else []),
         *dict.fromkeys(card["note"] for card in published if card["note"]),
+        *training_notes(entry, files),
     ]
     return table(entry, [*lines, *steps], panels, notes, footnotes)
 
@@ -223,7 +225,7 @@ def _above_chance(scored: Scored, baseline: Row | None) -> list[str]:
 KIND = ArtifactKind(
     "table",
     ("models", "variants", "tasks"),
-    ("scores",),
+    ("scores", "training"),
     make,
     own={
         "orders": list[Annotated[Names, Field(min_length=2)]],

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
+from swiftkv.artifacts.contrary import contrary_notes, pairs
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import enumeration, heads_label, percent
+from swiftkv.artifacts.trained import training_notes, unread_notes
 from swiftkv.errors import UserError
+from swiftkv.section import Names
 
 _START = {"kl": "KL before\ntraining", "top1_agreement": "Top-1 before\ntraining, %"}
 _COMPUTED = "computed from the published scores of the averaged tasks"
 
 
-def _check(config: Config, entry: Entry) -> None:
-    """Refuse an entry that names both parts and variants, or neither."""
+def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+    """The pairs of which the paper has the first better; refuses an entry with both parts and variants, or neither."""
     if ("parts" in entry) == ("cases" in entry):
         raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
+    return {"better": pairs(config, entry)} if "better" in entry else {}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -72,7 +78,8 @@ def make(entry: Entry, files: Files) -> Table:
         )
     caption = f"{'(b) ' if scored.tasks else ''}Closeness to the teacher on held-out chats"
     panels.append(grid(lines, [*head, *closeness], footnotes, caption, block))
-    notes = [*entry.get("notes", []), *_notes(scored, quantized)]
+    against = contrary_notes(entry.get("better", []), scored.rows)
+    notes = [*entry.get("notes", []), *against, *_notes(scored, quantized), *training_notes(entry, files)]
     return table(entry, lines, panels, notes, footnotes)
 
 
@@ -138,17 +145,21 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
         )
     if scored.tasks:
         notes.append(scored.subsets_note())
+        notes += unread_notes(scored)
     notes += scored.average_note()
     documents, tokens = (
         "/".join(f"{number:,}" for number in sorted({row.closeness[name] for row in found if row.closeness}))
         for name in ("documents", "tokens")
     )
     if documents:
+        texts = [text for text in dict.fromkeys(row.fidelity.text for row in found) if text]
+        over = enumeration(texts) if texts else f"{documents} held-out documents"
         notes.append(
-            f"Closeness is over {documents} held-out documents ({tokens} tokens), standard errors over documents. KL is "
+            f"Closeness is over {over} ({tokens} tokens in all), standard errors over documents. KL is "
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
         )
+    notes += _caches(found)
     others = {
         row.variant: record.checkpoint
         for row in found
@@ -162,6 +173,18 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
         sources = sorted({row.published["source"] for row in found if row.published})
         notes.append(" ".join([f"published: {enumeration(sources)}.", *_nominal(found)]))
     return notes
+
+
+def _caches(found: Sequence[Row]) -> list[str]:
+    """What each row's cache saves, where the KV heads of some were replaced: the rows are meant to save the same."""
+    shown = [row for row in found if row.spec and row.cache_reduction is not None]
+    if not any(row.spec["num_key_value_heads"] for row in shown):
+        return []
+    saved = {row.variant: percent(row.cache_reduction) for row in shown}
+    if len(set(saved.values())) == 1:
+        return [f"Every row saves {next(iter(saved.values()))} of the KV cache."]
+    shares = enumeration([f"{variant} {share}" for variant, share in saved.items()])
+    return [f"The rows do not save the same share of the KV cache: {shares}."]
 
 
 def _nominal(found: Sequence[Row]) -> list[str]:
@@ -180,4 +203,12 @@ def _nominal(found: Sequence[Row]) -> list[str]:
 
 
 _SCOPE = ("models", "variants", "tasks", "parts")
-KIND = ArtifactKind("table", _SCOPE, ("scores", "fidelity"), make, optional=_SCOPE, extra=_check)
+KIND = ArtifactKind(
+    "table",
+    _SCOPE,
+    ("scores", "fidelity", "training"),
+    make,
+    own={"better": list[Annotated[Names, Field(min_length=2, max_length=2)]]},
+    optional=(*_SCOPE, "better"),
+    extra=_extra,
+)

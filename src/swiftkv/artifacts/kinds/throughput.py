@@ -95,6 +95,8 @@ def _line(cell: Cell, node_gpus: int | None) -> dict[str, Any]:
     value, base = record.throughput, cell.base.throughput
     line = cell.head(value) | {
         "input_tokens": cell.settings["input_tokens"],
+        "output_tokens": cell.settings.get("output_tokens"),
+        "num_prompts": record.settings.get("num_prompts"),
         "devices": record.devices,
         "conditions": record.conditions(),
         "tokens_per_second": value,
@@ -148,7 +150,8 @@ def _bar(cell: Cell, quantity: str, node_gpus: int | None) -> Bar:
         return Bar(value)
     reference = (cell.base.value(quantity) or 0) * replicas(cell.base, node_gpus)
     limits = [reference * limit if reference and limit else None for limit in (bound, record.roofline)]
-    return Bar(value, limits[0], cell.times.replace(" ±", "\n±"), roofline=limits[1])
+    error = None if cell.speedup_stderr is None else cell.speedup_stderr * reference
+    return Bar(value, limits[0], cell.times.replace(" ±", "\n±"), error=error, roofline=limits[1])
 
 
 KIND = serving_kind("figure", make, own={"node_gpus": Whole}, optional=("node_gpus",))
