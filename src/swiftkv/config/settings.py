@@ -289,7 +289,9 @@ class Task(Section, called="a task"):
     shots: Count = key("Few-shot examples.", le=1000)
     chat_template: bool = key("Whether prompts go through the model's chat template.")
     fewshot_as_multiturn: bool = key("Whether examples are turns of the chat.")
-    metric: Text = key("Metric of the lm-eval task; `bits_per_byte`, ours, of any task of output type loglikelihood.")
+    metric: Text = key(
+        "Metric of the lm-eval task; `bits_per_byte`, ours, of loglikelihoods and of the right one of choices."
+    )
     filter: Text = key("Output filter of the lm-eval task.")
     limit: Whole | None = key("Score a seeded random subset of this size; null scores all.")
     max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
