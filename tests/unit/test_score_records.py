@@ -21,7 +21,7 @@ from swiftkv.score.data import open_questions, read_table
 from swiftkv.score.run import bits_per_byte, measure_scores
 from swiftkv.score.tasks import build_benchmark
 from swiftkv.stages.command import call
-from swiftkv.statistics import mean_and_stderr, mean_of_turns
+from swiftkv.statistics import mean_and_stderr, mean_of_turns, wilson
 
 
 @pytest.fixture
@@ -210,6 +210,14 @@ def test_two_errors_of_three_turns_reach_as_far_as_students_t():
     mean, error = mean_of_turns([1.0, 2.0, 3.0])
     assert mean == 2.0 and 2 * error == pytest.approx(4.303 / 3**0.5, abs=1e-3)  # t for 95 % and two degrees of freedom
     assert mean_of_turns([1.5]) == (1.5, None)
+
+
+def test_wilson_intervals_are_the_published_ones():
+    """Against Table 1 of Newcombe (1998), Statistics in Medicine 17, at his 1.96 in place of 2 to two digits."""
+    for hits, number, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
+        ends = wilson(hits, number)
+        assert ends == (pytest.approx(low, abs=0.005), pytest.approx(high, abs=0.007))
+    assert wilson(29, 29)[1] == 1 and wilson(29, 29)[0] == pytest.approx(0.8830, abs=0.005)
 
 
 def test_mean_and_stderr():

@@ -299,7 +299,7 @@ class Task(Section, called="a task"):
     backend: Backend | None = key("Replaces scoring.backend.", None)
     asks: Asks | None = key("How much it asks, for plans; absent: as src/swiftkv/score/catalogue.py says.", None)
     shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
-    chance: Fraction | None = key("Share that guessing gets right; the panel averages tasks clearly above it.", None)
+    chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
     source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
 
     @property

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from swiftkv.artifacts import paired
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
+from swiftkv.artifacts.paired import compare, reference, tasks_in_pairs
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.table import Footnotes, Table
@@ -25,9 +27,9 @@ def _check(config: Config, entry: Entry) -> None:
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """Two panels, (a) benchmarks and (b) closeness to the teacher, with the published rows below ours in (a).
+    """Benchmarks with the published rows below ours, closeness to the teacher, and differences on the same questions.
 
-    Without tasks there is the second one only.
+    Closeness comes first where benchmarks are of few questions, and alone without tasks.
     """
     scored, footnotes = Scored(rows(entry, files), entry.get("tasks", {})), Footnotes()
     quantized = any(row.kv_cache == "fp8" for row in scored.rows)
@@ -53,26 +55,39 @@ def make(entry: Entry, files: Files) -> Table:
     if quantized:
         titles = {"auto": "bfloat16", "fp8": "FP8"}
         head.append(Column("KV cache", "kv_cache", titles.get, below=lambda line: titles[line["kv_cache"]]))
-    panels = []
+    pairs = tasks_in_pairs(scored.tasks, scored.rows)
+    averaged = scored.averaged if pairs.keys() >= set(scored.averaged) else []
+    for row, line in zip(scored.rows, lines, strict=True):
+        if pairs and (other := reference(row, scored.rows)):
+            line |= {"against": other.variant, **compare(row, other, pairs, averaged)}
+    grids = []
     if scored.tasks:
         benchmarks = [
             replace(column, below=lambda line, name=f"{column.value}_published": line["_row"].in_print(line[name]))
             for column in scored.columns()
         ]
         benchmarks.append(Column("Avg.", "average", f".{scored.digits}f", below=published_mean))
-        caption = "(a) Benchmarks: mean ± standard error, in percent"
         theirs = [row.published and ("published", row.published.get("note")) for row in scored.rows]
         both = [line | {"_below": below} for line, below in zip(lines, theirs, strict=True)]
-        panels.append(grid(both, [*head, *benchmarks], footnotes, caption, block))
+        grids.append(("Benchmarks: mean ± standard error, in percent", both, [*head, *benchmarks]))
     closeness = closeness_columns()
     for measure, header in _START.items():
         number = Column(header, f"start_{measure}", CLOSENESS[measure][2])
         closeness.append(
             Column(header, lambda line, number=number: "–" if line["_no_start"] else number.cell(line, footnotes))
         )
-    caption = f"{'(b) ' if scored.tasks else ''}Closeness to the teacher on held-out chats"
-    panels.append(grid(lines, [*head, *closeness], footnotes, caption, block))
-    notes = [*entry.get("notes", []), *_notes(scored, quantized)]
+    grids.insert(0 if scored.few else 1, ("Closeness to the teacher on held-out chats", lines, [*head, *closeness]))
+    if compared := [line for line in lines if "against" in line]:
+        shown = [column for column in scored.columns() if column.value in pairs]
+        shown += [Column("Avg.", "average", f".{scored.digits}f")] if averaged else []
+        names = [column for column in head if column.header in ("Model", "Variant", "KV cache")]
+        differences = [*names, Column("against", "against"), *paired.columns(shown)]
+        grids.append(("Differences on the same questions", compared, differences))
+    panels = [
+        grid(shown, columns, footnotes, f"({letter}) {caption}" if len(grids) > 1 else caption, block)
+        for letter, (caption, shown, columns) in zip("abc", grids, strict=False)
+    ]
+    notes = [*entry.get("notes", []), *scored.noise_notes(lines), *_notes(scored, quantized)]
     return table(entry, lines, panels, notes, footnotes)
 
 
@@ -88,7 +103,7 @@ def _line(row: Row, scored: Scored) -> dict[str, Any]:
     for task, settings in scored.tasks.items():
         line |= {**row.score(task, settings), f"{task}_published": row.published.get(task)}
     return line | {
-        **row.average(scored.averaged),
+        **scored.average(row),
         "average_published": row.published_average(scored.averaged)[0],
         **row.close(start=True),
         "fidelity_documents": row.closeness.get("documents"),
