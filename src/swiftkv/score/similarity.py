@@ -1,4 +1,4 @@
-"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1)."""
+"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1), and of neighbouring layers' keys and values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from swiftkv.device import device_map
 from swiftkv.models import load_base
 from swiftkv.score.chats import ChatMeasurement
+from swiftkv.score.neighbours import Neighbours
 
 CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
 
 
 @torch.inference_mode()
-def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tuple[torch.Tensor, int]:
-    """Average cosine similarity between the inputs of every two layers.
+def layer_similarity(
+    model: PreTrainedModel, documents: list[list[int]]
+) -> tuple[torch.Tensor, int, dict[str, Neighbours]]:
+    """Average cosine similarity between the inputs of every two layers, and the keys and values of neighbouring ones.
 
     The input of layer i is the residual stream entering it, before its norm; layer 0's are the token embeddings.
 
@@ -26,22 +29,27 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
         documents: token ids, each run by itself.
 
     Returns:
-        Float64 matrix [L, L]: mean over all tokens of cos(x_i, x_j); and the number of tokens. Each cosine is float32,
-        within a few 1e-7 of exact; their sums are float64.
+        Float64 matrix [L, L]: mean over all tokens of cos(x_i, x_j); the number of tokens; and what was gathered of the
+        "keys" and "values" that enter the KV cache (latent attention: latents and rotary keys stand in their places). Each
+        cosine is float32, within a few 1e-7 of exact; their sums are float64.
     """
-    layers = model.config.num_hidden_layers
+    layers, neighbours = model.config.num_hidden_layers, {"keys": Neighbours(), "values": Neighbours()}
     total, tokens = torch.zeros(layers, layers, dtype=torch.float64, device=model.device), 0
     for number, document in enumerate(documents, 1):
         row = torch.tensor([document], device=model.device)
-        states = model.base_model(row, use_cache=False, output_hidden_states=True).hidden_states[:layers]
+        cache = DynamicCache()  # made without the config, so that no layer keeps a window only
+        run = model.base_model(row, past_key_values=cache, use_cache=True, output_hidden_states=True)
+        states = run.hidden_states[:layers]
         for begin in range(0, len(document), CHUNK):
             part = [state[0, begin : begin + CHUNK].to(model.device) for state in states]
             unit = torch.nn.functional.normalize(torch.stack(part, dim=1).float(), dim=-1)  # [tokens, L, hidden]
             total += (unit @ unit.mT).double().sum(0)
+        for name, gathered in neighbours.items():
+            gathered.add([getattr(layer, name)[0] for layer in cache.layers])
         tokens += len(document)
         if number % 10 == 0 or number == len(documents):
             print(f"similarity: {number} of {len(documents)} chats", flush=True)
-    return (total / tokens).cpu(), tokens
+    return (total / tokens).cpu(), tokens, neighbours
 
 
 def simscores(pairwise: torch.Tensor) -> list[float]:
@@ -58,7 +66,8 @@ def measure_similarity(
 ) -> dict[str, Any]:
     """Measure Eq. 1 on chats drawn from `data` and write the measurement "similarity".
 
-    Its result is simscore (L - 1 numbers), pairwise ([L, L]), tokens, documents and num_hidden_layers.
+    Its result is simscore (L - 1 numbers), pairwise ([L, L]), neighbours (of keys and of values, as `Neighbours` gives
+    them), tokens, documents and num_hidden_layers.
 
     Args:
         model_source: the model's source.json.
@@ -73,10 +82,11 @@ def measure_similarity(
     """
     measured = ChatMeasurement(model_source, data, documents, max_length, seed)
     model = load_base(measured.model["path"], device_map=device_map())
-    pairwise, tokens = layer_similarity(model, measured.documents)
+    pairwise, tokens, neighbours = layer_similarity(model, measured.documents)
     result = {
         "simscore": simscores(pairwise),
         "pairwise": pairwise.tolist(),
+        "neighbours": {name: gathered.result() for name, gathered in neighbours.items()},
         "tokens": tokens,
         "documents": len(measured.documents),
         "num_hidden_layers": model.config.num_hidden_layers,
