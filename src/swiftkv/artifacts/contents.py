@@ -138,7 +138,8 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
     shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
-    return {**shared, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
+    eviction = config["fidelity"] | config["eviction"]
+    return {**shared, "eviction": eviction, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:
