@@ -177,6 +177,7 @@ def test_closeness_comes_first(tmp_path):
     assert [panel.caption[:3] for panel in table.panels] == [f"({letter})" for letter in "abcde"]
     assert "Closeness" in table.panels[0].caption and "KL" in table.panels[0].frame.columns[1]
     assert table.values.set_index("variant").loc["swiftkv-50", "kl"].iloc[0] == 0.2
+    assert "difference" not in set(table.panels[0].frame["Variant"])  # these records do not say what each chat has
 
 
 def test_prints_in_latex(table):

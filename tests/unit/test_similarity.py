@@ -10,7 +10,7 @@ from score_helpers import SHAPE, write_chats, write_source
 
 from swiftkv.errors import UserError
 from swiftkv.score.neighbours import Neighbours
-from swiftkv.score.similarity import layer_similarity, measure_similarity, simscores
+from swiftkv.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 
 
 def layer_inputs(model, document: list[int]) -> torch.Tensor:
@@ -32,10 +32,11 @@ def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture, chun
     monkeypatch.setattr("swiftkv.score.similarity.CHUNK", chunk)
     model = tiny_teacher(architecture)
     documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
-    pairwise, tokens, _ = layer_similarity(model, documents)
+    sums, tokens, _ = layer_similarity(model, documents)
+    pairwise = sums.sum(0) / sum(tokens)
     states = torch.cat([layer_inputs(model, document) for document in documents], dim=1).double()
     direct = torch.nn.functional.cosine_similarity(states[:, None], states[None], dim=-1).mean(dim=-1)
-    assert tokens == 14
+    assert tokens == [5, 2, 7]
     assert pairwise.shape == (6, 6)
     torch.testing.assert_close(pairwise, direct, rtol=0, atol=1e-6)
     # A mean over documents, or inputs shifted by one layer, would be off by far more.
@@ -92,6 +93,14 @@ def test_simscore_is_the_mean_over_later_layers():
     assert simscores(pairwise) == pytest.approx([0.3, 0.7])
 
 
+def test_errors_are_those_of_documents():
+    one = torch.tensor([[1.0, 0.2, 0.4], [0.2, 1.0, 0.6], [0.4, 0.6, 1.0]], dtype=torch.float64)
+    # Two documents of 10 tokens whose scores are 0.3 and 0.6, and 0.6 and 0.6: half of how far apart they are.
+    other = one + torch.tensor([[0.0, 0.3, 0.3], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert simscore_errors(10 * torch.stack([one, other]), [10, 10]) == pytest.approx([0.15, 0.0])
+    assert simscore_errors(10 * one[None], [10]) == [None, None]
+
+
 def test_record(tiny_teacher, tmp_path):
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     chats = write_chats(tmp_path / "train.jsonl")
@@ -102,7 +111,7 @@ def test_record(tiny_teacher, tmp_path):
     record = written["result"]
     assert (record["documents"], record["num_hidden_layers"]) == (4, 6)
     assert record["tokens"] == 4 * 20
-    assert len(record["simscore"]) == 5
+    assert len(record["simscore"]) == len(record["simscore_stderr"]) == 5 and all(record["simscore_stderr"])
     assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
     assert {of: len(found["cosine"]) for of, found in record["neighbours"].items()} == {"keys": 5, "values": 5}
 

@@ -11,7 +11,7 @@ from typing import Any
 from swiftkv.artifacts.columns import Column, measured
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_published, read_records
-from swiftkv.artifacts.text import IN_NOISE, enumeration, percent
+from swiftkv.artifacts.text import IN_NOISE, enumeration
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.statistics import ERRORS, wilson
 
@@ -191,7 +191,7 @@ class Scored:
         return [text + (f"; without {enumeration(left_out)}." if left_out else ".")] if self.averaged else []
 
     def noise_notes(self, lines: Iterable[Mapping[str, Any]]) -> list[str]:
-        """What intervals, brackets and the mark of noise mean in these lines, and which answers are worse than guessed ones."""
+        """What intervals, brackets and the mark of noise mean in these lines."""
         cells, notes = [(key, cell) for line in lines for key, cell in line.items()], []
         if any(key.endswith("_low") for key, _ in cells):
             notes.append(
@@ -205,24 +205,7 @@ class Scored:
                 f"{IN_NOISE}, grey: within noise, that is within {ERRORS} standard errors of no difference, or no better "
                 "than guessing."
             )
-        return [*notes, *filter(None, map(self._unread, self.tasks))]
-
-    def _unread(self, task: str) -> str | None:
-        """Which rows' generated answers are right more rarely than guessed ones would be."""
-        chance, worse = self.tasks[task].get("chance"), {}
-        for row in self.rows if chance else []:
-            record = row.scores[task]
-            right = outcomes(record) if record.settings.get("output_type") == "generate_until" else None
-            if right is not None and wilson(sum(right), len(right))[1] < chance:
-                worse.setdefault(row.variant, str(record.settings.get("response_example", "")))
-        if not worse:
-            return None
-        variant, example = next(iter(worse.items()))
-        return (
-            f"{self.tasks[task]['title']}: {enumeration(list(worse))} are right more rarely than by guessing "
-            f"({percent(chance)}). An answer that the filter cannot read is wrong; the first one of {variant} goes "
-            f'"{" ".join(example.split())[:60]}".'
-        )
+        return notes
 
     def subsets_note(self) -> str:
         """How many of a task's questions were asked."""

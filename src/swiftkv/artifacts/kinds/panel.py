@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -64,21 +64,22 @@ def make(entry: Entry, files: Files) -> Table:
     ) -> None:
         panels.append(grid(these, columns, footnotes, f"({'abcdefg'[len(panels)]}) {caption}", block))
 
+    def with_differences(scores: Sequence[Column]) -> Iterator[Column]:
+        for column, apart in zip(scores, paired.columns(scores), strict=True):
+            yield replace(column, below=partial(_below, f"{column.value}_difference", apart, footnotes))
+
+    both = ", and below each the difference to the baseline on the same questions"
     if any(row.closeness for row in cases):
-        close = [line | {"_below": None} for line in lines]
-        add("Closeness to the teacher on held-out chats", close, variant, *closeness_columns())
-    for kind, of_kind in shown.items():
-        both = [
-            replace(column, below=partial(apart.cell, footnotes=footnotes))
-            for column, apart in zip(of_kind, paired.columns(of_kind), strict=True)
-        ]
+        close = [line | ({} if "kl_difference" in line else {"_below": None}) for line in lines]
         add(
-            f"{kind}, and below each the difference to the baseline on the same questions",
-            lines,
+            "Closeness to the teacher on held-out chats",
+            close,
             variant,
-            *both,
+            *with_differences(closeness_columns()),
             block=id,
         )
+    for kind, of_kind in shown.items():
+        add(kind + both, lines, variant, *with_differences(of_kind), block=id)
     better = [_better(line, tasks) for line in steps]
     for kind, of_kind in shown.items() if steps else ():
         against = Column("against", "against")
@@ -104,6 +105,10 @@ def make(entry: Entry, files: Files) -> Table:
         *dict.fromkeys(card["note"] for card in published if card["note"]),
     ]
     return table(entry, [*lines, *steps], panels, notes, footnotes)
+
+
+def _below(name: str, apart: Column, footnotes: Footnotes, line: Line) -> str:
+    return apart.cell(line, footnotes) if name in line else ""
 
 
 def _steps(order: Sequence[str]) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from typing import Any
 from swiftkv.artifacts import paired
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
-from swiftkv.artifacts.paired import compare, reference, tasks_in_pairs
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.table import Footnotes, Table
@@ -55,11 +54,12 @@ def make(entry: Entry, files: Files) -> Table:
     if quantized:
         titles = {"auto": "bfloat16", "fp8": "FP8"}
         head.append(Column("KV cache", "kv_cache", titles.get, below=lambda line: titles[line["kv_cache"]]))
-    pairs = tasks_in_pairs(scored.tasks, scored.rows)
-    averaged = scored.averaged if pairs.keys() >= set(scored.averaged) else []
-    for row, line in zip(scored.rows, lines, strict=True):
-        if pairs and (other := reference(row, scored.rows)):
-            line |= {"against": other.variant, **compare(row, other, pairs, averaged)}
+    pairs = paired.lines(scored.rows, scored.tasks, scored.averaged)
+    compared = [
+        {**line, "against": other.variant, **paired.compare(row, other, scored.tasks, scored.averaged, strict=False)}
+        for row, line in zip(scored.rows, lines, strict=True)
+        if pairs and (other := paired.reference(row, scored.rows))
+    ]
     grids = []
     if scored.tasks:
         benchmarks = [
@@ -77,24 +77,26 @@ def make(entry: Entry, files: Files) -> Table:
             Column(header, lambda line, number=number: "–" if line["_no_start"] else number.cell(line, footnotes))
         )
     grids.insert(0 if scored.few else 1, ("Closeness to the teacher on held-out chats", lines, [*head, *closeness]))
-    if compared := [line for line in lines if "against" in line]:
-        shown = [column for column in scored.columns() if column.value in pairs]
-        shown += [Column("Avg.", "average", f".{scored.digits}f")] if averaged else []
+    shown = [*closeness_columns(), *scored.columns(), Column("Avg.", "average", f".{scored.digits}f")]
+    if shown := [
+        column for column in shown if any(line.get(f"{column.value}_difference") is not None for line in pairs)
+    ]:
         names = [column for column in head if column.header in ("Model", "Variant", "KV cache")]
         differences = [*names, Column("against", "against"), *paired.columns(shown)]
-        grids.append(("Differences on the same questions", compared, differences))
+        grids.append(("Differences on the same chats and questions", compared, differences))
     panels = [
         grid(shown, columns, footnotes, f"({letter}) {caption}" if len(grids) > 1 else caption, block)
         for letter, (caption, shown, columns) in zip("abc", grids, strict=False)
     ]
-    notes = [*entry.get("notes", []), *scored.noise_notes(lines), *_notes(scored, quantized)]
-    return table(entry, lines, panels, notes, footnotes)
+    notes = [*entry.get("notes", []), *scored.noise_notes([*lines, *compared]), *_notes(scored, quantized)]
+    return table(entry, [*lines, *pairs], panels, notes, footnotes)
 
 
 def _line(row: Row, scored: Scored) -> dict[str, Any]:
     """A line of the CSV: scores, agreement and reductions in percent, KL in nats a token."""
     spec, cache = row.spec or {}, row.cache_reduction if row.known else None
     line = {
+        "row": "measured",
         **row.head,
         **{name: spec.get(name) for name in ("num_key_value_layers", "key_value_group_size", "num_key_value_heads")},
         "prefill_reduction_percent": 100 * row.prefill_reduction if row.known else None,
