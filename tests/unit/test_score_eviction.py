@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from artifact_helpers import SMOL, closeness, made, record, resolved, saved
 from score_helpers import SHAPE, write_chats, write_source
 from transformers import DynamicCache
 
+from swiftkv.artifacts.table import to_markdown
 from swiftkv.score.eviction import POLICIES, Eviction, evicting, measure_eviction
 from swiftkv.score.fidelity import measure_fidelity
 
@@ -69,16 +71,38 @@ def test_latent_attention_drops_tokens_too(tiny_teacher):
             assert torch.allclose(model(torch.tensor([DOCUMENT])).logits, whole, atol=1e-3) == equal
 
 
+def test_the_table_puts_every_share_beside_what_was_trained(tmp_path):
+    def cache(policy, share, kl):
+        numbers = {name: {"value": kl, "stderr": 0.1, "n": 9} for name in ("kl", "top1_agreement", "perplexity")}
+        return {"policy": policy, "share": share, "held": share + 0.01, **numbers}
+
+    caches = [cache("window", 0.5, 0.3), cache("attention", 0.5, 0.2)]
+    evicted = record("eviction", SMOL, "baseline", {"caches": caches, "documents": 9})
+    trained = [closeness(SMOL, "swiftkv-50-across4", 1.3), closeness(SMOL, "swiftkv-50", 0.5)]
+    entry = resolved("eviction", scale_name="local", models=["small"], variants=["swiftkv-50-across4", "swiftkv-50"])
+    table = made(entry, fidelity=saved(tmp_path, trained), eviction=saved(tmp_path, [evicted]))
+    found = table.values[["variant", "cache_percent", "prefill_reduction_percent", "kl"]].round(1).values.tolist()
+    assert found == [
+        ["swiftkv-50", 100, 53.3, 0.5],
+        ["swiftkv-50-across4", 60, 53.3, 1.3],
+        ["window", 51, 0, 0.3],
+        ["attention", 51, 0, 0.2],
+    ]
+    assert list(table.panels[0].headings) == [0, 2, 3]
+    assert "Cache" in table.panels[0].frame and "window, 50 %" in set(table.panels[0].frame["Cache"])
+    assert "not measured" in to_markdown(made(entry, fidelity=saved(tmp_path, trained)))
+
+
 def test_record(tiny_teacher, tmp_path):
     source, chats = write_source(tiny_teacher(**SHAPE), tmp_path), write_chats(tmp_path / "heldout.jsonl")
     asked = {"documents": 4, "max_length": 60, "seed": 7}
-    record = measure_eviction(source, chats, **asked, shares=[1.0, 0.3], sinks=2, output=tmp_path / "out.json")
-    assert (record["measure"], record["variant"]) == ("eviction", "baseline")
-    assert record["settings"] == asked | {"shares": [1.0, 0.3], "sinks": 2}
-    caches = record["result"]["caches"]
+    written = measure_eviction(source, chats, **asked, shares=[1.0, 0.3], sinks=2, output=tmp_path / "out.json")
+    assert (written["measure"], written["variant"]) == ("eviction", "baseline")
+    assert written["settings"] == asked | {"shares": [1.0, 0.3], "sinks": 2}
+    caches = written["result"]["caches"]
     assert [(cache["policy"], cache["share"]) for cache in caches] == [(p, s) for p in POLICIES for s in (1.0, 0.3)]
     same = measure_fidelity(source, None, "baseline", None, "auto", chats, **asked, output=tmp_path / "same.json")
-    assert record["data"] == same["data"] and record["result"]["tokens"] == same["result"]["tokens"]
+    assert written["data"] == same["data"] and written["result"]["tokens"] == same["result"]["tokens"]
     for all_kept, few_kept in (caches[:2], caches[2:]):
         assert all_kept["held"] == 1 and all_kept["kl"]["value"] < 1e-3 < few_kept["kl"]["value"]
         assert few_kept["held"] == pytest.approx(0.3, abs=0.02)

@@ -51,8 +51,9 @@ def make(entry: Entry, files: Files) -> Table:
     ]
     settings = entry["settings"]["eviction"]
     notes = [
-        "Closeness to the unchanged model on the same held-out chats, standard errors over chats. What drops tokens does so from "
-        "the first token on, the prompt's included, so every position is as if decoded; its share is that of a chat's end.",
+        f"Closeness to the unchanged model on the same {settings['documents']} held-out chats, each cut at "
+        f"{settings['max_length']:,} tokens; standard errors over chats. What drops tokens does so from the first token on, the "
+        "prompt's included, so every position is as if decoded; its share is that of a chat's end.",
         f"Window: the first {settings['sinks']} tokens stay, positions are those in the chat (after StreamingLLM, Xiao et al., "
         "2024). Attention: half of the cache is for the latest tokens; by KV head and layer (after H2O, Zhang et al., 2023). "
         "Both are written from the description and skip no prefill.",
