@@ -112,7 +112,7 @@ KNOWN = {
         _OWN, "google-research-datasets/mbpp", "test", Asks(questions=500, prompt=40, choices=1, choice=70)
     ),
     "humaneval_bits_per_byte": Known(
-        _OWN, "openai/openai_humaneval", "test", Asks(questions=164, prompt=150, choices=1, choice=70)
+        _OWN, "openai/openai_humaneval", "test", Asks(questions=164, prompt=141, choices=1, choice=60)
     ),
 }
 
