@@ -216,7 +216,8 @@ def _weights(config: Config, model: str) -> str | None:
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
     shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
-    return {**shared, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
+    eviction = config["fidelity"] | config["eviction"]
+    return {**shared, "eviction": eviction, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ def make(entry: Entry, files: Files) -> Table:
     footnotes = Footnotes()
     lines, printed = [], []
     for row in scored.rows:
-        case, quality = Case(row.variant, row.kv_cache), row.close() | row.average(scored.averaged)
+        case, quality = Case(row.variant, row.kv_cache), row.close() | scored.average(row)
         cells = {point: Cell(serving, row.model["name"], point, case) for point in serving.points}
         for cell in cells.values():
             _check_same(entry, row, cell.record)
@@ -56,6 +56,7 @@ def make(entry: Entry, files: Files) -> Table:
         scored.subsets_note(),
         *scored.average_note(),
         *training_notes(entry, files),
+        *scored.noise_notes(printed),
     ]
     if any(row.kv_cache == "fp8" for row in scored.rows):
         notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")

@@ -33,7 +33,7 @@ def make(entry: Entry, files: Files) -> Table:
             row = next((cases[key] for key in _keys(shown) if key in cases), None)
             cells[title] = ""
             if row is not None:
-                lines.append(_line(shown["title"], row, scored.averaged))
+                lines.append(_line(shown["title"], row, scored))
                 cells[title] = mean.cell(lines[-1], footnotes)
             if published:
                 cells[f"{title},\npublished"] = _published(row, scored.averaged, footnotes)
@@ -44,6 +44,7 @@ def make(entry: Entry, files: Files) -> Table:
         notes += next(iter(alike.values())).average_note(of)
     notes = [
         *entry.get("notes", []),
+        *every.noise_notes(lines),
         every.subsets_note(),
         *notes,
         *_reductions(every.rows),
@@ -102,9 +103,9 @@ def _published(row: Row | None, averaged: Sequence[str], footnotes: Footnotes) -
     return text + (f" {footnotes.mark('; '.join(notes))}" if notes else "")
 
 
-def _line(title: str, row: Row, averaged: Sequence[str]) -> dict[str, Any]:
+def _line(title: str, row: Row, scored: Scored) -> dict[str, Any]:
     """A line of the CSV: one case of one model."""
-    cells = row.average(averaged)
+    cells = scored.average(row)
     return {
         "model": row.model["name"],
         "title": row.model["title"],
@@ -114,7 +115,7 @@ def _line(title: str, row: Row, averaged: Sequence[str]) -> dict[str, Any]:
         "kv_cache": row.kv_cache,
         "prefill_reduction_percent": 100 * row.prefill_reduction if row.known else None,
         **cells,
-        "average_published": row.published_average(averaged)[0],
+        "average_published": row.published_average(scored.averaged)[0],
         "missing": cells["_average"],
     }
 
