@@ -108,14 +108,20 @@ def test_rows_with_other_key_value_heads_say_what_each_saves(tmp_path):
 def test_what_points_against_the_paper_is_said(tmp_path, kl, told):
     entry = contents.resolve(typed(scale("local")), "table6")
     known = {"swiftkv-50": 0.5, "swiftkv-50-lm-loss": 1.5, "swiftkv-50-full-model": kl}
-    close = [closeness(SMOL, variant, value) for variant, value in known.items()]  # each known to 0.01
+    close = [closeness(SMOL, variant, value) for variant, value in known.items()]
+    for (variant, value), made_up in zip(
+        known.items(), close, strict=True
+    ):  # 4 chats, which differ in swiftkv-50 alone
+        sums = [20 * value + (0.2 * (-1) ** chat if variant == "swiftkv-50" else 0) for chat in range(4)]
+        made_up["result"]["chats"] = {"positions": [20] * 4, "kl": sums, "top1_agreement": [10] * 4, "nll": sums}
     against = [
         note for note in made(entry, fidelity=saved(tmp_path, close)).notes if note.startswith("Against the paper")
     ]
     assert len(against) == told
     if told:
-        start = "Against the paper, swiftkv-50-full-model is nearer to the teacher than swiftkv-50: KL 0.440 ± 0.010 against"
-        assert against[0].replace("\N{NO-BREAK SPACE}", " ").startswith(start) and "4.2 standard errors" in against[0]
+        start = "Against the paper, swiftkv-50-full-model is nearer to the teacher than swiftkv-50: KL 0.440 ± 0.010 against "
+        start += "0.500 ± 0.010, less by 0.060 ± 0.006 on the same chats, top-1 agreement"
+        assert against[0].replace("\N{NO-BREAK SPACE}", " ").startswith(start)
 
 
 def test_pairs_are_of_variants_that_are_shown():

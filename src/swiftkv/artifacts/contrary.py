@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from swiftkv.artifacts.kind import Config, Entry
+from swiftkv.artifacts.paired import closeness_difference
 from swiftkv.artifacts.scored import Row
 from swiftkv.artifacts.text import with_error
 from swiftkv.errors import UserError
@@ -22,7 +21,7 @@ def pairs(config: Config, entry: Entry) -> list[list[str]]:
 
 
 def contrary_notes(better: Sequence[Sequence[str]], rows: Sequence[Row]) -> list[str]:
-    """Of each pair whose second variant is nearer to the teacher by more than a standard error: by how much.
+    """Of each pair whose second variant is clearly nearer to the teacher on the same chats: by how much.
 
     Args:
         better: pairs of variants of which the paper has the first better.
@@ -30,28 +29,24 @@ def contrary_notes(better: Sequence[Sequence[str]], rows: Sequence[Row]) -> list
     notes = []
     for title in dict.fromkeys(row.model["title"] for row in rows):
         shown = {
-            row.variant: row.closeness
-            for row in rows
-            if row.model["title"] == title and row.kv_cache == "auto" and row.closeness
+            row.variant: row for row in rows if row.model["title"] == title and row.kv_cache == "auto" and row.closeness
         }
         for first, second in better:
-            if first in shown and second in shown and (apart := _apart(shown[first], shown[second])) > 1:
+            if first not in shown or second not in shown:
+                continue
+            apart = closeness_difference("kl", shown[first], shown[second])
+            if apart is not None and apart.clear:
+                kl, top = (
+                    [with_error(*_number(shown[name], measure), ".3f") for name in (second, first)]
+                    for measure in ("kl", "top1_agreement")
+                )
                 notes.append(
-                    f"Against the paper, {second} is nearer to the teacher than {first}: KL {_number(shown[second], 'kl')} "
-                    f"against {_number(shown[first], 'kl')}, top-1 agreement {_number(shown[second], 'top1_agreement')} against "
-                    f"{_number(shown[first], 'top1_agreement')}. In KL these are {apart:.1f} standard errors, counted as if the "
-                    "chats were not the same. The paper's order is by the average of its benchmarks."
+                    f"Against the paper, {second} is nearer to the teacher than {first}: KL {kl[0]} against {kl[1]}, less by "
+                    f"{with_error(*apart, '.3f')} on the same chats, top-1 agreement {top[0]} against {top[1]}. The paper's "
+                    "order is by the average of its benchmarks."
                 )
     return notes
 
 
-def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
-    """How many standard errors the first has more KL than the second; 0 where no error is known."""
-    errors = [one["kl"]["stderr"] for one in (first, second)]
-    if None in errors or not any(errors):
-        return 0.0
-    return (first["kl"]["value"] - second["kl"]["value"]) / math.hypot(*errors)
-
-
-def _number(closeness: Mapping[str, Any], measure: str) -> str:
-    return with_error(closeness[measure]["value"], closeness[measure]["stderr"], ".3f")
+def _number(row: Row, measure: str) -> tuple[float, float | None]:
+    return row.closeness[measure]["value"], row.closeness[measure]["stderr"]

@@ -132,13 +132,14 @@ class Serving:
 
     @property
     def turns_note(self) -> list[str]:
-        """What the errors of ratios are, where some were measured in turns."""
-        if not any(record.value(f"baseline_samples_{unit}") for record in self.records for unit in ("seconds", "ms")):
-            return []
-        return [
-            "±, and the whiskers of bars: half of what Student's t gives for 95 % over turns in which baseline and variant were "
-            "measured one after the other on engines that stay up; another start of the engines may differ by more.",
-        ]
+        """What the errors of ratios are, where something was measured repeatedly."""
+        reach = "±, and the whiskers of bars: half of what Student's t gives for 95 % over"
+        if any(record.value(f"baseline_samples_{unit}") for record in self.records for unit in ("seconds", "ms")):
+            return [
+                f"{reach} turns in which baseline and variant were measured one after the other on engines that stay up; another "
+                "start of the engines may differ by more.",
+            ]
+        return [f"{reach} the repeats of either."] if any(record.scatter for record in self.records) else []
 
     @property
     def load(self) -> str:
