@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from types import SimpleNamespace
@@ -147,7 +147,7 @@ def first_runner(step: Step) -> tuple[dict, CUDAGraphMode, BatchDescriptor, list
         ),  # of earlier steps
         cudagraph_dispatcher=dispatcher,
     )
-    common = CommonAttentionMetadata(
+    given = dict(
         query_start_loc=step.starts,
         query_start_loc_cpu=step.starts,
         seq_lens=torch.tensor(step.queries) + COMPUTED,
@@ -162,6 +162,8 @@ def first_runner(step: Step) -> tuple[dict, CUDAGraphMode, BatchDescriptor, list
         num_logits_indices=len(step.rows),
         max_logits_per_req=max(step.logits),
     )
+    known = {field.name for field in fields(CommonAttentionMetadata)}  # vLLM 0.26 has no max_logits_per_req
+    common = CommonAttentionMetadata(**{name: value for name, value in given.items() if name in known})
     added = [(place, SamplingParams(), [0] * int(tokens), []) for place, tokens in enumerate(step.prompts)]
     PromptLogprobsGuard(step.settings, None, False).update_state(BatchUpdate(len(added), [], added, []))
     builder = create_fast_prefill_custom_backend("FastPrefill", noting(Backend)).get_builder_cls()()

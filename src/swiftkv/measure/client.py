@@ -77,9 +77,11 @@ def measure_rate(
             ids = itertools.islice(itertools.cycle(chat_prompts(folder, prompts["file"], length, seed)), requests)
         else:
             ids = random_prompts(requests, length, prompts["vocabulary"], seed)
-        # vLLM 0.26 and 0.27 take token ids too, and do not say so.
-        output = prompts["output_tokens"]
-        samples = [SampleRequest(prompt=prompt, prompt_len=len(prompt), expected_output_len=output) for prompt in ids]
+
+        def sample(prompt: Any) -> SampleRequest:  # vLLM 0.26 and 0.27 take token ids too, and do not say so
+            return SampleRequest(prompt=prompt, prompt_len=len(prompt), expected_output_len=prompts["output_tokens"])
+
+        samples = [sample(prompt) for prompt in ids]
     random.seed(seed)
     np.random.seed(seed)  # arrivals are drawn from it
 
