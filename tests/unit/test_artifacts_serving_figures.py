@@ -201,6 +201,7 @@ def test_a_model_is_held_against_the_first_ones_baseline_on_equal_terms(tmp_path
 
 def forward_records(point="forward"):
     result = {"batch_tokens": [64, 512], "seconds": {"median": [0.01, 0.04], "min": [0.01, 0.03]}, "what": "made up"}
+    result |= {"samples_seconds": [[0.01, 0.01], [0.05, 0.03]], "baseline_samples_seconds": None}  # of each batch
     fast = result | {"seconds": {"median": [0.0125, 0.025], "min": [0.01, 0.02]}}
     return [
         record("forward_time", point, "baseline", "auto", result),

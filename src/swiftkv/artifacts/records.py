@@ -99,7 +99,7 @@ class Record:
     def scatter(self) -> float | None:
         """The relative standard error of its throughput; None where it was measured once."""
         seconds = self.value("samples_seconds") or []
-        if len(seconds) < 2:
+        if self.throughput is None or len(seconds) < 2:
             return None
         mean, stderr = mean_of_turns(seconds)
         return stderr / mean

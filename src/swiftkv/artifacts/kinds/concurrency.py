@@ -27,8 +27,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         draw(axis, shown)
         absences = [f"{serving.label(cell.case)}: {cell.record.blank}" for cell in cells if cell.case not in shown]
         axis.text(0.03, 0.03, "\n".join(absences), transform=axis.transAxes, fontsize=6)
-        lengths = (cells[0].settings[f"{part}_tokens"] for part in ("input", "output"))
-        axis.set_title("{} input, {} output tokens".format(*map(length_label, lengths)))
+        axis.set_title(f"{length_label(cells[0].settings['input_tokens'])} input tokens")
     for axis in axes[1:]:
         axis.set_ylabel("")
     headline(figure, *serving.captions()[0])

@@ -158,9 +158,7 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
     wide_axis(times.yaxis, drawn["milliseconds"])
     times.set_ylabel("Time of a forward pass (ms)")
     gains.set_ylabel("Speed-up over the baseline\n(below 1: slower)")
-    columns = ("speedup", "speedup_limit", "roofline_speedup_limit")
-    shown = [1.0, *(value for column in columns for value in data[column].dropna())]
-    gains.set_ylim(max(0.0, min(shown) - 0.15), max(shown) + 0.1)
+    gains.set_ylim(max(0.0, gains.get_ylim()[0]))
     gains.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
 
 
