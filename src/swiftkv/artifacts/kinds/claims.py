@@ -169,6 +169,7 @@ def _line(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
         "_repeats": None,
         "_claim": claim,
         "_measured": measured,
+        "_origins": {"Measured": " ".join(measured.origins)} if measured else {},
     }
 
 
