@@ -40,7 +40,7 @@ class Origins:
             for number, path in enumerate(self.paths)
             if path.endswith(".json") and isinstance(content := _parsed(path, self._texts[number]), dict)
         }
-        self._cases = {number: _case(record) for number, record in self.records.items()}
+        self._cases = {number: case for number, record in self.records.items() if (case := _case(record))[0]}
 
     def find(self, origin: str, artifact: str) -> list[int]:
         """The numbers of the files that a number is from.
@@ -50,22 +50,22 @@ class Origins:
             artifact: which shows it.
 
         Returns:
-            Those of the very measurement where there is one, else all of the case, else all of the artifact.
+            Those of the very measurement where there is one, else all of the case; of no case, all of the artifact.
         """
-        found = [number for each in origin.split(" ") for number in self._find(each, artifact)]
-        return list(dict.fromkeys(found))
+        places = [each.rpartition("#") for each in origin.split(" ")]
+        asked = [(self.of.get(shown_by or artifact, []), place) for shown_by, _, place in places]
+        found = [number for files, place in asked for number in self._find(files, place)]
+        return list(dict.fromkeys(found or [number for files, _ in asked for number in files]))
 
-    def _find(self, origin: str, artifact: str) -> list[int]:
-        shown_by, _, place = origin.rpartition("#")
-        files = self.of.get(shown_by or artifact, [])
+    def _find(self, files: Sequence[int], place: str) -> list[int]:
         if place == PUBLISHED:
             return [number for number in files if self.paths[number].endswith(".csv")]
-        *case, what = place.split("/")
+        *case, what = place.split("/", 3)
         same = [number for number in files if number in self._cases and _alike(case, self._cases[number])]
         at_it = [number for number in same if what and _what(self.records[number]) == what]
         name = what.removeprefix("start_").removesuffix("_difference")
         with_it = [number for number in same if name in (self.records[number].get("result") or ())]
-        return at_it or with_it or same or files
+        return at_it or with_it or same
 
     @cached_property
     def packed(self) -> list[tuple[str, str]]:

@@ -90,6 +90,10 @@ function find() {
     const shown = whole || hits.length > 0 || has(article.textContent);
     const kept = new Set(hits.length ? hits : rows);
     rows.forEach((row) => (row.hidden = !kept.has(row)));
+    for (const grid of all(".grid", article)) {
+      grid.hidden = all("tbody tr:not([hidden])", grid).length === 0;
+      if (grid.previousElementSibling?.matches("h4")) grid.previousElementSibling.hidden = grid.hidden;
+    }
     article.hidden = !shown;
     all(`nav a[href="#${article.id}"]`).forEach((link) => (link.parentElement.hidden = !shown));
     found += shown;
