@@ -10,6 +10,7 @@ import base64
 import csv
 import html
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ TEMPLATES = jinja2.Environment(
 )
 TEMPLATES.filters["megabytes"] = lambda number: f"{number:,.0f}" if isinstance(number, float) else ""
 MIME = {"png": "image/png", "pdf": "application/pdf"}
+SHARP = 2.2  # pixels of a picture for one of the page, for screens with as many; its letters are then as large as the page's
 _NUMBER = re.compile(r"-?\d")
 
 
@@ -73,6 +75,12 @@ class Artifact:
     def data(self, form: str) -> str:
         """One form of it as a URL that holds it."""
         return f"data:{MIME.get(form, 'text/plain')};base64,{base64.b64encode(self.file(form).read_bytes()).decode()}"
+
+    @property
+    def width(self) -> int:
+        """Pixels of a page that its picture takes, each of several of its own."""
+        (pixels,) = struct.unpack(">I", self.file("png").read_bytes()[16:20])
+        return round(pixels / SHARP)
 
     @cached_property
     def lines(self) -> list[dict[str, str]]:
