@@ -23,6 +23,7 @@ from swiftkv.statistics import Difference
 Line = Mapping[str, Any]
 
 PUBLISHED = "published"  # the origin of a number that others published
+AND = ";"  # between origins
 _NUMBER = re.compile(rf"[{IN_NOISE}\s]*[-+−]?\d")
 _NAMES = ("Model", "Variant", "against")  # headers of what may begin with a digit, too
 
@@ -73,7 +74,7 @@ def measured(name: str, result: Mapping[str, Any] | Difference | None, scale: fl
 def origin(line: Line, what: str = "") -> str:
     """What a number was measured by: model/variant/KV-cache format/point, or the column where the line is of no point.
 
-    A part is empty where the line does not say. A difference has two origins, with a space between.
+    A part is empty where the line does not say. A difference has two origins, with `AND` between.
     """
     if line.get("row") == PUBLISHED or what.endswith(PUBLISHED):
         return PUBLISHED
@@ -81,7 +82,7 @@ def origin(line: Line, what: str = "") -> str:
     against = {"variant": line.get("against")} | {key: line.get(f"against_{key}") for key in case}
     second = [case | {key: name for key, name in against.items() if name}] if any(against.values()) else []
     whose = [[*one.values(), line.get("point") or what] for one in (case, *second)]
-    return " ".join("/".join(name or "" for name in parts) for parts in whose)
+    return AND.join("/".join(name or "" for name in parts) for parts in whose)
 
 
 def models(lines: Iterable[Line]) -> list[Column]:

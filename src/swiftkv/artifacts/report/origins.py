@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swiftkv.artifacts.columns import PUBLISHED
+from swiftkv.artifacts.columns import AND, PUBLISHED
 from swiftkv.artifacts.contents import PROJECT
 from swiftkv.errors import UserError
 
@@ -52,7 +52,7 @@ class Origins:
         Returns:
             Those of the very measurement where there is one, else all of the case; of no case, all of the artifact.
         """
-        places = [each.rpartition("#") for each in origin.split(" ")]
+        places = [each.rpartition("#") for each in origin.split(AND)]
         asked = [(self.of.get(shown_by or artifact, []), place) for shown_by, _, place in places]
         found = [number for files, place in asked for number in self._find(files, place)]
         return list(dict.fromkeys(found or [number for files, _ in asked for number in files]))
