@@ -89,15 +89,14 @@ class Artifact:
             return list(csv.DictReader(lines))
 
     @cached_property
-    def printed(self) -> tuple[Markup, Markup]:
-        """The title and the grids of a table."""
-        title, body = read_html(self.file("html").read_text())
-        return Markup(title), Markup(body)
+    def printed(self) -> tuple[str, str]:
+        """The title and the grids of a table, as HTML."""
+        return read_html(self.file("html").read_text())
 
     @property
     def title(self) -> str | Markup:
         """With the models that ran, and of serving the machine."""
-        return self.printed[0] if self.about["form"] == "table" else self.about["title"]
+        return Markup(self.printed[0]) if self.about["form"] == "table" else self.about["title"]
 
 
 def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> None:

@@ -50,12 +50,14 @@ class Origins:
             artifact: which shows it.
 
         Returns:
-            Those of the very measurement where there is one, else all of the case; of no case, all of the artifact.
+            Those of the very measurement where there is one, else all of the case; all of an artifact that is made of no
+            measurements.
         """
         places = [each.rpartition("#") for each in origin.split(AND)]
         asked = [(self.of.get(shown_by or artifact, []), place) for shown_by, _, place in places]
         found = [number for files, place in asked for number in self._find(files, place)]
-        return list(dict.fromkeys(found or [number for files, _ in asked for number in files]))
+        unmeasured = [files for files, _ in asked if not any("measure" in self.records.get(one, ()) for one in files)]
+        return list(dict.fromkeys(found or [number for files in unmeasured for number in files]))
 
     def _find(self, files: Sequence[int], place: str) -> list[int]:
         if place == PUBLISHED:

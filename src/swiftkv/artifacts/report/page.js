@@ -83,7 +83,7 @@ function find() {
   const has = (text) => words.every((word) => text.toLowerCase().includes(word));
   let found = 0;
   for (const article of all("article")) {
-    const head = all("h3, .caption", article).map((part) => part.textContent);
+    const head = all("h2, h3, .caption", article).map((part) => part.textContent);
     const rows = all("tbody tr, li", article);
     const whole = has([article.id, ...head].join(" "));
     const hits = whole ? rows : rows.filter((row) => has(row.textContent));
@@ -99,7 +99,7 @@ function find() {
     found += shown;
   }
   all("main > section").forEach((section) => {
-    section.hidden = section.id !== "overview" && all("article:not([hidden])", section).length === 0;
+    section.hidden = words.length > 0 && all("article:not([hidden])", section).length === 0;
   });
   document.getElementById("found").textContent = words.length ? `${found} found` : "";
 }
