@@ -310,8 +310,14 @@ def test_the_page_answers(page):
         const whole = decodeURIComponent(dialog.querySelector("a").href.split(",").slice(1).join(","));
         dialog.querySelector("button").click();
 
+        const marked = all("td.marked")[0];
+        const [mark] = marked.textContent.match(/\\[\\d+\\]/);
+        marked.click();
+        const note = dialog.open && dialog.lastElementChild.textContent;
+        dialog.querySelector("button").click();
+
         const downloads = all("a[download]").filter((one) => !one.href.startsWith("data:")).map((one) => one.download);
-        return { wiring, none, every, verdicts, verdict, up, down, together, path, record, whole, downloads,
+        return { wiring, none, every, verdicts, verdict, up, down, together, path, record, whole, mark, note, downloads,
                  closed: !dialog.open, count: all("article").length };
         """,
     )
@@ -320,4 +326,5 @@ def test_the_page_answers(page):
     assert found["verdicts"] and all(said.startswith(found["verdict"]) for said in found["verdicts"])
     assert found["up"] == ["3.0", "10.0", "1,234.5"] and found["down"] == found["up"][::-1] and found["together"]
     assert found["record"] == json.loads(found["whole"]) == json.loads(Path(found["path"]).read_text())
+    assert found["note"].startswith(f"{found['mark']} ")
     assert found["downloads"] == [] and found["closed"]

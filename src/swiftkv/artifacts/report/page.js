@@ -70,8 +70,21 @@ async function show(indices) {
       return details;
     }),
   );
+  present(shown);
+}
+
+function present(shown) {
   dialog.lastElementChild.replaceChildren(...shown);
   dialog.showModal();
+}
+
+// The notes that the marks of a cell, such as [2], stand for
+
+function notes(cell) {
+  const marks = cell.textContent.match(/\[\d+\]/g) ?? [];
+  if (!marks.length) return marks;
+  const own = all(".notes p", cell.closest("article"));
+  return own.filter((note) => marks.some((mark) => note.textContent.startsWith(`${mark} `)));
 }
 
 // Searching: an article whose head has all words is shown whole, another one with the rows that have them.
@@ -98,6 +111,9 @@ function find() {
     all(`nav a[href="#${article.id}"]`).forEach((link) => (link.parentElement.hidden = !shown));
     found += shown;
   }
+  for (const list of all("nav ul")) {
+    list.previousElementSibling.hidden = all("li:not([hidden])", list).length === 0;
+  }
   all("main > section").forEach((section) => {
     section.hidden = words.length > 0 && all("article:not([hidden])", section).length === 0;
   });
@@ -112,6 +128,8 @@ function lookFor(words) {
 document.addEventListener("click", ({ target }) => {
   const from = target.closest("[data-files]");
   if (from) return show(from.dataset.files.split(" ").map(Number));
+  const marked = target.closest("td.marked");
+  if (marked) return present(notes(marked).map((note) => note.cloneNode(true)));
   const head = target.closest("thead th");
   if (head) return sortBy(head);
   const chip = target.closest("[data-search]");
@@ -121,7 +139,7 @@ document.addEventListener("click", ({ target }) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && event.target.matches("td[data-files]")) event.target.click();
+  if (event.key === "Enter" && event.target.matches("td")) event.target.click();
 });
 search.addEventListener("input", find);
 window.addEventListener("hashchange", () => {
@@ -131,6 +149,7 @@ window.addEventListener("hashchange", () => {
     target.scrollIntoView();
   }
 });
-all("td[data-files]").forEach((cell) => (cell.tabIndex = 0));
+all("td:not([data-files])").forEach((cell) => cell.classList.toggle("marked", notes(cell).length > 0));
+all("td[data-files], td.marked").forEach((cell) => (cell.tabIndex = 0));
 all("a[download]:not([href])").forEach((link) => (link.href = link.closest("article").querySelector("img").src));
 if (matchMedia("(max-width: 60em)").matches) document.querySelector("nav details").open = false;
