@@ -59,7 +59,7 @@ use rule table as figure with:
 rule report_page:
     """One page with everything that was made, and a gallery of the figures."""
     input:
-        lambda w: files_of_artifacts(),
+        lambda w: [file for file in files_of_artifacts() if file.endswith(".json")],  # written with the others
     output:
         page="<results>/report.html",
         gallery="<results>/gallery.md",
@@ -68,7 +68,7 @@ rule report_page:
     benchmark:
         "<benchmarks>/report.tsv"
     params:
-        results=scale.pathvars.results,
+        results=lambda w, output: os.path.dirname(output.page),
         benchmarks=scale.pathvars.benchmarks,
     shell:
         """
