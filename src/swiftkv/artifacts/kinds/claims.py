@@ -97,7 +97,7 @@ def make(entry: Entry, files: Files) -> Table:
         ),
         *entry.get("notes", []),
     ]
-    return table(entry, lines, panels, notes, footnotes)
+    return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")
 
 
 def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
