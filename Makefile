@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
-REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
+RESULTS = results/$(filter-out slurm gpu,$(PROFILE))
 
 .DEFAULT_GOAL := help
 .PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
@@ -19,9 +19,9 @@ reproduce: .venv/.ready  ## every table and figure, on a small real model if PRO
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
 	@$(ACTIVATE) && python workflow/scripts/scale.py plan $(SCALE)
 
-report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
-	@test -e $(dir $(REPORT))tables/contents.html || { echo "error: nothing is made yet; run \`make reproduce\` first" >&2; exit 1; }
-	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)
+report: .venv/.ready  ## results/local/report.html and gallery.md anew, of all that was made so far; PROFILE names the scale
+	@$(ACTIVATE) && python -m swiftkv.stages report_page --results $(RESULTS) --benchmarks $(RESULTS)/benchmarks \
+	    --page $(RESULTS)/report.html --gallery $(RESULTS)/gallery.md
 
 check: .venv/.ready  ## what a run needs, before hours are lost
 	$(ACTIVATE) && python workflow/scripts/scale.py check $(SCALE)

@@ -9,9 +9,6 @@ configfile: f"{workflow.basedir}/config.yaml"
 configfile: f"{workflow.basedir}/artifacts.yaml"
 
 
-report: "workflow/report/workflow.rst"
-
-
 include: "workflow/rules/common.smk"
 include: "workflow/rules/software.smk"
 include: "workflow/rules/cluster.smk"
@@ -38,7 +35,8 @@ localrules:
 
 
 rule all:
-    """Every table and figure of artifacts.yaml that this scale has a model for."""
+    """Every table and figure of artifacts.yaml that this scale has a model for, and the report on them."""
     default_target: True
     input:
         every_artifact,
+        "<results>/report.html",

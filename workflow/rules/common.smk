@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from swiftkv.artifacts import contents
+from swiftkv.artifacts.kind import FORMS
 from swiftkv.config import load_yaml
 from swiftkv.errors import UserError, command_line
 from swiftkv.measure.job import ask
@@ -331,12 +332,11 @@ def entry_json(w):
     return json.dumps(contents.resolve(scale, w.artifact))
 
 
-def section_of_artifact(w):
-    """The part of the paper an artifact belongs to, as the report groups it."""
-    return scale["artifacts"][w.artifact]["section"]
-
-
-def labels_of_artifact(w):
-    """What the report says about an artifact."""
-    entry = scale["artifacts"][w.artifact]
-    return {"item": contents.label(entry), "shows": entry["title"]}
+def files_of_artifacts():
+    """Every file of every artifact of this scale."""
+    return [
+        f"<results>/{form}s/{artifact}.{ending}"
+        for form, endings in FORMS.items()
+        for artifact in contents.names(scale, form)
+        for ending in endings
+    ]

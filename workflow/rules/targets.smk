@@ -36,22 +36,15 @@ def every_artifact(w):
             "  make plan PROFILE=slurm                               what that costs\n"
             "  make help                                             what else there is"
         )
-    forms = {"table": ["csv", "tex", "md", "html"], "figure": ["pdf", "png", "csv"]}
-    return [
-        f"<results>/{form}s/{artifact}.{ending}"
-        for form, endings in forms.items()
-        for artifact in contents.names(scale, form)
-        for ending in endings
-    ]
+    return files_of_artifacts()
 
 
 def say_where_results_are():
     """The end of a run that made everything."""
-    tables = f"{config['pathvars']['results']}/tables"
-    if os.path.exists(f"{tables}/claims.md"):
+    results = config["pathvars"]["results"]
+    if os.path.exists(f"{results}/report.html"):
         print(
-            f"Done. {tables}/contents.md lists every table and figure, {tables}/claims.md judges the claims; "
-            "`make report PROFILE=...` makes one page of all.",
+            f"Done. {results}/report.html shows everything, {results}/tables/claims.md judges the claims.",
             file=sys.stderr,
         )
 

@@ -16,7 +16,7 @@ from swiftkv.section import Names, Section, Text, Unique, key
 Entry = Mapping[str, Any]
 Files = Mapping[str, list[Path]]
 
-FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
+FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 
 
 class Common(Section):

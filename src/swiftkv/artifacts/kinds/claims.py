@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.artifacts.claims_file import Claim, bounds, cells, read_claims
-from swiftkv.artifacts.columns import Column, Line, grid, table
+from swiftkv.artifacts.columns import AND, Column, Line, grid, table
 from swiftkv.artifacts.inputs import CLAIMS, players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.quantities import Measured, Scene
@@ -97,7 +97,7 @@ def make(entry: Entry, files: Files) -> Table:
         ),
         *entry.get("notes", []),
     ]
-    return table(entry, lines, panels, notes, footnotes)
+    return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")
 
 
 def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
@@ -169,6 +169,7 @@ def _line(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
         "_repeats": None,
         "_claim": claim,
         "_measured": measured,
+        "_origins": {"Measured": AND.join(measured.origins)} if measured else {},
     }
 
 
