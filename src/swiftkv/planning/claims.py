@@ -37,7 +37,8 @@ def claims_page(root: Path, profile: str, configfiles: Sequence[str] = ()) -> st
         if (reason := _impossible(config, claim)) is not None:
             impossible[reason] = impossible.get(reason, 0) + 1
         else:
-            groups.setdefault(tuple(dict.fromkeys(cell["artifact"] for cell in cells(claim))), []).append(claim)
+            named = {cell["artifact"] for cell in cells(claim)}
+            groups.setdefault(tuple(name for name in config["artifacts"] if name in named), []).append(claim)
     command = " ".join(
         ["make reproduce", *([f"PROFILE={profile}"] if profile != "local" else []), *_quoted("CONFIG", configfiles)]
     )
@@ -55,7 +56,7 @@ def claims_page(root: Path, profile: str, configfiles: Sequence[str] = ()) -> st
     ]
     if not reference:
         last.append("There is no reference run of this scale, so no value of it stands beside what is stated.")
-    last += [f"Not at this scale: {count} of them, as {reason}." for reason, count in impossible.items()]
+    last += [f"Not at this scale: {count} more, as {reason}." for reason, count in impossible.items()]
     return "\n\n".join([*blocks, "\n".join(last)])
 
 
@@ -75,9 +76,9 @@ def _needs(root: Path, command: str, plan: Plan, artifacts: Sequence[str]) -> st
     config = plan.config
     files = [STAGES[contents.kind_of(config, name).form].file(config, artifact=name) for name in artifacts]
     cost = _cost(root, plan, artifacts)
-    gpus = f"up to {cost.gpus} GPU{'s' if cost.gpus > 1 else ''} a job" if cost.gpus else "no GPU"
     least = "at least " if cost.uncounted else ""
-    takes = f"{least}{duration(cost.wall_seconds)}, {least}{gigabytes(cost.disk)} GB, {gpus}"
+    gpus = f"{least}{cost.gpu_hours:,.1f} GPU-hours, up to {cost.gpus} GPU{'s' if cost.gpus > 1 else ''} a job"
+    takes = f"{least}{duration(cost.wall_seconds)}, {least}{gigabytes(cost.disk)} GB, {gpus if cost.gpus else 'no GPU'}"
     return f"{' '.join([command, *_quoted('TARGETS', files)])}\n  {takes}"
 
 
