@@ -5,7 +5,7 @@ PROFILE ?= local
 RESULTS = results/$(filter-out slurm gpu,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check claims compare redraw reference report test test-slurm test-faults smoke bench lint
 
 # PROFILE names the scale, CONFIG files that are added to its own, TARGETS files to be made.
 SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
@@ -25,6 +25,18 @@ report: .venv/.ready  ## results/local/report.html and gallery.md anew, of all t
 
 check: .venv/.ready  ## what a run needs, before hours are lost
 	$(ACTIVATE) && python workflow/scripts/scale.py check $(SCALE)
+
+claims: .venv/.ready  ## each claim: the command that judges it, its minutes, disk and GPUs, and what is to come out
+	@$(ACTIVATE) && python workflow/scripts/scale.py claims $(SCALE)
+
+compare: .venv/.ready  ## whether what was made agrees with the shipped reference run; RESULTS names another folder of results
+	@$(ACTIVATE) && python workflow/scripts/scale.py compare $(addprefix --results ,$(RESULTS)) $(addprefix --reference ,$(REFERENCE)) $(SCALE)
+
+redraw: .venv/.ready  ## tables and figures of the shipped reference run, in results/reference
+	@$(ACTIVATE) && python workflow/scripts/scale.py redraw $(SCALE)
+
+reference: .venv/.ready  ## for maintainers: what was made becomes the shipped reference run
+	@$(ACTIVATE) && python workflow/scripts/scale.py keep $(SCALE)
 
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
 test: .venv/.ready  ## every test that needs no cluster and no GPU
@@ -48,7 +60,7 @@ bench: .venv/.ready  ## paired performance measurements; nothing else should run
 	$(ACTIVATE) && python performance/serving.py --output results/bench/serving.json
 
 lint: .venv/.ready  ## style of Python and Snakemake files, and types of src/
-	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow/rules && pyrefly check
+	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && pyrefly check
 	$(ACTIVATE) && snakemake --profile profiles/smoke --lint
 
 setup: .venv/.ready  ## the environment alone

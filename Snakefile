@@ -3,10 +3,12 @@
 from snakemake.utils import min_version
 
 min_version("9.20")
+# This file's folder, also where workflow/Snakefile includes it
+PROJECT = os.fspath(workflow.current_basedir)
 
 
-configfile: f"{workflow.basedir}/config.yaml"
-configfile: f"{workflow.basedir}/artifacts.yaml"
+configfile: f"{PROJECT}/config.yaml"
+configfile: f"{PROJECT}/artifacts.yaml"
 
 
 include: "workflow/rules/common.smk"

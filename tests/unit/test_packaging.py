@@ -26,6 +26,7 @@ PARTS = {
         "predict/",
         "preflight/",
         "pricing/",
+        "reference/",
         "stages/",
         "config/",
         "hub.py",

@@ -15,8 +15,6 @@ from swiftkv.score import fetch
 from swiftkv.section import plain
 from swiftkv.sources import with_state
 
-PROJECT = workflow.basedir
-
 try:
     # Snakemake itself lets a duplicate key win silently.
     for file in (

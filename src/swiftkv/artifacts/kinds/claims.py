@@ -69,7 +69,7 @@ def make(entry: Entry, files: Files) -> Table:
     columns = [
         Column("Claim", "text"),
         Column("Place", "place"),
-        Column("Stated\n(direction)", lambda line: _needed(line["_claim"])),
+        Column("Stated\n(direction)", lambda line: needed(line["_claim"])),
         Column("Measured", lambda line: line["_measured"] and _measured(line["_measured"])),
         Column("Verdict", verdict),
     ]
@@ -114,11 +114,11 @@ def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
     return len(first)
 
 
-def _needed(claim: Claim) -> str:
-    """What a claim states, and below it the direction it is also judged by."""
+def needed(claim: Claim) -> str:
+    """What a claim states, and on a second line, in brackets, the direction it is also judged by."""
     stated, direction = bounds(claim)
-    needed = " ".join(filter(None, [_bounds(stated), claim.get("unit")]))
-    return f"{needed}\n({_bounds(direction)})" if direction else needed
+    both = " ".join(filter(None, [_bounds(stated), claim.get("unit")]))
+    return f"{both}\n({_bounds(direction)})" if direction else both
 
 
 def _bounds(wanted: str | Sequence[float | None]) -> str:
