@@ -4,7 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+from snakemake.logging import logger
 from swiftkv.artifacts import contents
+from swiftkv.artifacts.kind import FORMS
 from swiftkv.config import load_yaml
 from swiftkv.errors import UserError, command_line
 from swiftkv.measure.job import ask

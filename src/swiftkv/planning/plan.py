@@ -210,3 +210,10 @@ def wall_seconds(
         for name, limit in limits.items()
     ]
     return max([*map(end, graph), *shares], default=0.0)
+
+
+def duration(seconds: float) -> str:
+    """A time in words."""
+    if seconds >= 2 * HOUR:
+        return f"{seconds / HOUR:,.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
