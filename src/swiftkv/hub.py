@@ -239,7 +239,7 @@ def patiently(attempt: Callable[[], Any], what: str, waits: Sequence[int] | None
 
     def say(state: tenacity.RetryCallState) -> None:
         name, seconds = type(state.outcome.exception()).__name__, state.next_action.sleep
-        print(f"{what}: {name}; trying again in {seconds} s", flush=True)
+        print(f"{what}: {name}; trying again in {seconds:g} s", flush=True)
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass),

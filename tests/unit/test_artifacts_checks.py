@@ -49,7 +49,9 @@ def test_a_wrong_number_fails_and_is_named(checked, kl):
     lines, page, told = checked(EXPECTED, KL | {"least": -1}, kl=kl)
     assert lines[0]["verdict"] == "FAILED" and "FAILED" in page
     assert told.returncode == 1
-    assert told.stdout.splitlines()[0].startswith(f"FAILED  KL: {kl or 'no value'}, expected 0.48 to 0.52")
+    assert told.stdout.splitlines()[0].startswith(
+        f"FAILED  KL: {'no value' if kl in ('', 'nan') else kl}, expected 0.48 to 0.52"
+    )
     assert " of 2 checks passed" in told.stdout.splitlines()[-1]
 
 

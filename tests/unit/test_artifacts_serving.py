@@ -147,7 +147,7 @@ def test_an_answer_stands_below_the_baseline_s_with_the_gain_in_time_to_its_firs
     shown = entry("answer", {"p": {"input_tokens": 512, "output_tokens": 64}}, [CASES[2], CASES[3]])
     table = make(tmp_path, shown, [record("answer", "p", "swiftkv-50", "auto", result)])
     frame = table.panels[0].frame
-    assert list(frame[""]) == ["Baseline", "50% SingleInputKV", "swiftkv-50-across4"]
+    assert list(frame[""]) == ["Baseline", "50% SingleInputKV", "50% SingleInputKV + 4× AcrossKV"]
     assert list(frame["Answer"])[:2] == ["(empty)", "This."] and frame["Answer"][2].startswith("n/a [")
     assert list(frame["First token,\nms"])[:2] == ["200", "100"] and frame["Last token,\ns"][1] == "0.600"
     assert frame["First token,\nspeed-up"][1].startswith("2.00× ± 0.00") and frame["First token,\nspeed-up"][0] == "–"

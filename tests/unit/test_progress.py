@@ -74,7 +74,7 @@ def test_a_failed_step_has_its_sentence_its_log_and_what_it_takes_with_it(progre
     first, *more = progress.fail(TRAIN)
     assert first.endswith("FAILED: distill m v: the disk is full; free some space and run again")
     assert more[0].strip() == f"its log: {progress.logs[0][0]}"
-    assert more[1].strip() == "left out with it: 2 steps that need it, and so table2; 1 other go on"
+    assert more[1].strip() == "left out with it: 2 steps that need it, and so table2; not touched by it: 1 step"
     assert progress.left() == pytest.approx(2)
     progress.start(OTHER)
     progress.finish(OTHER)

@@ -97,7 +97,8 @@ def share_machine():
             # register_resource only sets what is free now
             workflow.scheduler.global_resources[name] = amount
             workflow.register_resource(name, amount)
-    return {name: limit.value for name, limit in workflow.global_resources.items()}
+    # Snakemake's own limits, such as _nodes, may be none.
+    return {name: limit.value for name, limit in workflow.global_resources.items() if limit.value is not None}
 
 
 def planned(job):

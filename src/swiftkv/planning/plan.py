@@ -202,7 +202,7 @@ def wall_seconds(
 
     def share(job: PlannedJob, name: str) -> int:
         slots = int(not job.local) if profile.cores is None else job.threads
-        return slots if name == "slots" else job.resources.get(name, 0)
+        return slots if name == "slots" else job.resources.get(name) or 0  # a rule may ask for None
 
     limits = {**profile.resources, "slots": profile.cores or profile.jobs}
     shares = [

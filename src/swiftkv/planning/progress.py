@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from swiftkv.artifacts.text import some
@@ -51,7 +51,6 @@ class Progress:
         self.began, self.starts = clock(), dict[int, float]()
         self.took: dict[int, float] = {}
         self.failures: dict[int, str] = {}
-        self.planned = self._left()
 
     @classmethod
     def of_run(
@@ -77,7 +76,9 @@ class Progress:
 
     def beginning(self) -> str:
         """What the run has to do, and how long that takes."""
-        return f"{len(self.jobs)} steps, about {duration(self.planned)} (estimated); each says below what came of it"
+        return (
+            f"{len(self.jobs)} steps, about {duration(self._wall((), {}))} (estimated); each says below what came of it"
+        )
 
     def start(self, number: int) -> None:
         """A step begins."""
@@ -114,7 +115,7 @@ class Progress:
             f"{self._head()}  FAILED: {self._name(place)}: {self.failures[place]}",
             f"{'':9}its log: {', '.join(self.logs[place]) or 'none'}",
             f"{'':9}left out with it: {without}; "
-            + (f"{_count(going, 'other')} go on" if going else "nothing else is left"),
+            + (f"not touched by it: {_count(going, 'step')}" if going else "nothing else is left"),
         ]
 
     def running(self) -> str:
@@ -128,9 +129,13 @@ class Progress:
 
     def left(self) -> float:
         """Seconds until all is done, as far as can be said: the plan's, at the pace of what has been done."""
-        left, spent = self._left(), self.clock() - self.began
-        prior = OWN_SHARE * self.planned
-        return left * (spent + prior) / (self.planned - left + prior) if self.planned > left else left
+        lost, spent = self._lost(), self.clock() - self.began
+        whole = self._wall(lost, {})
+        left = self._wall(
+            lost | self.took.keys(), dict(self.starts)
+        )  # a copy: the terminal asks while steps begin and end
+        prior = OWN_SHARE * whole
+        return left * (spent + prior) / (whole - left + prior) if whole > left else left
 
     def summary(self) -> list[str]:
         """What was made and what was not, how long each stage took, where to look first, and how to free disk."""
@@ -163,18 +168,13 @@ class Progress:
             )
         return lines
 
-    def _left(self) -> float:
-        """The plan's seconds for what is not done; of what runs, less those since its start."""
-        gone = {*self.took, *self._lost()}
-        places = [place for place in self.graph if place not in gone]
-        now, starts = self.clock(), dict(self.starts)  # the terminal asks while steps begin and end
-        seconds = {
-            place: max(self.seconds[place] - (now - starts[place]), OWN_SHARE * self.seconds[place])
-            if place in starts
-            else self.seconds[place]
-            for place in places
-        }
-        graph = {place: [parent for parent in self.graph[place] if parent in seconds] for place in places}
+    def _wall(self, gone: Collection[int], starts: Mapping[int, float]) -> float:
+        """The plan's seconds without the steps that are gone; of what runs, less those since its start."""
+        now = self.clock()
+        seconds = {place: self.seconds[place] for place in self.graph if place not in gone}
+        for place in starts.keys() & seconds.keys():
+            seconds[place] = max(seconds[place] - (now - starts[place]), OWN_SHARE * seconds[place])
+        graph = {place: [parent for parent in self.graph[place] if parent in seconds] for place in seconds}
         return wall_seconds(self.jobs, seconds, graph, self.profile)
 
     def _artifacts(self, places: Iterable[int]) -> list[PlannedJob]:

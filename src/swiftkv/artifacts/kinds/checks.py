@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
@@ -89,6 +90,7 @@ def _line(check: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], name: str
         raise UserError(
             f"artifacts.{name}: {check['column']} of {check['artifact']}.csv is {value!r}, which is no number"
         )
+    value = None if value is not None and math.isnan(value) else value
     low, high = check.get("least"), check.get("most")
     if expected is not None:
         low, high = expected - check["tolerance"], expected + check["tolerance"]
