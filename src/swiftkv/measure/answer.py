@@ -20,7 +20,7 @@ from swiftkv.measure.kind import (
     samples,
 )
 from swiftkv.measure.point import Point
-from swiftkv.measure.prompts import chat_prompts
+from swiftkv.measure.prompts import chat_openings
 from swiftkv.points import Answer
 
 
@@ -38,7 +38,8 @@ def numbers(run: Run[Answer], command: list[str]) -> Numbers:
     if run.heldout is None:
         raise UserError(f"point {point.name!r} sends a chat, but no file with chats was given")
     longest, output = requested(point)
-    prompt = max(chat_prompts(run.subject.folder, run.heldout, longest, point.seed), key=len)
+    chats = chat_openings(run.subject.folder, run.heldout, longest, point.seed)
+    question, prompt = max(chats, key=lambda chat: len(chat[1]))
     tokenizer = AutoTokenizer.from_pretrained(run.subject.folder)
 
     def text(ids: list[int]) -> str:
@@ -51,7 +52,7 @@ def numbers(run: Run[Answer], command: list[str]) -> Numbers:
     whole = {side: [answer["seconds"] for answer in answers] for side, answers in found.items()}
     said = {side: answers[-1]["tokens"] for side, answers in found.items()}
     return {
-        "question": text(prompt),
+        "question": question,
         "prompt_tokens": len(prompt),
         "text": text(said[OWN]),
         "baseline_text": text(said[BASELINE]) if BASELINE in said else None,
