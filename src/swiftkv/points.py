@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -196,7 +196,7 @@ class Answer(Requests, called="an answer point"):
     """The longest opening of a held-out chat that fits into input_tokens, answered."""
 
     measure: Literal["answer"]
-    dataset: Literal["heldout"] = key("The held-out chats.")
+    dataset: ClassVar[str] = "heldout"
     repeats: Whole = key("Answers, each after one to warm up.")
 
 
