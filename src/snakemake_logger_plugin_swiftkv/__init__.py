@@ -57,6 +57,7 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
         self.console = Console(stderr=not settings.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.live: Live | None = None
+        self.ended = False  # by its user, so steps that end now have not failed
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say what a record means to a person, if anything."""
@@ -95,9 +96,11 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
             if line := progress.finish(record.job_id):
                 self.console.print(line)
         elif event == LogEvent.JOB_ERROR and progress:
-            self.console.print(*progress.fail(record.jobid, record.log), sep="\n")
+            if not self.ended:
+                self.console.print(*progress.fail(record.jobid, record.log), sep="\n")
         elif event not in OF_STEPS:
             said = self.format(record) or ""
+            self.ended |= said.startswith("Terminating processes on user request")
             repeated = event == LogEvent.ERROR and progress and REPEATED.search(said)
             if not (repeated or UNSAID.match(said)):
                 self.console.print(said)

@@ -143,6 +143,8 @@ def test_of_snakemake_s_events_only_what_means_something_is_said(handler, progre
     assert "FAILED: fidelity m v: it said nothing" in failed and "its log: no.log" in failed
     assert hear("Missing output files: ...", logging.ERROR, event=LogEvent.ERROR).startswith("Missing output")
     assert "disk is nearly full" in hear("disk is nearly full", logging.WARNING)
+    assert hear("Terminating processes on user request, this might take some time.")
+    assert hear("Error in rule figure", logging.ERROR, event=LogEvent.JOB_ERROR, jobid=OTHER, log=[]) == ""
     handler.close()
     handler.close()
     assert handler.said().count("Not finished after") == 1
