@@ -62,6 +62,19 @@ def test_vllm_scores_on_the_gpus_of_the_model_where_it_is_asked_for(tmp_path):
     assert printed.count('"engine": {"gpus": 4') == 1, [line for line in printed.splitlines() if "--tasks" in line]
 
 
+def test_the_demo_is_a_part_of_the_local_run():
+    """So what one has made, the other finds made: the same jobs, from the same inputs, in the same places."""
+    with contextlib.chdir(ROOT):
+        demo, everything = (
+            dry_run("--forceall", "--profile", "profiles/local", "--", *target) for target in (["demo"], [])
+        )
+    alike = {job.outputs: (job.rule, job.inputs, job.wildcards) for job in everything}
+    assert demo and all(alike[job.outputs] == (job.rule, job.inputs, job.wildcards) for job in demo)
+    assert {job.wildcards["artifact"] for job in demo if "artifact" in job.wildcards} >= {"table1", "figure1", "demo"}
+    assert Counter(job.rule for job in demo)["distill"] == Counter(job.rule for job in demo)["measure"] == 1
+    assert len(demo) < len(everything) / 5
+
+
 def test_the_70b_model_trains_on_four_nodes_of_eight():
     jobs = plan("--profile", "profiles/slurm", "results/checkpoints/llama-3.1-70b/swiftkv-50")
     (resources,) = (resources for rule, _, resources in jobs if rule == "distill")

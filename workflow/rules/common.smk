@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+from snakemake.logging import logger
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.kind import FORMS
 from swiftkv.config import load_yaml
@@ -330,11 +331,12 @@ def entry_json(w):
     return json.dumps(contents.resolve(scale, w.artifact))
 
 
-def files_of_artifacts():
-    """Every file of every artifact of this scale."""
+def files_of_artifacts(names):
+    """The files of some artifacts: those among them that this scale makes."""
     return [
         f"<results>/{form}s/{artifact}.{ending}"
         for form, endings in FORMS.items()
         for artifact in contents.names(scale, form)
         for ending in endings
+        if artifact in names
     ]

@@ -1,6 +1,5 @@
 """What is said of a run that names what nobody knows, or nothing at all."""
 
-from snakemake.logging import logger
 from swiftkv.planning import targets
 
 
@@ -36,17 +35,27 @@ def every_artifact(w):
             "  make plan PROFILE=slurm                               what that costs\n"
             "  make help                                             what else there is"
         )
-    return files_of_artifacts()
+    return files_of_artifacts(contents.names(scale))
 
 
 def say_where_results_are():
     """The end of a run that made everything."""
     results = config["pathvars"]["results"]
-    if os.path.exists(f"{results}/report.html"):
+    if not TERMINAL and os.path.exists(f"{results}/report.html"):
         print(
             f"Done. {results}/report.html shows everything, {results}/tables/claims.md judges the claims.",
             file=sys.stderr,
         )
+
+
+for group, members in scale.sets.artifacts.items():
+
+    rule:
+        """The tables and figures of one of `sets.artifacts`, such as those of `make demo`."""
+        name:
+            group
+        input:
+            files_of_artifacts(members),
 
 
 if workflow.is_main_process:

@@ -12,8 +12,8 @@ from swiftkv.artifacts.kinds.claims import needed
 from swiftkv.artifacts.text import show
 from swiftkv.config import Config
 from swiftkv.planning.jobs import ancestors, parents
-from swiftkv.planning.plan import Cost, Plan, estimate_plan, make_plan
-from swiftkv.planning.report import duration, gigabytes
+from swiftkv.planning.plan import Cost, Plan, duration, estimate_plan, make_plan
+from swiftkv.planning.report import gigabytes
 from swiftkv.reference import folder
 from swiftkv.stages import STAGES
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from swiftkv.cost import GIGA
 from swiftkv.planning.estimate import SURE, UNKNOWN
-from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan
+from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan, duration
 from swiftkv.predict.device import constants
 
 MEMORY = ("weights", "optimizer", "activations", "working", "GB")
@@ -261,13 +261,6 @@ def _count(number: int, noun: str) -> str:
 
 def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}"
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes or seconds, as long as it is."""
-    if seconds >= 2 * HOUR:
-        return f"{seconds / HOUR:,.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def gigabytes(size: int) -> str:

@@ -21,7 +21,7 @@ from swiftkv.section import Positive
 PROJECT = Path(__file__).parents[4]
 
 
-def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
+def _of_page(config: Config, entry: Entry, page: Mapping[str, Listed]) -> dict[str, Any]:
     """What the claims are judged on at this scale: the models by role, and artifacts and variants that are not there."""
     named = {artifact: page[artifact] for artifact in _named_artifacts() if artifact in page}
     absent = {artifact: listed.left_out for artifact, listed in named.items() if listed.left_out is not None}
