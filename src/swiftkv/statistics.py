@@ -1,4 +1,4 @@
-"""Standard errors: of means, shares, ratios and differences. Every error of a record or an artifact comes from here."""
+"""Standard errors and intervals: of means, shares, ratios and differences. Every error of an artifact comes from here."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class Difference(NamedTuple):
     def clear(self) -> bool:
         """Whether it is more than `ERRORS` standard errors above zero."""
         return self.stderr is not None and self.value > ERRORS * self.stderr
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether it is `ERRORS` standard errors from zero at most, or nobody knows."""
+        return self.stderr is None or abs(self.value) <= ERRORS * self.stderr
 
 
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
@@ -51,6 +56,25 @@ def share_stderr(hits: float, number: float, added: int = 2) -> float:
     total = number + 2 * added
     share = (hits + added) / total
     return math.sqrt(share * (1 - share) / total)
+
+
+def wilson(hits: float, number: int) -> tuple[float, float]:
+    """Ends of the Wilson score interval of the share `hits / number`, `ERRORS` standard errors wide on either side.
+
+    It stays within 0 and 1, and is not empty where none or all are hits. E. B. Wilson, JASA 22 (1927).
+    """
+    squared = ERRORS**2
+    middle = (hits + squared / 2) / (number + squared)
+    reach = ERRORS * math.sqrt(hits * (number - hits) / number + squared / 4) / (number + squared)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+def flips(first: Sequence[float], second: Sequence[float]) -> float:
+    """Share of questions that one of two answers rightly (1) and the other wrongly (0).
+
+    Two models may be as often right and yet answer differently. Dutta et al., "Accuracy is Not All You Need" (2024).
+    """
+    return sum(mine != other for mine, other in zip(first, second, strict=True)) / len(first)
 
 
 def ratio(sums: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:

@@ -30,7 +30,10 @@ COMPLETIONS = entries(
     mmlu_cot_completion={"source": MMLU | {"splits": {"validation": MMLU["splits"]["dev"]}}},
     gsm8k_completion={"source": TASKS["gsm8k"]["source"]},
 )
-PANEL = entries(arc_easy={}, lambada={}, mmlu_continuation={}, gsm8k_bits={}, mbpp_bits={})
+PANEL = entries(
+    arc_easy={}, hellaswag_completion={}, lambada={}, mmlu_continuation={}, gsm8k_bits={}, mbpp_bits={},
+    arc_easy_bits={}, arc_challenge_bits={}, hellaswag_bits={}, mmlu_bits={}, humaneval_bits={},
+)  # fmt: skip
 TRUTHFULQA = entry("truthfulqa")
 # Questions of the published splits; ARC without those that have not four answers.
 TOTALS = {

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.drawing import Drawing, write_figure
-from swiftkv.artifacts.kinds import similarity, wiring
+from swiftkv.artifacts.kinds import neighbours, similarity, wiring
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
 from tests.unit.serving_helpers import entry as serving_entry
@@ -56,6 +56,40 @@ def test_curves_are_the_scores(tmp_path):
     assert list(made.data["layer"]) == [0, 1, 2, 0, 1, 2, 3, 4] and set(made.data["panel"]) == {"simscore"}
 
 
+def test_one_model_its_text_and_errors_are_named_and_no_marker_is_cut(tmp_path):
+    full = measured("one")
+    full |= {"settings": {"documents": 50, "max_length": 512, "seed": 42}}
+    full |= {"data": {"chats": "train.jsonl", "sources": ["boolq", "coqa", "medqa", "piqa", "sciq"]}}
+    full["result"] |= {"documents": 50, "tokens": 9106, "simscore_stderr": [0.01, 0.02, 0.03]}
+    write_json(tmp_path / "full.json", full)
+    entry = {
+        "name": "curves",
+        "label": "paper's Figure 0",
+        "title": "similarity of inputs",
+        "models": described(["one"]),
+    }
+    entry |= {
+        "large_models": [],
+        "similar_models": entry["models"],
+        "no_similarity": {},
+        "notes": ["said in the entry"],
+    }
+    made = similarity.make(entry, {"similarity": [tmp_path / "full.json"]})
+    assert made.figure.get_suptitle().replace("\n", " ") == "One: similarity of inputs (paper's Figure 0)"
+    below = made.figure.get_supxlabel().replace("\n", " ")
+    assert (
+        "Text: 50 training chats of boolq, coqa, medqa and 2 more, each cut at 512 tokens; 9,106 tokens of One."
+        in below
+    )
+    assert "Bands: 2 standard errors over chats." in below and "said in the entry" in below
+    axis, scores = made.figure.axes[0], full["result"]["simscore"]
+    heights = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert min(abs(heights - (scores[0] - 0.02))) < 1e-9 and min(abs(heights - (scores[2] + 0.06))) < 1e-9
+    assert list(made.data["simscore_stderr"]) == [0.01, 0.02, 0.03]
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    assert left < 0 and right > 100 and low < 0 and high > 1
+
+
 def test_published_scores_stand_beside_the_papers_model_only(tmp_path):
     lines = [
         ("curves", name, "simscore", "", 0.61, 0.61, "0.61 at layer 2", {"layer": 2}) for name in ("two", "not here")
@@ -83,6 +117,27 @@ def test_a_model_without_a_measurement_is_named_with_the_reason(tmp_path):
     axes = [axis for area in made.figure.subfigs for axis in area.axes]
     legend = [text.get_text() for text in axes[0].get_legend().get_texts()]
     assert legend[1] == "Two: n/a (it cannot be loaded)" and set(made.data["model"]) == {"one"}
+
+
+def test_neighbours_show_keys_and_values_of_every_model(tmp_path):
+    similar = {"cosine": [0.1, 0.2, -0.3], "cosine_stderr": [0.01, 0.02, None], "cka": [0.5, 0.6, 0.7]}
+    entry = {"name": "neighbours", "label": "not in the paper", "title": "keys", "models": described(["one", "other"])}
+    entry |= {"similar_models": entry["models"], "no_similarity": {"other": "it cannot be loaded"}}
+    made_up = measured("one")
+    write_json(tmp_path / "one.json", made_up)
+    with pytest.raises(UserError, match="one was measured without keys and values; delete it"):
+        neighbours.make(entry, {"similarity": [tmp_path / "one.json"]})
+    values = similar | {"cosine": [0.7, 0.8, 0.9]}
+    made_up["result"] |= {"neighbours": {"keys": similar, "values": values}, "documents": 2, "tokens": 99}
+    write_json(tmp_path / "one.json", made_up)
+    drawing = neighbours.make(entry, {"similarity": [tmp_path / "one.json"]})
+    assert drawing.data.groupby("of")["cosine"].apply(list).to_dict() == {
+        "keys": [0.1, 0.2, -0.3],
+        "values": [0.7, 0.8, 0.9],
+    }
+    assert list(drawing.data["layer"]) == [0, 1, 2] * 2
+    assert "other: it cannot be loaded" in drawing.figure.legends[0].get_title().get_text()
+    assert drawing.figure.axes[0].get_ylim()[0] <= -0.3
 
 
 def test_roles_are_resolved_without_doubles_and_empty_ones():

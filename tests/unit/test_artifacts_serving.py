@@ -230,7 +230,7 @@ def test_titles_name_models_machines_and_engines(tmp_path):
         "what is shown (paper's Figure 0)"
     )
     above, panels = both.captions()
-    assert above == ["What is shown (paper's Figure 0)", "vLLM 0.32.0, eager"]
+    assert above == ["What is shown (paper's Figure 0)", "vLLM 0.32.0, eager", "100 requests at once"]
     assert panels["big"] == ["Big", "4 × NVIDIA H100 80GB HBM3"]
 
 

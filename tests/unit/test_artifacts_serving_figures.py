@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from swiftkv.artifacts.load import load_line
 from swiftkv.artifacts.serving import Case
 from swiftkv.errors import UserError
 from tests.unit.serving_helpers import CLAIM, CPU, H100, entry, make, record, shows, speed, texts, values_csv
@@ -60,6 +61,46 @@ def test_the_roofline_stands_beside_the_limit_by_flops_where_it_is_known(tmp_pat
     assert "roofline limit (FLOPs and bytes)" in texts(made.figure)[1]
     one = made.data.set_index(["point", "variant"]).loc[("batch-2k", "swiftkv-50")]
     assert one["fraction_of_roofline"] == pytest.approx(1.3 / 1.6)
+    below = made.figure.legends[0]
+    handles = dict(zip((text.get_text() for text in below.get_texts()), below.legend_handles, strict=True))
+    flops, roofline = handles["limit by FLOPs"], handles["roofline limit (FLOPs and bytes)"]
+    assert (flops.get_linestyle(), roofline.get_linestyle()) == ("-", ":")
+    assert (flops.get_marker(), roofline.get_marker()) == ("", "D")  # to be seen where both are equal
+    diamonds = [line for line in made.figure.axes[0].lines if line.get_marker() == "D"]
+    assert [line.get_ydata()[0] for line in diamonds] == [32000, 32000]
+
+
+def test_a_figure_says_what_load_it_is_of(tmp_path):
+    points = {
+        "batch-2k": {"input_tokens": 2000, "output_tokens": 256, "repeats": 3},
+        "batch-8k": {"input_tokens": 8000, "output_tokens": 256, "repeats": 3},
+    }
+    records = throughput_records()
+    for record_of in records[3:]:
+        record_of["settings"]["num_prompts"] = 1817
+    made = make(tmp_path, entry("throughput", points, CASES), records)
+    title = made.figure.get_suptitle().replace("\n", " ")
+    assert title.endswith("256 output tokens a request; 100 and 1,817 requests at once; measured 3 times")
+    assert set(made.data["output_tokens"]) == {256}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"seconds": 6, "min_requests": 6, "output_tokens": 16},
+            "16 output tokens a request; arrivals for 6 s a rate, at least 6 requests",
+        ),
+        (
+            {"requests_each": 5, "output_tokens": 32},
+            "32 output tokens a request; 5 requests in each place, one after the other",
+        ),
+        ({"repeats": 20}, "measured 20 times"),
+        ({"input_tokens": 2000}, ""),
+    ],
+)
+def test_loads_in_words(asked, said):
+    assert load_line([asked, asked]) == said
 
 
 def test_ratios_of_turns_have_their_scatter(tmp_path):
@@ -68,10 +109,28 @@ def test_ratios_of_turns_have_their_scatter(tmp_path):
     made = throughput(tmp_path, records)
     own, legend, _ = texts(made.figure)
     assert "1.50×\n± 0.12" in own and "Student" in legend[-1].replace("\n", " ")
+    ends = [line.get_segments()[0] for line in made.figure.axes[0].collections if len(line.get_segments()[0]) == 2]
+    heights = [(round(low[1]), round(high[1])) for low, high in ends if low[0] == high[0]]
+    assert heights == [(26000 - 2484, 26000 + 2484)]  # the error of the ratio, times the baseline
     data = made.data.set_index(["point", "variant"])
     one, other = (data.loc[("batch-2k", variant)] for variant in ("swiftkv-50", "swiftkv-50-across4"))
     assert one["speedup"] == pytest.approx(1.5) and one["speedup_stderr"] == pytest.approx(0.1242, abs=1e-4)
     assert other["speedup"] == 1.35 and pd.isna(other["speedup_stderr"])  # of two records
+
+
+def test_what_was_measured_repeatedly_has_an_error_without_turns_too(tmp_path):
+    records = throughput_records()
+    for record_of in records[:2]:
+        record_of["result"] |= {"samples_seconds": [99.0, 100.0, 101.0], "baseline_samples_seconds": None}
+    records[2]["result"] |= {"samples_seconds": [100.0], "baseline_samples_seconds": None}
+    data = throughput(tmp_path, records).data.set_index(["point", "variant"])
+    base, one, other = (data.loc[("batch-2k", name)] for name in ("baseline", "swiftkv-50", "swiftkv-50-across4"))
+    relative = 4.3027 / 2 * 0.01 / 3**0.5  # by Student's t
+    assert one["tokens_per_second_stderr"] == pytest.approx(one["tokens_per_second"] * relative, rel=1e-4)
+    assert one["mfu_percent_stderr"] == pytest.approx(one["mfu_percent"] * relative, rel=1e-4)
+    assert one["speedup_stderr"] == pytest.approx(one["speedup"] * relative * 2**0.5, rel=1e-4)
+    assert pd.isna(base["speedup_stderr"]) and pd.isna(other["speedup_stderr"])
+    assert pd.isna(other["tokens_per_second_stderr"])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +201,7 @@ def test_a_model_is_held_against_the_first_ones_baseline_on_equal_terms(tmp_path
 
 def forward_records(point="forward"):
     result = {"batch_tokens": [64, 512], "seconds": {"median": [0.01, 0.04], "min": [0.01, 0.03]}, "what": "made up"}
+    result |= {"samples_seconds": [[0.01, 0.01], [0.05, 0.03]], "baseline_samples_seconds": None}  # of each batch
     fast = result | {"seconds": {"median": [0.0125, 0.025], "min": [0.01, 0.02]}}
     return [
         record("forward_time", point, "baseline", "auto", result),

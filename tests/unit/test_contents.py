@@ -113,6 +113,9 @@ def test_the_page_names_the_models_and_files(config):
     lines = KINDS["contents"].make(contents.resolve(typed(config), "contents"), {}).values.set_index("name")
     assert lines.loc["table2", "reason"] == "no model of this scale plays the role small"
     assert lines.loc["figure3", "models"] == "small: none, large: Llama-3.1-70B-Instruct"
+    local = typed(artifact_helpers.scale("local"))
+    lines = KINDS["contents"].make(contents.resolve(local, "contents"), {}).values.set_index("name")
+    assert lines.loc["figure3", "models"] == "small/large: SmolLM2-135M-Instruct"
 
 
 @pytest.mark.parametrize(

@@ -43,16 +43,28 @@ def similarity(config, model):
     pairwise = [[1 - abs(first - second) / layers for second in range(layers)] for first in range(layers)]
     result = {"simscore": [0.3 + 0.6 * layer / layers for layer in range(layers - 1)], "pairwise": pairwise,
               "tokens": 1000, "documents": 50, "num_hidden_layers": layers}  # fmt: skip
+    alike = {"cosine": [0.4] * (layers - 1), "cosine_stderr": [0.01] * (layers - 1), "cka": [0.5] * (layers - 1)}
+    result["neighbours"] = {"keys": alike, "values": alike}
     return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, result)
+
+
+def close(kl):
+    numbers = {"kl": kl, "top1_agreement": 0.7, "perplexity": 20.0}
+    return {name: {"value": value, "stderr": 0.01 * value, "n": 50} for name, value in numbers.items()}
+
+
+def eviction(config, model):
+    caches = [
+        {"policy": policy, "share": share, "held": share + 0.01, **close(1 - share)}
+        for policy in ("window", "attention")
+        for share in config["eviction"]["shares"]
+    ]
+    settings = config["fidelity"] | config["eviction"]
+    return record(config, "eviction", model, "baseline", "auto", settings, {"caches": caches, "documents": 50})
 
 
 def starts(config, model):
     total = config["models"][model]["num_hidden_layers"]
-
-    def close(kl):
-        numbers = {"kl": kl, "top1_agreement": 0.7, "perplexity": 20.0}
-        return {name: {"value": value, "stderr": 0.01 * value, "n": 50} for name, value in numbers.items()}
-
     layers = [
         {
             "num_key_value_layers": layer,
@@ -147,6 +159,7 @@ MAKERS = {
     "fidelity": fidelity,
     "similarity": similarity,
     "starts": starts,
+    "eviction": eviction,
     "training": training,
     "early_exit": early_exit,
     "serving": serving,

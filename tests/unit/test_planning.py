@@ -227,10 +227,10 @@ def test_points_of_one_engine_start_it_once_where_they_come_one_after_another(co
     def hours(*names):
         return estimate_plan(ROOT, profile, typed(config), [point(name) for name in names]).total.gpu_hours
 
-    one, other = hours("batch-2k"), hours("batch-4k")
+    one, other = hours("batch-2k"), hours("batch-8k")
     assert hours("batch-2k", "interactive-2k") == pytest.approx(one + hours("interactive-2k"))
-    assert (hours("batch-2k", "batch-4k") < one + other) == shared
-    planned = [point("batch-2k"), point("batch-4k"), point("batch-4k", "swiftkv-50"), point("memory-16gib")]
+    assert (hours("batch-2k", "batch-8k") < one + other) == shared
+    planned = [point("batch-2k"), point("batch-8k"), point("batch-8k", "swiftkv-50"), point("memory-16gib")]
     plan = estimate_plan(ROOT, profile, typed(config), planned)
     # A start of 90 seconds, and 16 GB at 2 GB a second.
     assert plan.shared.gpu_hours == pytest.approx((90 + 8.03) / 3600, rel=1e-3)

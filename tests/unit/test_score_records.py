@@ -21,7 +21,7 @@ from swiftkv.score.data import open_questions, read_table
 from swiftkv.score.run import bits_per_byte, measure_scores
 from swiftkv.score.tasks import build_benchmark
 from swiftkv.stages.command import call
-from swiftkv.statistics import mean_and_stderr, mean_of_turns
+from swiftkv.statistics import mean_and_stderr, mean_of_turns, wilson
 
 
 @pytest.fixture
@@ -66,7 +66,16 @@ def test_lambada_asks_for_the_last_word():
         assert built.doc_to_text(doc) + built.doc_to_target(doc) == doc["text"]
 
 
-@pytest.mark.parametrize(("name", "begins"), [("gsm8k-bits", " "), ("mbpp-bits", "\n")])
+def bits_of(model, tokenizer, prompt: str, answer: str) -> float:
+    """Bits per byte of an answer, by one plain forward pass."""
+    context, whole = tokenizer(prompt)["input_ids"], tokenizer(prompt + answer)["input_ids"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([whole])).logits[0, len(context) - 1 : -1].float().log_softmax(-1)
+    likely = logits.gather(1, torch.tensor(whole[len(context) :])[:, None]).sum().item()
+    return -likely / math.log(2) / len(answer.removeprefix(" ").encode())
+
+
+@pytest.mark.parametrize(("name", "begins"), [("gsm8k-bits", " "), ("mbpp-bits", "\n"), ("humaneval-bits", "\n")])
 def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher):
     """Against one plain forward pass a question, in which bfloat16 sums are taken in another order."""
     task = PANEL[name]
@@ -77,14 +86,39 @@ def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher
     for doc in built.eval_docs:
         prompt, answer = built.doc_to_text(doc), built.doc_to_target(doc)
         assert answer.startswith(begins) and "<<" not in answer and "\r" not in answer
-        context, whole = tokenizer(prompt)["input_ids"], tokenizer(prompt + answer)["input_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([whole])).logits[0, len(context) - 1 : -1].float().log_softmax(-1)
-        likely = logits.gather(1, torch.tensor(whole[len(context) :])[:, None]).sum().item()
-        expected.append(-likely / math.log(2) / len(answer.strip(" ").encode()))
+        expected.append(bits_of(model, tokenizer, prompt, answer))
     assert record["result"]["questions"]["values"] == pytest.approx(expected, rel=2e-3)
     assert record["result"]["value"] == pytest.approx(sum(expected) / 4, rel=2e-3)
     assert record["result"]["value"] == pytest.approx(math.log2(SHAPE["vocab_size"]), rel=0.3)  # an untrained model
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "bits"), [("arc-easy", "arc-easy-bits"), ("hellaswag-completion", "hellaswag-bits")]
+)
+def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(accuracy, bits, source, monkeypatch):
+    """The questions are asked once, and the bits are those of the right choice alone."""
+    from swiftkv.score import run
+
+    asked, ask = [], run.lm_eval_samples
+    monkeypatch.setattr(run, "lm_eval_samples", lambda *what: asked.append(what) or ask(*what))
+    outputs = [source.parent / f"{name}.json" for name in (bits, accuracy)]
+    measure_scores(source, None, "v", None, "auto", {n: PANEL[n] for n in (bits, accuracy)}, seed=3, outputs=outputs)
+    (in_bits, accurate), task = [json.loads(output.read_text()) for output in outputs], PANEL[bits]
+    assert len(asked) == 1 and score(source, accuracy, PANEL[accuracy])["result"] == accurate["result"]
+    (built,) = build_benchmark(task, open_questions(task["task"], task["source"]), seed=3).tasks.values()
+    model, tokenizer = load_base(source.parent / "checkpoint").to(torch.bfloat16).eval(), byte_tokenizer()
+    expected = [
+        bits_of(model, tokenizer, built.doc_to_text(doc), " " + built.doc_to_choice(doc)[built.doc_to_target(doc)])
+        for doc in built.eval_docs
+    ]
+    assert in_bits["result"]["questions"]["values"] == pytest.approx(expected, rel=5e-3)
+    assert (in_bits["settings"]["metric"], accurate["settings"]["metric"]) == (
+        "bits_per_byte",
+        PANEL[accuracy]["metric"],
+    )
+    with pytest.raises(UserError, match="no metric 'bleu'"):
+        tasks = {bits: task, "other": task | {"metric": "bleu"}}
+        measure_scores(source, None, "v", None, "auto", tasks, seed=3, outputs=outputs)
 
 
 @pytest.mark.parametrize(("context", "answer"), [("ask", " ab"), ("ask ", "ab"), ("ask", "ab")])
@@ -176,6 +210,14 @@ def test_two_errors_of_three_turns_reach_as_far_as_students_t():
     mean, error = mean_of_turns([1.0, 2.0, 3.0])
     assert mean == 2.0 and 2 * error == pytest.approx(4.303 / 3**0.5, abs=1e-3)  # t for 95 % and two degrees of freedom
     assert mean_of_turns([1.5]) == (1.5, None)
+
+
+def test_wilson_intervals_are_the_published_ones():
+    """Against Table 1 of Newcombe (1998), Statistics in Medicine 17, at his 1.96 in place of 2 to two digits."""
+    for hits, number, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
+        ends = wilson(hits, number)
+        assert ends == (pytest.approx(low, abs=0.005), pytest.approx(high, abs=0.007))
+    assert wilson(29, 29)[1] == 1 and wilson(29, 29)[0] == pytest.approx(0.8830, abs=0.005)
 
 
 def test_mean_and_stderr():

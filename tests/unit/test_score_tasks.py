@@ -158,6 +158,6 @@ def test_local_folder(tmp_path):
     assert benchmark("winogrande", source=source, limit=3).n_total == 9
 
 
-def test_bits_per_byte_need_one_continuation():
+def test_bits_per_byte_need_one_right_continuation():
     with pytest.raises(UserError, match="no metric 'bits_per_byte'; it has acc"):
         benchmark("winogrande", metric="bits_per_byte")

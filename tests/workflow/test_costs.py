@@ -47,8 +47,8 @@ def test_the_paper_scale_is_planned_with_little_memory():
     assert run.returncode == 0, run.stderr
     text, _, memory = run.stdout.rstrip().rpartition("\n")
     assert int(memory) < GIBIBYTE
-    assert "\n  GPU-hours   4,358, up to 32 GPUs a job\n" in text and "32 jobs in the queue at once" in text
-    assert text.splitlines()[-6].startswith("Profile slurm: 735 cluster jobs and 69 small ones")  # still on the screen
+    assert "\n  GPU-hours   4,349, up to 32 GPUs a job\n" in text and "32 jobs in the queue at once" in text
+    assert text.splitlines()[-6].startswith("Profile slurm: 741 cluster jobs and 71 small ones")  # still on the screen
     for artifact in ("table2", "figure3", "all of it"):
         assert f"\n{artifact} " in text
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text

@@ -156,7 +156,7 @@ def tasks_json(w, group):
     entries = {}
     for task in tasks_of(w, group):
         # Without what makes no other score.
-        entry = {key: value for key, value in scale["tasks"][task].items() if key not in ("shards", "asks")}
+        entry = {key: value for key, value in scale["tasks"][task].items() if key not in ("shards", "asks", "chance")}
         if engine := scale.scoring_engine(w.model, w.variant, w.kv_cache, task):
             entry["engine"] = engine
         if "source" in entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import AfterValidator, Field, model_validator
@@ -14,6 +14,7 @@ from swiftkv.errors import UserError
 from swiftkv.section import Section, Text, Whole, by_type, plain, read
 
 Claim = Mapping[str, Any]
+Bounds = list[float | None]  # low and high; None is open
 # The quantities a claim may make of its cells.
 HOW = ("cell", "difference", "ratio", "largest", "smallest", "rises")
 
@@ -30,8 +31,13 @@ def _number_of_gpus(text: str) -> str:
     return text
 
 
-_Bounds = Annotated[list[float | None], Field(min_length=2, max_length=2)]
-_Texts = dict[str, str]
+def _paired(cells: list[_Cell]) -> list[_Cell]:
+    if len(cells) not in (2, 4):
+        raise ValueError(f"takes two cells, or four, not {len(cells)}")
+    return cells
+
+
+_Bounds = Annotated[Bounds, Field(min_length=2, max_length=2)]
 
 
 class _Cell(Section, called="a cell"):
@@ -41,14 +47,17 @@ class _Cell(Section, called="a cell"):
     along: Text | None = None
 
 
-_Pair = Annotated[list[_Cell], Field(min_length=2, max_length=2)]
-
-
 class _Claim(Section, called="a claim"):
     id: Text
     text: Text
     place: Text
-    holds: Annotated[list[float | None] | str, by_type("two bounds, or text", list=_Bounds, str=Text)]
+    stated: Annotated[Bounds | str | None, by_type("two bounds, or text", list=_Bounds, str=Text)] = None
+    loss: Annotated[float, Field(gt=0)] | None = None
+    direction: _Bounds | None = None
+    own: Literal[True] | None = None
+    by: Literal["arithmetic", "count"] | None = None
+    closeness: Literal[True] | None = None
+    chosen: Text | None = None
     note: Text | None = None
     unit: Text | None = None
     against: Text | None = None
@@ -56,21 +65,24 @@ class _Claim(Section, called="a claim"):
     largest: _Cell | None = None
     smallest: _Cell | None = None
     rises: _Cell | None = None
-    difference: _Pair | None = None
-    ratio: _Pair | None = None
-    direction: _Bounds | None = None
+    difference: Annotated[list[_Cell], AfterValidator(_paired)] | None = None
+    ratio: Annotated[list[_Cell], Field(min_length=2, max_length=2)] | None = None
     hardware: Annotated[Text, AfterValidator(_number_of_gpus)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len([how for how in HOW if getattr(self, how)]) != 1:
             raise ValueError(f"needs exactly one of {', '.join(HOW)}")
+        if (self.stated is None) == (self.loss is None):
+            raise ValueError("needs either stated or loss")
         return self
 
 
 class _Page(Section, called="the page"):
-    models: _Texts
+    models: dict[str, str]
     benchmarks: Whole
+    resolution: Annotated[float, Field(gt=0)]
+    requests: dict[str, dict[str, float]]
     claims: dict[str, list[_Claim]]
 
 
@@ -95,3 +107,10 @@ def cells(claim: Claim) -> list[Mapping[str, Any]]:
     """The cells a claim is about."""
     named = next(claim[how] for how in HOW if how in claim)
     return list(named) if isinstance(named, list) else [named]
+
+
+def bounds(claim: Claim) -> tuple[Bounds | str, Bounds | None]:
+    """What a claim states, and its weaker form, None without one; that of a loss is twice as large."""
+    if "loss" in claim:
+        return [None, claim["loss"]], [None, 2 * claim["loss"]]
+    return claim["stated"], claim.get("direction")

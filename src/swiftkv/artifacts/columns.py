@@ -16,7 +16,7 @@ import pandas as pd
 from swiftkv.artifacts.kind import Entry
 from swiftkv.artifacts.records import MISSING, OOM
 from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import heading, with_error
+from swiftkv.artifacts.text import IN_NOISE, heading, with_error, with_interval
 from swiftkv.statistics import Difference
 
 Line = Mapping[str, Any]
@@ -29,7 +29,8 @@ class Column:
     Attributes:
         header: may hold line breaks.
         value: the cell's key, or a function of the line; None is printed as n/a.
-        text: a format such as ".2f", in which the error KEY_stderr follows where the line has one, or a function.
+        text: a format such as ".2f", in which the interval KEY_low to KEY_high or the error KEY_stderr follows where the line
+            has one, and which `IN_NOISE` precedes where _KEY_in_noise says so; or a function.
         why: key of the reason for a gap, which becomes a footnote.
         below: the cell of the second line, where there is one.
         within: key of the line in this line that the cell is of; None is this line itself.
@@ -50,9 +51,11 @@ class Column:
             oom = self.why is not None and line.get("status") == "oom"
             mark = f" {footnotes.mark(line[self.why])}" if self.why else ""
             return (OOM if oom else MISSING) + mark
-        return (
-            self.text(value) if callable(self.text) else with_error(value, line.get(f"{self.value}_stderr"), self.text)
-        )
+        if callable(self.text):
+            return self.text(value)
+        low, high, stderr = (line.get(f"{self.value}_{name}") for name in ("low", "high", "stderr"))
+        text = with_error(value, stderr, self.text) if low is None else with_interval(value, low, high, self.text)
+        return f"{IN_NOISE} {text}" if line.get(f"_{self.value}_in_noise") else text
 
 
 def measured(name: str, result: Mapping[str, Any] | Difference | None, scale: float = 1.0) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from typing import Any
 from swiftkv.artifacts.inputs import FOLDERS, inputs, players, rows
 from swiftkv.artifacts.kind import MODELS, ArtifactKind, Common, Entry, Listed
 from swiftkv.artifacts.kinds import KINDS
+from swiftkv.artifacts.text import enumeration
 from swiftkv.config import Config
 from swiftkv.config.trained_on import check_untrained
 from swiftkv.errors import UserError
@@ -84,6 +85,8 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
         * points: name -> the point with what all points share; tasks: name -> the task;
         * settings: name in the kind's `needs` -> what else these measurements are made with;
+        * notes: the entry's, and what stands for something else at this scale;
+        * mixes, of kinds that need trainings: mix of chats -> its sources; weights: model -> what is special of its weights;
         * parts: as the entry's, each with models and cases.
 
     Raises:
@@ -127,6 +130,16 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         }
         entry |= kind.of_page(config, page)
     entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in kind.needs}
+    if notes := [*raw.get("notes", []), *_substitutes(config, name)]:
+        entry["notes"] = notes
+    if "training" in kind.needs:
+        entry["mixes"] = {
+            mix: [source.get("name") or source["hub"] for source in content["sources"]]
+            for mix, content in config["data"].items()
+        }
+        entry["weights"] = {
+            model["name"]: weights for model in entry["models"] if (weights := _weights(config, model["name"]))
+        }
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:
             raise UserError(
@@ -135,10 +148,76 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     return entry
 
 
+def _substitutes(config: Config, name: str) -> list[str]:
+    """Sentences on models that play several parts, on variants that stand in for others, and on measurements shown before."""
+    raw, notes = config["artifacts"][name], []
+    parts: dict[str, dict[str, str | None]] = {}  # by the title of a model: its roles, each with the part it has there
+    for scope in _scopes(raw):
+        for role in dict.fromkeys(role for key in MODELS for role in scope.get(key, [])):
+            for model in players(config, [role]):
+                parts.setdefault(model["title"], {}).setdefault(role, scope.get("title") if "parts" in raw else None)
+    for title, roles in parts.items():
+        if len(roles) > 1:
+            several = enumeration(list(roles.values())) if "parts" in raw else f"{len(roles)} different models"
+            notes.append(f"{title} stands for {several}.")
+    replaced: dict[str, str] = {}
+    for item in [
+        item for scope in _scopes(raw) if "variants" in scope for item in members(config, "variants", scope["variants"])
+    ]:
+        ((variant, kv_cache),) = cases(config, [item])
+        if (here := variant + (f"/{kv_cache}" if kv_cache != "auto" else "")) != item:
+            replaced[item] = here
+    if replaced:
+        notes.append("; ".join(f"{item}: {here} here" for item, here in replaced.items()) + ".")
+    mine = _measured(config, raw)
+    for earlier, other in config["artifacts"].items():
+        if earlier == name or not mine:
+            break
+        if other["kind"] == raw["kind"] and mine <= _measured(config, other) and left_out(config, earlier) is None:
+            shown = earlier if other["source"] == "ours" else f"the {label(other)}"
+            notes.append(f"Same measurements as {shown}.")
+            break
+    return notes
+
+
+def _scopes(raw: Entry) -> list[Entry]:
+    """The parts of an entry as artifacts.yaml has it, or itself."""
+    return raw.get("parts") or ([raw] if any(key in raw for key in MODELS) else [])
+
+
+def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
+    """The measurements that an entry shows whole: model, variant, KV-cache format, kind, and point or task."""
+    needs, found = KINDS[raw["kind"]].needs, set()
+    several = {"serving": "points", "scores": "tasks"}
+    listed = {need: members(config, key, raw[key]) for need, key in several.items() if need in needs and key in raw}
+    listed |= {need: [""] for need in ("fidelity", "starts") if need in needs}
+    for scope in _scopes(raw):
+        if "similarity" in needs:
+            shown = players(config, [role for key in MODELS for role in scope.get(key, [])])
+            found |= {(model["name"], "similarity") for model in shown}
+        for model in players(config, scope.get("models", [])):
+            for case in cases(config, scope["variants"]) if "variants" in scope else [()]:
+                found |= {(model["name"], *case, need, what) for need, names in listed.items() for what in names}
+    return found
+
+
+_QUANTIZED = re.compile(r"[.-](I?Q(\d)\w*)\.gguf")
+
+
+def _weights(config: Config, model: str) -> str | None:
+    """What is special of a model's weights, by the name of the file they are from; None where nothing is known to be."""
+    source = config["models"][model]["source"]
+    kind = _QUANTIZED.search(source.get("gguf", ""))
+    if source.get("random"):
+        return "random weights"
+    return kind and f"{kind[2]}-bit weights, {kind[1]}, read as bfloat16"
+
+
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
     shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
-    return {**shared, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
+    eviction = config["fidelity"] | config["eviction"]
+    return {**shared, "eviction": eviction, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:

@@ -39,10 +39,18 @@ STYLE = {
     "figure.dpi": 100,
 }
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
+_PRINT, _LINE = 6, 0.1  # points of the small print, and inches of a line of it
 LIMIT = "limit by FLOPs"
 ROOFLINE = "roofline limit (FLOPs and bytes)"
+# How the two limits are told apart, also where they are equal: a solid dash, and a dotted one with a diamond; curves have the
+# same dots, and long dashes for what a dash is over a bar.
+_LIMITS: Mapping[str, Mapping[str, Any]] = {
+    LIMIT: {"linestyle": "-", "marker": ""},
+    ROOFLINE: {"linestyle": ":", "marker": "D"},
+}
+LIMIT_CURVES: Mapping[str, Any] = {LIMIT: (0, (6, 2)), ROOFLINE: ":"}
 
-# Color, marker and hatch of the variants that figures show most; they are the same in every figure.
+# Color, marker and hatch of variants; they are the same in every figure.
 _LOOKS = {
     "baseline": ("#4D4D4D", "o", ""),
     "merge-all-layers": ("#E69F00", "D", "xxxx"),
@@ -51,7 +59,11 @@ _LOOKS = {
     "swiftkv-50-across2": ("#CC79A7", "P", "++++"),
     "swiftkv-50-across4": ("#009E73", "^", "...."),
     "swiftkv-50-across8": ("#D55E00", "X", "||||"),
+    "swiftkv-62.5": ("#332288", "X", "----"),
+    "swiftkv-50-fitted": ("#882255", "D", "xxxx"),
 }
+# Of all other variants: colors of Tol's muted scheme, none of which a variant above has.
+_OTHER_COLORS = ("#117733", "#999933", "#AA4499")
 _HATCHES = ("////", "....", "xxxx", "||||", "----", "oooo")
 
 
@@ -114,13 +126,16 @@ class Bar:
         return self.error if isinstance(self.error, tuple) else (self.error or 0.0, self.error or 0.0)
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches; whatever is drawn from here on has this module's style."""
+def new_figure(width: float, height: float, notes: Sequence[str] = ()) -> Figure:
+    """An empty figure of so many inches; whatever is drawn from here on has this module's style.
+
+    It is higher by the lines of the `notes` that will stand below it.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update(STYLE)
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height + _LINE * len(_wrapped(width, notes))), layout="constrained")
 
 
 def write_figure(drawing: Drawing, outputs: Mapping[str, str | Path]) -> None:
@@ -152,7 +167,8 @@ def _make_room(figure: Figure) -> None:
 def look(variant: str, kv_cache: str = "auto", second: bool = False, predicted: bool = False) -> Look:
     """How a variant is drawn; one without a look of its own gets one from its name."""
     number = sum(variant.encode())
-    other = (COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)], _HATCHES[number % len(_HATCHES)])
+    cycles = (_OTHER_COLORS, MARKERS, _HATCHES)
+    other = tuple(cycle[number % len(cycle)] for cycle in cycles)
     return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8", predicted)
 
 
@@ -163,7 +179,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
-    """Grouped bars, one group a name in `groups`; dashes are limits, the dotted ones rooflines; texts stand above all."""
+    """Grouped bars, one group a name in `groups`; dashes are limits (`_LIMITS`); texts stand above all of them."""
     from matplotlib import patheffects
 
     width = 0.84 / len(series)
@@ -179,12 +195,13 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
             top = bar.value + bar.reach[1]
             if bar.error is not None:
                 axis.errorbar(x, bar.value, [[end] for end in bar.reach], color="black", linewidth=0.8, capsize=1.5)
-            for limit, style in ((bar.limit, "-"), (bar.roofline, ":")):
+            for limit, style in ((bar.limit, _LIMITS[LIMIT]), (bar.roofline, _LIMITS[ROOFLINE])):
                 if limit is None:
                     continue
                 ends = (x - 0.46 * width, x + 0.46 * width)
-                mark = axis.hlines(limit, *ends, color="black", linewidth=1.3, linestyle=style)
+                mark = axis.hlines(limit, *ends, color="black", linewidth=1.3, linestyle=style["linestyle"])
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
+                axis.plot(x, limit, color="black", markerfacecolor="white", markersize=2.5, marker=style["marker"])
                 top = max(top, limit)
             offset = {"xytext": (0, _GAP), "textcoords": "offset points"}
             axis.annotate(bar.text, (x, top), ha="center", va="bottom", fontsize=6, gid=_ABOVE, **offset)
@@ -226,6 +243,17 @@ def headline(figure: Figure, *lines: str) -> None:
     figure.suptitle("\n".join(broken).replace(space, " "), fontsize=8)
 
 
+def remarks(figure: Figure, notes: Sequence[str]) -> None:
+    """Small print below a figure that has no legend there."""
+    if notes:
+        figure.supxlabel("\n".join(_wrapped(figure.get_figwidth(), notes)), fontsize=_PRINT, x=0.02, ha="left")
+
+
+def _wrapped(width: float, notes: Sequence[str]) -> list[str]:
+    """Lines of small print that fill so many inches."""
+    return [part for line in notes for part in textwrap.wrap(line, int(125 * width / PAGE))]
+
+
 def handle(appearance: Look, label: str, bars: bool = False) -> Any:
     """A legend entry: a filled box, or a line with its marker."""
     if bars:
@@ -234,8 +262,8 @@ def handle(appearance: Look, label: str, bars: bool = False) -> Any:
 
 
 def limit_handle(label: str = LIMIT) -> Any:
-    """The legend entry of the black dash, or of the dotted one, `ROOFLINE`."""
-    return line_entry(label, color="black", linewidth=1.3, linestyle=":" if label == ROOFLINE else "-")
+    """The legend entry of a limit over bars, `LIMIT` or `ROOFLINE`."""
+    return line_entry(label, color="black", linewidth=1.3, markerfacecolor="white", markersize=2.5, **_LIMITS[label])
 
 
 def line_entry(label: str, **style: Any) -> Any:
@@ -256,8 +284,8 @@ def legend(figure: Figure, handles: Sequence[Any], published: Sequence[str] = ()
     """A legend below the figure in as many columns as fit; above it published words, and notes on what is missing."""
     room = figure.get_figwidth() / PAGE
     lines = [f"published: {'; '.join(dict.fromkeys(published))}"] if published else []
-    above = "\n".join(part for line in [*lines, *notes] for part in textwrap.wrap(line, int(125 * room)))
+    above = "\n".join(_wrapped(figure.get_figwidth(), [*lines, *notes]))
     longest = max(len(entry.get_label()) for entry in handles)
     columns = max(1, min(len(handles), int(126 * room) // (longest + 9)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2, handlelength=2.2,
-                  title=above or None, title_fontsize=6)  # fmt: skip
+                  title=above or None, title_fontsize=_PRINT)  # fmt: skip

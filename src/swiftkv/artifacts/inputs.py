@@ -64,11 +64,6 @@ def _similarity(config: Config, entry: Entry) -> list[str]:
     return [STAGES["similarity"].file(config, model=model) for model in models]
 
 
-def _starts(config: Config, entry: Entry) -> list[str]:
-    models = [model["name"] for model in entry["models"] if not config.models[model["name"]].unmeasured("quality")]
-    return [STAGES["starts"].file(config, model=model) for model in models]
-
-
 def dimensions_of(config: Config, model: str) -> str:
     """The file with a model's public dimensions, or else the resolved model."""
     return config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
@@ -83,6 +78,14 @@ def _devices(config: Config, entry: Entry) -> list[str]:
     return [f"{FOLDER}/{on['device']}.json" for on in entry["served_on"].values()]
 
 
+def _of_models(stage: str) -> Callable[[Config, Entry], list[str]]:
+    def files(config: Config, entry: Entry) -> list[str]:
+        models = [model["name"] for model in entry["models"] if not config.models[model["name"]].unmeasured("quality")]
+        return [STAGES[stage].file(config, model=model) for model in models]
+
+    return files
+
+
 def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
     return lambda config, entry: [STAGES[stage].file(config, **row) for row in _rows(entry)]
 
@@ -94,7 +97,8 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "serving": _serving,
     "training": _training,
     "similarity": _similarity,
-    "starts": _starts,
+    "starts": _of_models("starts"),
+    "eviction": _of_models("eviction"),
     "dimensions": _dimensions,
     "devices": _devices,
     "fitted_device": lambda config, entry: [f"{FOLDER}/{published.DEVICE}.json"],

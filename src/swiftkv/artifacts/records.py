@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.artifacts.kind import Entry, Files
+from swiftkv.artifacts.text import some
 from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
 from swiftkv.measure.run import asked
 from swiftkv.points import POINTS
 from swiftkv.records import read_json
+from swiftkv.statistics import mean_of_turns
 
 Published = Mapping[str, Any]
 """A row of a file of resources/paper."""
 
 MISSING, OOM = "n/a", "OOM"
+HELDOUT = "heldout.jsonl"  # the file of held-out chats, as records name it
 _SECTIONS = (
     "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
 )  # fmt: skip
@@ -92,6 +95,15 @@ class Record:
         """Input and output tokens a second."""
         return self.value("tokens_per_second")
 
+    @property
+    def scatter(self) -> float | None:
+        """The relative standard error of its throughput; None where it was measured once."""
+        seconds = self.value("samples_seconds") or []
+        if self.throughput is None or len(seconds) < 2:
+            return None
+        mean, stderr = mean_of_turns(seconds)
+        return stderr / mean
+
     def speedups(self, unit: str = "seconds", place: int | None = None) -> list[float]:
         """The baseline's time over its own in each turn of both; none where they were not measured in turns.
 
@@ -119,6 +131,18 @@ class Record:
     def what(self) -> str:
         """The task or the point; empty where there is none."""
         return self.settings.get("task") or self.settings.get("point") or ""
+
+    @property
+    def text(self) -> str:
+        """Which chats it was measured on, and where they were cut; empty where it was not on chats."""
+        if not (self.data and self.data.get("sources") and "documents" in self.settings):
+            return ""
+        number, kind = self.result.get("documents", self.settings["documents"]), "training"
+        if self.data.get("chats") == HELDOUT:
+            kind = "held-out"
+        return (
+            f"{number} {kind} chats of {some(self.data['sources'])}, each cut at {self.settings['max_length']:,} tokens"
+        )
 
     @property
     def case(self) -> tuple[str, str]:
@@ -283,8 +307,9 @@ def read_published(files: Iterable[str | Path]) -> list[Published]:
 
 
 def read_statements(entry: Entry, files: Files) -> list[Published]:
-    """The rows of `values.csv` about an artifact; raises as `read_published`."""
-    return [row for row in read_published(files.get("published", ())) if row.get("item") == entry["name"]]
+    """The rows of `values.csv` about an artifact, among those that `item` names; raises as `read_published`."""
+    rows = read_published(files.get("published", ()))
+    return [row for row in rows if entry["name"] in str(row.get("item")).split()]
 
 
 def _number(cell: str | None) -> float | str | None:

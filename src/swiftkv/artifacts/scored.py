@@ -11,10 +11,12 @@ from typing import Any
 from swiftkv.artifacts.columns import Column, measured
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_published, read_records
-from swiftkv.artifacts.text import enumeration
+from swiftkv.artifacts.text import IN_NOISE, enumeration
 from swiftkv.spec import SwiftKVSpec
+from swiftkv.statistics import ERRORS, wilson
 
 Tasks = Mapping[str, Mapping[str, Any]]
+FEW = 300  # questions below which an accuracy has its Wilson interval and comes after closeness to the teacher
 
 CLOSENESS = {  # factor, header and format of each measure of closeness
     "kl": (1, "KL to teacher,\nnats a token", ".4f"),
@@ -77,7 +79,7 @@ class Row:
         """Cells of one task: its score in percent or bits per byte, the questions, and the reason where there is none."""
         record = self.scores[task]
         score = measured(task, record.result, unit(settings))
-        return {**score, f"{task}_n": record.value("n"), f"_{task}": record.why}
+        return {**score, f"{task}_n": record.value("n"), f"_{task}": record.why, **_interval(task, record, settings)}
 
     def average(self, tasks: Sequence[str]) -> dict[str, Any]:
         """Cells of the average: the mean over tasks in percent, its standard error, the tasks, and the reason for a gap.
@@ -157,6 +159,21 @@ class Scored:
         errors = [100 * score["stderr"] for score in scores if score["stderr"] is not None]
         return 1 if errors and max(errors) >= 1 and not any(row.published for row in self.rows) else 2
 
+    @cached_property
+    def few(self) -> bool:
+        """Whether its accuracies are of too few questions to tell variants apart, and of no model with published ones."""
+        asked = [score["n"] for task in self.accuracies for score in self.results(task)]
+        return bool(asked) and min(asked) < FEW and not any(row.published for row in self.rows)
+
+    def average(self, row: Row) -> dict[str, Any]:
+        """Cells of a row's average, with whether it is no better than guessing."""
+        cells = row.average(self.averaged)
+        chances = [self.tasks[task].get("chance") for task in self.averaged]
+        if cells["average"] is None or cells["average_stderr"] is None or None in chances:
+            return cells
+        guessed = 100 * sum(chances) / len(chances)
+        return cells | {"_average_in_noise": cells["average"] - ERRORS * cells["average_stderr"] <= guessed}
+
     def columns(self) -> list[Column]:
         """A column a task, with its shots and questions."""
         columns = []
@@ -172,6 +189,23 @@ class Scored:
         left_out = [settings["title"] for task, settings in self.tasks.items() if task not in self.averaged]
         text = f"Avg.{of} is the mean over {enumeration([self.tasks[task]['title'] for task in self.averaged])}"
         return [text + (f"; without {enumeration(left_out)}." if left_out else ".")] if self.averaged else []
+
+    def noise_notes(self, lines: Iterable[Mapping[str, Any]]) -> list[str]:
+        """What intervals, brackets and the mark of noise mean in these lines."""
+        cells, notes = [(key, cell) for line in lines for key, cell in line.items()], []
+        if any(key.endswith("_low") for key, _ in cells):
+            notes.append(
+                f"[ ]: Wilson interval of {ERRORS} standard errors on either side, of fewer than {FEW} questions; ±: one "
+                "standard error."
+            )
+        if any(key.endswith("_changed") for key, _ in cells):
+            notes.append("( ): share of the answers that went from right to wrong or from wrong to right.")
+        if any(key.endswith("_in_noise") and cell for key, cell in cells):
+            notes.append(
+                f"{IN_NOISE}, grey: within noise, that is within {ERRORS} standard errors of no difference, or no better "
+                "than guessing."
+            )
+        return notes
 
     def subsets_note(self) -> str:
         """How many of a task's questions were asked."""
@@ -196,6 +230,21 @@ class Scored:
             f"Scored on random subsets (seed {', '.join(sorted(set(map(str, parts.values()))))}), so not comparable with "
             f"full-set results: {enumeration(list(parts))} questions. {where}"
         )
+
+
+def outcomes(record: Record) -> list[float] | None:
+    """Whether each question came out right, 1 or 0; None where it is bits or a probability, or the record does not say."""
+    values = (record.value("questions") or {}).get("values")
+    return values if values and set(values) <= {0.0, 1.0} else None
+
+
+def _interval(task: str, record: Record, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Cells of an accuracy: its Wilson interval in percent where few were asked, and whether it is no better than guessing."""
+    if (right := outcomes(record)) is None:
+        return {}
+    low, high = wilson(sum(right), len(right))
+    ends = {f"{task}_low": 100 * low, f"{task}_high": 100 * high} if len(right) < FEW else {}
+    return ends | {f"_{task}_in_noise": settings.get("chance") is not None and low <= settings["chance"]}
 
 
 def rows(entry: Entry, files: Files) -> list[Row]:

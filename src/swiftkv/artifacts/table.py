@@ -13,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from swiftkv.artifacts.records import MISSING, OOM
+from swiftkv.artifacts.text import IN_NOISE
 from swiftkv.records import atomic_path
 
 # Typed by hand, as pandas' own escaping leaves characters that pdflatex only knows in math mode.
@@ -20,7 +21,7 @@ _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$",
     "–": "--", "—": "---", "’": "'", "…": r"\ldots{}", "±": r"$\pm$", "×": r"$\times$",
-    "≥": r"$\geq$", "≤": r"$\leq$", "→": r"$\rightarrow$", "·": r"$\cdot$",
+    "≥": r"$\geq$", "≤": r"$\leq$", "≈": r"$\approx$", "→": r"$\rightarrow$", "·": r"$\cdot$",
     "‖": r"$\parallel$", "⁰": "$^0$", "³": "$^3$", "⁹": "$^9$",
     "\N{NO-BREAK SPACE}": "~", "\N{ZERO WIDTH SPACE}": r"\allowbreak{}",
 })  # fmt: skip
@@ -47,6 +48,7 @@ th, td { padding: 0.2em 0.7em; text-align: left; vertical-align: top; }
 thead th { border-bottom: 1px solid; vertical-align: bottom; }
 tbody th { font-style: italic; font-weight: normal; }
 tr.rule > * { border-top: 1px solid; } .number { text-align: right; white-space: nowrap; }
+.noise { color: #888; }
 .notes { max-width: 60em; font-size: 0.9em; }
 </style>
 </head>
@@ -67,7 +69,7 @@ tr.rule > * { border-top: 1px solid; } .number { text-align: right; white-space:
 <tr{{ rule if loop.index0 }}><th colspan="{{ panel.frame.columns | length }}">{{ heading }}</th></tr>
 {% endif %}
 <tr{{ rule if loop.index0 in panel.rules and not heading }}>
-{%- for cell in row %}<td{{ numbers(panel, panel.frame.columns[loop.index0]) }}>{{ cell | lines }}</td>{% endfor -%}
+{%- for cell in row %}<td{{ numbers(panel, panel.frame.columns[loop.index0], cell) }}>{{ cell | lines }}</td>{% endfor -%}
 </tr>
 {% endfor %}
 </tbody>
@@ -235,8 +237,10 @@ def to_html(table: Table) -> str:
     """One page that needs nothing else: the title, the grids and the notes."""
     text = {id(panel): _text_columns(panel.frame) for panel in table.panels}
 
-    def numbers(panel: Panel, column: str) -> Markup:
-        return Markup("" if column in text[id(panel)] else ' class="number"')
+    def numbers(panel: Panel, column: str, cell: str = "") -> Markup:
+        noise = str(cell).startswith(IN_NOISE)
+        classes = ["number"] * (column not in text[id(panel)]) + ["noise"] * noise
+        return Markup(f' class="{" ".join(classes)}"' if classes else "")
 
     return _HTML.render(table=table, numbers=numbers, rule=Markup(' class="rule"'))
 
@@ -267,7 +271,7 @@ def _tabular(panel: Panel) -> str:
 
 def _text_columns(frame: pd.DataFrame) -> set[str]:
     """Columns whose cells are words; numbers, also where some are missing or out of memory, are aligned to the right."""
-    numeric = set("0123456789.,±-+–×% []\N{NO-BREAK SPACE}")
+    numeric = set(f"0123456789.,±-+–×% [](){IN_NOISE}\N{NO-BREAK SPACE}")
 
     def words(cell: str) -> bool:
         return bool(set(str(cell).replace(MISSING, "").replace(OOM, "")) - numeric)

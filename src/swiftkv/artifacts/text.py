@@ -42,6 +42,14 @@ def with_error(value: Any, stderr: float | None, form: str) -> str:
     return f"{value:{form}}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{stderr:{form.lstrip('+')}}"
 
 
+IN_NOISE = "≈"  # before a number that is within its error of what it is compared with
+
+
+def with_interval(value: float, low: float, high: float, form: str) -> str:
+    """`value [low, high]`, the ends of the interval as whole numbers."""
+    return f"{value:{form}}\N{NO-BREAK SPACE}[{low:.0f},\N{NO-BREAK SPACE}{high:.0f}]"
+
+
 def variant_label(spec: Mapping[str, Any] | None) -> str:
     """A variant in the words of the paper's Table 1, with the exact reduction of the model at hand."""
     if spec is None:
@@ -67,3 +75,8 @@ def heading(entry: Mapping[str, Any]) -> str:
 def enumeration(items: Sequence[str]) -> str:
     """`a, b and c`."""
     return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"
+
+
+def some(items: Sequence[str], most: int = 3) -> str:
+    """The first of many: `a, b, c and 7 more`."""
+    return enumeration(items if len(items) <= most + 1 else [*items[:most], f"{len(items) - most} more"])

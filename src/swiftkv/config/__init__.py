@@ -16,6 +16,7 @@ from swiftkv.config.settings import (
     ChooseL,
     DataMix,
     EarlyExit,
+    Eviction,
     Fidelity,
     GpuJobs,
     Heldout,
@@ -73,6 +74,7 @@ class Config(Section, called="the configuration"):
     heldout: Heldout
     similarity: Similarity
     fidelity: Fidelity
+    eviction: Eviction
     choose_l: ChooseL
     early_exit: EarlyExit
     scoring: Scoring

@@ -251,6 +251,13 @@ class Similarity(Fidelity, called="similarity"):
     data: Text = key("A key under data.")
 
 
+class Eviction(Section, called="eviction"):
+    """KV caches that drop tokens, compared on the chats of `fidelity`."""
+
+    shares: Annotated[list[Fraction], Field(min_length=1), Unique] = key("Shares of the tokens that stay in the cache.")
+    sinks: Whole = key("First tokens that a window always keeps.")
+
+
 class ChooseL(Fidelity, called="choose_l"):
     """For which l starts are fitted and compared before training."""
 
@@ -289,7 +296,9 @@ class Task(Section, called="a task"):
     shots: Count = key("Few-shot examples.", le=1000)
     chat_template: bool = key("Whether prompts go through the model's chat template.")
     fewshot_as_multiturn: bool = key("Whether examples are turns of the chat.")
-    metric: Text = key("Metric of the lm-eval task; `bits_per_byte`, ours, of any task of output type loglikelihood.")
+    metric: Text = key(
+        "Metric of the lm-eval task; `bits_per_byte`, ours, of loglikelihoods and of the right one of choices."
+    )
     filter: Text = key("Output filter of the lm-eval task.")
     limit: Whole | None = key("Score a seeded random subset of this size; null scores all.")
     max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
@@ -297,7 +306,7 @@ class Task(Section, called="a task"):
     backend: Backend | None = key("Replaces scoring.backend.", None)
     asks: Asks | None = key("How much it asks, for plans; absent: as src/swiftkv/score/catalogue.py says.", None)
     shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
-    chance: Fraction | None = key("Share that guessing gets right; the panel averages tasks clearly above it.", None)
+    chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
     source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
 
     @property

@@ -6,6 +6,8 @@ lm-eval is imported only where its index is read.
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
 _OWN = str(Path(__file__).parent / "bits_per_byte")
+_READ_OFF = {
+    "title",
+    "published",
+    "metric",
+    "filter",
+    "chance",
+}  # keys of an entry that change no question and no answer
 
 
 class Asks(Section, called="what a benchmark asks"):
@@ -102,6 +111,9 @@ KNOWN = {
     "mbpp_bits_per_byte": Known(
         _OWN, "google-research-datasets/mbpp", "test", Asks(questions=500, prompt=40, choices=1, choice=70)
     ),
+    "humaneval_bits_per_byte": Known(
+        _OWN, "openai/openai_humaneval", "test", Asks(questions=164, prompt=141, choices=1, choice=60)
+    ),
 }
 
 
@@ -124,6 +136,11 @@ def asks(task: Any, name: str) -> Asks:
         "shots": amount.shots + task.shots * amount.shot,
     }
     return amount.model_copy(update=changes)
+
+
+def asked(task: Mapping[str, Any]) -> str:
+    """What an entry of the configuration asks, as text: the same of two that read other metrics off the same answers."""
+    return json.dumps({name: task[name] for name in task if name not in _READ_OFF}, sort_keys=True)
 
 
 @functools.cache

@@ -161,7 +161,8 @@ def measure_fidelity(
     The teacher is the model itself with its KV cache in its own dtype; each of its forward passes serves both. Every
     document is a row of its own, so no padding is counted. The result has kl, top1_agreement and perplexity, each with
     value, stderr and n; start, the same before training, for a rewired model with an unquantized cache; tokens and
-    documents; and with an FP8 cache fp8_keys, as `swiftkv.quantize.Peak` finds them.
+    documents; chats, the positions of each and what they add up to; and with an FP8 cache fp8_keys, as
+    `swiftkv.quantize.Peak` finds them.
 
     Args:
         model_source: the model's source.json.
@@ -197,10 +198,12 @@ def measure_fidelity(
                 f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(measured.documents)} chats", flush=True
             )
     counts = [len(document) - 1 for document in measured.documents]
+    of_chats = zip(("kl", "top1_agreement", "nll"), zip(*rows["trained"], strict=True), strict=True)
     result = summarize(rows["trained"], counts) | {
         "start": summarize(rows["start"], counts) if "start" in rows else None,
         "tokens": sum(counts),
         "documents": len(counts),
+        "chats": {"positions": counts, **{name: list(column) for name, column in of_chats}},
         **({"fp8_keys": keys} if (keys := peak.found()) else {}),
     }
     record = measured.write("fidelity", result, output, variant, checkpoint, spec, kv_cache)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swiftkv.errors import UserError
 from swiftkv.records import describe_spec, key_value_heads, measurement, provenance, weights_of, write_json
+from swiftkv.score.catalogue import asked
 from swiftkv.score.data import open_questions
 from swiftkv.score.fetch import Unavailable
 from swiftkv.score.kept import KeptAnswers
@@ -87,21 +88,29 @@ def measure_scores(
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
     tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
+    answered: dict[
+        str, tuple[Any, ...]
+    ] = {}  # by all that was asked, as some tasks differ in what is read off the answers
 
     def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
         """Result, settings it ran with, seconds that earlier jobs took, and further sections of the record."""
         request = (task, seed, folders.get(name), shard)
         if "engine" in task:
             return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
-        benchmark, data = questions(*request)
-        lm = load()
-        lm.batch_size_per_gpu = task["batch_size"]
-        lm.keep(kept := _keep(state, subject, [folder, tokenizer], name))
-        result, ran = run_benchmark(lm, benchmark, task)
-        if keys := lm.peak.found():
-            result["fp8_keys"] = keys
+        key, before = asked(task), 0.0
+        if key not in answered:
+            benchmark, data = questions(*request)
+            lm = load()
+            lm.batch_size_per_gpu = task["batch_size"]
+            lm.keep(kept := _keep(state, subject, [folder, tokenizer], name))
+            answered[key] = (benchmark, data, lm, lm_eval_samples(lm, benchmark, task), lm.peak)
+            before = kept.seconds
             lm.peak.warn()
-        return result, ran | {"dtype": str(lm.model.dtype).removeprefix("torch.")}, kept.seconds, {"data": data}
+        benchmark, data, lm, samples, peak = answered[key]
+        lm.batch_size_per_gpu = task["batch_size"]
+        result, ran = read_off(samples, lm, benchmark, task)
+        result |= {"fp8_keys": keys} if (keys := peak.found()) else {}
+        return result, ran | {"dtype": str(lm.model.dtype).removeprefix("torch.")}, before, {"data": data}
 
     part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
@@ -193,22 +202,34 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
 
     Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
     """
+    return read_off(lm_eval_samples(lm, benchmark, task), lm, benchmark, task)
+
+
+def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """What lm-eval logs of every question of a task, once for each of its filters."""
     from lm_eval import evaluate
 
-    from swiftkv.score.tasks import BITS_PER_BYTE
-
     chat = bool(task.get("chat_template"))
-    multiturn = chat and bool(task.get("fewshot_as_multiturn"))
     results = evaluate(
         lm,
         {"tasks": benchmark.tasks},
         bootstrap_iters=0,
         log_samples=True,
         apply_chat_template=chat,
-        fewshot_as_multiturn=multiturn,
+        fewshot_as_multiturn=chat and bool(task.get("fewshot_as_multiturn")),
     )
-    filter_name = task.get("filter") or "none"
-    samples = [sample for part in results["samples"].values() for sample in part if sample["filter"] == filter_name]
+    return [sample for part in results["samples"].values() for sample in part]
+
+
+def read_off(
+    samples: list[dict[str, Any]], lm: LM, benchmark: Benchmark, task: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `run_benchmark` gives, from the samples of the task, or of another one that asks the same."""
+    from swiftkv.score.tasks import BITS_PER_BYTE, check_metric
+
+    check_metric(task, benchmark.config)
+    chat, filter_name = bool(task.get("chat_template")), task.get("filter") or "none"
+    samples = [sample for sample in samples if sample["filter"] == filter_name]
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
     identities, config = [identity(sample) for sample in samples], benchmark.config
@@ -220,7 +241,7 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
         "tasks": benchmark.n_tasks,
         "output_type": config["output_type"],
         "chat_template": chat,
-        "fewshot_as_multiturn": multiturn,
+        "fewshot_as_multiturn": chat and bool(task.get("fewshot_as_multiturn")),
         "fewshot": benchmark.fewshot,
         "gen_prefix": config.get("gen_prefix"),
         "generation": config.get("generation_kwargs"),
@@ -237,8 +258,10 @@ def bits_per_byte(sample: Mapping[str, Any]) -> float:
     """Bits the model needs for the expected continuation, over its UTF-8 bytes; the space that begins it is no byte of it.
 
     Args:
-        sample: a sample that lm-eval logged of a task of the output type "loglikelihood".
+        sample: a sample that lm-eval logged of a task of the output type "loglikelihood", or of "multiple_choice", whose
+            target is the place of the right answer.
     """
-    ((context, answer),), ((loglikelihood, _greedy),) = sample["arguments"], sample["resps"][0]
+    right = sample["target"] if len(sample["arguments"]) > 1 else 0
+    (context, answer), ((loglikelihood, _greedy),) = sample["arguments"][right], sample["resps"][right]
     scored = context[len(context.rstrip()) :] + answer  # lm-eval counts white space between the two as the answer's
     return -loglikelihood / math.log(2) / len(scored.removeprefix(" ").encode())

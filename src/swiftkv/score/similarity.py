@@ -1,4 +1,4 @@
-"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1)."""
+"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1), and of neighbouring layers' keys and values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from swiftkv.device import device_map
 from swiftkv.models import load_base
 from swiftkv.score.chats import ChatMeasurement
+from swiftkv.score.neighbours import Neighbours
+from swiftkv.statistics import ratio
 
 CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
 
 
 @torch.inference_mode()
-def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tuple[torch.Tensor, int]:
-    """Average cosine similarity between the inputs of every two layers.
+def layer_similarity(
+    model: PreTrainedModel, documents: list[list[int]]
+) -> tuple[torch.Tensor, list[int], dict[str, Neighbours]]:
+    """Cosine similarity between the inputs of every two layers, added up over the tokens of each document; and neighbours.
 
     The input of layer i is the residual stream entering it, before its norm; layer 0's are the token embeddings.
 
@@ -26,22 +30,26 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
         documents: token ids, each run by itself.
 
     Returns:
-        Float64 matrix [L, L]: mean over all tokens of cos(x_i, x_j); and the number of tokens. Each cosine is float32,
-        within a few 1e-7 of exact; their sums are float64.
+        Float64 [documents, L, L]: sums over the tokens of cos(x_i, x_j); the tokens of each document; and what was gathered
+        of the "keys" and "values" that enter the KV cache (latent attention: latents and rotary keys stand in their places).
+        Each cosine is float32, within a few 1e-7 of exact; their sums are float64.
     """
-    layers = model.config.num_hidden_layers
-    total, tokens = torch.zeros(layers, layers, dtype=torch.float64, device=model.device), 0
+    layers, neighbours = model.config.num_hidden_layers, {"keys": Neighbours(), "values": Neighbours()}
+    sums = torch.zeros(len(documents), layers, layers, dtype=torch.float64, device=model.device)
     for number, document in enumerate(documents, 1):
         row = torch.tensor([document], device=model.device)
-        states = model.base_model(row, use_cache=False, output_hidden_states=True).hidden_states[:layers]
+        cache = DynamicCache()  # made without the config, so that no layer keeps a window only
+        run = model.base_model(row, past_key_values=cache, use_cache=True, output_hidden_states=True)
+        states = run.hidden_states[:layers]
         for begin in range(0, len(document), CHUNK):
             part = [state[0, begin : begin + CHUNK].to(model.device) for state in states]
             unit = torch.nn.functional.normalize(torch.stack(part, dim=1).float(), dim=-1)  # [tokens, L, hidden]
-            total += (unit @ unit.mT).double().sum(0)
-        tokens += len(document)
+            sums[number - 1] += (unit @ unit.mT).double().sum(0)
+        for name, gathered in neighbours.items():
+            gathered.add([getattr(layer, name)[0] for layer in cache.layers])
         if number % 10 == 0 or number == len(documents):
             print(f"similarity: {number} of {len(documents)} chats", flush=True)
-    return (total / tokens).cpu(), tokens
+    return sums.cpu(), [len(document) for document in documents], neighbours
 
 
 def simscores(pairwise: torch.Tensor) -> list[float]:
@@ -53,12 +61,23 @@ def simscores(pairwise: torch.Tensor) -> list[float]:
     return [pairwise[layer, layer + 1 :].mean().item() for layer in range(layers - 1)]
 
 
+def simscore_errors(sums: torch.Tensor, tokens: list[int]) -> list[float | None]:
+    """The standard error over documents of each of `simscores`; None of one document.
+
+    Args:
+        sums, tokens: as `layer_similarity` gives them.
+    """
+    per_document = zip(*map(simscores, sums), strict=True)
+    return [ratio(document_sums, tokens)["stderr"] for document_sums in per_document]
+
+
 def measure_similarity(
     model_source: Path, data: Path, documents: int, max_length: int, seed: int, output: Path
 ) -> dict[str, Any]:
     """Measure Eq. 1 on chats drawn from `data` and write the measurement "similarity".
 
-    Its result is simscore (L - 1 numbers), pairwise ([L, L]), tokens, documents and num_hidden_layers.
+    Its result is simscore and simscore_stderr (L - 1 numbers each), pairwise ([L, L]), neighbours (of keys and
+    of values, as `Neighbours` gives them), tokens, documents and num_hidden_layers.
 
     Args:
         model_source: the model's source.json.
@@ -73,11 +92,14 @@ def measure_similarity(
     """
     measured = ChatMeasurement(model_source, data, documents, max_length, seed)
     model = load_base(measured.model["path"], device_map=device_map())
-    pairwise, tokens = layer_similarity(model, measured.documents)
+    sums, tokens, neighbours = layer_similarity(model, measured.documents)
+    pairwise = sums.sum(0) / sum(tokens)
     result = {
         "simscore": simscores(pairwise),
+        "simscore_stderr": simscore_errors(sums, tokens),
         "pairwise": pairwise.tolist(),
-        "tokens": tokens,
+        "neighbours": {name: gathered.result() for name, gathered in neighbours.items()},
+        "tokens": sum(tokens),
         "documents": len(measured.documents),
         "num_hidden_layers": model.config.num_hidden_layers,
     }

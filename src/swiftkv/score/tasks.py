@@ -17,7 +17,9 @@ from swiftkv.score.data import QuestionFiles
 from swiftkv.score.fetch import Fetched, from_hub
 from swiftkv.section import nearest
 
-BITS_PER_BYTE = "bits_per_byte"  # a metric of every task that scores one continuation
+BITS_PER_BYTE = (
+    "bits_per_byte"  # a metric of every task that scores one continuation, or names the right one of several
+)
 
 
 @dataclass
@@ -93,7 +95,7 @@ def build_benchmark(
         config = load_yaml(entry.yaml_path)
         for key in ("tag", "group", "task_list"):
             config.pop(key, None)
-        _check(task, config)
+        check_metric(task, config)
         questions, split = _questions(config, splits)
         leaves.append((config, splits, split, questions))
     n_total = sum(len(questions) for *_, questions in leaves)
@@ -152,15 +154,18 @@ def check_task(task: dict[str, Any]) -> None:
     """
     files = None if from_hub(task.get("source")) else QuestionFiles(task["task"], task["source"])
     for config in leaf_configs(task["task"]):
-        _check(task, config)
+        check_metric(task, config)
         if files:
             files.paths(config)
 
 
-def _check(task: dict[str, Any], config: dict[str, Any]) -> None:
+def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
+    """Refuse a metric or filter that the lm-eval config of a task has not; the `UserError` names those that it has."""
     output_type, stated = config["output_type"], config.get("metric_list")
     metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
-    if output_type == "loglikelihood":
+    # A template chooses among the answers; Winogrande's answers differ in the prompt, TruthfulQA's are right together.
+    chosen = output_type == "multiple_choice" and "{{" in str(config.get("doc_to_target"))
+    if output_type == "loglikelihood" or chosen:
         metrics = [*metrics, BITS_PER_BYTE]
     if task["metric"] not in metrics:
         raise UserError(f"task {task['task']!r} has no {_choice('metric', task['metric'], map(str, metrics))}")

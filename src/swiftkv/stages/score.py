@@ -11,7 +11,7 @@ from swiftkv.predict.engine import Limits
 from swiftkv.predict.step import Served
 from swiftkv.pricing.serving import busy_seconds
 from swiftkv.pricing.work import Work
-from swiftkv.score.catalogue import Asks, asks
+from swiftkv.score.catalogue import Asks, asked, asks
 from swiftkv.stages.stage import Stage
 
 LONGEST = 2  # assumed: the longest of a batch of answers, in mean lengths
@@ -21,6 +21,7 @@ def seconds(work: Work) -> float:
     """Some tasks, or a shard of one."""
     # A shard's file is called by its number.
     tasks = [work["task"]] if "task" in work.job.wildcards else [Path(path).stem for path in work.job.outputs]
+    tasks = list({asked(work.config["tasks"][task]): task for task in tasks}.values())  # which answer one another
     shards = int(work.job.wildcards.get("shards", 1))
     total = work.machine["task"] * len(tasks)
     for task in tasks:

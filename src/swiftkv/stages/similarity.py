@@ -1,4 +1,4 @@
-"""Measures the similarity of layer inputs."""
+"""Measures the similarity of layer inputs, and of neighbouring layers' keys and values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from swiftkv.stages.stage import Stage
 
 
 def seconds(work: Work) -> float:
-    """The teacher over some chats, and the products of all pairs of layers."""
+    """The teacher over some chats, and the products of pairs of layers."""
     settings, size = work.config.similarity, work.size
     context = work.chat_tokens(settings.data, settings.max_length)
     pairs = 2 * size.layers**2 * size.width / work.machine["float32"]
-    flops = settings.documents * context * (size.layers * size.layer(context) + pairs)
+    # Keys, half of what is cached, times themselves and the next layer's; values too.
+    neighbours = 8 * size.layers * (size.keys_and_values / 2) ** 2 / work.machine["float32"]
+    flops = settings.documents * context * (size.layers * size.layer(context) + pairs + neighbours)
     return work.run(work.machine.compute(flops, "forward", work.machine.alone))
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pandas as pd
 
 from swiftkv.artifacts.columns import measured
-from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, box_entry, headline, legend, line_entry, new_figure
+from swiftkv.artifacts.drawing import COLORS, COLUMN, Drawing, box_entry, headline, legend, line_entry, look, new_figure
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import Record, read_records, read_statements
 from swiftkv.artifacts.text import heading
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 
@@ -23,7 +24,9 @@ def make(entry: Entry, files: Files) -> Drawing:
         raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
     bounds = [row for row in read_statements(entry, files) if row["low"]]
-    figure = new_figure(COLUMN, 3.6)
+    text = [f"Text: {record.text}."] if record.text else []
+    notes = [*entry.get("notes", []), *text, *training_notes(entry, files)]
+    figure = new_figure(COLUMN, 3.3, notes)
     headline(figure, heading(entry))
     density = figure.subplots()
     width = data["confidence_to"] - data["confidence_from"]
@@ -35,23 +38,24 @@ def make(entry: Entry, files: Files) -> Drawing:
     density.set_xlim(0, 1)
     agreement = density.twinx()
     agreement.spines["right"].set_visible(True)
-    look = {"color": COLORS[0], "marker": "o", "linestyle": "-"}
+    appearance = look(variant)
+    style = {"color": appearance.color, "marker": appearance.marker, "linestyle": appearance.line}
     known = data["alignment_percent"].notna()
     error = data["alignment_percent_stderr"][known].fillna(0)
-    agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **look)
+    agreement.errorbar(middle[known], data["alignment_percent"][known], yerr=error, capsize=2, **style)
     agreement.set_ylabel("Agreement (%)")
     agreement.set_ylim(0, 105)
     agreement.axvline(entry["threshold"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
     handles = [
         box_entry("positions", **gray),
-        line_entry("agreement with full model", **look),
+        line_entry("agreement with full model", **style),
         line_entry(f"threshold {entry['threshold']:g}", color="0.4", linestyle=(0, (1, 2))),
     ]
     stated = []
     for row in bounds:
         agreement.hlines(row["low"], entry["threshold"], 1, color=COLORS[1], linewidth=2)
         stated.append(f"{row['text']} (orange; {row['note']})")
-    legend(figure, handles, stated, entry.get("notes", []))
+    legend(figure, handles, stated, notes)
     return Drawing(figure, data)
 
 
@@ -82,7 +86,7 @@ def _frame(record: Record) -> pd.DataFrame:
 KIND = ArtifactKind(
     "figure",
     ("models", "variants"),
-    ("early_exit",),
+    ("early_exit", "training"),
     make,
     exactly={"models": 1, "cases": 1},
     extra=early_exit.extra,

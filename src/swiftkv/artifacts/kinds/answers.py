@@ -10,6 +10,7 @@ from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 from swiftkv.section import Names
 
@@ -62,6 +63,7 @@ def make(entry: Entry, files: Files) -> Table:
         f"Greedy decoding{cut}. Exited: of the tokens after the first, which prefill predicts, those that left at layer l "
         f"because the early exit's largest probability was above {100 * entry['threshold']:g} %.",
         *entry.get("notes", []),
+        *training_notes(entry, files),
     ]
     return table(entry, lines, panels, notes, footnotes)
 
@@ -87,7 +89,7 @@ def _exited(line: Line) -> str | None:
 KIND = ArtifactKind(
     "table",
     ("models", "variants"),
-    ("early_exit",),
+    ("early_exit", "training"),
     make,
     own={"questions": Names},
     exactly={"models": 1, "cases": 1},

@@ -23,10 +23,15 @@ def make(entry: Entry, files: Files) -> Drawing:
     if not records:
         raise UserError(f"{entry['name']} has nothing to draw: no start was measured")
     data = pd.concat([starts(record, entry["budget"]) for record in records], ignore_index=True)
-    figure = new_figure(COLUMN, 3.2)
+    notes = [
+        *entry.get("notes", []),
+        *dict.fromkeys(f"Text: {record.text}." for record in records if record.text),
+        *(sentence(record, entry["budget"]) for record in records),
+    ]
+    figure = new_figure(COLUMN, 3.0, notes)
     headline(figure, heading(entry))
     axis = figure.subplots()
-    handles, notes = [], list(entry.get("notes", []))
+    handles = []
     groups = data.groupby(["model", "start"], sort=False)
     for number, ((_, start), curve) in enumerate(groups):
         style = line_style(number)
@@ -35,7 +40,6 @@ def make(entry: Entry, files: Files) -> Drawing:
         handles.append(line_entry(f"{name}{STARTS[start]}", **style))
     axis.axhline(entry["budget"], color="0.4", linestyle=(0, (1, 2)), linewidth=1)
     for record in records:
-        notes.append(sentence(record, entry["budget"]))
         if (chosen := choose(record, entry["budget"])) is not None:
             axis.plot(100 * chosen["prefill_reduction"], chosen["fitted"]["kl"]["value"], marker="o", markersize=9,
                       markerfacecolor="none", color="black", linestyle="")  # fmt: skip

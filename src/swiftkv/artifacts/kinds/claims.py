@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from swiftkv.artifacts.claims_file import Claim, cells, read_claims
+from swiftkv.artifacts.claims_file import Claim, bounds, cells, read_claims
 from swiftkv.artifacts.columns import Column, Line, grid, table
 from swiftkv.artifacts.inputs import CLAIMS, players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files, Listed
+from swiftkv.artifacts.quantities import Measured, Scene
 from swiftkv.artifacts.records import read_published
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import show
-from swiftkv.artifacts.verdicts import VERDICTS, Measured, Scene, Verdict, judge
+from swiftkv.artifacts.verdicts import ARITHMETIC, CONTRADICTS, SAME, UNMEASURED, VERDICTS, Verdict, judge
+from swiftkv.section import Positive
 
 PROJECT = Path(__file__).parents[4]
 
@@ -40,28 +42,35 @@ def _named_artifacts() -> tuple[str, ...]:
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """One line a claim: what it says and where, the value it needs, the measured one, and the verdict."""
-    content = read_claims(files["claims"][0])
+    """One line a claim: what it says and where, the value it states, the measured one, and the verdict."""
+    content, scatter = read_claims(files["claims"][0]), entry.get("scatter_percent")
     scene = Scene(
         tables={file.stem: read_published([file]) for file in files["tables"]},
         roles=entry["roles"],
         models=content["models"],
         benchmarks=content["benchmarks"],
+        resolution=content["resolution"],
+        requests=content["requests"],
+        scatter=scatter and scatter / 100,
         absent=entry["absent"],
         stand_ins=entry["stand_ins"],
         tasks=entry["tasks"],
     )
     lines = [_line(title, claim, judge(claim, scene)) for title, group in content["claims"].items() for claim in group]
+    different = _mark_repeats(lines)
     footnotes = Footnotes()
 
     def verdict(line: Line) -> str:
-        return " ".join([line["verdict"], *(footnotes.mark(line[key]) for key in ("reason", "note") if line[key])])
+        said = line["verdict"] + (
+            f", {line['case']}" if line["case"] and line["verdict"] in (SAME, CONTRADICTS) else ""
+        )
+        return " ".join([said, *(footnotes.mark(line[key]) for key in ("reason", "_repeats", "note") if line[key])])
 
     columns = [
         Column("Claim", "text"),
         Column("Place", "place"),
-        Column("Needed\n(in direction)", lambda line: _needed(line["_claim"])),
-        Column("Measured", lambda line: line["_measured"] and _measured(line["_measured"], line["unit"])),
+        Column("Stated\n(direction)", lambda line: _needed(line["_claim"])),
+        Column("Measured", lambda line: line["_measured"] and _measured(line["_measured"])),
         Column("Verdict", verdict),
     ]
     panels = [
@@ -70,44 +79,74 @@ def make(entry: Entry, files: Files) -> Table:
     ]
     counts = {name: sum(line["verdict"] == name for line in lines) for name in VERDICTS}
     notes = [
-        f"{len(lines)} claims: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count) + ".",
-        "holds, does not hold: to the digits stated, on the model and hardware the claim is about. holds in direction, does "
-        "not hold here: the claim's weaker form (in brackets), or measured on another model or other hardware. undecided: "
-        "the error bar of two standard errors reaches over the bound. Errors of two cells are taken as independent. Of speed, "
-        "sustained rates have their bracket and what was measured in turns the scatter of the turns; weaker forms ask for 5 %.",
+        f"{len(lines)} claims: {', '.join(f'{count} {name}' for name, count in counts.items() if count)}. Those that are "
+        f"judged by what was measured are judged by {different} different measurements; repeats are marked.",
+        "agrees: the stated value lies within two standard errors of the measured one, and its direction, in brackets, is "
+        "clear: the error bar does not reach over it. same direction: that is clear, but the stated value was missed, or it "
+        "is another case: another model; another setting, which is hardware, lengths or fewer benchmarks; or other requests, "
+        "which are fewer, shorter or of made-up weights. undecided: the error bar reaches over the bound, or no error is "
+        "known. contradicts: the whole error bar lies beyond. by arithmetic: it follows from the model's dimensions. limit "
+        "chosen for it: as stated, under a limit that was chosen for that.",
+        f"A small loss agrees where it is at most twice the stated one and two errors are at most {content['resolution']:g} "
+        "points. Differences of rows of one table are paired: of the same questions, or chats. A sustained rate has the error "
+        "of its bracket, another speed that of its turns or repeats. "
+        + (
+            f"A speed measured once is given one of {scatter:g} %, which is stated, not measured."
+            if scatter
+            else "A speed measured once has none and decides nothing."
+        ),
         *entry.get("notes", []),
     ]
     return table(entry, lines, panels, notes, footnotes)
 
 
+def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
+    """Say in each line whose measurement an earlier one has; returns how many different ones judge."""
+    first: dict[Any, dict[str, Any]] = {}
+    for line in lines:
+        if line["verdict"] in (ARITHMETIC, UNMEASURED):
+            continue
+        value, stderr, *_ = line["_measured"].quantity
+        earlier = first.setdefault(line["id"] if isinstance(value, str) else (value, stderr), line)
+        if earlier is not line:
+            line["same_as"] = earlier["id"]
+            line["_repeats"] = f'the measurement of "{earlier["text"]}", {earlier["place"]}'
+    return len(first)
+
+
 def _needed(claim: Claim) -> str:
-    """The values with which a claim holds, and below them those of its weaker form."""
-    needed = " ".join(filter(None, [_bounds(claim["holds"]), claim.get("unit")]))
-    return f"{needed}\n({_bounds(claim['direction'])})" if "direction" in claim else needed
+    """What a claim states, and below it the direction it is also judged by."""
+    stated, direction = bounds(claim)
+    needed = " ".join(filter(None, [_bounds(stated), claim.get("unit")]))
+    return f"{needed}\n({_bounds(direction)})" if direction else needed
 
 
-def _bounds(bounds: str | Sequence[float | None]) -> str:
-    if isinstance(bounds, str):
-        return bounds
-    low, high = (None if bound is None else f"{bound:,.10g}" for bound in bounds)
+def _bounds(wanted: str | Sequence[float | None]) -> str:
+    if isinstance(wanted, str):
+        return wanted
+    low, high = (None if bound is None else f"{bound:,.10g}" for bound in wanted)
     return f"{low} to {high}" if low and high else f"≥ {low}" if low else f"≤ {high}"
 
 
-def _measured(measured: Measured, unit: str | None) -> str:
-    if isinstance(measured.value, str):
-        value = measured.value
+def _measured(measured: Measured) -> str:
+    number, stderr, *_ = measured.quantity
+    if isinstance(number, str):
+        value = number
     else:
-        value = show(measured.value, 3)
-        if measured.stderr is not None:
-            value += f" ± {show(measured.stderr, 2)}"
-        value = " ".join(filter(None, [value, unit]))
+        value = show(number, 3) + (f" ± {show(stderr, 2)}" if stderr is not None else "")
+        value = " ".join(filter(None, [value, measured.unit]))
     return f"{value}\n{', '.join(measured.models)}"
 
 
 def _line(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
-    """A line of the CSV; `low` and `high` are what holds needs, `direction_low` and `direction_high` its weaker form."""
-    low, high = (None, None) if isinstance(claim["holds"], str) else claim["holds"]
-    weaker_low, weaker_high = claim.get("direction", (None, None))
+    """A line of the CSV; `low` and `high` are what is stated, `direction_low` and `direction_high` its weaker form.
+
+    `case` says what a quantity was measured on in place of the claim's own case, and `same_as` is the first claim that is
+    judged by the same measurement.
+    """
+    stated, direction = bounds(claim)
+    low, high = (None, None) if isinstance(stated, str) else stated
+    weaker_low, weaker_high = direction or (None, None)
     measured = found.measured
     return {
         "id": claim["id"],
@@ -115,19 +154,30 @@ def _line(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
         "text": claim["text"],
         "place": claim["place"],
         "model": ", ".join(measured.models) if measured else None,
-        "value": measured.value if measured else None,
-        "stderr": measured.stderr if measured else None,
-        "unit": claim.get("unit"),
+        "value": measured.quantity.value if measured else None,
+        "stderr": measured.quantity.stderr if measured else None,
+        "unit": measured.unit if measured else claim.get("unit"),
         "low": low,
         "high": high,
         "direction_low": weaker_low,
         "direction_high": weaker_high,
         "verdict": found.verdict,
+        "case": measured.other if measured else None,
+        "same_as": None,
         "reason": found.reason or None,
         "note": claim.get("note"),
+        "_repeats": None,
         "_claim": claim,
         "_measured": measured,
     }
 
 
-KIND = ArtifactKind("table", (), ("claims", "tables"), make, of_page=_of_page)
+KIND = ArtifactKind(
+    "table",
+    (),
+    ("claims", "tables"),
+    make,
+    own={"scatter_percent": Positive},
+    optional=("scatter_percent",),
+    of_page=_of_page,
+)

@@ -27,8 +27,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         draw(axis, shown)
         absences = [f"{serving.label(cell.case)}: {cell.record.blank}" for cell in cells if cell.case not in shown]
         axis.text(0.03, 0.03, "\n".join(absences), transform=axis.transAxes, fontsize=6)
-        lengths = (cells[0].settings[f"{part}_tokens"] for part in ("input", "output"))
-        axis.set_title("{} input, {} output tokens".format(*map(length_label, lengths)))
+        axis.set_title(f"{length_label(cells[0].settings['input_tokens'])} input tokens")
     for axis in axes[1:]:
         axis.set_ylabel("")
     headline(figure, *serving.captions()[0])
@@ -75,15 +74,15 @@ def _measured(record: Record) -> list[dict[str, Any]]:
 
 def _pareto(axis, shown: dict[Case, list[dict[str, Any]]]) -> None:
     """Each marker one concurrency, written beside the first curve's."""
-    places = [("user_tokens_per_second", axis.xaxis), ("tokens_per_second_per_device", axis.yaxis)]
     for number, (case, lines) in enumerate(shown.items()):
         appearance = look(*case)
-        x, y = ([line[name] for line in lines] for name, _ in places)
+        x, y = ([line[name] for line in lines] for name in ("user_tokens_per_second", "tokens_per_second_per_device"))
         axis.plot(x, y, color=appearance.color, marker=appearance.marker, linestyle=appearance.line)
         for line, *place in zip(lines, x, y, strict=True) if number == 0 else ():
             axis.annotate(f"{line['concurrency']}", place, textcoords="offset points", xytext=(-3, -7), fontsize=5)
-    for name, one in places:
-        wide_axis(one, [line[name] for lines in shown.values() for line in lines])
+    axis.set_xlim(0)
+    axis.set_ylim(0)
+    axis.yaxis.set_major_formatter("{x:,g}")
     axis.set_xlabel("Tokens a second of one user")
     axis.set_ylabel("Tokens a second a device")
 
@@ -101,7 +100,9 @@ def _between_tokens(axis, shown: dict[Case, list[dict[str, Any]]]) -> None:
             linestyle=appearance.line,
         )
     drawn = [line for lines in shown.values() for line in lines]
-    wide_axis(axis.xaxis, [line["concurrency"] for line in drawn])
+    axis.set_xscale("log")
+    axis.set_xticks(measured := sorted({line["concurrency"] for line in drawn}), measured)
+    axis.minorticks_off()
     wide_axis(axis.yaxis, [line[f"itl_{name}_ms"] for line in drawn for name in ("median", "p99")])
     axis.set_xlabel("Requests at once")
     axis.set_ylabel("Time between tokens (ms)")

@@ -17,9 +17,14 @@ def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
         roles = dict.fromkeys(
             role for scope in [listed, *listed.get("parts", [])] for key in MODELS for role in scope.get(key, [])
         )
-        models = {role: config["roles"].get(role, role) for role in roles}
+        models: dict[str | None, list[str]] = {}  # and the roles of each
+        for role in roles:
+            models.setdefault(config["roles"].get(role, role), []).append(role)
         missing, form = page[name].left_out, page[name].form
-        played = [f"{role}: {model and config['models'][model]['title'] or 'none'}" for role, model in models.items()]
+        played = [
+            f"{'/'.join(parts)}: {config['models'][model]['title'] if model else 'none'}"
+            for model, parts in models.items()
+        ]
         lines.append(
             {
                 **{"name": name, "item": page[name].label},
@@ -51,7 +56,7 @@ def make(entry: Entry, files: Files) -> Table:
     notes = [
         f"{sum(line['made'] for line in lines)} of {len(lines)} entries are made at this scale; of the {len(published)} of "
         f"the paper and the blog post, {sum(published)}.",
-        "Models: the role, and the model that plays it at this scale.",
+        "Models: the role, or the roles, and the model that plays them at this scale.",
         *entry.get("notes", []),
     ]
     return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")

@@ -30,6 +30,7 @@ def make(entry: Entry, files: Files) -> Table:
         caption = "(b) Ratio to the baseline"
         panels.append(grid(compared, head + across(Column("", _ratio), headers), footnotes, caption, lambda line: None))
     notes = [
+        *serving.load_note,
         "All sequences of a batch are in decoding and no prompt is computed. SwiftKV decodes through every layer, so a "
         "ratio below 1 comes from reading a smaller KV cache, and one above 1 is overhead.",
         *(

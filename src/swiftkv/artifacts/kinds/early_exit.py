@@ -10,6 +10,7 @@ from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, variant_label
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 
@@ -57,6 +58,8 @@ def make(entry: Entry, files: Files) -> Table:
         "mean of the pairs. Same tokens: places where both answers have the same token; one different token changes all "
         "that follows.",
         *entry.get("notes", []),
+        *dict.fromkeys(f"Text: {record.text}." for record in records if record.text),
+        *training_notes(entry, files),
     ]
     return table(entry, lines, [panel], notes, footnotes)
 
@@ -86,4 +89,4 @@ def _line(model: Mapping[str, Any], record: Record) -> dict[str, Any]:
     }
 
 
-KIND = ArtifactKind("table", ("models", "variants"), ("early_exit",), make, extra=extra)
+KIND = ArtifactKind("table", ("models", "variants"), ("early_exit", "training"), make, extra=extra)

@@ -192,16 +192,16 @@ def _baseline(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _counting_note(record: Mapping[str, Any]) -> str:
-    """How the paper counts."""
+    """How the paper and the blog post count."""
     unit, scale = _unit(record)
     arch, gflops = record["architecture"], _baseline(record)["published_gflops"]
     vocab, counted = arch["vocab_size"], arch["published_vocab_size"]
     wide = "" if vocab == counted else f", with the {vocab:,} entries counted as {counted // 1024}K = {counted:,}"
     head, attention = 2 * vocab * arch["hidden_size"] / scale, gflops["attention"] / scale
     return (
-        "The paper's count, found by working back from its numbers: Vocab is embedding and output head, each 2 V d "
-        f"FLOPs for every token{wide} (the head alone with V = {vocab:,} is {show(head, 3)} {unit}); attention is "
-        "causal, S/2 positions on average, and divided by 2³⁰ where all else is divided by 10⁹ (with 10⁹ the "
+        "The count of the paper and the blog post, found by working back from their numbers: Vocab is embedding and output "
+        f"head, each 2 V d FLOPs for every token{wide} (the head alone with V = {vocab:,} is {show(head, 3)} {unit}); "
+        "attention is causal, S/2 positions on average, and divided by 2³⁰ where all else is divided by 10⁹ (with 10⁹ the "
         f"baseline's is {show(attention * GIBI, 4)}, not {show(attention * GIGA, 4)} {unit})."
     )
 

@@ -8,20 +8,30 @@ import pandas as pd
 
 from swiftkv.artifacts.drawing import (
     LIMIT,
+    LIMIT_CURVES,
     PAGE,
     ROOFLINE,
     Drawing,
     handle,
     headline,
     legend,
+    line_entry,
     look,
     new_figure,
     wide_axis,
 )
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import Config, Entry, Files
-from swiftkv.artifacts.kinds.similarity import ROLES, draw_simscores, read_similarity, similar, simscores
-from swiftkv.artifacts.records import Record
+from swiftkv.artifacts.kinds.similarity import (
+    ROLES,
+    draw_simscores,
+    error_note,
+    read_similarity,
+    similar,
+    simscores,
+    text_note,
+)
+from swiftkv.artifacts.records import Record, read_statements
 from swiftkv.artifacts.serving import (
     BASELINE,
     Cell,
@@ -41,26 +51,26 @@ def _extra(config: Config, entry: Entry) -> dict[str, Any]:
 def make(entry: Entry, files: Files) -> Drawing:
     """Time of a forward pass and speed-up over the baseline by tokens in the batch; to their left SimScore, if asked for.
 
-    Thin dotted lines are what the FLOP count allows: the baseline's time divided by the prefill speed-up limit.
+    Thin lines are limits (`LIMIT_CURVES`); that by FLOPs is the baseline's time divided by the prefill speed-up limit.
     """
     serving = read_serving(entry, files, "forward_time")
     data = frame(serving).assign(panel="forward")
     models = entry.get("similar_models")
-    figure = new_figure(PAGE, 3.5 if models else 3.0)
+    records = read_similarity(entry, files) if models else {}
+    curves = simscores(models or [], records, read_statements(entry, files))
+    notes = [*text_note(records), *error_note([curves]), *serving.notes, *serving.turns_note]
+    figure = new_figure(PAGE, 3.3 if models else 2.9, notes)
     axes = figure.subplots(1, 3 if models else 2, width_ratios=(1.25, 1, 1) if models else (1, 1))
     times, gains = axes[-2:]
     if models:
-        curves = simscores(models, read_similarity(entry, files))
         draw_simscores(axes[0], entry, models, curves)
-        data = pd.concat([curves.drop(columns="simscore_published").assign(panel="simscore"), data], ignore_index=True)
+        data = pd.concat([curves.assign(panel="simscore"), data], ignore_index=True)
     _curves(times, gains, serving, data[data["panel"] == "forward"])
     headline(figure, *serving.captions()[0])
     labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
-    (dotted,) = times.plot([], [], color="black", linewidth=0.8, linestyle=":", label=LIMIT)
-    lines = [dotted]
-    if data["roofline_speedup_limit"].notna().any():
-        lines += times.plot([], [], color="black", linewidth=0.8, linestyle="-.", label=ROOFLINE)
-    legend(figure, [*labels, *lines], notes=[*serving.notes, *serving.turns_note])
+    limits = [LIMIT, *([ROOFLINE] if data["roofline_speedup_limit"].notna().any() else [])]
+    lines = [line_entry(name, color="black", linewidth=0.8, linestyle=LIMIT_CURVES[name]) for name in limits]
+    legend(figure, [*labels, *lines], notes=notes)
     return Drawing(figure, data)
 
 
@@ -135,10 +145,10 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
             error = curve["speedup_stderr"].astype(float)
             gains.errorbar(curve["batch_tokens"], curve["speedup"], error, fmt="none", capsize=1.5, **thin)
         if curve["speedup_limit"].notna().all():
-            times.plot(curve["batch_tokens"], curve["milliseconds_limit"], linestyle=":", **thin)
-            gains.axhline(curve["speedup_limit"].iloc[0], linestyle=":", **thin)
+            times.plot(curve["batch_tokens"], curve["milliseconds_limit"], linestyle=LIMIT_CURVES[LIMIT], **thin)
+            gains.axhline(curve["speedup_limit"].iloc[0], linestyle=LIMIT_CURVES[LIMIT], **thin)
         if curve["roofline_speedup_limit"].notna().all():
-            gains.plot(curve["batch_tokens"], curve["roofline_speedup_limit"], linestyle="-.", **thin)
+            gains.plot(curve["batch_tokens"], curve["roofline_speedup_limit"], linestyle=LIMIT_CURVES[ROOFLINE], **thin)
     drawn = data.dropna(subset="milliseconds")
     for axis in (times, gains):
         wide_axis(axis.xaxis, drawn["batch_tokens"])
@@ -148,9 +158,7 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
     wide_axis(times.yaxis, drawn["milliseconds"])
     times.set_ylabel("Time of a forward pass (ms)")
     gains.set_ylabel("Speed-up over the baseline\n(below 1: slower)")
-    columns = ("speedup", "speedup_limit", "roofline_speedup_limit")
-    shown = [1.0, *(value for column in columns for value in data[column].dropna())]
-    gains.set_ylim(max(0.0, min(shown) - 0.15), max(shown) + 0.1)
+    gains.set_ylim(max(0.0, gains.get_ylim()[0]))
     gains.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
 
 

@@ -37,7 +37,8 @@ def make(entry: Entry, files: Files) -> Drawing:
         draw_bars(axis, [workload["title"] for workload in workloads.values()], series)
         axis.set_title(_mode(serving, point), fontsize=7)
     axes[0].set_ylabel("Good requests a second")
-    headline(figure, f"{serving.title(model)}: {entry['title']} ({entry['label']})", _machine(serving.of(model)))
+    title = f"{serving.title(model)}: {entry['title']} ({entry['label']})"
+    headline(figure, title, _machine(serving.of(model)), serving.load)
     handles = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
     legend(figure, handles, notes=[*_notes(serving), *serving.notes])
     return Drawing(figure, frame(serving))
@@ -165,13 +166,12 @@ def _notes(serving: Serving) -> list[str]:
             limits = ", ".join(_LIMITS[limit].format(value) for limit, value in workload["goodput"].items())
             origin = next((_origin(one["source"]) for one in measured), "not measured")
             notes.setdefault(f"{workload['title']}: {origin}; good: {limits}.")
-    seconds = sorted({settings["seconds"] for settings in serving.entry["points"].values()})
     return [
         *notes,
-        f"{' or '.join(f'{number:g}' for number in seconds)} s of arrivals a rate, rates rising until fewer requests a second "
-        "were good; ≥: they did not. Between the rates asked nothing is known. Above a bar its value and, if the baseline's "
-        "has an upper end, its ratio to that. ±: one standard error from counting good requests, as if each were good by "
-        "itself, which in a queue they are not; of a ratio that was measured in turns that of the turns, if it is larger.",
+        "Rates rise until fewer requests a second are good; ≥: fewer never were. Between the rates asked nothing is known. Above "
+        "a bar its value and, if the baseline's has an upper end, its ratio to that. ±: one standard error from counting good "
+        "requests, as if each were good by itself, which in a queue they are not; of a ratio that was measured in turns that of "
+        "the turns, if it is larger.",
     ]
 
 

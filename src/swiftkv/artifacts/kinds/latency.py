@@ -152,7 +152,8 @@ def _lines(curve: _Curve) -> list[dict[str, Any]]:
     standard error that of a uniform distribution between the two.
     """
     head = curve.place | curve.variant | {"speculative": curve.speculative} | curve.state(curve.rates)
-    head |= {"input_tokens": curve.settings["input_tokens"], "conditions": curve.record.conditions()}
+    asked = ("input_tokens", "output_tokens", "seconds", "min_requests")
+    head |= {name: curve.settings.get(name) for name in asked} | {"conditions": curve.record.conditions()}
     low, high = _bracket(curve.record)
     least, most = curve.gain
     middle, error = bracket(least, most) if least is not None and most is not None else (None, None)

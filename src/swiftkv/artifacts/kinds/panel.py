@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -11,15 +11,17 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from swiftkv.artifacts.columns import Column, Line, grid, measured, table
+from swiftkv.artifacts import paired
+from swiftkv.artifacts.columns import Column, Line, grid, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
-from swiftkv.artifacts.records import MISSING, Published, Record, read_published
-from swiftkv.artifacts.scored import Row, Scored, Tasks, in_bits, rows, unit
+from swiftkv.artifacts.records import MISSING, Published, read_published
+from swiftkv.artifacts.scored import Row, Scored, Tasks, closeness_columns, in_bits, rows
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 from swiftkv.section import Names, Text, Unique
-from swiftkv.statistics import ERRORS, Difference, mean_of, paired_difference
+from swiftkv.statistics import ERRORS, Difference
 
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
@@ -34,36 +36,56 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """Panels: (a) scores and differences to the baseline, (b) differences along the orders, (c) published scores."""
+    """Closeness to the teacher; bits per byte, accuracies, and both along the orders; published scores."""
     scored, footnotes = Scored(rows(entry, files), entry["tasks"]), Footnotes()
     cases, tasks = scored.rows, scored.tasks
     baseline = next((row for row in cases if row.spec is None and row.kv_cache == "auto"), None)
     averaged = _above_chance(scored, baseline)
-    columns = [*scored.columns(), Column("Avg.", "average", f".{scored.digits}f")]
-    differences = [Column(column.header, f"{column.value}_difference", f"+{column.text}") for column in columns]
-    scores = [
-        replace(column, below=partial(apart.cell, footnotes=footnotes))
-        for column, apart in zip(columns, differences, strict=True)
-    ]
     lines = [_line(row, tasks, averaged) for row in cases]
     for row, line in zip(cases, lines, strict=True):
         if baseline not in (None, row):
-            line |= _differences(row, baseline, tasks, averaged) | {"_below": ("difference", None)}
-    caption = "(a) Scores, and below each the difference to the baseline"
-    panels = [grid(lines, [Column("Variant", "variant"), *scores], footnotes, caption, id)]
+            line |= paired.compare(row, baseline, tasks, averaged) | {"_below": ("difference", None)}
     by_variant = {row.variant: row for row in cases if row.kv_cache == "auto"}
     steps = [
         {"row": "step", **by_variant[first].head, "against": second}
-        | _differences(by_variant[first], by_variant[second], tasks, averaged)
+        | paired.compare(by_variant[first], by_variant[second], tasks, averaged)
         for order in entry["orders"]
         for first, second in _steps(order)
     ]
-    if steps:
-        head = [Column("Variant", "variant"), Column("against", "against")]
-        caption = "(b) How much better the first is than the second"
-        panels.append(grid([_better(line, tasks) for line in steps], [*head, *differences], footnotes, caption))
-    published = _published(entry, files, baseline)
-    cards = []
+    columns, variant, panels = scored.columns(), Column("Variant", "variant"), []
+    accuracies = [column for column in columns if not in_bits(tasks[column.value])]
+    kinds = {
+        "Bits per byte of right answers": [column for column in columns if column not in accuracies],
+        "Accuracies": [*accuracies, Column("Avg.", "average", f".{scored.digits}f")] if accuracies else [],
+    }
+    shown = {kind: of_kind for kind, of_kind in kinds.items() if of_kind}
+
+    def add(
+        caption: str, these: Sequence[Line], *columns: Column, block: Callable[[Line], Any] = lambda line: None
+    ) -> None:
+        panels.append(grid(these, columns, footnotes, f"({'abcdefg'[len(panels)]}) {caption}", block))
+
+    def with_differences(scores: Sequence[Column]) -> Iterator[Column]:
+        for column, apart in zip(scores, paired.columns(scores), strict=True):
+            yield replace(column, below=partial(_below, f"{column.value}_difference", apart, footnotes))
+
+    both = ", and below each the difference to the baseline on the same questions"
+    if any(row.closeness for row in cases):
+        close = [line | ({} if "kl_difference" in line else {"_below": None}) for line in lines]
+        add(
+            "Closeness to the teacher on held-out chats",
+            close,
+            variant,
+            *with_differences(closeness_columns()),
+            block=id,
+        )
+    for kind, of_kind in shown.items():
+        add(kind + both, lines, variant, *with_differences(of_kind), block=id)
+    better = [_better(line, tasks) for line in steps]
+    for kind, of_kind in shown.items() if steps else ():
+        against = Column("against", "against")
+        add(f"{kind}: how much better the first is than the second", better, variant, against, *paired.columns(of_kind))
+    published, cards = _published(entry, files, baseline), []
     for card in published:
         (here,) = (
             column.cell(baseline.score(card["task"], tasks[card["task"]]), footnotes)
@@ -72,16 +94,23 @@ def make(entry: Entry, files: Files) -> Table:
         )
         cards.append(_card(card, baseline.scores[card["task"]].result, tasks[card["task"]]["title"], here))
     if cards:
-        caption = f"({'c' if steps else 'b'}) The baseline beside its published scores"
-        panels.append(Panel(pd.DataFrame(cards), caption))
+        panels.append(
+            Panel(pd.DataFrame(cards), f"({'abcdefg'[len(panels)]}) The baseline beside its published scores")
+        )
     notes = [
         *entry.get("notes", []),
+        *scored.noise_notes([*lines, *steps]),
         *_notes(scored, averaged),
         *(_order_note(by_variant[order[0]], by_variant[order[-1]], tasks) for order in entry["orders"]),
         *([_cards_note(cards)] if cards else []),
         *dict.fromkeys(card["note"] for card in published if card["note"]),
+        *training_notes(entry, files),
     ]
     return table(entry, [*lines, *steps], panels, notes, footnotes)
+
+
+def _below(name: str, apart: Column, footnotes: Footnotes, line: Line) -> str:
+    return apart.cell(line, footnotes) if name in line else ""
 
 
 def _steps(order: Sequence[str]) -> list[tuple[str, str]]:
@@ -95,15 +124,7 @@ def _line(row: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
     line = {"row": "measured", **row.head, "against": None}
     for task, settings in tasks.items():
         line |= row.score(task, settings)
-    return line | {**row.average(averaged), "missing": row.missing()}
-
-
-def _differences(first: Row, second: Row, tasks: Tasks, averaged: Sequence[str]) -> dict[str, Any]:
-    """Further cells of a line: first minus second, in the unit of the score."""
-    cells = {}
-    for task, asked in tasks.items():
-        cells |= measured(f"{task}_difference", _row_difference(task, first, second), unit(asked))
-    return cells | measured("average_difference", _average_difference(averaged, first, second), 100)
+    return line | {**row.average(averaged), **row.close(), "missing": row.missing()}
 
 
 def _better(line: Line, tasks: Tasks) -> Line:
@@ -164,7 +185,7 @@ def _order_note(first: Row, last: Row, tasks: Tasks) -> str:
     clear, unclear = [], []
     for task, asked in tasks.items():
         pair = (last, first) if in_bits(asked) else (first, last)
-        apart = _row_difference(task, *pair)
+        apart = paired.difference(task, *pair)
         if apart:
             (clear if apart.clear else unclear).append(asked["title"])
     where = enumeration(clear) if clear else "no task"
@@ -183,33 +204,6 @@ def _cards_note(cards: Sequence[Mapping[str, str]]) -> str:
     return text
 
 
-def _difference(task: str, first: Record, second: Record) -> Difference:
-    """The first score minus the second, as `paired_difference` of their questions.
-
-    Raises:
-        UserError: the questions, prompts or expected answers were not the same.
-    """
-    questions = [record.value("questions") for record in (first, second)]
-    if None in questions or questions[0]["sha256"] != questions[1]["sha256"]:
-        raise UserError(
-            f"task {task!r} did not ask {first.variant} and {second.variant} the same questions in the same way; "
-            "score both again"
-        )
-    return paired_difference(*(asked["values"] for asked in questions))
-
-
-def _row_difference(task: str, first: Row, second: Row) -> Difference | None:
-    """The difference of two rows on a task; None where one of them has no score."""
-    records = first.scores[task], second.scores[task]
-    return _difference(task, *records) if all(record.ok for record in records) else None
-
-
-def _average_difference(averaged: Sequence[str], first: Row, second: Row) -> Difference | None:
-    """The mean of the differences over tasks, whose questions are independent samples."""
-    differences = [_row_difference(task, first, second) for task in averaged]
-    return mean_of(differences) if differences and None not in differences else None
-
-
 def _above_chance(scored: Scored, baseline: Row | None) -> list[str]:
     """Tasks that every row has an accuracy in and the baseline is clearly better than guessing: what is averaged."""
 
@@ -223,7 +217,7 @@ def _above_chance(scored: Scored, baseline: Row | None) -> list[str]:
 KIND = ArtifactKind(
     "table",
     ("models", "variants", "tasks"),
-    ("scores",),
+    ("scores", "fidelity", "training"),
     make,
     own={
         "orders": list[Annotated[Names, Field(min_length=2)]],

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from swiftkv.artifacts import paired
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
+from swiftkv.artifacts.contrary import contrary_notes, pairs
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import enumeration, heads_label, percent
+from swiftkv.artifacts.trained import training_notes, unread_notes
 from swiftkv.errors import UserError
+from swiftkv.section import Names
 
 _START = {"kl": "KL before\ntraining", "top1_agreement": "Top-1 before\ntraining, %"}
 _COMPUTED = "computed from the published scores of the averaged tasks"
 
 
-def _check(config: Config, entry: Entry) -> None:
-    """Refuse an entry that names both parts and variants, or neither."""
+def _extra(config: Config, entry: Entry) -> dict[str, Any]:
+    """The pairs of which the paper has the first better; refuses an entry with both parts and variants, or neither."""
     if ("parts" in entry) == ("cases" in entry):
         raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
+    return {"better": pairs(config, entry)} if "better" in entry else {}
 
 
 def make(entry: Entry, files: Files) -> Table:
-    """Two panels, (a) benchmarks and (b) closeness to the teacher, with the published rows below ours in (a).
+    """Benchmarks with the published rows below ours, closeness to the teacher, and differences on the same questions.
 
-    Without tasks there is the second one only.
+    Closeness comes first where benchmarks are of few questions, and alone without tasks.
     """
     scored, footnotes = Scored(rows(entry, files), entry.get("tasks", {})), Footnotes()
     quantized = any(row.kv_cache == "fp8" for row in scored.rows)
@@ -53,33 +60,51 @@ def make(entry: Entry, files: Files) -> Table:
     if quantized:
         titles = {"auto": "bfloat16", "fp8": "FP8"}
         head.append(Column("KV cache", "kv_cache", titles.get, below=lambda line: titles[line["kv_cache"]]))
-    panels = []
+    compared_lines = paired.lines(scored.rows, scored.tasks, scored.averaged)
+    compared = [
+        {**line, "against": other.variant, **paired.compare(row, other, scored.tasks, scored.averaged, strict=False)}
+        for row, line in zip(scored.rows, lines, strict=True)
+        if compared_lines and (other := paired.reference(row, scored.rows))
+    ]
+    grids = []
     if scored.tasks:
         benchmarks = [
             replace(column, below=lambda line, name=f"{column.value}_published": line["_row"].in_print(line[name]))
             for column in scored.columns()
         ]
         benchmarks.append(Column("Avg.", "average", f".{scored.digits}f", below=published_mean))
-        caption = "(a) Benchmarks: mean ± standard error, in percent"
         theirs = [row.published and ("published", row.published.get("note")) for row in scored.rows]
         both = [line | {"_below": below} for line, below in zip(lines, theirs, strict=True)]
-        panels.append(grid(both, [*head, *benchmarks], footnotes, caption, block))
+        grids.append(("Benchmarks: mean ± standard error, in percent", both, [*head, *benchmarks]))
     closeness = closeness_columns()
     for measure, header in _START.items():
         number = Column(header, f"start_{measure}", CLOSENESS[measure][2])
         closeness.append(
             Column(header, lambda line, number=number: "–" if line["_no_start"] else number.cell(line, footnotes))
         )
-    caption = f"{'(b) ' if scored.tasks else ''}Closeness to the teacher on held-out chats"
-    panels.append(grid(lines, [*head, *closeness], footnotes, caption, block))
-    notes = [*entry.get("notes", []), *_notes(scored, quantized)]
-    return table(entry, lines, panels, notes, footnotes)
+    grids.insert(0 if scored.few else 1, ("Closeness to the teacher on held-out chats", lines, [*head, *closeness]))
+    shown = [*closeness_columns(), *scored.columns(), Column("Avg.", "average", f".{scored.digits}f")]
+    if shown := [
+        column for column in shown if any(line.get(f"{column.value}_difference") is not None for line in compared_lines)
+    ]:
+        names = [column for column in head if column.header in ("Model", "Variant", "KV cache")]
+        differences = [*names, Column("against", "against"), *paired.columns(shown)]
+        grids.append(("Differences on the same chats and questions", compared, differences))
+    panels = [
+        grid(shown, columns, footnotes, f"({letter}) {caption}" if len(grids) > 1 else caption, block)
+        for letter, (caption, shown, columns) in zip("abc", grids, strict=False)
+    ]
+    against = contrary_notes(entry.get("better", []), scored.rows)
+    notes = [*entry.get("notes", []), *against, *scored.noise_notes([*lines, *compared]), *_notes(scored, quantized)]
+    notes += training_notes(entry, files)
+    return table(entry, [*lines, *compared_lines], panels, notes, footnotes)
 
 
 def _line(row: Row, scored: Scored) -> dict[str, Any]:
     """A line of the CSV: scores, agreement and reductions in percent, KL in nats a token."""
     spec, cache = row.spec or {}, row.cache_reduction if row.known else None
     line = {
+        "row": "measured",
         **row.head,
         **{name: spec.get(name) for name in ("num_key_value_layers", "key_value_group_size", "num_key_value_heads")},
         "prefill_reduction_percent": 100 * row.prefill_reduction if row.known else None,
@@ -88,7 +113,7 @@ def _line(row: Row, scored: Scored) -> dict[str, Any]:
     for task, settings in scored.tasks.items():
         line |= {**row.score(task, settings), f"{task}_published": row.published.get(task)}
     return line | {
-        **row.average(scored.averaged),
+        **scored.average(row),
         "average_published": row.published_average(scored.averaged)[0],
         **row.close(start=True),
         "fidelity_documents": row.closeness.get("documents"),
@@ -138,17 +163,21 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
         )
     if scored.tasks:
         notes.append(scored.subsets_note())
+        notes += unread_notes(scored)
     notes += scored.average_note()
     documents, tokens = (
         "/".join(f"{number:,}" for number in sorted({row.closeness[name] for row in found if row.closeness}))
         for name in ("documents", "tokens")
     )
     if documents:
+        texts = [text for text in dict.fromkeys(row.fidelity.text for row in found) if text]
+        over = enumeration(texts) if texts else f"{documents} held-out documents"
         notes.append(
-            f"Closeness is over {documents} held-out documents ({tokens} tokens), standard errors over documents. KL is "
+            f"Closeness is over {over} ({tokens} tokens in all), standard errors over documents. KL is "
             "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
             "KV cache."
         )
+    notes += _caches(found)
     others = {
         row.variant: record.checkpoint
         for row in found
@@ -162,6 +191,18 @@ def _notes(scored: Scored, quantized: bool) -> list[str]:
         sources = sorted({row.published["source"] for row in found if row.published})
         notes.append(" ".join([f"published: {enumeration(sources)}.", *_nominal(found)]))
     return notes
+
+
+def _caches(found: Sequence[Row]) -> list[str]:
+    """What each row's cache saves, where the KV heads of some were replaced: the rows are meant to save the same."""
+    shown = [row for row in found if row.spec and row.cache_reduction is not None]
+    if not any(row.spec["num_key_value_heads"] for row in shown):
+        return []
+    saved = {row.variant: percent(row.cache_reduction) for row in shown}
+    if len(set(saved.values())) == 1:
+        return [f"Every row saves {next(iter(saved.values()))} of the KV cache."]
+    shares = enumeration([f"{variant} {share}" for variant, share in saved.items()])
+    return [f"The rows do not save the same share of the KV cache: {shares}."]
 
 
 def _nominal(found: Sequence[Row]) -> list[str]:
@@ -180,4 +221,12 @@ def _nominal(found: Sequence[Row]) -> list[str]:
 
 
 _SCOPE = ("models", "variants", "tasks", "parts")
-KIND = ArtifactKind("table", _SCOPE, ("scores", "fidelity"), make, optional=_SCOPE, extra=_check)
+KIND = ArtifactKind(
+    "table",
+    _SCOPE,
+    ("scores", "fidelity", "training"),
+    make,
+    own={"better": list[Annotated[Names, Field(min_length=2, max_length=2)]]},
+    optional=(*_SCOPE, "better"),
+    extra=_extra,
+)

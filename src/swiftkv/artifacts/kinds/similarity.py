@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import pandas as pd
 
-from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style, new_figure
+from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_style, new_figure, remarks
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
+from swiftkv.artifacts.text import enumeration
 from swiftkv.section import Text, Unique
+from swiftkv.statistics import ERRORS
 
 ROLES = Annotated[list[Text], Unique]
 Models = Sequence[Mapping[str, Any]]
@@ -38,20 +40,23 @@ def make(entry: Entry, files: Files) -> Drawing:
     curves = {name: simscores(models, records, read_statements(entry, files)) for name, models in groups}
     measured = [records[model["name"]] for model in every if model["name"] in records]
     matrices, single = bool(entry.get("matrices") and measured), len(every) == 1
+    notes = [*text_note(records), *error_note(curves.values()), *entry.get("notes", [])]
     if matrices:
         columns = max(2, min(3, len(measured)))
         below = 2.2 * -(-len(measured) // columns)
-        figure = new_figure(PAGE, 2.8 if single else 3.0 + below)
+        figure = new_figure(PAGE, 2.8 if single else 3.0 + below, notes)
         sides = {"width_ratios": (1.15, 1)} if single else {"height_ratios": (2.8, below)}
         top, bottom = figure.subfigures(*((1, 2) if single else (2, 1)), **sides)
         _matrices(bottom, measured, 1 if single else columns)
     else:
         longest = max(len(models) for _, models in groups)
-        figure = top = new_figure(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest)
+        figure = top = new_figure(COLUMN if len(groups) == 1 else PAGE, 2.5 + 0.15 * longest, notes)
     for axis, (name, models) in zip(top.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         above = {"small": "Smaller models", "large": "Larger models"}[name] if len(groups) > 1 else None
         draw_simscores(axis, entry, models, curves[name], above)
-    headline(figure, f"{entry['title'][0].upper()}{entry['title'][1:]} ({entry['label']})", *entry.get("notes", []))
+    title = f"{entry['title']} ({entry['label']})"
+    headline(figure, f"{every[0]['title']}: {title}" if single else title[0].upper() + title[1:])
+    remarks(figure, notes)
     frames = [data.assign(panel=f"simscore {name}" if len(groups) > 1 else "simscore") for name, data in curves.items()]
     if matrices:
         frames.append(_pairs(measured).assign(panel="pairwise"))
@@ -73,16 +78,41 @@ def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Pu
     """
     exact = [row for row in claims if row["quantity"] == "simscore" and row["low"] == row["high"]]  # others are bounds
     stated = {(row["model"], row.get("layer")): row["low"] for row in exact}
-    columns = ["model", "title", "num_hidden_layers", "layer", "depth_percent", "simscore", "simscore_published"]
+    columns = [
+        "model",
+        "title",
+        "num_hidden_layers",
+        "layer",
+        "depth_percent",
+        "simscore",
+        "simscore_stderr",
+        "simscore_published",
+    ]
     rows = []
     for model in (model for model in models if model["name"] in records):
         record = records[model["name"]]
         head, total = (model["name"], record.model["title"]), record.result["num_hidden_layers"]
-        for layer, score in enumerate(record.result["simscore"]):
+        scores = record.result["simscore"]
+        errors = record.result.get("simscore_stderr") or [None] * len(scores)
+        for layer, (score, error) in enumerate(zip(scores, errors, strict=True)):
             if score is not None:
                 published = stated.get((model["published"], layer))
-                rows.append((*head, total, layer, 100 * layer / total, score, published))
-    return pd.DataFrame(rows, columns=columns)
+                rows.append((*head, total, layer, 100 * layer / total, score, error, published))
+    return pd.DataFrame(rows, columns=columns).astype({"simscore_stderr": float})
+
+
+def text_note(records: Mapping[str, Record]) -> list[str]:
+    """Which chats the models read, and how much of them."""
+    read: dict[str, list[str]] = {}
+    for record in (record for record in records.values() if record.text):
+        read.setdefault(record.text, []).append(f"{record.result['tokens']:,} tokens of {record.model['title']}")
+    return [f"Text: {what}; {enumeration(tokens)}." for what, tokens in read.items()]
+
+
+def error_note(curves: Iterable[pd.DataFrame]) -> list[str]:
+    """What the bands are, where some are drawn."""
+    drawn = any(data["simscore_stderr"].notna().any() for data in curves)
+    return [f"Bands: {ERRORS} standard errors over chats."] if drawn else []
 
 
 def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above: str | None = None) -> None:
@@ -98,6 +128,10 @@ def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above
             label = "\n".join(textwrap.wrap(f"{model['title']}: {MISSING} ({why})", 52))
             axis.plot([], [], label=label, **appearance)
             continue
+        reach = ERRORS * curve["simscore_stderr"]
+        if reach.notna().any():
+            ends = (curve["simscore"] - reach, curve["simscore"] + reach)
+            axis.fill_between(curve["depth_percent"], *ends, color=appearance["color"], alpha=0.25, linewidth=0)
         axis.plot(
             curve["depth_percent"],
             curve["simscore"],
@@ -109,8 +143,8 @@ def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above
         label = f"published ({', '.join(stated['title'].unique())})"
         axis.plot(stated["depth_percent"], stated["simscore_published"], linestyle="", marker="*", markersize=8,
                   color="black", markerfacecolor="white", label=label)  # fmt: skip
-    axis.set_xlim(0, 100)
-    axis.set_ylim(min(0.0, data["simscore"].min()) if len(data) else 0, 1)
+    axis.set_xlim(-2, 102)  # so that no marker is cut
+    axis.set_ylim((min(0.0, data["simscore"].min()) if len(data) else 0) - 0.03, 1.03)
     axis.set_xlabel("Depth of layer $l$ of $L$: $l / L$ (%)")
     axis.set_ylabel("SimScore (cosine similarity)")
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), title=above, alignment="left")

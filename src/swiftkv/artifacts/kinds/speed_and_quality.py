@@ -8,6 +8,7 @@ from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.scored import Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, ratio, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
@@ -28,7 +29,7 @@ def make(entry: Entry, files: Files) -> Table:
     footnotes = Footnotes()
     lines, printed = [], []
     for row in scored.rows:
-        case, quality = Case(row.variant, row.kv_cache), row.close() | row.average(scored.averaged)
+        case, quality = Case(row.variant, row.kv_cache), row.close() | scored.average(row)
         cells = {point: Cell(serving, row.model["name"], point, case) for point in serving.points}
         for cell in cells.values():
             _check_same(entry, row, cell.record)
@@ -48,11 +49,14 @@ def make(entry: Entry, files: Files) -> Table:
         *entry.get("notes", []),
         "Speed-up: input and output tokens a second over the baseline's; limit: what the FLOP count of such a request allows "
         "where compute is the bottleneck.",
+        *serving.load_note,
         *serving.turns_note,
         "Speed and quality of a row are of one checkpoint: the same model in the same revision, rewired in the same way. "
         "KL, agreement and perplexity are on held-out chats.",
         scored.subsets_note(),
         *scored.average_note(),
+        *training_notes(entry, files),
+        *scored.noise_notes(printed),
     ]
     if any(row.kv_cache == "fp8" for row in scored.rows):
         notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
@@ -110,5 +114,9 @@ def _line(cell: Cell, quality: Line) -> Line:
 
 
 KIND = ArtifactKind(
-    "table", ("models", "variants", "points", "tasks"), ("serving", "scores", "fidelity"), make, extra=_check
+    "table",
+    ("models", "variants", "points", "tasks"),
+    ("serving", "scores", "fidelity", "training"),
+    make,
+    extra=_check,
 )

@@ -14,6 +14,7 @@ from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import Row, Scored, rows
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration, percent
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 from swiftkv.section import Names, Section, Text
 
@@ -21,10 +22,10 @@ from swiftkv.section import Names, Section, Text
 def make(entry: Entry, files: Files) -> Table:
     """The averages of each model's cases; a model that stands for several parts has one column."""
     columns, footnotes, notes = _columns(rows(entry, files)), Footnotes(), []
-    every = Scored([row for _, cases in columns.values() for row in cases.values()], entry["tasks"])
+    every = Scored([row for cases in columns.values() for row in cases.values()], entry["tasks"])
     same: dict[tuple[str, ...], dict[str, Scored]] = {}  # columns by the tasks they average over
     printed, lines = [{"Variant": shown["title"]} for shown in entry["rows"]], []
-    for title, (parts, cases) in columns.items():
+    for title, cases in columns.items():
         scored = Scored(list(cases.values()), entry["tasks"])
         mean = Column(title, "average", f".{scored.digits}f", why="_average")
         published = any(row.published for row in cases.values())
@@ -32,18 +33,23 @@ def make(entry: Entry, files: Files) -> Table:
             row = next((cases[key] for key in _keys(shown) if key in cases), None)
             cells[title] = ""
             if row is not None:
-                lines.append(_line(shown["title"], row, scored.averaged))
+                lines.append(_line(shown["title"], row, scored))
                 cells[title] = mean.cell(lines[-1], footnotes)
             if published:
                 cells[f"{title},\npublished"] = _published(row, scored.averaged, footnotes)
         same.setdefault(tuple(scored.averaged), {})[title] = scored
-        if len(parts) > 1:
-            notes.append(f"{title} stands for {enumeration(parts)}.")
     same.pop((), None)
     for alike in same.values():
         of = f" of {enumeration(list(alike))}" if len(same) > 1 else ""
         notes += next(iter(alike.values())).average_note(of)
-    notes = [*entry.get("notes", []), every.subsets_note(), *notes, *_reductions(every.rows)]
+    notes = [
+        *entry.get("notes", []),
+        *every.noise_notes(lines),
+        every.subsets_note(),
+        *notes,
+        *_reductions(every.rows),
+        *training_notes(entry, files),
+    ]
     if sources := sorted({row.published["source"] for row in every.rows if row.published}):
         notes.append(f"published: {enumeration(sources)}.")
     panel = Panel(pd.DataFrame(printed), "Average score: mean ± standard error, in percent")
@@ -75,13 +81,11 @@ def _check(config: Config, entry: Entry) -> None:
             )
 
 
-def _columns(found: Sequence[Row]) -> dict[str, tuple[list[str], dict[tuple[str, str], Row]]]:
-    """Parts and cases by printed column: the model's title, or the part's where no model plays it."""
-    columns: dict[str, tuple[list[str], dict[tuple[str, str], Row]]] = {}
+def _columns(found: Sequence[Row]) -> dict[str, dict[tuple[str, str], Row]]:
+    """Cases by printed column: the model's title, or the part's where no model plays it."""
+    columns: dict[str, dict[tuple[str, str], Row]] = {}
     for row in found:
-        parts, cases = columns.setdefault(row.model["title"] if row.known else row.part, ([], {}))
-        if row.part not in parts:
-            parts.append(row.part)
+        cases = columns.setdefault(row.model["title"] if row.known else row.part, {})
         cases.setdefault((row.variant, row.kv_cache), row)
     return columns
 
@@ -99,9 +103,9 @@ def _published(row: Row | None, averaged: Sequence[str], footnotes: Footnotes) -
     return text + (f" {footnotes.mark('; '.join(notes))}" if notes else "")
 
 
-def _line(title: str, row: Row, averaged: Sequence[str]) -> dict[str, Any]:
+def _line(title: str, row: Row, scored: Scored) -> dict[str, Any]:
     """A line of the CSV: one case of one model."""
-    cells = row.average(averaged)
+    cells = scored.average(row)
     return {
         "model": row.model["name"],
         "title": row.model["title"],
@@ -111,7 +115,7 @@ def _line(title: str, row: Row, averaged: Sequence[str]) -> dict[str, Any]:
         "kv_cache": row.kv_cache,
         "prefill_reduction_percent": 100 * row.prefill_reduction if row.known else None,
         **cells,
-        "average_published": row.published_average(averaged)[0],
+        "average_published": row.published_average(scored.averaged)[0],
         "missing": cells["_average"],
     }
 
@@ -138,7 +142,7 @@ class _TableRow(Section, called="a row"):
 KIND = ArtifactKind(
     "table",
     ("parts", "tasks"),
-    ("scores",),
+    ("scores", "training"),
     make,
     own={
         "rows": Annotated[list[_TableRow], Field(min_length=1)],

@@ -72,6 +72,8 @@ def make(entry: Entry, files: Files) -> Table:
         "The paper's metric names are those of neuralmagic's lm-evaluation-harness branch llama_3.1_instruct; "
         "exact_match / strict_match is their counterpart in lm-eval 0.4.",
     ]
+    if splits := _splits(records, entry["tasks"]):
+        notes.append(f"Files in place of a task's own splits: {splits}.")
     if made := backends_note(records, entry["tasks"]):
         notes.append(made)
     if sources := sorted({row["source"] for row in published.values()}):
@@ -131,6 +133,15 @@ def _source(source: Mapping[str, Any]) -> str:
     if version and str(version) not in words:
         words.append(str(version)[:12])
     return " ".join(words) or "not recorded"
+
+
+def _splits(records: Iterable[Record], tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which files of its data set each task asked, where they are not its own splits."""
+    found: dict[str, None] = {}
+    for record in records:
+        for split, files in ((record.data or {}).get("splits") or {}).items():
+            found[f"{tasks[record.settings['task']]['title']} {split} {files}"] = None
+    return "; ".join(found)
 
 
 def _limit(line: Line) -> str | None:

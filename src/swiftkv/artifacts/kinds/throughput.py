@@ -95,6 +95,8 @@ def _line(cell: Cell, node_gpus: int | None) -> dict[str, Any]:
     value, base = record.throughput, cell.base.throughput
     line = cell.head(value) | {
         "input_tokens": cell.settings["input_tokens"],
+        "output_tokens": cell.settings.get("output_tokens"),
+        "num_prompts": record.settings.get("num_prompts"),
         "devices": record.devices,
         "conditions": record.conditions(),
         "tokens_per_second": value,
@@ -107,17 +109,27 @@ def _line(cell: Cell, node_gpus: int | None) -> dict[str, Any]:
         "fraction_of_limit": ratio(cell.speedup, bound),
         "roofline_speedup_limit": record.roofline,
         "fraction_of_roofline": ratio(cell.speedup, record.roofline),
+        "total_tokens": cell.settings.get("total_tokens"),
     }
     if not node_gpus:
-        return line
+        return line | _errors(record, line)
     first = cell.serving.find(cell.point, cell.serving.models[0], BASELINE)
     whole, of_first = (one.throughput and one.throughput * replicas(one, node_gpus) for one in (record, first))
     alike = record.exists and first.exists and _platform(record) == _platform(first)
-    return line | {
+    line |= {
         "replicas": replicas(record, node_gpus) if record.exists else None,
         "node_tokens_per_second": whole,
         "speedup_over_first_model": ratio(whole, of_first) if alike else None,
     }
+    return line | _errors(record, line)
+
+
+def _errors(record: Record, line: dict[str, Any]) -> dict[str, float | None]:
+    """The standard errors of what is the record's throughput in several units."""
+    names = ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent")
+    shown = {name: line.get(name) for name in (*names, "node_tokens_per_second") if name in line}
+    scatter = record.scatter
+    return {f"{name}_stderr": scatter * value if scatter and value else None for name, value in shown.items()}
 
 
 def replicas(record: Record, node_gpus: int | None) -> float:
@@ -138,7 +150,8 @@ def _bar(cell: Cell, quantity: str, node_gpus: int | None) -> Bar:
         return Bar(value)
     reference = (cell.base.value(quantity) or 0) * replicas(cell.base, node_gpus)
     limits = [reference * limit if reference and limit else None for limit in (bound, record.roofline)]
-    return Bar(value, limits[0], cell.times.replace(" ±", "\n±"), roofline=limits[1])
+    error = None if cell.speedup_stderr is None else cell.speedup_stderr * reference
+    return Bar(value, limits[0], cell.times.replace(" ±", "\n±"), error=error, roofline=limits[1])
 
 
 KIND = serving_kind("figure", make, own={"node_gpus": Whole}, optional=("node_gpus",))

@@ -122,6 +122,7 @@ def _line(cell: Cell, published: Published) -> dict[str, Any]:
         "output_tokens": settings.get("output_tokens"),
         "num_prompts": record.settings.get("num_prompts"),
         "tokens_per_second": record.throughput,
+        "tokens_per_second_stderr": record.scatter and record.throughput * record.scatter,
         "normalized_tflops_per_gpu": record.value("normalized_tflops_per_gpu"),
         "speedup": cell.speedup,
         "speedup_stderr": cell.speedup_stderr,

@@ -7,10 +7,11 @@ from typing import Any
 import pandas as pd
 
 from swiftkv.artifacts.columns import measured
-from swiftkv.artifacts.drawing import COLUMN, Drawing, headline, legend, line_entry, line_style, log_ticks, new_figure
+from swiftkv.artifacts.drawing import COLUMN, DASHES, Drawing, headline, legend, line_entry, log_ticks, look, new_figure
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
+from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 _COLUMNS = (
@@ -27,17 +28,20 @@ def make(entry: Entry, files: Files) -> Drawing:
     if drawn.empty:
         raise UserError(f"{entry['name']} has no point to draw: {data['missing'].iloc[0]}")
     published = _published(entry, files)
-    figure = new_figure(COLUMN, 4.0)
+    notes = [*entry.get("notes", []), *training_notes(entry, files)]
+    figure = new_figure(COLUMN, 4.0, notes)
     headline(figure, heading(entry))
     upper, lower = figure.subplots(2, 1, sharex=True)
-    handles = []
-    for number, (label, curve) in enumerate(drawn.groupby("label", sort=False)):
-        look = line_style(number)
+    handles, models = [], [model["name"] for model in entry["models"]]
+    for label, unsorted in drawn.groupby("label", sort=False):
+        curve = unsorted.sort_values("tokens")
+        variant = look(curve["variant"].iloc[-1])  # the longest training gives the curve its look
+        dashes = DASHES[models.index(curve["model"].iloc[0]) % len(DASHES)]
+        style = {"color": variant.color, "marker": variant.marker, "linestyle": dashes}
         for axis, measure in ((upper, "kl"), (lower, "top1_agreement")):
-            curve = curve.sort_values("tokens")
             error = curve[f"{measure}_stderr"].fillna(0)
-            axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **look)
-        handles.append(line_entry(label, **look))
+            axis.errorbar(curve["tokens"], curve[measure], yerr=error, capsize=2, **style)
+        handles.append(line_entry(label, **style))
     for tokens in published:
         for axis in (upper, lower):
             axis.axvline(tokens, color="0.4", linestyle=(0, (1, 2)), linewidth=1)
@@ -48,7 +52,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     missing = data[data["missing"].notna()]
     absent = [f"{row.variant}: {MISSING} ({row.missing})" for row in missing.itertuples()]
     stated = [f"training tokens {enumeration([_short(tokens) for tokens in published])} (dotted)"] if published else []
-    legend(figure, handles, stated, [*entry.get("notes", []), *absent])
+    legend(figure, handles, stated, [*notes, *absent])
     return Drawing(figure, data)
 
 
