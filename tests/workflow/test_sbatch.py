@@ -32,7 +32,8 @@ THERE = [
     *(f"models/{model}/source.json" for model in MODELS),
     *(f"packed/{model}/distillation.safetensors" for model in MODELS),
 ]
-PANEL = ("arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "gsm8k-bits", "mbpp-bits", "ifeval")
+BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
+PANEL = (*BITS, "arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "ifeval")
 FOLDERS = [
     f"checkpoints/{EIGHT}/swiftkv-25",
     f"checkpoints/{EIGHT}/swiftkv-50-early-exit",
@@ -40,7 +41,7 @@ FOLDERS = [
     *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
 ]
 TARGETS = [
-    f"similarity/{EIGHT}.json", f"starts/{EIGHT}.json", f"moments/{EIGHT}/fitted-start.safetensors",
+    f"similarity/{EIGHT}.json", f"starts/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/fitted-start.safetensors",
     *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
     f"fidelity/{EIGHT}/swiftkv-25/auto.json", f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",
