@@ -13,7 +13,7 @@ SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (about 75 minutes on two cores)
+reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (about 90 minutes on two cores, by the plan)
 	$(ACTIVATE) && python workflow/scripts/scale.py run $(SCALE)
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
