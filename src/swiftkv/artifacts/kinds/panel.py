@@ -114,7 +114,7 @@ def _below(name: str, apart: Column, footnotes: Footnotes, line: Line) -> str:
 
 
 def _steps(order: Sequence[str]) -> list[tuple[str, str]]:
-    """Neighbours of an order, and its two ends."""
+    """Neighbors of an order, and its two ends."""
     ends = [(order[0], order[-1])] if len(order) > 2 else []
     return [*pairwise(order), *ends]
 
