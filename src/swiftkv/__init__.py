@@ -1,4 +1,4 @@
-"""SwiftKV: prefill-optimised inference through model rewiring and self-distillation."""
+"""SwiftKV: prefill-optimized inference through model rewiring and self-distillation."""
 
 import time
 

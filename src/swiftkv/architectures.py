@@ -25,7 +25,7 @@ class Architecture:
         output_bias: whether the projection after attention has one.
         window: the layers with a sliding window: None, "every layer", or "upper layers", those from `max_window_layers` on
             where `use_sliding_window` is set.
-        normalised: whether queries and keys are normalised by head.
+        normalized: whether queries and keys are normalized by head.
         latent: whether keys and values of all heads are made from one latent, and feed-forward layers are experts.
         fitted: the projections of a layer's normed input that a fitted start makes anew.
         decoder_layer: vLLM's layer of this architecture, as module and class in `vllm.model_executor.models`.
@@ -38,7 +38,7 @@ class Architecture:
     bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     window: str | None = None
-    normalised: bool = False
+    normalized: bool = False
     latent: bool = False
     fitted: tuple[str, ...] = ("k_proj", "v_proj")
     decoder_layer: str = "llama.LlamaDecoderLayer"
@@ -62,7 +62,7 @@ ARCHITECTURES = {
         "Qwen3",
         module="swiftkv.models.qwen3",
         window="upper layers",
-        normalised=True,
+        normalized=True,
         decoder_layer="qwen3.Qwen3DecoderLayer",
     ),
     "deepseek_v2": Architecture(
@@ -115,12 +115,12 @@ def check_fit(model_type: str, group_size: int) -> None:
     """Refuse a start that cannot be fitted.
 
     Raises:
-        UserError: keys are normalised, or AcrossKV groups of latent attention: each layer makes its keys of a latent in
+        UserError: keys are normalized, or AcrossKV groups of latent attention: each layer makes its keys of a latent in
             a basis of its own.
     """
     row = architecture(model_type)
-    if row.normalised:
-        raise UserError(f"the keys of {model_type} are normalised, so no linear fit gives them; use start: copied")
+    if row.normalized:
+        raise UserError(f"the keys of {model_type} are normalized, so no linear fit gives them; use start: copied")
     if row.latent and group_size > 1:
         raise UserError(
             "a fitted start of latent attention has no AcrossKV groups, as each layer's latent has a basis of its own; "

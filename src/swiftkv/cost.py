@@ -168,7 +168,7 @@ def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) 
         count += layers * query + makers * arch.kv_lora_rank  # norms of the latents
     else:
         query, keys = arch.query_weights // width, key_value // width
-        count += (layers + makers) * arch.head_dim if row.normalised else 0
+        count += (layers + makers) * arch.head_dim if row.normalized else 0
         count += layers * (2 * arch.intermediate_size + width) if config.get("mlp_bias") else 0
     count += layers * query + keys if has_bias(row.bias, config) else 0
     return count + (layers * width if has_bias(row.output_bias, config) else 0)

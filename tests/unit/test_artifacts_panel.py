@@ -168,7 +168,7 @@ def test_answers_that_changed_are_counted_also_where_accuracy_stays(tmp_path):
     (column,) = (name for name in table.panels[0].frame.columns if name.startswith("ARC-Easy"))
     cell = table.panels[0].frame.set_index("Variant").loc["difference", column]
     assert cell.startswith("≈ +0.0") and cell.endswith("(15%)")
-    assert "≈, grey: within noise" in to_markdown(table)
+    assert "≈, in HTML grey: within noise" in to_markdown(table)
 
 
 def test_closeness_comes_first(tmp_path):

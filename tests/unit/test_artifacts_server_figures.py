@@ -47,7 +47,9 @@ def test_latency_curves_limits_and_boundaries(tmp_path):
     assert "50% SingleInputKV: at least 1.00× the rate, and up to 4.00× only by the width" in legend[-1].replace(
         "\n", " "
     )
-    assert "99th percentile" in legend and "paper's Figure 0" in title and "published: 1.2-1.3x" in legend[-1]
+    named = {"rate not sustained", "highest sustained rate", "highest rate the FLOPs allow", "limit by FLOPs"}
+    assert named | {"99th percentile"} <= set(legend)
+    assert "paper's Figure 0" in title and "published: 1.2-1.3x" in legend[-1]
     assert [axis.get_title() for axis in figure.axes[:2]] == ["2,000 input tokens", "8,000 input tokens"]
     measured = data[data["row"] == "measured"].set_index(["point", "variant"])
     one = measured.loc[("interactive-2k", "swiftkv-50")]
@@ -71,8 +73,11 @@ def test_a_baseline_that_sustains_every_rate_has_no_boundary_to_compare_with(tmp
     one = made.data.set_index("variant").loc["swiftkv-50"]
     assert set(one["boundary_found"]) == {False}
     assert one["highest_sustained_rate_limit"].isna().all() and one["sustained_rate_speedup"].isna().all()
-    own, _, _ = texts(made.figure)
+    own, legend, _ = texts(made.figure)
     assert "≥ 16" in own and not any("×" in text for text in own)
+    assert all(line.get_marker() != "v" for axis in made.figure.axes for line in axis.lines)
+    named = {"rate not sustained", "highest sustained rate", "highest rate the FLOPs allow", "limit by FLOPs"}
+    assert named.isdisjoint(legend)  # only what is drawn
 
 
 def test_reductions_are_only_at_rates_of_the_grid_that_both_measured(tmp_path):

@@ -101,6 +101,19 @@ def test_latex_compiles_within_its_margins(tables, latex, tmp_path, packages):
         assert not (wide := re.findall(r"Float too large for page by .*", run.stdout)), wide
 
 
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_a_table_over_pages_keeps_within_its_columns(tmp_path):
+    cell = "≈ +0.108 ± 0.020 [45, 59]".replace(" ", "\N{NO-BREAK SPACE}")  # as scores and differences are written
+    frame = pd.DataFrame([["swiftkv-50-across16", *[cell] * 8]] * 60, columns=["Variant", *map(str, range(8))])
+    long = to_latex(Table("long", "Long", frame, [Panel(frame, "(a) scores")], []))
+    packages = r"\documentclass{article}\usepackage{array,booktabs,longtable}"
+    (tmp_path / "all.tex").write_text(rf"{packages}\begin{{document}}{long}\end{{document}}")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert run.returncode == 0 and "longtable" in long, run.stdout[-2000:]
+    assert "Overfull" not in run.stdout
+
+
 class Grids(HTMLParser):
     """The cells of every row of a page, headings aside, and whether all tags are closed."""
 

@@ -44,7 +44,7 @@ def similarity(config, model):
     result = {"simscore": [0.3 + 0.6 * layer / layers for layer in range(layers - 1)], "pairwise": pairwise,
               "tokens": 1000, "documents": 50, "num_hidden_layers": layers}  # fmt: skip
     alike = {"cosine": [0.4] * (layers - 1), "cosine_stderr": [0.01] * (layers - 1), "cka": [0.5] * (layers - 1)}
-    result["neighbours"] = {"keys": alike, "values": alike}
+    result["neighbors"] = {"keys": alike, "values": alike}
     return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, result)
 
 

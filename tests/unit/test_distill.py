@@ -215,7 +215,7 @@ def test_step_is_the_plain_two_model_loss(architecture):
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_a_changed_neighbour_changes_nothing():
+def test_a_changed_neighbor_changes_nothing():
     step = DistillationStep(tiny_teacher(), SPEC, recipe())
     ids, positions, weights = batch()
     second = weights.clone()

@@ -204,7 +204,7 @@ def test_packing_does_not_leak(architecture, student, tiny_swiftkv, tokens):
     packed = run(tokens)
     perturbed = tokens.clone()
     perturbed[:, :10] = (perturbed[:, :10] + 1) % 128
-    # Experts compute the tokens of all samples together, so other neighbours may change how their sums are rounded.
+    # Experts compute the tokens of all samples together, so other neighbors may change how their sums are rounded.
     bound = dict(atol=2e-5, rtol=1e-5) if architecture == "deepseek_v2" else dict(atol=0, rtol=0)
     torch.testing.assert_close(run(perturbed)[:, 10:], packed[:, 10:], **bound)
     assert not torch.allclose(run(perturbed)[:, :10], packed[:, :10], atol=1e-2)

@@ -24,7 +24,7 @@ def similarity():
         "simscore": [0.1, 0.5, 0.7],
         "simscore_stderr": [0.01] * 3,
         "pairwise": [[1.0, 0.5, 0.4, 0.3] for _ in range(LAYERS)],
-        "neighbours": {"cosine": [0.2, 0.3, 0.4], "cosine_stderr": [0.01] * 3, "cka": [0.5, 0.6, 0.7]},
+        "neighbors": {"cosine": [0.2, 0.3, 0.4], "cosine_stderr": [0.01] * 3, "cka": [0.5, 0.6, 0.7]},
         "tokens": 9106, "documents": 50, "num_hidden_layers": LAYERS,
     }  # fmt: skip
     return record("similarity", SMOL, "baseline", result, settings={"documents": 50, "max_length": 512, "seed": 42})

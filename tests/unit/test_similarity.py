@@ -9,7 +9,7 @@ import torch
 from score_helpers import SHAPE, write_chats, write_source
 
 from swiftkv.errors import UserError
-from swiftkv.score.neighbours import Neighbours
+from swiftkv.score.neighbors import Neighbors
 from swiftkv.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 
 
@@ -43,10 +43,10 @@ def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture, chun
     assert (direct - direct.roll(1, 0)).abs().max() > 1e-2
 
 
-def test_neighbours_are_compared_head_by_head_as_if_before_rope(tiny_teacher, grouped_query):
+def test_neighbors_are_compared_head_by_head_as_if_before_rope(tiny_teacher, grouped_query):
     """Keys and values caught where the layers project them, before RoPE, which turns those of both layers alike."""
     model, documents = tiny_teacher(grouped_query), [[3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]]
-    *_, neighbours = layer_similarity(model, documents)
+    *_, neighbors = layer_similarity(model, documents)
     for name, modules in (("keys", ("k_norm", "k_proj")), ("values", ("v_proj",))):
         caught: dict[int, list[torch.Tensor]] = {number: [] for number in range(6)}
         hooks = [
@@ -65,7 +65,7 @@ def test_neighbours_are_compared_head_by_head_as_if_before_rope(tiny_teacher, gr
             torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=-1).mean().item()
             for one, other in zip(states, states[1:], strict=False)
         ]
-        found = neighbours[name].result()
+        found = neighbors[name].result()
         assert found["cosine"] == pytest.approx(expected, abs=1e-5)
         assert len(found["cosine_stderr"]) == len(found["cka"]) == 5 and min(found["cosine_stderr"]) > 0
         assert max(expected) - min(expected) > 1e-2
@@ -76,7 +76,7 @@ def test_cka_sees_through_rotations_and_moved_heads_as_the_cosine_does_not():
     layer = torch.randn(2, 40, 8, generator=generator) + 1
     moved = (layer @ torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]).flip(0)
     other = torch.randn(2, 40, 8, generator=generator)
-    gathered = Neighbours()
+    gathered = Neighbors()
     for tokens in (slice(0, 15), slice(15, 40)):
         gathered.add([states[:, tokens] for states in (layer, moved, other)])
     found = gathered.result()
@@ -113,7 +113,7 @@ def test_record(tiny_teacher, tmp_path):
     assert record["tokens"] == 4 * 20
     assert len(record["simscore"]) == len(record["simscore_stderr"]) == 5 and all(record["simscore_stderr"])
     assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
-    assert {of: len(found["cosine"]) for of, found in record["neighbours"].items()} == {"keys": 5, "values": 5}
+    assert {of: len(found["cosine"]) for of, found in record["neighbors"].items()} == {"keys": 5, "values": 5}
 
 
 def test_too_few_gpus_are_one_sentence(tiny_teacher, tmp_path, full_gpus):

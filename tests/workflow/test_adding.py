@@ -159,7 +159,7 @@ def test_an_architecture_is_one_row_and_one_module(project, start):
     assert ended.stdout.splitlines() == [
         "equal: True",
         "counted: True",
-        "the keys of hunyuan_v1_dense are normalised, so no linear fit gives them; use start: copied",
+        "the keys of hunyuan_v1_dense are normalized, so no linear fit gives them; use start: copied",
         "a SwiftKV model of 'hunyuan_v1_dense' cannot be served: nobody has tried its layers in vLLM",
     ]
 

@@ -12,7 +12,7 @@ from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
 from tests.programs import ROOT, run
 
-LOCAL_MINUTES = 67  # measured on two cores without set-up, docs/measurements/2026-11-22-local-quality.md
+LOCAL_MINUTES = 67  # measured on two cores without set-up, docs/measurements/2026-11-23-local.md
 GIBIBYTE = 2**20  # in KiB
 
 # Prints what a program prints, then the largest memory of it and of what it started, in KiB.

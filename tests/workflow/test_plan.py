@@ -152,11 +152,11 @@ def test_a_published_checkpoint_is_served_without_training():
     assert "models.llama-3.1-70b.checkpoints names none for it" in run.stderr and "Traceback" not in run.stderr
 
 
-def test_a_fitted_start_of_normalised_keys_is_refused():
+def test_a_fitted_start_of_normalized_keys_is_refused():
     for target in ("results/checkpoints/qwen3-4b/swiftkv-50-fitted", "results/starts/qwen3-4b.json"):
         run = snakemake("--dry-run", "--cores", "1", target)
         assert run.returncode != 0
-        assert "the keys of qwen3 are normalised" in run.stderr and "Traceback" not in run.stderr
+        assert "the keys of qwen3 are normalized" in run.stderr and "Traceback" not in run.stderr
 
 
 def test_a_model_without_weights_needs_no_download(tmp_path):

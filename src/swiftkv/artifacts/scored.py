@@ -202,7 +202,7 @@ class Scored:
             notes.append("( ): share of the answers that went from right to wrong or from wrong to right.")
         if any(key.endswith("_in_noise") and cell for key, cell in cells):
             notes.append(
-                f"{IN_NOISE}, grey: within noise, that is within {ERRORS} standard errors of no difference, or no better "
+                f"{IN_NOISE}, in HTML grey: within noise, that is within {ERRORS} standard errors of no difference, or no better "
                 "than guessing."
             )
         return notes

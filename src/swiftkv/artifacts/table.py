@@ -311,7 +311,8 @@ def _latex_line(text: str) -> str:
 
 def _latex_wrapped(text: str) -> str:
     """A cell of a column that wraps by itself, also inside names."""
-    breakable = re.sub(r"(?<=[/_:={}-])(?=\S)|(?<=[.,])(?=[A-Za-z{])", "\N{ZERO WIDTH SPACE}", str(text))
+    breakable = re.sub(r"(?<!±)\N{NO-BREAK SPACE}", " ", str(text))
+    breakable = re.sub(r"(?<=[/_:={}-])(?=\S)|(?<=[.,])(?=[A-Za-z{])", "\N{ZERO WIDTH SPACE}", breakable)
     return r"\newline ".join(map(_latex_line, breakable.split("\n")))
 
 

@@ -66,7 +66,7 @@ class _Distillation:
         scale = 1 / self.temperature
         student, teacher = student.mul_(scale), teacher.mul_(scale)
         student_p, teacher_p = student.softmax(-1), teacher.softmax(-1)
-        # log-normaliser = logit - log p, taken at the largest logit, where p is far from 0.
+        # log-normalizer = logit - log p, taken at the largest logit, where p is far from 0.
         gap = (teacher.amax(-1) - teacher_p.amax(-1).log_()) - (student.amax(-1) - student_p.amax(-1).log_())
         difference = teacher.sub_(student)
         divergence = torch.linalg.vecdot(teacher_p, difference) - gap

@@ -78,7 +78,7 @@ class CausalLM(_Experts, SwiftKVCausalLMMixin):
 
 
 def _rotate(states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
-    """Neighbouring elements of [B, heads, T, rotary size] are one complex number each, turned in float32."""
+    """Neighboring elements of [B, heads, T, rotary size] are one complex number each, turned in float32."""
     pairs = torch.view_as_complex(states.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * position_embeddings.unsqueeze(1)).flatten(-2).type_as(states)
 

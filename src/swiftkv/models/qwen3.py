@@ -1,4 +1,4 @@
-"""What Qwen3 has of its own: queries and keys are normalised by head before RoPE, in the student by norms of its own."""
+"""What Qwen3 has of its own: queries and keys are normalized by head before RoPE, in the student by norms of its own."""
 
 import torch
 

@@ -26,7 +26,7 @@ def rewire(
     Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
     the mean of k_proj and v_proj over the layers of their AcrossKV group, and so are the modules of latent attention;
     norm_swiftkv is layer l's input_layernorm; an early exit head is lm_head. With fewer KV heads than the teacher's
-    (Appendix C.1) neighbouring heads are averaged, with more they are repeated.
+    (Appendix C.1) neighboring heads are averaged, with more they are repeated.
 
     Args:
         teacher: a language model of transformers, of one of `ARCHITECTURES`.
@@ -124,7 +124,7 @@ def _parameters(layer: nn.Module, projection: str, dtype: torch.dtype) -> dict[s
 
 
 def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:
-    """Average neighbouring KV heads to get fewer, repeat each to get more (Appendix C.1).
+    """Average neighboring KV heads to get fewer, repeat each to get more (Appendix C.1).
 
     A query head keeps its place: the new head it reads was made of the teacher head it read before.
 

@@ -92,7 +92,7 @@ class _Training:
         """What a layer keeps, keys and values apart: float32 of both norms, inputs of trained linear layers, and attention's."""
         queries = self.tokens * self.arch.query_weights // self.size.width
         kept = 2 * FLOAT32 * self.tokens * self.size.width + self.stream + 3 * self.inner
-        kept += (2 * self.number + self.normalised) * queries  # and as many that attention gives
+        kept += (2 * self.number + self.normalized) * queries  # and as many that attention gives
         if self.recipe.train != "qkv":  # the norms' weights, and all linear layers
             kept += 3 * self.stream + self.inner
         return kept
@@ -105,7 +105,7 @@ class _Training:
         """
         spec, anew = self.spec, self.recipe.checkpoint_activations
         makers = len(spec.groups) if spec else 0 if anew else self.depth  # of keys and values that are kept
-        cached = self.arch.cached(spec.num_key_value_heads if spec else None) * (self.number + self.normalised / 2)
+        cached = self.arch.cached(spec.num_key_value_heads if spec else None) * (self.number + self.normalized / 2)
         layer = self.stream if anew else self.kept
         if not anew and self.recipe.zero_stage == 3:
             layer += self.byte * self.size.layer_parameters
@@ -113,9 +113,9 @@ class _Training:
         return layers + (self.head if self.trains_head else 0)
 
     @property
-    def normalised(self) -> int:
+    def normalized(self) -> int:
         """Bytes that a norm by head keeps of each query or key: it in float32 and as it was multiplied with the weight."""
-        return FLOAT32 + self.number if self.size.architecture.normalised else 0
+        return FLOAT32 + self.number if self.size.architecture.normalized else 0
 
     @property
     def backward(self) -> float:

@@ -1,12 +1,12 @@
 """Per-token FP8 KV cache (Sec. 5.3): float8_e4m3fn with a dynamic scale a token, no calibration, no training.
 
 Granularity: one scale for the keys and one for the values of a token in a layer, over all KV heads. That is what
-per-token quantisation means where the paper takes it from (ZeroQuant, Yao et al., 2022: one scale for each token's row
+per-token quantization means where the paper takes it from (ZeroQuant, Yao et al., 2022: one scale for each token's row
 of an activation matrix), and it costs 8 bytes a token and layer whatever the number of heads. A scale for each head as
 well would gain little: e4m3 is a floating-point format, so a head whose values lie 2^-8 below the largest head's
 still keeps full relative precision.
 
-Quantisation happens where a token enters the cache, so each token is quantized once, keys after RoPE, and prefill and
+Quantization happens where a token enters the cache, so each token is quantized once, keys after RoPE, and prefill and
 decode attend to the same numbers. It works for every Hugging Face model that attends to what `Cache.update` returns.
 """
 
@@ -23,7 +23,7 @@ FP8_MAX = torch.finfo(FP8).max  # 448
 
 
 def quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise keys or values with one scale a token, amax / 448.
+    """Quantize keys or values with one scale a token, amax / 448.
 
     Args:
         states: [batch, KV heads, tokens, head size], any floating-point dtype.
@@ -101,7 +101,7 @@ class Fp8Cache(DynamicCache):
         self.peak = peak or Peak()
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
-        """Quantise the new tokens' keys and values [batch, KV heads, tokens, head size], then cache as usual."""
+        """Quantize the new tokens' keys and values [batch, KV heads, tokens, head size], then cache as usual."""
         self.peak.see(key_states)
         return super().update(round_trip(key_states), round_trip(value_states), layer_idx, *args, **kwargs)
 

@@ -1,6 +1,6 @@
 """What may differ between two runs of a scale on two machines, and by how much; every line with its reason.
 
-Where two machines were compared, they are those of docs/measurements/2026-11-22-local-quality.md (Intel Xeon with AMX) and an
+Where two machines were compared, they are those of docs/measurements/2026-11-23-local.md (Intel Xeon with AMX) and an
 AMD EPYC with AVX-512, which ran the same settings in the same week: seven variants, three measures of closeness, two benchmarks.
 """
 
@@ -94,7 +94,7 @@ TOLERANCES = (
     *_not(ERRORS_OF, "similarity:result.*_stderr"),
     *(
         Tolerance(f"similarity:result.{name}", "means over thousands of tokens of cosines in bfloat16", absolute=0.01)
-        for name in ("simscore", "pairwise", "neighbours.cosine", "neighbours.cka")
+        for name in ("simscore", "pairwise", "neighbors.cosine", "neighbors.cka")
     ),
     # Early exit
     Tolerance("early_exit:result.alignment.all.positions", "the same chats, cut at the same token"),

@@ -182,7 +182,7 @@ class PrefixSharingLM(CachedLM):
 
     def _batches(self, requests: list[Request]) -> Iterator[Batch]:
         rows = self._rows(requests)
-        order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbours share most
+        order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbors share most
         # A position that is scored has to be computed, so it must not be in the common start.
         most = min(len(fed) - len(continuation) for fed, continuation in rows)
         shared = min(_common(rows[order[0]][0], rows[order[-1]][0]), most)

@@ -1,4 +1,4 @@
-"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1), and of neighbouring layers' keys and values."""
+"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1), and of neighboring layers' keys and values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from swiftkv.device import device_map
 from swiftkv.models import load_base
 from swiftkv.score.chats import ChatMeasurement
-from swiftkv.score.neighbours import Neighbours
+from swiftkv.score.neighbors import Neighbors
 from swiftkv.statistics import ratio
 
 CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
@@ -20,8 +20,8 @@ CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
 @torch.inference_mode()
 def layer_similarity(
     model: PreTrainedModel, documents: list[list[int]]
-) -> tuple[torch.Tensor, list[int], dict[str, Neighbours]]:
-    """Cosine similarity between the inputs of every two layers, added up over the tokens of each document; and neighbours.
+) -> tuple[torch.Tensor, list[int], dict[str, Neighbors]]:
+    """Cosine similarity between the inputs of every two layers, added up over the tokens of each document; and neighbors.
 
     The input of layer i is the residual stream entering it, before its norm; layer 0's are the token embeddings.
 
@@ -34,7 +34,7 @@ def layer_similarity(
         of the "keys" and "values" that enter the KV cache (latent attention: latents and rotary keys stand in their places).
         Each cosine is float32, within a few 1e-7 of exact; their sums are float64.
     """
-    layers, neighbours = model.config.num_hidden_layers, {"keys": Neighbours(), "values": Neighbours()}
+    layers, neighbors = model.config.num_hidden_layers, {"keys": Neighbors(), "values": Neighbors()}
     sums = torch.zeros(len(documents), layers, layers, dtype=torch.float64, device=model.device)
     for number, document in enumerate(documents, 1):
         row = torch.tensor([document], device=model.device)
@@ -45,11 +45,11 @@ def layer_similarity(
             part = [state[0, begin : begin + CHUNK].to(model.device) for state in states]
             unit = torch.nn.functional.normalize(torch.stack(part, dim=1).float(), dim=-1)  # [tokens, L, hidden]
             sums[number - 1] += (unit @ unit.mT).double().sum(0)
-        for name, gathered in neighbours.items():
+        for name, gathered in neighbors.items():
             gathered.add([getattr(layer, name)[0] for layer in cache.layers])
         if number % 10 == 0 or number == len(documents):
             print(f"similarity: {number} of {len(documents)} chats", flush=True)
-    return sums.cpu(), [len(document) for document in documents], neighbours
+    return sums.cpu(), [len(document) for document in documents], neighbors
 
 
 def simscores(pairwise: torch.Tensor) -> list[float]:
@@ -76,8 +76,8 @@ def measure_similarity(
 ) -> dict[str, Any]:
     """Measure Eq. 1 on chats drawn from `data` and write the measurement "similarity".
 
-    Its result is simscore and simscore_stderr (L - 1 numbers each), pairwise ([L, L]), neighbours (of keys and
-    of values, as `Neighbours` gives them), tokens, documents and num_hidden_layers.
+    Its result is simscore and simscore_stderr (L - 1 numbers each), pairwise ([L, L]), neighbors (of keys and
+    of values, as `Neighbors` gives them), tokens, documents and num_hidden_layers.
 
     Args:
         model_source: the model's source.json.
@@ -92,13 +92,13 @@ def measure_similarity(
     """
     measured = ChatMeasurement(model_source, data, documents, max_length, seed)
     model = load_base(measured.model["path"], device_map=device_map())
-    sums, tokens, neighbours = layer_similarity(model, measured.documents)
+    sums, tokens, neighbors = layer_similarity(model, measured.documents)
     pairwise = sums.sum(0) / sum(tokens)
     result = {
         "simscore": simscores(pairwise),
         "simscore_stderr": simscore_errors(sums, tokens),
         "pairwise": pairwise.tolist(),
-        "neighbours": {name: gathered.result() for name, gathered in neighbours.items()},
+        "neighbors": {name: gathered.result() for name, gathered in neighbors.items()},
         "tokens": sum(tokens),
         "documents": len(measured.documents),
         "num_hidden_layers": model.config.num_hidden_layers,

@@ -119,7 +119,7 @@ class SwiftKVCaches(nn.Module):
         self.owners = nn.ModuleList(owners)
         self.backend = owners[0].attn_backend
         self.names = [owner.layer_name for owner in owners]
-        self.k_norm_swiftkv = GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if row.normalised else None
+        self.k_norm_swiftkv = GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if row.normalized else None
 
     def forward(self, positions: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Project and turn.
@@ -225,7 +225,7 @@ class SwiftKVAttention(nn.Module):
             quant_config=quant_config,
             prefix=f"{prefix}.q_proj_swiftkv",
         )
-        self.q_norm_swiftkv = RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if row.normalised else None
+        self.q_norm_swiftkv = RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if row.normalized else None
         self.head_dim = heads.head_dim
         self.o_proj = RowParallelLinear(
             heads.total_query * heads.head_dim,

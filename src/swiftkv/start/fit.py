@@ -38,7 +38,7 @@ def fitted_values(
 
     Raises:
         UserError: the moments are of too little text or singular, `spec` changes the KV heads or groups the layers of
-            latent attention, or the model normalises its keys.
+            latent attention, or the model normalizes its keys.
     """
     row = architecture(teacher.config.model_type)
     check_fit(teacher.config.model_type, spec.key_value_group_size)

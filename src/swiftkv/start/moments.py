@@ -94,7 +94,7 @@ class MomentSums:
                     self.cross[layer, index] = ExactSum((width + biased, outputs), largest, device)
 
     def _largest_feature(self, norm: nn.Module) -> float:
-        """A bound of |s|: normalised states are at most sqrt(D), and twice that leaves room for 16-bit rounding."""
+        """A bound of |s|: normalized states are at most sqrt(D), and twice that leaves room for 16-bit rounding."""
         gain = norm.weight.float().abs().max().item()
         return max(1.0, 2 * gain * math.sqrt(self.decoder.config.hidden_size))
 

@@ -62,8 +62,10 @@ class _Curve(Cell):
         return _rates(self.record)
 
     @property
-    def highest(self) -> float | None:
-        return _bracket(self.record)[0]
+    def boundary(self) -> float | None:
+        """The highest sustained rate, if a rate above it was tried and not sustained."""
+        low, high = _bracket(self.record)
+        return low if high else None
 
     @property
     def limit(self) -> float | None:
@@ -133,9 +135,8 @@ def draw(serving: Serving, files: Files) -> Drawing:
             axes[0, number].set_title(title, pad=9)
     headline(figure, *serving.captions()[0], *(titles if single else []))
     handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
-    keys = _keys() + ([limit_handle(ROOFLINE)] if any(curve.highest_roofline for curve in curves) else [])
     above = [curve.above_limit for curve in curves if curve.above_limit]
-    legend(figure, [*handles.values(), *keys], [claim["text"] for claim in claims], [*serving.notes, *above])
+    legend(figure, [*handles.values(), *_keys(curves)], [claim["text"] for claim in claims], [*serving.notes, *above])
     data = pd.DataFrame([line for curve in curves for line in _lines(curve)])
     return Drawing(figure, serving.with_claims(data, claims))
 
@@ -213,7 +214,7 @@ def _curves(axis, curves: Sequence[_Curve], metric: str) -> None:
         for rate, value in zip(curve.rates, median, strict=True):
             fill = color if rate.get("sustained", True) else "white"
             axis.plot(rate["request_rate"], value, color=color, marker=curve.look.marker, markerfacecolor=fill)
-        for place, filled in ((curve.highest, True), (curve.highest_limit, False)):
+        for place, filled in ((curve.boundary, True), (curve.highest_limit, False)):
             if place and metric == "ttft_ms":
                 axis.plot(place, 1.03, marker="v", color=color, markerfacecolor=color if filled else "white",
                           markersize=4, transform=axis.get_xaxis_transform(), clip_on=False)  # fmt: skip
@@ -241,17 +242,21 @@ def _highest_bar(curve: _Curve) -> Bar:
     return Bar(low, curve.highest_limit, text, error=error, roofline=curve.highest_roofline)
 
 
-def _keys() -> list[Any]:
-    """What the signs mean that all curves share."""
+def _keys(curves: Sequence[_Curve]) -> list[Any]:
+    """What the signs mean that curves share, of those that are drawn."""
     gray = "0.4"
-    return [
+    keys = [
         line_entry("median", color=gray, marker="o"),
         line_entry("99th percentile", color=gray, linewidth=0.8, linestyle=":"),
-        line_entry("rate not sustained", color=gray, marker="o", markerfacecolor="white"),
-        line_entry("highest sustained rate", color=gray, marker="v", linestyle=""),
-        line_entry("highest rate the FLOPs allow", color=gray, marker="v", markerfacecolor="white", linestyle=""),
-        limit_handle(),
     ]
+    if any(not rate.get("sustained", True) for curve in curves for rate in curve.rates):
+        keys.append(line_entry("rate not sustained", color=gray, marker="o", markerfacecolor="white"))
+    if any(curve.boundary for curve in curves):
+        keys.append(line_entry("highest sustained rate", color=gray, marker="v", linestyle=""))
+    if any(curve.highest_limit for curve in curves):
+        empty = {"color": gray, "marker": "v", "markerfacecolor": "white", "linestyle": ""}
+        keys += [line_entry("highest rate the FLOPs allow", **empty), limit_handle()]
+    return keys + [limit_handle(ROOFLINE)] * any(curve.highest_roofline for curve in curves)
 
 
 KIND = serving_kind("figure", make, own={"together": bool}, optional=("together",), exactly={"models": 1})

@@ -71,14 +71,9 @@ def make(entry: Entry, files: Files) -> Table:
 
     both = ", and below each the difference to the baseline on the same questions"
     if any(row.closeness for row in cases):
-        close = [line | ({} if "kl_difference" in line else {"_below": None}) for line in lines]
-        add(
-            "Closeness to the teacher on held-out chats",
-            close,
-            variant,
-            *with_differences(closeness_columns()),
-            block=id,
-        )
+        # The baseline is the teacher, so there is nothing to subtract.
+        close = [line | {"_below": None} for line in lines]
+        add("Closeness to the teacher on held-out chats", close, variant, *closeness_columns())
     for kind, of_kind in shown.items():
         add(kind + both, lines, variant, *with_differences(of_kind), block=id)
     better = [_better(line, tasks) for line in steps]
@@ -114,7 +109,7 @@ def _below(name: str, apart: Column, footnotes: Footnotes, line: Line) -> str:
 
 
 def _steps(order: Sequence[str]) -> list[tuple[str, str]]:
-    """Neighbours of an order, and its two ends."""
+    """Neighbors of an order, and its two ends."""
     ends = [(order[0], order[-1])] if len(order) > 2 else []
     return [*pairwise(order), *ends]
 

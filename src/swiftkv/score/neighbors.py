@@ -1,4 +1,4 @@
-"""Similarity of neighbouring layers' keys and of their values, which AcrossKV lets one cache stand for (Section 3.3)."""
+"""Similarity of neighboring layers' keys and of their values, which AcrossKV lets one cache stand for (Section 3.3)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from swiftkv.statistics import ratio
 
 
-class Neighbours:
+class Neighbors:
     """Gathers the keys, or the values, of all layers on the same tokens.
 
     Two measures of layers i and i + 1, for i from 0 on:
 
     * cosine: between the vectors of the same KV head, mean over heads and tokens. It says how near the second layer's cache
       is to the first layer's as it stands. RoPE turns both in the same way, so it is that of keys before RoPE too.
-    * cka: linear centred kernel alignment of the vectors of all heads (Kornblith et al., ICML 2019), between 0 and 1. It
+    * cka: linear centered kernel alignment of the vectors of all heads (Kornblith et al., ICML 2019), between 0 and 1. It
       stays the same if a layer's vectors are rotated or its heads change places, which a trained projection can undo.
     """
 
@@ -63,7 +63,7 @@ class Neighbours:
         }
 
     def _cka(self, place: int) -> float:
-        """||X'Y||^2 / (||X'X|| ||Y'Y||) of the centred vectors of layers `place` and `place` + 1."""
+        """||X'Y||^2 / (||X'X|| ||Y'Y||) of the centered vectors of layers `place` and `place` + 1."""
         tokens, device = sum(self._tokens), self._products[place].device
         first, second = (total.to(device) for total in self._sums[place : place + 2])
         own, others = (squares.to(device) for squares in self._squares[place : place + 2])

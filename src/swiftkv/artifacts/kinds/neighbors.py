@@ -1,4 +1,4 @@
-"""Similarity of neighbouring layers' keys and values over depth: what AcrossKV lets one cache stand for."""
+"""Similarity of neighboring layers' keys and values over depth: what AcrossKV lets one cache stand for."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ def make(entry: Entry, files: Files) -> Drawing:
     data = pd.concat([_frame(record) for record in records], ignore_index=True)
     figure = new_figure(COLUMN if len(records) == 1 else PAGE, 2.9)
     headline(figure, heading(entry))
-    lowest = min(0.0, data["cosine"].min())
     axes = figure.subplots(1, len(records), sharey=True, squeeze=False)[0]
     for axis, record in zip(axes, records, strict=True):
         for of, (color, marker) in _STYLES.items():
             curve = data[(data["model"] == record.model["name"]) & (data["of"] == of)]
-            style = {"color": color, "marker": marker, "markevery": max(1, len(curve) // 8), "clip_on": False}
+            style = {"color": color, "marker": marker, "markevery": max(1, len(curve) // 8)}
             axis.errorbar(curve["layer"], curve["cosine"], yerr=ERRORS * curve["cosine_stderr"].fillna(0), **style)
             axis.plot(curve["layer"], curve["cka"], linestyle=_LINES["cka"], markerfacecolor="white", **style)
         axis.axhline(0, color="0.75", linewidth=0.8, zorder=0)
-        axis.set_ylim(lowest, 1)
+        axis.set_ylim(top=1.05)
         axis.set_xlabel("Layer $l$ (from 0)")
         if len(records) > 1:
             axis.set_title(record.model["title"])
@@ -54,8 +53,8 @@ def make(entry: Entry, files: Files) -> Drawing:
 
 
 def _frame(record: Record) -> pd.DataFrame:
-    """One row a pair of neighbours: the first of both layers, counted from 0, of its keys and of its values."""
-    if (found := record.value("neighbours")) is None:
+    """One row a pair of neighbors: the first of both layers, counted from 0, of its keys and of its values."""
+    if (found := record.value("neighbors")) is None:
         raise UserError(
             f"the similarity of {record.model['name']} was measured without keys and values; delete it and run again"
         )
