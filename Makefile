@@ -5,7 +5,7 @@ PROFILE ?= local
 RESULTS = results/$(filter-out slurm gpu,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check claims compare redraw reference report test test-slurm test-faults smoke bench lint
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check claims compare redraw reference report test test-thorough test-slurm test-faults smoke bench lint
 
 # PROFILE names the scale, CONFIG files that are added to its own, TARGETS files to be made.
 SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
@@ -45,8 +45,11 @@ reference: .venv/.ready  ## for maintainers: what was made becomes the shipped r
 	@$(ACTIVATE) && python workflow/scripts/scale.py keep $(SCALE)
 
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
-test: .venv/.ready  ## every test that needs no cluster and no GPU
+test: .venv/.ready  ## what every change has to pass: needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
+
+test-thorough: .venv/.ready  ## the same for every kind of engine, and what takes long
+	$(ACTIVATE) && pytest -m thorough --numprocesses 2 --dist loadfile
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
 test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs

@@ -81,12 +81,15 @@ def redraw(options: argparse.Namespace) -> None:
 
 
 def keep(options: argparse.Namespace) -> None:
-    """Make the scale's results its reference run."""
+    """Make the scale's results its reference run, which at local scale the README and the gallery show."""
     from swiftkv.planning.profile import read_config, read_profile
     from swiftkv.reference.folder import folder, keep
+    from swiftkv.reference.shown import show
 
     config = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
     print(keep(config, folder(HERE, config)))
+    if options.profile == "local":
+        print(show(Path(config.pathvars.results), HERE))
 
 
 REFERENCE = {"compare": compare, "redraw": redraw, "keep": keep}

@@ -112,12 +112,9 @@ def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> 
         UserError: nothing is made there, or a file is damaged.
     """
     artifacts = read_artifacts(results)
-    origins = Origins({artifact.name: artifact.files for artifact in artifacts})
-    records = [record for record in origins.records.values() if "measure" in record]
-    models = list(dict.fromkeys(record["model"]["title"] for record in records))
-    shared = {"models": models, "artifacts": artifacts, "made_on": made_on(records), "records": len(records)}
+    origins, about = _made_of(artifacts)
     text = TEMPLATES.get_template("page.html").render(
-        **shared,
+        **about,
         sections=_sections(artifacts),
         missing=_missing(artifacts),
         verdicts=_verdicts(artifacts),
@@ -128,12 +125,32 @@ def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> 
         style=Markup(STYLE + _asset("page.css")),
         script=Markup(_asset("page.js")),
     )
-    for path, content in ((page, text), (gallery, TEMPLATES.get_template("gallery.md").render(**shared))):
-        with atomic_path(path) as scratch:
-            scratch.write_text(content)
-    print(
-        f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements, {page.stat().st_size / 1e6:.1f} MB"
-    )
+    with atomic_path(page) as scratch:
+        scratch.write_text(text)
+    write_gallery(artifacts, gallery, "figures/")
+    size = page.stat().st_size / 1e6
+    print(f"{page}: {len(artifacts)} tables and figures, {about['records']} measurements, {size:.1f} MB")
+
+
+def write_gallery(artifacts: Sequence[Artifact], page: Path, figures: str = "") -> None:
+    """Write a page of Markdown with the figures among some artifacts.
+
+    Args:
+        artifacts: what was made.
+        page: the file.
+        figures: where the figures lie from there, with their other forms; empty for pictures alone, beside the page.
+    """
+    with atomic_path(page) as scratch:
+        scratch.write_text(TEMPLATES.get_template("gallery.md").render(**_made_of(artifacts)[1], folder=figures))
+
+
+def _made_of(artifacts: Sequence[Artifact]) -> tuple[Origins, dict[str, Any]]:
+    """What artifacts are made of, and what pages say of that."""
+    origins = Origins({artifact.name: artifact.files for artifact in artifacts})
+    records = [record for record in origins.records.values() if "measure" in record]
+    models = list(dict.fromkeys(record["model"]["title"] for record in records))
+    about = {"models": models, "artifacts": artifacts, "made_on": made_on(records), "records": len(records)}
+    return origins, about
 
 
 def read_artifacts(results: Path) -> list[Artifact]:
