@@ -17,9 +17,10 @@ from swiftkv.artifacts.report import write_report
 from swiftkv.artifacts.report.origins import Origins
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
+from swiftkv.reference import shown
 from tests.unit.test_contents_walk import FORMS, provide
 
-MADE = ("table2", "panel", "training_cost", "figure3", "figure1", "contents", "claims")
+MADE = ("table2", "panel", "training_cost", "speed_and_quality", "figure3", "figure1", "contents", "claims")
 BENCHMARK = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time\n"
 
 
@@ -185,6 +186,32 @@ def test_the_gallery_shows_every_figure(page):
     assert all((page.parent / path).exists() for path in shown)
     captions = scale("smoke")["artifacts"]
     assert all(captions[name]["caption"] in text for name in ("figure1", "figure3"))
+
+
+def test_the_readme_and_the_gallery_show_a_run(page, tmp_path):
+    readme = tmp_path / shown.README
+    readme.write_text(f"before\n{shown.BEGIN}old\n{shown.END}after\n")
+    said = shown.show(page.parent, tmp_path)
+    text = readme.read_text()
+    assert said.endswith("2 figures; " + str(readme) + ": figure3 and speed_and_quality")
+    before, _, after = text.partition(shown.BEGIN)
+    part, _, after = after.partition(shown.END)
+    assert (before, after) == ("before\n", "after\n") and "old" not in part
+    grid = [line for line in (page.parent / "tables/speed_and_quality.md").read_text().splitlines() if "|" in line]
+    assert [line for line in part.splitlines() if line.startswith("|")] == grid
+    links = re.findall(r"\]\((.*?)\)", part)
+    assert {*links} == {"docs/gallery/figure3.png", "docs/gallery/README.md"}
+    gallery = tmp_path / shown.GALLERY / "README.md"
+    pictures = re.findall(r"\]\((.*?)\)", gallery.read_text())
+    assert pictures == ["figure1.png", "figure3.png"]
+    sizes = [
+        ((gallery.parent / name).stat().st_size, (page.parent / "figures" / name).stat().st_size) for name in pictures
+    ]
+    assert all(small < large / 2 for small, large in sizes)
+    assert shown.show(page.parent, tmp_path) == said and readme.read_text() == text
+    readme.write_text("no place")
+    with pytest.raises(UserError, match="README.md has no lines"):
+        shown.show(page.parent, tmp_path)
 
 
 def test_what_an_unfinished_run_has_made_is_shown(page, tmp_path):
