@@ -31,6 +31,7 @@ rule table:
     params:
         entry=entry_json,
         files=lambda w: json.dumps(files_of_artifact(w)),
+        drawing=DRAWING,  # another way to draw draws anew
     shell:
         """
         exec &> >(tee {log:q})

@@ -12,6 +12,7 @@ from swiftkv.errors import UserError, command_line
 from swiftkv.measure.job import ask
 from swiftkv.measure.run import KINDS
 from swiftkv.planning.profile import checked
+from swiftkv.records import code_digest
 from swiftkv.score import fetch
 from swiftkv.section import plain
 from swiftkv.sources import with_state
@@ -316,6 +317,8 @@ def ask_for_points():
 
 
 # Tables and figures
+
+DRAWING = code_digest(Path(contents.__file__).parent)
 
 
 @command_line
