@@ -55,7 +55,7 @@ BASE = (
 # Used without having to be imported here: the workflow is run by Snakemake, whose plugin for the terminal, a package beside this
 # one, uses rich; and transformers reads GGUF with gguf.
 RUN = {"snakemake", "snakemake-executor-plugin-slurm", "gguf", "rich"}
-NAMES = {"yaml": "pyyaml"}
+NAMES = {"yaml": "pyyaml", "PIL": "pillow"}
 
 
 def part_of(file):
