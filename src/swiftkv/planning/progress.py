@@ -107,7 +107,7 @@ class Progress:
         self.failures[place] = self._sentence(place)
         lost = self._lost() - set(self.failures)
         artifacts = [job.wildcards[ARTIFACT] for job in self._artifacts(lost)]
-        without = f"{_count(len(lost), 'step')} that need it" if lost else "no other step"
+        without = f"{_count(len(lost), 'step')} that need{'s' * (len(lost) == 1)} it" if lost else "no other step"
         if artifacts:
             without += f", and so {some(artifacts)}"
         going = len(self.jobs) - len(self.took) - len(self.failures) - len(lost)
