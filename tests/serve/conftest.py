@@ -142,14 +142,22 @@ def engines(tmp_path_factory):
 
 
 def engine_environment(folder: Path) -> dict[str, str]:
-    """Environment of a vLLM process: one thread, caches in `folder`, nothing from the network."""
+    """Environment of a vLLM process: one thread, caches in `folder`, nothing from the network.
+
+    What vLLM finds out of a model's class, for which it starts a process, is kept beside `folder`, for all.
+    """
+    known, cache = folder.parent / "modelinfos", folder / "vllm-cache"
+    for place in (known, cache):
+        place.mkdir(parents=True, exist_ok=True)
+    if not (cache / known.name).exists():
+        (cache / known.name).symlink_to(known)
     outer = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     return outer | {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
+        "VLLM_CACHE_ROOT": str(cache),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor-cache"),
     }
 
