@@ -5,9 +5,12 @@ import sys
 
 import pytest
 
+from swiftkv.artifacts.report import read_artifacts
 from swiftkv.planning.claims import claims_page
+from swiftkv.planning.profile import read_config, read_profile
 from swiftkv.records import write_json
-from swiftkv.reference import folder
+from swiftkv.reference import folder, shown
+from swiftkv.reference.redraw import REDRAWN, redraw
 from tests.programs import ROOT, run
 from tests.unit.test_reference import SMOL, similarity
 
@@ -36,6 +39,15 @@ def test_the_reference_run_is_drawn_from_and_compared_with(tmp_path):
     wrong = scale("compare", "--reference", place, cwd=tmp_path)
     assert wrong.returncode == 1 and "simscore[0] is 0.3, in the reference 0.1" in wrong.stdout
     assert wrong.stderr == "error: this run and the reference run disagree in 1 quantity\n"
+
+
+def test_the_readme_shows_what_the_shipped_records_give(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, wanted = read_config(ROOT, read_profile("local", ROOT)), (shown.FIGURE, shown.TABLE)
+    assert [why for _, why in redraw(config, folder.folder(ROOT, config), wanted)] == [None, None]
+    made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
+    text = (ROOT / shown.README).read_text(encoding="utf-8")
+    assert text.partition(shown.BEGIN)[2].partition(shown.END)[0] == shown.part(*map(made.get, wanted))
 
 
 @pytest.fixture
