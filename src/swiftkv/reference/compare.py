@@ -225,7 +225,8 @@ def _speedups(expected: Record, measured: Record) -> dict[str, tuple[Number, Num
 
 def _ratios(record: Record) -> Iterator[tuple[str, Number]]:
     """By what they are of: all requests of a point, or batches of a size."""
-    unit = "ms" if record.measure == "decode" else "seconds"
+    # Answers of two machines are not equally long, so of an answer it is the first token that is compared.
+    unit = "ms" if record.measure in ("decode", "answer") else "seconds"
     sizes: Sequence[int | None] = record.value("batch_tokens") or record.value("batch_sizes") or [None]
     for place, size in enumerate(sizes):
         if turns := record.speedups(unit, None if size is None else place):
