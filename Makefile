@@ -1,11 +1,11 @@
-# `make reproduce` and `make test` are all a new user needs; both make .venv on first use.
+# `make demo`, `make reproduce` and `make test` are all a new user needs; each makes .venv on first use.
 SHELL := /bin/bash
 ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
-REPORT = results/$(filter-out slurm gpu,$(PROFILE))/report.html
+RESULTS = results/$(filter-out slurm gpu,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu reproduce plan check report test test-slurm test-faults smoke bench lint
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check claims compare redraw reference report test test-thorough test-slurm test-faults smoke bench lint
 
 # PROFILE names the scale, CONFIG files that are added to its own, TARGETS files to be made.
 SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
@@ -13,22 +13,43 @@ SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (about 90 minutes on two cores, by the plan)
+# The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
+demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (6 minutes on two cores)
+	@$(ACTIVATE) && python workflow/scripts/scale.py run --profile local demo
+	@$(MAKE) --no-print-directory report PROFILE=local
+	@$(ACTIVATE) && python -m swiftkv.artifacts.checked results/local/tables/demo.csv
+
+reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (72 minutes on two cores after the demo)
 	$(ACTIVATE) && python workflow/scripts/scale.py run $(SCALE)
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
 	@$(ACTIVATE) && python workflow/scripts/scale.py plan $(SCALE)
 
-report: .venv/.ready  ## one HTML file with all that was made; PROFILE names the scale
-	@test -e $(dir $(REPORT))tables/contents.html || { echo "error: nothing is made yet; run \`make reproduce\` first" >&2; exit 1; }
-	$(ACTIVATE) && snakemake --profile profiles/$(PROFILE) --report $(REPORT)
+report: .venv/.ready  ## results/local/report.html and gallery.md anew, of all that was made so far; PROFILE names the scale
+	@$(ACTIVATE) && python -m swiftkv.stages report_page --results $(RESULTS) --benchmarks $(RESULTS)/benchmarks \
+	    --page $(RESULTS)/report.html --gallery $(RESULTS)/gallery.md
 
 check: .venv/.ready  ## what a run needs, before hours are lost
 	$(ACTIVATE) && python workflow/scripts/scale.py check $(SCALE)
 
+claims: .venv/.ready  ## each claim: the command that judges it, its minutes, disk and GPUs, and what is to come out
+	@$(ACTIVATE) && python workflow/scripts/scale.py claims $(SCALE)
+
+compare: .venv/.ready  ## whether what was made agrees with the shipped reference run; RESULTS names another folder of results
+	@$(ACTIVATE) && python workflow/scripts/scale.py compare $(addprefix --results ,$(RESULTS)) $(addprefix --reference ,$(REFERENCE)) $(SCALE)
+
+redraw: .venv/.ready  ## tables and figures of the shipped reference run, in results/reference
+	@$(ACTIVATE) && python workflow/scripts/scale.py redraw $(SCALE)
+
+reference: .venv/.ready  ## for maintainers: what was made becomes the shipped reference run
+	@$(ACTIVATE) && python workflow/scripts/scale.py keep $(SCALE)
+
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
-test: .venv/.ready  ## every test that needs no cluster and no GPU
+test: .venv/.ready  ## what every change has to pass: needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
+
+test-thorough: .venv/.ready  ## the same for every kind of engine, and what takes long
+	$(ACTIVATE) && pytest -m thorough --numprocesses 2 --dist loadfile
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
 test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs
@@ -48,7 +69,7 @@ bench: .venv/.ready  ## paired performance measurements; nothing else should run
 	$(ACTIVATE) && python performance/serving.py --output results/bench/serving.json
 
 lint: .venv/.ready  ## style of Python and Snakemake files, and types of src/
-	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow/rules && pyrefly check
+	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && pyrefly check
 	$(ACTIVATE) && snakemake --profile profiles/smoke --lint
 
 setup: .venv/.ready  ## the environment alone

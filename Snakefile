@@ -3,13 +3,12 @@
 from snakemake.utils import min_version
 
 min_version("9.20")
+# This file's folder, also where workflow/Snakefile includes it
+PROJECT = os.fspath(workflow.current_basedir)
 
 
-configfile: f"{workflow.basedir}/config.yaml"
-configfile: f"{workflow.basedir}/artifacts.yaml"
-
-
-report: "workflow/report/workflow.rst"
+configfile: f"{PROJECT}/config.yaml"
+configfile: f"{PROJECT}/artifacts.yaml"
 
 
 include: "workflow/rules/common.smk"
@@ -38,7 +37,8 @@ localrules:
 
 
 rule all:
-    """Every table and figure of artifacts.yaml that this scale has a model for."""
+    """Every table and figure of artifacts.yaml that this scale has a model for, and the report on them."""
     default_target: True
     input:
         every_artifact,
+        "<results>/report.html",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -43,17 +43,22 @@ class HubRepository:
         kind: "model" or "dataset".
         identifier: org/name.
         revision: branch, tag or commit.
+        purpose: what it is for, as lines on a second attempt say.
+        optional: whether a run goes on without it, for which a silent hub is asked once more and not four times.
 
     Raises:
         HubError: the hub has no such repository or revision, or it is gated.
     """
 
-    def __init__(self, kind: str, identifier: str, revision: str) -> None:
+    def __init__(self, kind: str, identifier: str, revision: str, purpose: str = "", optional: bool = False) -> None:
         self.kind, self.identifier, self.revision = kind, identifier, revision
+        self._patiently = partial(
+            patiently, what=identifier + (f" ({purpose})" if purpose else ""), waits=WAITS[:1] if optional else WAITS
+        )
         self.commit: str | None = None
         self._silence: Exception | None = None
         try:
-            self.commit = patiently(lambda: ask(kind, identifier, revision, HUB_SECONDS))
+            self.commit = self._patiently(lambda: ask(kind, identifier, revision, HUB_SECONDS))
         except Exception as error:  # a network fails in many ways; a cached copy is as good
             if _is_refusal(error):
                 raise self._error(error) from None
@@ -69,7 +74,7 @@ class HubRepository:
 
         attempt = partial(function, self.identifier, *arguments, revision=self.commit or self.revision, **options)
         try:
-            return patiently(attempt) if self.commit else attempt()
+            return self._patiently(attempt) if self.commit else attempt()
         except Exception as error:  # gates, typing errors and networks all surface here
             raise self._error(self._silence or error) from None
 
@@ -223,20 +228,26 @@ def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError))
 
 
-def patiently(attempt: Callable[[], Any]) -> Any:
-    """What `attempt` returns; a network or a disk that fails is given time and asked again."""
+def patiently(attempt: Callable[[], Any], what: str, waits: Sequence[int] | None = None) -> Any:
+    """What `attempt` returns; a network or a disk that fails is given time and asked again.
+
+    Args:
+        what: is fetched, as lines on a second attempt say.
+        waits: seconds before each further attempt; `WAITS` without them.
+    """
+    waits = WAITS if waits is None else waits
+
+    def say(state: tenacity.RetryCallState) -> None:
+        name, seconds = type(state.outcome.exception()).__name__, state.next_action.sleep
+        print(f"{what}: {name}; trying again in {seconds:g} s", flush=True)
+
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass),
-        wait=lambda state: (*WAITS, 0)[state.attempt_number - 1],  # also asked for after the last
-        stop=tenacity.stop_after_attempt(len(WAITS) + 1),
-        before_sleep=_say_retry,
+        wait=lambda state: (*waits, 0)[state.attempt_number - 1],  # also asked for after the last
+        stop=tenacity.stop_after_attempt(len(waits) + 1),
+        before_sleep=say,
         reraise=True,
     )(attempt)
-
-
-def _say_retry(state: tenacity.RetryCallState) -> None:
-    name, seconds = type(state.outcome.exception()).__name__, state.next_action.sleep
-    print(f"{name} while downloading; trying again in {seconds} s", flush=True)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -192,6 +192,14 @@ class Decode(Requests, called="a decode point"):
             )
 
 
+class Answer(Requests, called="an answer point"):
+    """The longest opening of a held-out chat that fits into input_tokens, answered."""
+
+    measure: Literal["answer"]
+    dataset: ClassVar[str] = "heldout"
+    repeats: Whole = key("Answers, each after one to warm up.")
+
+
 def _fit_at_once(count: int, what: str, engine: Engine) -> None:
     if count > engine.max_num_seqs:
         raise ValueError(
@@ -207,9 +215,11 @@ POINTS = {
     "forward_time": ForwardTime,
     "kv_capacity": KvCapacity,
     "decode": Decode,
+    "answer": Answer,
 }
 AnyPoint = Annotated[
-    Throughput | Latency | Goodput | Concurrency | ForwardTime | KvCapacity | Decode, by_value("measure", POINTS)
+    Throughput | Latency | Goodput | Concurrency | ForwardTime | KvCapacity | Decode | Answer,
+    by_value("measure", POINTS),
 ]
 
 

@@ -79,6 +79,15 @@ def digest(path: Path) -> str:
     return total.hexdigest()
 
 
+def code_digest(package: Path) -> str:
+    """SHA-256 over the names and contents of a package's files; the same wherever and whenever it was checked out."""
+    total = hashlib.sha256()
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            total.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()
+
+
 def checksum(path: Path) -> str:
     """SHA-256 of a whole file."""
     with path.open("rb") as file:

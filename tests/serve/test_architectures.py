@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.thorough
+
 ENGINE = {"max_num_batched_tokens": 64, "enable_prefix_caching": True, "block_size": 32}
 LLAMA3_ROPE = dict(
     rope_type="llama3",

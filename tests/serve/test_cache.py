@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.thorough
+
 L, BLOCK = 20, 32
 LAYER = BLOCK * 2 * 4 * 32 * 2  # bytes of a block of one ordinary layer: keys and values of 4 heads of 32 in bfloat16
 MEMORY = 4200 * LAYER  # a multiple of what each variant needs for a block, so that nothing is left over

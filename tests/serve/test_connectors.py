@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 BLOCK = 32
 ENGINE = {"block_size": BLOCK, "max_num_batched_tokens": 2048}
 PARTS = ENGINE | {"max_num_batched_tokens": 64}  # every longer prompt comes in parts

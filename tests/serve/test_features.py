@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.thorough
+
 ENGINE = {"max_num_batched_tokens": 2048, "enable_prefix_caching": True, "block_size": 32}
 ALSO = {"enable_prompt_embeds": True}
 FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 BLOCK = 32
 ENGINE = {"max_num_batched_tokens": 64, "enable_prefix_caching": True, "block_size": BLOCK}
 FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}

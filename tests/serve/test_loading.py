@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from swiftkv.models import load_swiftkv
 
+pytestmark = pytest.mark.thorough
+
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 

@@ -11,6 +11,8 @@ from tests.published import CHECKPOINTS, TINY, tensors, write
 from tests.quantized import quantize
 from tests.serve.conftest import QWEN2, reference
 
+pytestmark = pytest.mark.thorough
+
 EIGHT_BIT = [name for name, published in CHECKPOINTS.items() if "quantization_config" in published.config]
 
 

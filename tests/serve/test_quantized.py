@@ -13,6 +13,8 @@ from swiftkv.spec import SwiftKVSpec
 from tests.quantized import FORMS, QUANTIZATION, quantize, write
 from tests.serve.conftest import reference
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def folders(checkpoint, tokenizer, tmp_path_factory):

@@ -6,6 +6,8 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.thorough
+
 
 def changed(folder, to, tensors=None, **config):
     """Copy a checkpoint, with `tensors(dict)` applied to its weights and `config` to its config.json."""

@@ -21,6 +21,8 @@ from swiftkv.score.served import MAX_GEN_TOKS, repetition_penalty
 from swiftkv.spec import SwiftKVSpec
 from tests.serve.conftest import ENGINE_SECONDS, engine_environment
 
+pytestmark = pytest.mark.thorough
+
 ENGINE = {
     "gpus": 0,
     "dtype": "float32",

@@ -11,6 +11,8 @@ from swiftkv.models import load_any
 from tests.serve.conftest import MARGIN, reference
 from tests.serve.server import CACHED_AND_SPECULATING, LENGTH, NAME, ask, client, serving
 
+pytestmark = pytest.mark.thorough
+
 
 class Setting(NamedTuple):
     """How the server is started and asked.

@@ -137,6 +137,26 @@ def test_kv_capacity_is_held_against_the_cost_model(tmp_path):
     assert variants[1] == "Merge-all-Layers" and variants[3] == variants[4] == "50% SingleInputKV + 4× AcrossKV"
 
 
+def test_an_answer_stands_below_the_baseline_s_with_the_gain_in_time_to_its_first_token(tmp_path):
+    result = {
+        "question": "What is " + "very " * 200 + "long?", "prompt_tokens": 210, "text": "This.", "tokens": 2,
+        "baseline_text": "", "baseline_tokens": 1, "samples_ms": [100.0, 110.0, 90.0],
+        "baseline_samples_ms": [200.0, 220.0, 180.0], "samples_seconds": [0.5, 0.6, 0.7],
+        "baseline_samples_seconds": [0.3, 0.3, 0.3],
+    }  # fmt: skip
+    shown = entry("answer", {"p": {"input_tokens": 512, "output_tokens": 64}}, [CASES[2], CASES[3]])
+    table = make(tmp_path, shown, [record("answer", "p", "swiftkv-50", "auto", result)])
+    frame = table.panels[0].frame
+    assert list(frame[""]) == ["Baseline", "50% SingleInputKV", "50% SingleInputKV + 4× AcrossKV"]
+    assert list(frame["Answer"])[:2] == ["(empty)", "This."] and frame["Answer"][2].startswith("n/a [")
+    assert list(frame["First token,\nms"])[:2] == ["200", "100"] and frame["Last token,\ns"][1] == "0.600"
+    assert frame["First token,\nspeed-up"][1].startswith("2.00× ± 0.00") and frame["First token,\nspeed-up"][0] == "–"
+    asked = table.notes[0]
+    assert asked.startswith("Asked, in 210 tokens: What is very very") and "[...]" in asked and asked.endswith("long?")
+    lines = {row["variant"]: row for row in rows(table)}
+    assert lines["swiftkv-50"]["first_token_speedup"] == "2.0" and lines["baseline"]["first_token_speedup"] == ""
+
+
 def decode(*medians):
     times = {"median": list(medians), "min": [0.9 * x for x in medians], "max": [1.2 * x for x in medians]}
     return {"batch_sizes": [1, 64], "tpot_ms": times, "samples_ms": [list(medians)]}

@@ -105,8 +105,8 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
 
 def test_the_page_names_the_models_and_files(config):
     lines = KINDS["contents"].make(contents.resolve(typed(config), "contents"), {}).values.set_index("name")
-    assert lines.loc["table2", "files"] == "tables/table2.{csv,tex,md,html}"
-    assert lines.loc["figure3", "files"] == "figures/figure3.{pdf,png,csv}"
+    assert lines.loc["table2", "files"] == "tables/table2.{csv,tex,md,html,json}"
+    assert lines.loc["figure3", "files"] == "figures/figure3.{pdf,png,csv,json}"
     assert lines.loc["figure3", "models"] == "small: Llama-3.1-8B-Instruct, large: Llama-3.1-70B-Instruct"
     assert lines.loc["blog_figure2", "reason"] == config["artifacts"]["blog_figure2"]["reason"]
     config["roles"]["small"] = None

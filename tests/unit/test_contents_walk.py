@@ -19,7 +19,7 @@ from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
 from tests.unit.serving_helpers import closed_loop, good, latencies, speed
 
-FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
+FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 
 
 def record(config, measure, model, variant, kv_cache, settings, result, **more):

@@ -26,6 +26,8 @@ from swiftkv.distill import record
 from swiftkv.tensor_file import write
 from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
 
+pytestmark = pytest.mark.thorough
+
 
 def wait_for_steps(process, folder, steps):
     """Until the training has logged more than `steps` steps, or has ended."""

@@ -23,6 +23,7 @@ FLOORS = [
     "pricing",
     "stages",
     "artifacts",
+    "reference",
     "planning",
     "preflight",
     "scripts",

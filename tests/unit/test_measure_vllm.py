@@ -44,6 +44,7 @@ def command(measure, source, tmp_path, **values):
         *("--kv-cache", "auto", "--checkpoint"),
         *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
         *("--start-timeout", "300"),
+        *("--heldout", *([str(tmp_path / "heldout.jsonl")] if measure == "answer" else [])),
         *("--workloads", *(str(tmp_path / name) for name in values.get("workloads", {}))),
         *("--work-dir", str(tmp_path / "work"), "--output", str(tmp_path / "out.json")),
     ]
@@ -92,6 +93,16 @@ def test_decoding_and_capacity_of_a_tiny_model(source, tmp_path):
     spread = (result["tpot_ms"][name] for name in ("min", "median", "max"))
     for samples, low, middle, high in zip(result["samples_ms"], *spread, strict=True):
         assert len(samples) == 3 and 0 < low <= middle <= high and middle in samples
+    chats = [
+        {"messages": [{"role": "user", "content": text}]} for text in ("Why?", "Why is the sky blue?", "why " * 99)
+    ]
+    (tmp_path / "heldout.jsonl").write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
+    result = measured("answer", source, tmp_path, repeats=2)["result"]
+    assert "Why is the sky blue?" in result["question"] and 5 < result["prompt_tokens"] <= 100  # the longest that fits
+    assert 1 <= result["tokens"] <= 4 and isinstance(result["text"], str) and result["baseline_text"] is None
+    assert all(
+        0 < 1e-3 * first <= last for first, last in zip(result["samples_ms"], result["samples_seconds"], strict=True)
+    )
     record = measured("kv_capacity", source, tmp_path)
     assert record["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
     assert record["result"]["kv_cache_tokens"] == record["engine"]["kv_cache_tokens"] > 0

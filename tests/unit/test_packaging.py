@@ -26,6 +26,7 @@ PARTS = {
         "predict/",
         "preflight/",
         "pricing/",
+        "reference/",
         "stages/",
         "config/",
         "hub.py",
@@ -51,9 +52,10 @@ BASE = (
     "spec.py",
     "tensor_file.py",
 )
-# Used without having to be imported: the workflow is run by Snakemake, and transformers reads GGUF with gguf.
-RUN = {"snakemake", "snakemake-executor-plugin-slurm", "gguf"}
-NAMES = {"yaml": "pyyaml"}
+# Used without having to be imported here: the workflow is run by Snakemake, whose plugin for the terminal, a package beside this
+# one, uses rich; and transformers reads GGUF with gguf.
+RUN = {"snakemake", "snakemake-executor-plugin-slurm", "gguf", "rich"}
+NAMES = {"yaml": "pyyaml", "PIL": "pillow"}
 
 
 def part_of(file):

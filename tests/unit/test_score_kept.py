@@ -128,7 +128,7 @@ def test_answers_of_something_else_are_not_taken(changed, source, tasks, passes,
     assert written(source, tasks) == fresh
 
 
-def test_answers_stay_until_an_unavailable_source_is_back(source, tasks, passes, tmp_path):
+def test_answers_stay_until_an_unavailable_source_is_back(source, tasks, passes, tmp_path, capsys):
     fetched = tmp_path / "truthfulqa"
     fetched.mkdir()
     (fetched / "source.json").write_text('{"status": "unavailable", "reason": "the hub is silent"}')
@@ -136,6 +136,9 @@ def test_answers_stay_until_an_unavailable_source_is_back(source, tasks, passes,
     first = passes.of(lambda: score(source, every, tmp_path / "state", fetched=[fetched]))
     records = written(source, every)
     assert records[-1]["status"] == "unavailable"
+    value = records[0]["result"]["value"]
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"{next(iter(every))} {value:.4f}, ") and last.endswith(", truthfulqa unavailable")
     assert passes.of(lambda: score(source, every, tmp_path / "state", fetched=[fetched])) < first / 10
     assert written(source, every) == records
 

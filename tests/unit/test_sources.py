@@ -204,6 +204,20 @@ def test_a_hub_that_fails_for_a_while_is_asked_again(monkeypatch):
     assert HubRepository("dataset", "org/chats", "main").commit == "abc" and len(asked) == 1 and not left
 
 
+def test_what_is_optional_is_asked_for_once_more_and_said_to_be_optional(monkeypatch, capsys):
+    monkeypatch.setattr("swiftkv.hub.WAITS", (0, 10**6, 10**6))
+    asked = []
+
+    def silent(*arguments, **keywords):
+        asked.append(arguments)
+        raise ConnectionError("reset")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", silent)
+    assert HubRepository("dataset", "org/quiz", "main", "questions of quiz, optional", True).commit is None
+    assert len(asked) == 2
+    assert capsys.readouterr().out == ("org/quiz (questions of quiz, optional): ConnectionError; trying again in 0 s\n")
+
+
 def load(identifier, subset=None, *, revision, split=None):
     return identifier, subset, revision, split
 

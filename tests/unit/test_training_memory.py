@@ -72,6 +72,7 @@ def compare(config, folder, trainings):
     assert dict(zip(named, expected, strict=True)) == pytest.approx(dict(zip(named, found, strict=True)), rel=TOLERANCE)
 
 
+@pytest.mark.thorough
 def test_the_formula_is_what_a_fake_training_allocates(config, tmp_path):
     compare(config, tmp_path, [("llama-3.1-8b", "swiftkv-50"), ("llama-3.1-8b-base", "fine-tuned")])
 
@@ -86,6 +87,7 @@ def test_the_formula_is_what_every_kind_of_fake_training_allocates(config, tmp_p
     compare(config, tmp_path, trainings)
 
 
+@pytest.mark.thorough
 def test_a_process_grows_by_the_memory_that_fake_tensors_would_take(config, tmp_path):
     shape = dict(hidden_size=192, intermediate_size=512, num_hidden_layers=4, vocab_size=8192, tie_word_embeddings=True)
     heads = dict(num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=8192)

@@ -22,6 +22,8 @@ from swiftkv.pricing.work import Work
 from swiftkv.records import read_json
 from tests.programs import ROOT, run
 
+pytestmark = pytest.mark.thorough
+
 PAGES = sorted((ROOT / "docs/adding").glob("*.md"))
 PROJECT = ("Snakefile", "config.yaml", "artifacts.yaml", "profiles", "resources", "src", "workflow")
 

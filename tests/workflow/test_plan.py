@@ -62,6 +62,19 @@ def test_vllm_scores_on_the_gpus_of_the_model_where_it_is_asked_for(tmp_path):
     assert printed.count('"engine": {"gpus": 4') == 1, [line for line in printed.splitlines() if "--tasks" in line]
 
 
+def test_the_demo_is_a_part_of_the_local_run():
+    """So what one has made, the other finds made: the same jobs, from the same inputs, in the same places."""
+    with contextlib.chdir(ROOT):
+        demo, everything = (
+            dry_run("--forceall", "--profile", "profiles/local", "--", *target) for target in (["demo"], [])
+        )
+    alike = {job.outputs: (job.rule, job.inputs, job.wildcards) for job in everything}
+    assert demo and all(alike[job.outputs] == (job.rule, job.inputs, job.wildcards) for job in demo)
+    assert {job.wildcards["artifact"] for job in demo if "artifact" in job.wildcards} >= {"table1", "figure1", "demo"}
+    assert Counter(job.rule for job in demo)["distill"] == Counter(job.rule for job in demo)["measure"] == 1
+    assert len(demo) < len(everything) / 5
+
+
 def test_the_70b_model_trains_on_four_nodes_of_eight():
     jobs = plan("--profile", "profiles/slurm", "results/checkpoints/llama-3.1-70b/swiftkv-50")
     (resources,) = (resources for rule, _, resources in jobs if rule == "distill")
@@ -166,7 +179,7 @@ def test_the_whole_paper_plans_every_measurement_once():
         "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 45, "fetch_questions": 23, "score": 346,
         "score_shard": 36, "merge_scores": 11, "score_panel": 9, "fidelity": 58,
         "similarity": 6, "moments": 1, "starts": 1, "eviction": 1, "dummy_checkpoint": 4, "measure": 178, "table": 37,
-        "figure": 23, "workload": 3, "fetch_checkpoint": 1, "early_exit": 1,
+        "figure": 23, "report_page": 1, "workload": 3, "fetch_checkpoint": 1, "early_exit": 1,
     }  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from snakemake.api import SnakemakeApi
 from snakemake.cli import main
 from snakemake.settings.types import OutputSettings, ResourceSettings
 
+from swiftkv.records import code_digest
+
 ROOT = Path(__file__).parents[2]
 TARGET = "results/smoke/serving/batch-2k/tiny-random/baseline/auto.json"
 # What is read of the configuration for a parameter that is not compared, and why nothing is lost.
@@ -49,6 +51,22 @@ def test_every_setting_is_compared():
     }
     assert found == set(NOT_COMPARED)
     assert {rule.name for rule, _, _ in parameters} >= {"measure", "score", "score_panel", "fidelity", "distill"}
+
+
+def test_another_way_to_draw_draws_anew(tmp_path):
+    with SnakemakeApi(OutputSettings()) as api:
+        workflow = api.workflow(ResourceSettings(cores=1), snakefile=ROOT / "Snakefile")._workflow
+        params = {rule.name: dict(rule.params.items()) for rule in workflow.rules}
+    drawn = {rule: named["drawing"] for rule, named in params.items() if "drawing" in named}
+    assert drawn == dict.fromkeys(("table", "figure"), code_digest(ROOT / "src/swiftkv/artifacts"))
+    (tmp_path / "kinds").mkdir()
+    file = tmp_path / "kinds/bars.py"
+    file.write_text("blue")
+    before = code_digest(tmp_path)
+    file.touch()
+    assert code_digest(tmp_path) == before
+    file.write_text("gray")
+    assert code_digest(tmp_path) != before
 
 
 def snakemake(folder, *arguments):

@@ -1,13 +1,15 @@
 """Tables and figures: one rule each, for every entry of artifacts.yaml.
 
 REQUIRED INPUTS: what the entry's kind needs (src/swiftkv/artifacts/kinds/), resources/paper/*.csv
-OUTPUTS: <results>/tables/{artifact}.{csv,tex,md,html}, <results>/figures/{artifact}.{pdf,png,csv}
+OUTPUTS: <results>/tables/{artifact}.{csv,tex,md,html,json}, <results>/figures/{artifact}.{pdf,png,csv,json},
+    <results>/report.html, <results>/gallery.md
 """
 
 
 localrules:
     table,
     figure,
+    report_page,
 
 
 rule table:
@@ -18,12 +20,8 @@ rule table:
         csv="<results>/tables/{artifact}.csv",
         tex="<results>/tables/{artifact}.tex",
         md="<results>/tables/{artifact}.md",
-        html=report(
-            "<results>/tables/{artifact}.html",
-            caption="../report/artifact.rst",
-            category=section_of_artifact,
-            labels=labels_of_artifact,
-        ),
+        html="<results>/tables/{artifact}.html",
+        json="<results>/tables/{artifact}.json",
     log:
         "<logs>/tables/{artifact}.log",
     benchmark:
@@ -33,6 +31,7 @@ rule table:
     params:
         entry=entry_json,
         files=lambda w: json.dumps(files_of_artifact(w)),
+        drawing=DRAWING,  # another way to draw draws anew
     shell:
         """
         exec &> >(tee {log:q})
@@ -47,16 +46,37 @@ use rule table as figure with:
     # One figure of the contents page, made as a table is.
     output:
         pdf="<results>/figures/{artifact}.pdf",
-        png=report(
-            "<results>/figures/{artifact}.png",
-            caption="../report/artifact.rst",
-            category=section_of_artifact,
-            labels=labels_of_artifact,
-        ),
+        png="<results>/figures/{artifact}.png",
         csv="<results>/figures/{artifact}.csv",
+        json="<results>/figures/{artifact}.json",
     log:
         "<logs>/figures/{artifact}.log",
     benchmark:
         "<benchmarks>/figures/{artifact}.tsv"
     wildcard_constraints:
         artifact=contents.pattern(scale, "figure"),
+
+
+rule report_page:
+    """One page with everything that was made, and a gallery of the figures."""
+    input:
+        lambda w: [file for file in files_of_artifacts(contents.names(scale)) if file.endswith(".json")],  # written with the others
+    output:
+        page="<results>/report.html",
+        gallery="<results>/gallery.md",
+    log:
+        "<logs>/report.log",
+    benchmark:
+        "<benchmarks>/report.tsv"
+    params:
+        results=lambda w, output: os.path.dirname(output.page),
+        benchmarks=scale.pathvars.benchmarks,
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python -m swiftkv.stages report_page \
+            --results {params.results:q} \
+            --benchmarks {params.benchmarks:q} \
+            --page {output.page:q} \
+            --gallery {output.gallery:q}
+        """

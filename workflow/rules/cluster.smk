@@ -97,7 +97,24 @@ def share_machine():
             # register_resource only sets what is free now
             workflow.scheduler.global_resources[name] = amount
             workflow.register_resource(name, amount)
-    return {name: limit.value for name, limit in workflow.global_resources.items()}
+    # Snakemake's own limits, such as _nodes, may be none.
+    return {name: limit.value for name, limit in workflow.global_resources.items() if limit.value is not None}
+
+
+def planned(job):
+    """A job of this run as plans have it."""
+    from swiftkv.pricing.work import PlannedJob, Resources
+
+    return PlannedJob(
+        job.rule.name,
+        job.wildcards_dict,
+        tuple(job.input),
+        tuple(job.output),
+        job.benchmark,
+        job.threads,
+        Resources(job.resources.items()),
+        job.is_local,
+    )
 
 
 def refuse_what_cannot_run():
@@ -105,22 +122,12 @@ def refuse_what_cannot_run():
     from swiftkv.gpus import python_of_jobs
     from swiftkv.planning.profile import Profile
     from swiftkv.preflight.checks import problems_at_start
-    from swiftkv.pricing.work import PlannedJob, Resources
 
     executor = workflow.executor_plugin.name
     if executor not in ("slurm", "local"):
         return
     # Before memory is shared out, jobs say what they take; then, what Snakemake would cut it to.
-    jobs = [
-        PlannedJob(
-            job.rule.name,
-            job.wildcards_dict,
-            threads=job.threads,
-            resources=Resources(job.resources.items()),
-            local=job.is_local,
-        )
-        for job in workflow.dag.needrun_jobs()
-    ]
+    jobs = [planned(job) for job in workflow.dag.needrun_jobs()]
     profile = Profile(
         Path(),
         cores=workflow.cores if executor == "local" else None,
@@ -142,3 +149,23 @@ def refuse_what_cannot_run():
         )
     if problems:
         sys.exit("\n".join(f"error: {problem}" for problem in problems))
+    if TERMINAL:
+        hand_over_progress(profile)
+
+
+def hand_over_progress(profile):
+    """Give the terminal what it tells of this run: its steps, and how long each takes by the plan."""
+    from swiftkv.planning.progress import Progress
+
+    dag = workflow.dag
+    needed = {job.jobid: job for job in dag.needrun_jobs()}
+    others = [planned(job) for job in dag.jobs if not dag.needrun(job)]
+    progress = Progress.of_run(
+        Path(PROJECT),
+        profile,
+        scale,
+        {number: planned(job) for number, job in needed.items()},
+        others,
+        {number: list(job.log) for number, job in needed.items()},
+    )
+    logger.info(progress.beginning(), extra={"progress": progress})

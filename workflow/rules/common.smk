@@ -4,17 +4,18 @@ import json
 import sys
 from pathlib import Path
 
+from snakemake.logging import logger
 from swiftkv.artifacts import contents
+from swiftkv.artifacts.kind import FORMS
 from swiftkv.config import load_yaml
 from swiftkv.errors import UserError, command_line
 from swiftkv.measure.job import ask
 from swiftkv.measure.run import KINDS
 from swiftkv.planning.profile import checked
+from swiftkv.records import code_digest
 from swiftkv.score import fetch
 from swiftkv.section import plain
 from swiftkv.sources import with_state
-
-PROJECT = workflow.basedir
 
 try:
     # Snakemake itself lets a duplicate key win silently.
@@ -317,6 +318,8 @@ def ask_for_points():
 
 # Tables and figures
 
+DRAWING = code_digest(Path(contents.__file__).parent)
+
 
 @command_line
 def files_of_artifact(w):
@@ -331,12 +334,12 @@ def entry_json(w):
     return json.dumps(contents.resolve(scale, w.artifact))
 
 
-def section_of_artifact(w):
-    """The part of the paper an artifact belongs to, as the report groups it."""
-    return scale["artifacts"][w.artifact]["section"]
-
-
-def labels_of_artifact(w):
-    """What the report says about an artifact."""
-    entry = scale["artifacts"][w.artifact]
-    return {"item": contents.label(entry), "shows": entry["title"]}
+def files_of_artifacts(names):
+    """The files of some artifacts: those among them that this scale makes."""
+    return [
+        f"<results>/{form}s/{artifact}.{ending}"
+        for form, endings in FORMS.items()
+        for artifact in contents.names(scale, form)
+        for ending in endings
+        if artifact in names
+    ]

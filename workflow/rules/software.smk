@@ -9,6 +9,8 @@ CONDA = f"{PROJECT}/.conda"
 # Where the jobs of a cluster keep caches; braces would be wildcards in a shell prefix.
 LOCAL_CACHE = scale.gpu_jobs.local_cache or ""
 LOCAL_CACHE = LOCAL_CACHE.replace("{", "{{").replace("}", "}}")
+# Whether the profile has `logger: swiftkv`, which tells what each step came to; what steps print is then in their logs alone.
+TERMINAL = "swiftkv" in workflow.output_settings.log_handler_settings
 METHODS = sorted(map(str, workflow.deployment_settings.deployment_method))
 
 if METHODS not in ([], ["apptainer"], ["conda"]):
@@ -42,7 +44,7 @@ def shell_prefix(method):
             f'if [ -z "${{{{APPTAINER_CONTAINER:-}}}}${{{{SINGULARITY_CONTAINER:-}}}}" ]; then {here}'
             f'IN_IMAGE=(apptainer exec --home "{os.getcwd()}" {arguments} "{IMAGE}"); fi; '
         )
-    return f"IN_IMAGE=(); {here}"
+    return f"{'exec > /dev/null; ' if TERMINAL else ''}IN_IMAGE=(); {here}"
 
 
 shell.prefix(shell_prefix("".join(METHODS)) + f'LOCAL_CACHE="{LOCAL_CACHE}"; . "{PROJECT}/workflow/environment.sh"; ')

@@ -1,6 +1,5 @@
 """What is said of a run that names what nobody knows, or nothing at all."""
 
-from snakemake.logging import logger
 from swiftkv.planning import targets
 
 
@@ -36,24 +35,27 @@ def every_artifact(w):
             "  make plan PROFILE=slurm                               what that costs\n"
             "  make help                                             what else there is"
         )
-    forms = {"table": ["csv", "tex", "md", "html"], "figure": ["pdf", "png", "csv"]}
-    return [
-        f"<results>/{form}s/{artifact}.{ending}"
-        for form, endings in forms.items()
-        for artifact in contents.names(scale, form)
-        for ending in endings
-    ]
+    return files_of_artifacts(contents.names(scale))
 
 
 def say_where_results_are():
     """The end of a run that made everything."""
-    tables = f"{config['pathvars']['results']}/tables"
-    if os.path.exists(f"{tables}/claims.md"):
+    results = config["pathvars"]["results"]
+    if not TERMINAL and os.path.exists(f"{results}/report.html"):
         print(
-            f"Done. {tables}/contents.md lists every table and figure, {tables}/claims.md judges the claims; "
-            "`make report PROFILE=...` makes one page of all.",
+            f"Done. {results}/report.html shows everything, {results}/tables/claims.md judges the claims.",
             file=sys.stderr,
         )
+
+
+for group, members in scale.sets.artifacts.items():
+
+    rule:
+        """The tables and figures of one of `sets.artifacts`, such as those of `make demo`."""
+        name:
+            group
+        input:
+            files_of_artifacts(members),
 
 
 if workflow.is_main_process:

@@ -2,11 +2,12 @@
 
 A line is a dict, one row of the CSV, in its order. Keys that start with "_" are for printing only. Some have a meaning:
 `status` "oom" makes OOM of a gap; `part` is the title above its lines; `_below` is a second printed line under the first,
-a label and a remark on it or None.
+a label and a remark on it or None; `_origins` says by header what numbers were measured by, where that is not `origin`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,11 @@ from swiftkv.artifacts.text import IN_NOISE, heading, with_error, with_interval
 from swiftkv.statistics import Difference
 
 Line = Mapping[str, Any]
+
+PUBLISHED = "published"  # the origin of a number that others published
+AND = ";"  # between origins
+_NUMBER = re.compile(rf"[{IN_NOISE}\s]*[-+−]?\d")
+_NAMES = ("Model", "Variant", "against")  # headers of what may begin with a digit, too
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,20 @@ def measured(name: str, result: Mapping[str, Any] | Difference | None, scale: fl
     return {key: None if number is None else scale * number for key, number in cells}
 
 
+def origin(line: Line, what: str = "") -> str:
+    """What a number was measured by: model/variant/KV-cache format/point, or the column where the line is of no point.
+
+    A part is empty where the line does not say. A difference has two origins, with `AND` between.
+    """
+    if line.get("row") == PUBLISHED or what.endswith(PUBLISHED):
+        return PUBLISHED
+    case = {key: line.get(key) for key in ("model", "variant", "kv_cache")}
+    against = {"variant": line.get("against")} | {key: line.get(f"against_{key}") for key in case}
+    second = [case | {key: name for key, name in against.items() if name}] if any(against.values()) else []
+    whose = [[*one.values(), line.get("point") or what] for one in (case, *second)]
+    return AND.join("/".join(name or "" for name in parts) for parts in whose)
+
+
 def models(lines: Iterable[Line]) -> list[Column]:
     """A column with the model's title, where the lines are of several."""
     return [Column("Model", "title")] if len({line["model"] for line in lines}) > 1 else []
@@ -83,21 +103,35 @@ def grid(
     block: Callable[[Line], Any] = lambda line: line.get("model"),
 ) -> Panel:
     """The printed lines, with a rule where `block` changes and a heading above every part."""
-    printed, rules, headings = [], [], {}
+    printed, rules, headings, below, origins = [], [], {}, [], []
+
+    def add(cells: dict[str, str], whose: Callable[[Column], str]) -> None:
+        printed.append(cells)
+        shown = [column for column in columns if column.header not in _NAMES and _NUMBER.match(cells[column.header])]
+        origins.append({column.header: whose(column) for column in shown})
+
     for before, line in zip([None, *lines], lines, strict=False):
         if line.get("part") is not None and (before is None or before["part"] != line["part"]):
             headings[len(printed)] = line["part"]
         elif before is not None and block(before) != block(line):
             rules.append(len(printed))
-        printed.append({column.header: column.cell(line, footnotes) for column in columns})
+
+        def origin_of(column: Column, line: Line = line) -> str:
+            what = column.value if isinstance(column.value, str) else ""
+            return origin(line if column.within is None else line[column.within], what)
+
+        add({column.header: column.cell(line, footnotes) for column in columns}, origin_of)
+        if "_origins" in line:
+            origins[-1] = line["_origins"]
         if line.get("_below"):
             label, remark = line["_below"]
             first = label + (f" {footnotes.mark(remark)}" if remark else "")
-            below = {
+            second = {
                 each.header: each.below(line if each.within is None else line[each.within]) for each in columns[1:]
             }
-            printed.append({columns[0].header: first} | below)
-    return Panel(pd.DataFrame(printed), caption, tuple(rules), headings)
+            below.append(len(printed))
+            add({columns[0].header: first} | second, (lambda column: PUBLISHED) if label == PUBLISHED else origin_of)
+    return Panel(pd.DataFrame(printed), caption, tuple(rules), headings, tuple(below), tuple(origins))
 
 
 def table(

@@ -128,7 +128,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
             other: Listed(kind_of(config, other).form, label(listed), left_out(config, other))
             for other, listed in config["artifacts"].items()
         }
-        entry |= kind.of_page(config, page)
+        entry |= kind.of_page(config, entry, page)
     entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in kind.needs}
     if notes := [*raw.get("notes", []), *_substitutes(config, name)]:
         entry["notes"] = notes
@@ -246,8 +246,8 @@ def cases(config: Config, named: str | list[str]) -> list[list[str]]:
 
 def check(config: Config) -> None:
     """Raise a `UserError` that names the place in the contents page for the first mistake in it."""
-    for section in _SETS:
-        for name, listed in config["sets"][section].items():
+    for section, sets in config["sets"].items():
+        for name, listed in sets.items():
             _check_names(config, section, listed, f"sets.{section}.{name}")
     for role, model in config["roles"].items():
         if role in config["models"]:

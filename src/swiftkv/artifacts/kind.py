@@ -16,7 +16,7 @@ from swiftkv.section import Names, Section, Text, Unique, key
 Entry = Mapping[str, Any]
 Files = Mapping[str, list[Path]]
 
-FORMS = {"table": ("csv", "tex", "md", "html"), "figure": ("pdf", "png", "csv")}
+FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 
 
 class Common(Section):
@@ -81,7 +81,8 @@ class ArtifactKind:
         scored: it shows nothing but the quality of its models, so it is not made where that cannot be measured of any.
         extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`; a
             `UserError` where the entry asks for what the kind cannot show.
-        of_page: the same, of a kind that tells of the contents page itself: `of_page(config, page)`, every entry by name.
+        of_page: the same, of a kind that tells of other entries: `of_page(config, entry, page)`, every entry of the contents
+            page by name.
     """
 
     form: str
@@ -93,7 +94,7 @@ class ArtifactKind:
     exactly: Mapping[str, int] = field(default_factory=dict)
     scored: bool = False
     extra: Callable[[Config, Entry], Mapping[str, Any] | None] | None = None
-    of_page: Callable[[Config, Mapping[str, Listed]], Mapping[str, Any]] | None = None
+    of_page: Callable[[Config, Entry, Mapping[str, Listed]], Mapping[str, Any]] | None = None
 
     def entry(self, name: str) -> type[Common]:
         """What an entry must look like; `name` is the kind's own."""

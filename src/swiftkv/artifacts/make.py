@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swiftkv.artifacts.contents import PROJECT
 from swiftkv.artifacts.drawing import write_figure
 from swiftkv.artifacts.kind import FORMS
 from swiftkv.artifacts.kinds import KINDS
 from swiftkv.artifacts.records import check_settings
 from swiftkv.artifacts.table import write_table
+from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
+from swiftkv.records import write_json
 
 
 def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Sequence[Path]) -> None:
@@ -20,7 +23,8 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     Args:
         entry: as `contents.resolve` gives it.
         files: measurement and published files by name, as `contents.needs` gives them.
-        output: one file a form: csv, tex, md and html of a table; pdf, png and csv of a figure.
+        output: one file a form: csv, tex, md and html of a table; pdf, png and csv of a figure; and json, what it is and which
+            files it is made of.
 
     Raises:
         UserError: a file is missing, damaged, not what the kind needs, or of other settings than the entry's.
@@ -32,4 +36,12 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     forms = FORMS[entry["form"]]
     if set(outputs) != set(forms):
         raise UserError(f"{entry['name']} is a {entry['form']}; it is written as {', '.join(forms)}")
+    origin = {key: entry[key] for key in ("name", "form", "section", "label", "caption")}
+    shipped = {name: [_in_project(path) for path in group] for name, group in paths.items()}
+    write_json(outputs.pop("json"), {**origin, "title": heading(entry), "files": shipped})
     (write_table if entry["form"] == "table" else write_figure)(made, outputs)
+
+
+def _in_project(path: Path) -> str:
+    """A path without the place of the project on this machine."""
+    return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)

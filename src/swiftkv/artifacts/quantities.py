@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from swiftkv.artifacts.claims_file import HOW, Claim, bounds, cells
+from swiftkv.artifacts.columns import origin
 from swiftkv.errors import UserError
 from swiftkv.statistics import ERRORS, Difference, quadrature
 
@@ -73,6 +74,7 @@ class Measured:
         models: titles.
         other: `MODEL`, `SETTING` or `REQUESTS`, the first of them that is not the claim's own; None: all are.
         differs: in what, "... in place of ...".
+        origins: what each of its cells was measured by, as `columns.origin` says it, behind `artifact#`.
     """
 
     quantity: Quantity
@@ -80,6 +82,7 @@ class Measured:
     models: tuple[str, ...]
     other: str | None = None
     differs: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
 
 
 class _Picked(NamedTuple):
@@ -128,7 +131,13 @@ def measure(claim: Claim, scene: Scene) -> Measured:
         tuple(dict.fromkeys(scene.roles[role]["title"] for role in roles)),
         next((other for other, sentences in others.items() if sentences), None),
         tuple(dict.fromkeys(itertools.chain(*others.values()))),
+        tuple(dict.fromkeys(_origins(cells(claim), picked))),
     )
+
+
+def _origins(asked: Sequence[Mapping[str, Any]], picked: Sequence[_Picked]) -> Iterator[str]:
+    for cell, one in zip(asked, picked, strict=True):
+        yield from (f"{cell['artifact']}#{origin(row, cell['column'])}" for row in one.rows)
 
 
 def _check_players(roles: Sequence[str], scene: Scene) -> None:

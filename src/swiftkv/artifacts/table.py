@@ -34,23 +34,27 @@ _CELL, _HEADER = 44, 20  # characters of a line of a cell and of a header in LaT
 
 _PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _PAGE.filters["lines"] = lambda text: Markup("<br>").join(escape(line) for line in str(text).split("\n"))
-_HTML = _PAGE.from_string("""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{{ table.title }}</title>
-<style>
-body { font: 14px/1.4 sans-serif; margin: 1.5em; color: #111; }
-h1 { font-size: 1.2em; } h2 { font-size: 1em; margin: 1.5em 0 0.4em; }
+STYLE = """\
+.grid { overflow-x: auto; }
 table { border-collapse: collapse; border-top: 2px solid; border-bottom: 2px solid; }
 th, td { padding: 0.2em 0.7em; text-align: left; vertical-align: top; }
 thead th { border-bottom: 1px solid; vertical-align: bottom; }
 tbody th { font-style: italic; font-weight: normal; }
 tr.rule > * { border-top: 1px solid; } .number { text-align: right; white-space: nowrap; }
-.noise { color: #888; }
-.notes { max-width: 60em; font-size: 0.9em; }
-</style>
+.noise { color: #767676; }
+.notes { max-width: 60em; font-size: 0.9em; overflow-wrap: anywhere; }
+"""
+_HTML = _PAGE.from_string("""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ table.title }}</title>
+<style>
+body { font: 14px/1.4 sans-serif; margin: 1.5em; color: #111; }
+h1 { font-size: 1.2em; } h2 { font-size: 1em; margin: 1.5em 0 0.4em; }
+{{ style }}</style>
 </head>
 <body>
 <h1>{{ table.title }}</h1>
@@ -58,22 +62,23 @@ tr.rule > * { border-top: 1px solid; } .number { text-align: right; white-space:
 {% if panel.caption %}
 <h2>{{ panel.caption }}</h2>
 {% endif %}
-<table>
+<div class="grid"><table>
 <thead><tr>
-{%- for column in panel.frame.columns %}<th{{ numbers(panel, column) }}>{{ column | lines }}</th>{% endfor -%}
+{%- for column in panel.frame.columns %}<th{{ of_cell(panel, column) }}>{{ column | lines }}</th>{% endfor -%}
 </tr></thead>
 <tbody>
 {% for row in panel.frame.values %}
-{% set heading = panel.headings.get(loop.index0) %}
+{% set number = loop.index0 %}
+{% set heading = panel.headings.get(number) %}
 {% if heading %}
-<tr{{ rule if loop.index0 }}><th colspan="{{ panel.frame.columns | length }}">{{ heading }}</th></tr>
+<tr{{ classes(rule=number) }}><th colspan="{{ panel.frame.columns | length }}">{{ heading }}</th></tr>
 {% endif %}
-<tr{{ rule if loop.index0 in panel.rules and not heading }}>
-{%- for cell in row %}<td{{ numbers(panel, panel.frame.columns[loop.index0], cell) }}>{{ cell | lines }}</td>{% endfor -%}
+<tr{{ classes(rule=number in panel.rules and not heading, below=number in panel.below) }}>
+{%- for cell in row %}<td{{ of_cell(panel, panel.frame.columns[loop.index0], cell, number) }}>{{ cell | lines }}</td>{% endfor -%}
 </tr>
 {% endfor %}
 </tbody>
-</table>
+</table></div>
 {% endfor %}
 {% if table.notes %}
 <div class="notes">
@@ -91,13 +96,17 @@ tr.rule > * { border-top: 1px solid; } .number { text-align: right; white-space:
 class Panel:
     """One printed grid: strings under headers that may hold line breaks.
 
-    `rules` are rows with a line above; `headings` are titles over the whole width, by the row they stand above.
+    `rules` are rows with a line above; `headings` are titles over the whole width, by the row they stand above; `below` are
+    rows that belong to the one above them. `origins` says of each row, by header, what a number was measured by, in the words
+    of `columns.origin`.
     """
 
     frame: pd.DataFrame
     caption: str | None = None
     rules: tuple[int, ...] = ()
     headings: Mapping[int, str] = field(default_factory=dict)
+    below: tuple[int, ...] = ()
+    origins: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -237,12 +246,22 @@ def to_html(table: Table) -> str:
     """One page that needs nothing else: the title, the grids and the notes."""
     text = {id(panel): _text_columns(panel.frame) for panel in table.panels}
 
-    def numbers(panel: Panel, column: str, cell: str = "") -> Markup:
-        noise = str(cell).startswith(IN_NOISE)
-        classes = ["number"] * (column not in text[id(panel)]) + ["noise"] * noise
-        return Markup(f' class="{" ".join(classes)}"' if classes else "")
+    def classes(**names: object) -> Markup:
+        shown = " ".join(name for name, there in names.items() if there)
+        return Markup(f' class="{shown}"' if shown else "")
 
-    return _HTML.render(table=table, numbers=numbers, rule=Markup(' class="rule"'))
+    def of_cell(panel: Panel, column: str, cell: str = "", row: int | None = None) -> Markup:
+        shown = classes(number=column not in text[id(panel)], noise=str(cell).startswith(IN_NOISE))
+        origin = panel.origins[row].get(column) if row is not None and panel.origins else None
+        return shown + (Markup(' data-of="{}"').format(origin) if origin else "")
+
+    return _HTML.render(table=table, classes=classes, of_cell=of_cell, style=Markup(STYLE))
+
+
+def read_html(page: str) -> tuple[str, str]:
+    """The title, and the grids with the notes, of what `to_html` wrote; both are HTML."""
+    title, _, body = page.partition("<body>\n<h1>")[2].partition("</h1>\n")
+    return title, body.rpartition("</body>")[0]
 
 
 _WRITERS = {"csv": to_csv, "tex": to_latex, "md": to_markdown, "html": to_html}

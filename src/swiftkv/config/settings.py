@@ -321,6 +321,7 @@ class Sets(Section, called="sets"):
     variants: NamedSets = key("Lists of variants; `/fp8` is a variant with an FP8 KV cache.")
     points: NamedSets = key("Lists of serving points.")
     tasks: NamedSets = key("Lists of tasks.")
+    artifacts: NamedSets = key("Lists of artifacts; `snakemake NAME` makes those of one.", {})
 
 
 class Scope(Section):

@@ -200,7 +200,7 @@ def _download(url: str, folder: Path) -> Path:
             shutil.copyfileobj(answer, copy)
 
     try:
-        patiently(fetch)
+        patiently(fetch, url)
     except OSError as error:
         raise UserError(
             f"{url} cannot be downloaded ({error}): connect to the network, or download it elsewhere and name it as a "

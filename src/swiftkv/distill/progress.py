@@ -55,6 +55,7 @@ class Progress:
             return
         self.said = elapsed
         left = (self.total - done) * elapsed / max(1, done - self.first)
-        clock = datetime.timedelta(seconds=round(left))
-        parts = [f"{self.what}: {self.unit} {done}/{self.total}", *([note] if note else []), f"{clock} left"]
+        clock = datetime.timedelta(seconds=round(left if done < self.total else elapsed))
+        time_said = f"{clock} left" if done < self.total else f"{clock} in all"
+        parts = [f"{self.what}: {self.unit} {done}/{self.total}", *([note] if note else []), time_said]
         print(", ".join(parts), file=sys.stderr, flush=True)

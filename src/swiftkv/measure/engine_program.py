@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own; `python -m swiftkv.measure.engine_program ENGINE-ARGUMENTS SOCKET` runs it.
 
-It does jobs, each a dictionary whose `do` names one of the functions below. Prompts are random token ids, made before
-the clock starts; outputs have a forced length; sampling is greedy.
+It does jobs, each a dictionary whose `do` names one of the functions below. Prompts are token ids, made before
+the clock starts: random ones, and outputs have a forced length, but where one prompt is answered. Sampling is greedy.
 """
 
 from __future__ import annotations
@@ -81,7 +81,27 @@ def decode(llm: LLM, job: dict[str, Any]) -> dict[str, float]:
     return result
 
 
-JOBS = {function.__name__: function for function in (ready, forget, forward, throughput, decode)}
+def reply(llm: LLM, job: dict[str, Any]) -> dict[str, Any]:
+    """Answer `prompt`, token ids, with at most `output` tokens, and time the first token and all of them.
+
+    The answer ends with one of the tokens `stop`, which belongs to it.
+    """
+    from vllm import SamplingParams
+
+    engine = llm.llm_engine
+    parameters = SamplingParams(temperature=0.0, max_tokens=job["output"], stop_token_ids=job["stop"], detokenize=False)
+    start = time.perf_counter()
+    engine.add_request(uuid.uuid4().hex, {"prompt_token_ids": job["prompt"]}, parameters)
+    ids, first = [], None
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            ids = list(output.outputs[0].token_ids)
+        if ids and first is None:
+            first = time.perf_counter() - start
+    return {"tokens": ids, "first_token_seconds": first, "seconds": time.perf_counter() - start}
+
+
+JOBS = {function.__name__: function for function in (ready, forget, forward, throughput, decode, reply)}
 
 
 def _prompts(llm: LLM, count: int, job: dict[str, Any]) -> list[TokensPrompt]:

@@ -22,7 +22,12 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[
 
 
 def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: int) -> list[list[int]]:
-    """Opening user messages of all chats that fit into `longest` tokens, through the chat template, in drawn order.
+    """The ids of `chat_openings`."""
+    return [ids for _, ids in chat_openings(folder, heldout, longest, seed)]
+
+
+def chat_openings(folder: str | Path, heldout: str | Path, longest: int, seed: int) -> list[tuple[str, list[int]]]:
+    """Opening user messages of all chats that fit into `longest` tokens, and their ids through the chat template, in drawn order.
 
     Args:
         folder: the model, with its tokenizer.
@@ -43,7 +48,7 @@ def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: in
                 refusals.add(f"chat {chat.get('id')}: {error}")
                 continue
             if len(ids) <= longest:
-                prompts.append(ids)
+                prompts.append((chat["messages"][0]["content"], ids))
     refusals.check(len(chats))
     if not prompts:
         raise UserError(f"{heldout} has no chat whose opening fits into {longest} tokens")

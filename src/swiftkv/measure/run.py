@@ -12,7 +12,7 @@ from typing import Any
 
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
-from swiftkv.measure import capacity, concurrency, goodput, latency, memory, steps, throughput
+from swiftkv.measure import answer, capacity, concurrency, goodput, latency, memory, steps, throughput
 from swiftkv.measure.engine import OutOfMemory, observed
 from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Kind, Run
@@ -31,6 +31,7 @@ KINDS: dict[str, Kind] = {
     "forward_time": steps.FORWARD,
     "kv_capacity": capacity.KIND,
     "decode": steps.DECODE,
+    "answer": answer.KIND,
 }
 
 

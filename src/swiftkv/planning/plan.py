@@ -202,7 +202,7 @@ def wall_seconds(
 
     def share(job: PlannedJob, name: str) -> int:
         slots = int(not job.local) if profile.cores is None else job.threads
-        return slots if name == "slots" else job.resources.get(name, 0)
+        return slots if name == "slots" else job.resources.get(name) or 0  # a rule may ask for None
 
     limits = {**profile.resources, "slots": profile.cores or profile.jobs}
     shares = [
@@ -210,3 +210,10 @@ def wall_seconds(
         for name, limit in limits.items()
     ]
     return max([*map(end, graph), *shares], default=0.0)
+
+
+def duration(seconds: float) -> str:
+    """A time in words."""
+    if seconds >= 2 * HOUR:
+        return f"{seconds / HOUR:,.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

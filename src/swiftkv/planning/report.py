@@ -13,7 +13,7 @@ import pandas as pd
 
 from swiftkv.cost import GIGA
 from swiftkv.planning.estimate import SURE, UNKNOWN
-from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan
+from swiftkv.planning.plan import HOUR, WRITTEN, Cost, Plan, duration
 from swiftkv.predict.device import constants
 
 MEMORY = ("weights", "optimizer", "activations", "working", "GB")
@@ -59,13 +59,13 @@ def _summary(plan: Plan) -> str:
     lines = [
         f"Profile {profile.folder.name}: {jobs}",
         f"  GPU-hours   {least}{_hours(total.gpu_hours)}{gpus}",
-        f"  wall time   at least {_duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
-        f"  disk        {least}{_gigabytes(total.disk)} GB, {_gigabytes(total.downloaded)} GB of it downloads",
+        f"  wall time   at least {duration(total.wall_seconds)}, with {', '.join([where, *limits.values()])}",
+        f"  disk        {least}{gigabytes(total.disk)} GB, {gigabytes(total.downloaded)} GB of it downloads",
     ]
     if plan.trainings:
         lines.append(f"  GPU memory  {_fits(plan)}")
     if (shared := plan.shared).seconds:
-        saved = f"{_hours(shared.gpu_hours)} GPU-hours" if shared.gpu_hours else _duration(shared.seconds)
+        saved = f"{_hours(shared.gpu_hours)} GPU-hours" if shared.gpu_hours else duration(shared.seconds)
         starts = f"  engines     {shared.engines} for {_count(shared.jobs, 'serving measurement')}"
         if profile.cores is not None:
             lines.append(f"{starts}, which saves {saved} of starts")
@@ -85,8 +85,8 @@ def _too_long(plan: Plan) -> str:
     rows = [
         {
             "longer than its time limit": " ".join([job.rule, *job.wildcards.values()]),
-            "takes": _duration(estimate.seconds),
-            "first attempt's limit": _duration(60 * job.resources["runtime"]),
+            "takes": duration(estimate.seconds),
+            "first attempt's limit": duration(60 * job.resources["runtime"]),
         }
         for job, estimate in zip(plan.jobs, plan.estimates, strict=True)
         if estimate.seconds > 60 * job.resources.get("runtime", sys.maxsize)
@@ -103,10 +103,10 @@ def _memory(plan: Plan) -> str:
         parts = largest.memory and vars(largest.memory) | {"GB": largest.memory.peak}
         rows.append(
             {"model": model, "trainings": len(alike), "the largest": largest.variant, "GPUs": largest.gpus}
-            | {part: _gigabytes(parts[part]) if parts else "?" for part in MEMORY}
+            | {part: gigabytes(parts[part]) if parts else "?" for part in MEMORY}
             | {"": "?" if parts is None else "fits" if largest.fits else "does not fit"}
         )
-    room = _gigabytes(plan.trainings[0].room)
+    room = gigabytes(plan.trainings[0].room)
     return f"Memory of each GPU of a training at its peak, GB; {room} may be tensors\n" + _printed(rows)
 
 
@@ -117,8 +117,8 @@ def _fits(plan: Plan) -> str:
     said = [f"not counted for {model}, as {why}" for model, why in unknown.items()]
     if known:
         largest, room = max(peak for peak, _ in known), plan.trainings[0].room
-        size = f"up to {_gigabytes(largest)} GB a GPU in training, of {_gigabytes(room)} that tensors may take"
-        over = [f"{one.model} {one.variant} ({_gigabytes(peak)} GB)" for peak, one in known if not one.fits]
+        size = f"up to {gigabytes(largest)} GB a GPU in training, of {gigabytes(room)} that tensors may take"
+        over = [f"{one.model} {one.variant} ({gigabytes(peak)} GB)" for peak, one in known if not one.fits]
         said.insert(0, f"{size}: " + (f"does not fit: {', '.join(over)}" if over else "fits"))
     return "; ".join(said)
 
@@ -138,8 +138,8 @@ def _by_rule(plan: Plan) -> str:
                 "jobs": len(jobs),
                 "runs": "here" if jobs[0].local or plan.profile.cores is not None else "cluster",
                 "GPU-hours": _open(_hours(gpu_seconds / HOUR), gpu_seconds, sure[UNKNOWN]),
-                "one takes up to": _open(_duration(max(seconds)), max(seconds), sure[UNKNOWN]),
-                "all, one by one": _open(_duration(sum(seconds)), sum(seconds), sure[UNKNOWN]),
+                "one takes up to": _open(duration(max(seconds)), max(seconds), sure[UNKNOWN]),
+                "all, one by one": _open(duration(sum(seconds)), sum(seconds), sure[UNKNOWN]),
                 "how sure": ", ".join(f"{sure[name]} {name}" for name in SURE if sure[name]),
             }
         )
@@ -155,9 +155,9 @@ def _by_artifact(plan: Plan) -> str:
             "jobs": cost.cluster_jobs + cost.local_jobs,
             "on the cluster": cost.cluster_jobs,
             "GPU-hours": _open(_hours(cost.gpu_hours), cost.gpu_hours, cost.uncounted),
-            "wall time": _open(_duration(cost.wall_seconds), cost.wall_seconds, cost.uncounted),
-            "disk, GB": _open(_gigabytes(cost.disk), cost.disk, cost.uncounted),
-            "downloads, GB": _gigabytes(cost.downloaded),
+            "wall time": _open(duration(cost.wall_seconds), cost.wall_seconds, cost.uncounted),
+            "disk, GB": _open(gigabytes(cost.disk), cost.disk, cost.uncounted),
+            "downloads, GB": gigabytes(cost.downloaded),
             "licenses": " ".join(str(number) for hub, number in gated.items() if hub in _hubs(cost)) or "-",
         }
 
@@ -172,7 +172,7 @@ def _by_artifact(plan: Plan) -> str:
 
 def _disk(plan: Plan) -> str:
     sizes = {"downloads": plan.total.downloaded} | {what: plan.total.written.get(what, 0) for what in WRITTEN}
-    rows = [{"disk": what, "GB": _gigabytes(size)} for what, size in sizes.items() if size]
+    rows = [{"disk": what, "GB": gigabytes(size)} for what, size in sizes.items() if size]
     return _printed(rows) if rows else "Nothing is written."
 
 
@@ -184,7 +184,7 @@ def _downloads(plan: Plan) -> str:
         {
             "download": re.sub(r"(://[^/]+/).*/", r"\1.../", item.hub),
             "what": item.what,
-            "GB": "not stated here" if item.bytes is None else _gigabytes(item.bytes),
+            "GB": "not stated here" if item.bytes is None else gigabytes(item.bytes),
             "license": f"{gated[item.hub]}: accept it at https://huggingface.co/{item.hub}"
             if item.gated
             else "not gated",
@@ -263,11 +263,6 @@ def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}"
 
 
-def _duration(seconds: float) -> str:
-    if seconds >= 2 * HOUR:
-        return f"{seconds / HOUR:,.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-
-
-def _gigabytes(size: int) -> str:
+def gigabytes(size: int) -> str:
+    """Bytes as gigabytes."""
     return f"{size / GIGA:,.0f}" if size >= 10 * GIGA else f"{size / GIGA:.1f}"

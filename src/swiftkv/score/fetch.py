@@ -81,7 +81,9 @@ def _fetch(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     import datasets
 
     source = task.get("source") or {"hub": data_set(task["task"])}
-    repository = HubRepository("dataset", source["hub"], source.get("revision", "main"))
+    purpose, optional = f"questions of {task['task']}", source.get("optional", False)
+    purpose += ", optional: without them its cells say n/a" if optional else ""
+    repository = HubRepository("dataset", source["hub"], source.get("revision", "main"), purpose, optional)
     arguments = {_subset(config): _arguments(config) for config in leaf_configs(task["task"])}
     for number, splits in enumerate(repository.tables(*arguments.values())):
         datasets.DatasetDict(splits).save_to_disk(folder / f"{number:03d}")
@@ -120,7 +122,7 @@ def _fetch_nltk(package: str, folder: Path) -> None:
             raise ConnectionError(str(error)) from None
 
     try:
-        patiently(download)
+        patiently(download, f"NLTK's {package}")
     except OSError as error:
         try:
             nltk.data.find(f"tokenizers/{package}")

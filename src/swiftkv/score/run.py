@@ -114,13 +114,16 @@ def measure_scores(
 
     part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
-    places, statuses = dict(zip(tasks, outputs, strict=True)), set()
+    places, found = dict(zip(tasks, outputs, strict=True)), dict[str, float | None]()
     # vLLM's come first, while no model of ours holds the GPU's memory.
     for name, task in sorted(tasks.items(), key=lambda entry: "engine" not in entry[1]):
         record = _measure(score, subject, name, task, seed)
         write_json(places[name], record)
-        statuses.add(record["status"])
-    if state is not None and statuses == {"ok"}:
+        found[name] = record["result"]["value"] if record["status"] == "ok" else None
+    if len(found) > 1:  # what a run says of this step, its last line
+        said = [f"{name} {'unavailable' if value is None else format(value, '.4f')}" for name, value in found.items()]
+        print(", ".join(said), flush=True)
+    if state is not None and None not in found.values():
         shutil.rmtree(state, ignore_errors=True)
 
 

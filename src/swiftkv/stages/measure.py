@@ -35,6 +35,7 @@ def seconds(work: Work) -> float:
         "kv_capacity": lambda: 0.0,
         "goodput": asked.goodput,
         "concurrency": asked.closed_loop,
+        "answer": asked.answer,
     }[asked.settings.measure]
     return start(work)[1] + (0.0 if asked.out_of_memory else measuring() * asked.sides)
 
@@ -143,6 +144,10 @@ class Asked:
         """So many requests at once, for every number of them; the first number twice, to warm up."""
         counts = [min(self.settings.concurrencies), *self.settings.concurrencies]
         return sum(self._requests(count * self.settings.requests_each, count) for count in counts)
+
+    def answer(self) -> float:
+        """One request at a time, each after one to warm up."""
+        return 2 * self.repeats * self._requests(1)
 
     def decoding(self) -> float:
         """Whole batches that decode, each once more to warm up."""

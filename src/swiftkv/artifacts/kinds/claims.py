@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.artifacts.claims_file import Claim, bounds, cells, read_claims
-from swiftkv.artifacts.columns import Column, Line, grid, table
+from swiftkv.artifacts.columns import AND, Column, Line, grid, table
 from swiftkv.artifacts.inputs import CLAIMS, players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.quantities import Measured, Scene
@@ -21,7 +21,7 @@ from swiftkv.section import Positive
 PROJECT = Path(__file__).parents[4]
 
 
-def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
+def _of_page(config: Config, entry: Entry, page: Mapping[str, Listed]) -> dict[str, Any]:
     """What the claims are judged on at this scale: the models by role, and artifacts and variants that are not there."""
     named = {artifact: page[artifact] for artifact in _named_artifacts() if artifact in page}
     absent = {artifact: listed.left_out for artifact, listed in named.items() if listed.left_out is not None}
@@ -69,7 +69,7 @@ def make(entry: Entry, files: Files) -> Table:
     columns = [
         Column("Claim", "text"),
         Column("Place", "place"),
-        Column("Stated\n(direction)", lambda line: _needed(line["_claim"])),
+        Column("Stated\n(direction)", lambda line: needed(line["_claim"])),
         Column("Measured", lambda line: line["_measured"] and _measured(line["_measured"])),
         Column("Verdict", verdict),
     ]
@@ -97,7 +97,7 @@ def make(entry: Entry, files: Files) -> Table:
         ),
         *entry.get("notes", []),
     ]
-    return table(entry, lines, panels, notes, footnotes)
+    return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")
 
 
 def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
@@ -114,11 +114,11 @@ def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
     return len(first)
 
 
-def _needed(claim: Claim) -> str:
-    """What a claim states, and below it the direction it is also judged by."""
+def needed(claim: Claim) -> str:
+    """What a claim states, and on a second line, in brackets, the direction it is also judged by."""
     stated, direction = bounds(claim)
-    needed = " ".join(filter(None, [_bounds(stated), claim.get("unit")]))
-    return f"{needed}\n({_bounds(direction)})" if direction else needed
+    both = " ".join(filter(None, [_bounds(stated), claim.get("unit")]))
+    return f"{both}\n({_bounds(direction)})" if direction else both
 
 
 def _bounds(wanted: str | Sequence[float | None]) -> str:
@@ -169,6 +169,7 @@ def _line(title: str, claim: Claim, found: Verdict) -> dict[str, Any]:
         "_repeats": None,
         "_claim": claim,
         "_measured": measured,
+        "_origins": {"Measured": AND.join(measured.origins)} if measured else {},
     }
 
 

@@ -10,7 +10,7 @@ from swiftkv.artifacts.kind import FORMS, MODELS, ArtifactKind, Config, Entry, F
 from swiftkv.artifacts.table import Footnotes, Table
 
 
-def _of_page(config: Config, page: Mapping[str, Listed]) -> dict[str, Any]:
+def _of_page(config: Config, entry: Entry, page: Mapping[str, Listed]) -> dict[str, Any]:
     """One line an entry of the contents page, from the configuration alone."""
     lines = []
     for name, listed in config["artifacts"].items():

@@ -12,7 +12,7 @@ import pandas as pd
 from pydantic import Field
 
 from swiftkv.artifacts import paired
-from swiftkv.artifacts.columns import Column, Line, grid, table
+from swiftkv.artifacts.columns import PUBLISHED, Column, Line, grid, origin, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, read_published
 from swiftkv.artifacts.scored import Row, Scored, Tasks, closeness_columns, in_bits, rows
@@ -89,9 +89,9 @@ def make(entry: Entry, files: Files) -> Table:
         )
         cards.append(_card(card, baseline.scores[card["task"]].result, tasks[card["task"]]["title"], here))
     if cards:
-        panels.append(
-            Panel(pd.DataFrame(cards), f"({'abcdefg'[len(panels)]}) The baseline beside its published scores")
-        )
+        caption = f"({'abcdefg'[len(panels)]}) The baseline beside its published scores"
+        origins = [{"Here": origin(baseline.head, card["task"]), "Published": PUBLISHED} for card in published]
+        panels.append(Panel(pd.DataFrame(cards), caption, origins=tuple(origins)))
     notes = [
         *entry.get("notes", []),
         *scored.noise_notes([*lines, *steps]),

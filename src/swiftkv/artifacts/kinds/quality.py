@@ -62,7 +62,8 @@ def make(entry: Entry, files: Files) -> Table:
         head.append(Column("KV cache", "kv_cache", titles.get, below=lambda line: titles[line["kv_cache"]]))
     compared_lines = paired.lines(scored.rows, scored.tasks, scored.averaged)
     compared = [
-        {**line, "against": other.variant, **paired.compare(row, other, scored.tasks, scored.averaged, strict=False)}
+        {**line, "against": other.variant, "against_kv_cache": other.kv_cache}
+        | paired.compare(row, other, scored.tasks, scored.averaged, strict=False)
         for row, line in zip(scored.rows, lines, strict=True)
         if compared_lines and (other := paired.reference(row, scored.rows))
     ]

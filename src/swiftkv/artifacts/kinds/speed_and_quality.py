@@ -34,8 +34,7 @@ def make(entry: Entry, files: Files) -> Table:
         for cell in cells.values():
             _check_same(entry, row, cell.record)
             lines.append(_line(cell, quality))
-        head = {"model": row.model["name"], "title": row.model["title"], "_variant": serving.label(case)}
-        printed.append(head | quality | {"_cells": cells})
+        printed.append({**row.head, "_variant": serving.label(case)} | quality | {"_cells": cells})
     speeds = [
         Column(
             f"Speed-up,\n{length_label(settings['input_tokens'])} input",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import Field
 
-from swiftkv.artifacts.columns import Column, table
+from swiftkv.artifacts.columns import PUBLISHED, Column, origin, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import Row, Scored, rows
@@ -25,18 +25,20 @@ def make(entry: Entry, files: Files) -> Table:
     every = Scored([row for cases in columns.values() for row in cases.values()], entry["tasks"])
     same: dict[tuple[str, ...], dict[str, Scored]] = {}  # columns by the tasks they average over
     printed, lines = [{"Variant": shown["title"]} for shown in entry["rows"]], []
+    origins: list[dict[str, str]] = [{} for _ in printed]
     for title, cases in columns.items():
         scored = Scored(list(cases.values()), entry["tasks"])
         mean = Column(title, "average", f".{scored.digits}f", why="_average")
         published = any(row.published for row in cases.values())
-        for shown, cells in zip(entry["rows"], printed, strict=True):
+        for shown, cells, whose in zip(entry["rows"], printed, origins, strict=True):
             row = next((cases[key] for key in _keys(shown) if key in cases), None)
             cells[title] = ""
             if row is not None:
                 lines.append(_line(shown["title"], row, scored))
-                cells[title] = mean.cell(lines[-1], footnotes)
+                cells[title], whose[title] = mean.cell(lines[-1], footnotes), origin(lines[-1])
             if published:
                 cells[f"{title},\npublished"] = _published(row, scored.averaged, footnotes)
+                whose[f"{title},\npublished"] = PUBLISHED
         same.setdefault(tuple(scored.averaged), {})[title] = scored
     same.pop((), None)
     for alike in same.values():
@@ -52,7 +54,8 @@ def make(entry: Entry, files: Files) -> Table:
     ]
     if sources := sorted({row.published["source"] for row in every.rows if row.published}):
         notes.append(f"published: {enumeration(sources)}.")
-    panel = Panel(pd.DataFrame(printed), "Average score: mean ± standard error, in percent")
+    caption = "Average score: mean ± standard error, in percent"
+    panel = Panel(pd.DataFrame(printed), caption, origins=tuple(origins))
     return table(entry, lines, [panel], notes, footnotes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from swiftkv.artifacts.columns import Column, grid, models, table
+from swiftkv.artifacts.columns import PUBLISHED, Column, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, Record, read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Table
@@ -71,7 +71,8 @@ def make(entry: Entry, files: Files) -> Table:
             Column("Statement", lambda row: row["text"] or ""),
             Column("Source", "source"),
         ]
-        panels.append(grid(statements, columns, footnotes, "(b) Published", lambda row: None))
+        stated = [{**row, "_origins": {"Value": PUBLISHED}} for row in statements]
+        panels.append(grid(stated, columns, footnotes, "(b) Published", lambda row: None))
         notes += _contradictions(entry, statements)
     return table(entry, lines, panels, notes, footnotes)
 

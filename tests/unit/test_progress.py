@@ -1,0 +1,150 @@
+"""What a run says of itself: a line a step with the time left in all, what a failure takes with it, and the summary."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from snakemake_logger_plugin_swiftkv import LogHandler
+from swiftkv.planning.profile import Profile
+from swiftkv.planning.progress import Progress
+from swiftkv.pricing.work import PlannedJob
+
+TRAIN, SCORE, TABLE, OTHER = 7, 3, 11, 5  # Snakemake numbers jobs as it likes
+MODEL = {"model": "m", "variant": "v"}
+JOBS = {
+    TRAIN: PlannedJob("distill", MODEL, (), ("checkpoint",)),
+    SCORE: PlannedJob("fidelity", MODEL, ("checkpoint",), ("r/fidelity.json",)),
+    TABLE: PlannedJob("table", {"artifact": "table2"}, ("r/fidelity.json",), ("r/table2.csv", "r/table2.md")),
+    OTHER: PlannedJob("figure", {"artifact": "figure1"}, (), ("r/figure1.pdf", "r/figure1.png")),
+}
+SECONDS = (600, 300, 2, 2)
+
+
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now=1000.0)
+
+
+@pytest.fixture
+def progress(clock, tmp_path):
+    logs = {number: [str(tmp_path / f"{number}.log")] for number in JOBS}
+    machine = Profile(Path(), cores=2)
+    return Progress(JOBS, SECONDS, machine, str(tmp_path / "results"), logs, lambda: clock.now)
+
+
+def say(progress, number, text):
+    (log,) = progress.logs[progress.place[number]]
+    Path(log).write_text(text)
+
+
+def test_the_time_left_is_the_plan_s_at_the_pace_of_what_is_done(progress, clock):
+    assert progress.left() == 902  # the longest chain
+    progress.start(TRAIN)
+    clock.now += 300
+    assert progress.left() == pytest.approx(602)
+    clock.now += 900  # twice the estimate
+    progress.finish(TRAIN)
+    assert 1.5 * 302 < progress.left() < 2 * 302
+    for number in (SCORE, TABLE, OTHER):
+        progress.start(number)
+        progress.finish(number)
+    assert progress.left() == 0
+
+
+def test_a_finished_step_is_a_line_with_what_came_of_it(progress, clock):
+    say(progress, TRAIN, "training: step 1/2\n\ntraining: step 2/2, loss 0.43\n")
+    progress.start(TRAIN)
+    clock.now += 600
+    assert progress.finish(TRAIN) == "[1/4]  5 min left  distill m v, 10 min: training: step 2/2, loss 0.43"
+    progress.start(OTHER)
+    assert progress.finish(OTHER).endswith("left  ready: r/figure1.png")
+
+
+def test_what_has_no_part_in_the_plan_has_no_line(progress):
+    progress.start(99)
+    assert progress.finish(99) is None
+
+
+def test_a_failed_step_has_its_sentence_its_log_and_what_it_takes_with_it(progress):
+    say(progress, TRAIN, "Traceback\nerror: the disk is full; free some space and run again\nchild ended\n")
+    progress.start(TRAIN)
+    first, *more = progress.fail(TRAIN)
+    assert first.endswith("FAILED: distill m v: the disk is full; free some space and run again")
+    assert more[0].strip() == f"its log: {progress.logs[0][0]}"
+    assert more[1].strip() == "left out with it: 2 steps that need it, and so table2; not touched by it: 1 step"
+    assert progress.left() == pytest.approx(2)
+    progress.start(OTHER)
+    progress.finish(OTHER)
+    text = "\n".join(progress.summary())
+    assert "Not finished after 0 s: 1 of 2 tables and figures made" in text
+    assert "failed      distill m v: the disk is full" in text and "go on       the same command" in text
+
+
+def test_a_step_that_is_tried_again_has_not_failed(progress):
+    progress.start(TRAIN)
+    progress.fail(TRAIN)
+    progress.start(TRAIN)
+    assert progress.left() == 902 and "said nothing" not in "\n".join(progress.summary())
+
+
+def test_the_summary_has_times_by_stage_a_place_to_look_and_what_can_go(progress, clock, tmp_path):
+    state = tmp_path / "results/training-state/m/v"
+    state.mkdir(parents=True)
+    (state / "weights").write_bytes(bytes(2 * 10**8))
+    (tmp_path / "results/kept").write_bytes(bytes(10**8))
+    for number, seconds in ((OTHER, 1), (TRAIN, 660), (SCORE, 150), (TABLE, 3)):
+        progress.start(number)
+        clock.now += seconds
+        progress.finish(number)
+    first, *more = progress.summary()
+    assert first == f"Done after 14 min: 2 of 2 tables and figures made, in {tmp_path}/results"
+    assert [line.split(maxsplit=1) for line in more[:1]] == [
+        ["time", "distill 11 min (1); fidelity 2 min (1); table 3 s (1); figure 1 s (1)"]
+    ]
+    assert more[1].split() == ["look", "first", "r/figure1.png"]
+    assert "0.3 GB; 0.2 GB of it" in more[2] and more[2].endswith(f"rm -r {tmp_path}/results/training-state")
+
+
+# Snakemake's events
+
+
+@pytest.fixture
+def handler(capsys):
+    settings = SimpleNamespace(
+        nocolor=True, stdout=False, dryrun=False, quiet=set(), show_failed_logs=False, debug_dag=False, verbose=False
+    )
+    made = LogHandler(settings, None)
+    made.setFormatter(logging.Formatter())
+
+    def hear(message=None, level=logging.INFO, **more):
+        record = logging.LogRecord("snakemake", level, "", 0, message, (), None)
+        vars(record).update(more)
+        made.handle(record)
+        return capsys.readouterr().err
+
+    return SimpleNamespace(hear=hear, close=made.close, said=lambda: capsys.readouterr().err)
+
+
+def test_of_snakemake_s_events_only_what_means_something_is_said(handler, progress):
+    hear = handler.hear
+    assert hear("Building DAG of jobs...") == hear("Job stats:\n...", event=LogEvent.RUN_INFO) == ""
+    assert hear("Nothing to be done (all requested files are present and up to date).").startswith("Nothing to be")
+    assert "4 steps, about 15 min (estimated)" in hear("4 steps", progress=progress)
+    assert hear(" Rule: distill", event=LogEvent.JOB_INFO, jobid=TRAIN) == ""
+    assert hear("Select jobs to execute...") == hear("1 of 4", event=LogEvent.PROGRESS, done=1, total=4) == ""
+    assert hear("Finished", event=LogEvent.JOB_FINISHED, job_id=TRAIN).count("\n") == 1
+    assert hear("all finished", event=LogEvent.JOB_FINISHED, job_id=99) == ""
+    again = "RuleException:\nCalledProcessError in file ...: Command ... returned non-zero exit status 1."
+    assert hear(again, logging.ERROR, event=LogEvent.ERROR, exception="RuleException") == ""
+    failed = hear("Error in rule fidelity", logging.ERROR, event=LogEvent.JOB_ERROR, jobid=SCORE, log=["no.log"])
+    assert "FAILED: fidelity m v: it said nothing" in failed and "its log: no.log" in failed
+    assert hear("Missing output files: ...", logging.ERROR, event=LogEvent.ERROR).startswith("Missing output")
+    assert "disk is nearly full" in hear("disk is nearly full", logging.WARNING)
+    assert hear("Terminating processes on user request, this might take some time.")
+    assert hear("Error in rule figure", logging.ERROR, event=LogEvent.JOB_ERROR, jobid=OTHER, log=[]) == ""
+    handler.close()
+    handler.close()
+    assert handler.said().count("Not finished after") == 1

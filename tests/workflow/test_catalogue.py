@@ -1,0 +1,33 @@
+"""What Snakemake's workflow catalog looks for is where it looks: workflow/Snakefile, its settings, the page on configuration."""
+
+import contextlib
+
+import pytest
+import yaml
+
+from swiftkv.planning.jobs import dry_run
+from tests.programs import ROOT
+
+
+@pytest.fixture(scope="module")
+def usage():
+    return yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+
+
+def test_the_catalog_has_what_it_shows(usage):
+    assert usage["report"] is True and set(usage["software-stack-deployment"]) == {
+        "conda",
+        "apptainer",
+        "apptainer+conda",
+    }
+    assert "config.yaml" in (ROOT / "config/README.md").read_text()
+    readme = (ROOT / "README.md").read_text().lower()
+    assert "snakemake" in readme and "workflow" in readme  # by which it finds repositories
+
+
+def test_the_catalog_runs_the_same_workflow(usage):
+    words = [*usage["mandatory-flags"]["flags"].split(), "--forceall", "results/local/figures/figure2_left.png"]
+    with contextlib.chdir(ROOT):
+        both = [dry_run("--snakefile", file, *words) for file in ("Snakefile", "workflow/Snakefile")]
+    plans = [{job.outputs: job for job in jobs} for jobs in both]  # Snakemake orders jobs as it likes
+    assert plans[0] == plans[1] and {job.rule for job in both[0]} >= {"similarity", "figure"}

@@ -1,0 +1,99 @@
+"""Every command that the README and docs/ print is one that works: Make and Snakemake plan it, or another test does it."""
+
+import re
+import shlex
+
+import pytest
+
+from tests.programs import ROOT, run
+
+DONE = {  # what neither of them plans, and the tests that do it
+    r"vllm serve|curl|-d '\{": "tests/serve/test_own_model.py",
+    r"pip install --no-deps": "tests/unit/test_packaging.py",
+    r"git clone|export HF_|cp -rL profiles/slurm": "tests/slurm/conftest.py",
+    r".*\bCONFIG=mine\.yaml": "tests/serve/test_own_model.py",
+    r"python -m swiftkv\.predict\.fit": "tests/unit/test_predict.py",
+    r"python workflow/scripts/scale\.py": "tests/workflow/test_costs.py",
+}
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
+FOLLOWED = "docs/adding/"  # whole pages, by test_adding.py
+COMMAND = re.compile(r"(?:\w+=\S+ )*(?:make|snakemake|git|vllm|pip|cp|export|python|timeout|curl) \S")
+
+
+def commands():
+    """Each command once, with the page that prints it first: lines of blocks without a language, and code of numbered lists."""
+    found = {}
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+        listed = re.findall(r"^\d+\. .*(?:\n   .*)*", text, re.MULTILINE)
+        lines = [
+            line
+            for language, block in blocks
+            if language in ("", "sh")
+            for line in block.replace("\\\n", " ").splitlines()
+        ]
+        for line in [*lines, *(code for item in listed for code in re.findall(r"`([^`]+)`", item))]:
+            command = re.sub(r"\s+#.*|^\. \.venv/bin/activate; ", "", line.strip())
+            if COMMAND.match(command) and not page.startswith(FOLLOWED):
+                found.setdefault(command, page)
+    return found
+
+
+COMMANDS = commands()
+MADE = {command for command in COMMANDS if re.match(r"(\w+=\S+ )*make ", command) and "CONFIG=" not in command}
+PLANNED = {command for command in COMMANDS if re.match(r"(timeout \S+ \d+ )?snakemake ", command)}
+
+
+def mine(command):
+    """A user's copy of a profile is the profile."""
+    return command.replace("profiles/mine", "profiles/slurm").replace("PROFILE=mine", "PROFILE=slurm")
+
+
+def test_every_command_is_made_planned_or_done_by_a_test():
+    rest = {command: page for command, page in COMMANDS.items() if command not in MADE | PLANNED}
+    done = {command for command in rest for pattern in DONE if re.match(pattern, command)}
+    assert not rest.keys() - done
+    assert all((ROOT / test).is_file() for test in DONE.values())
+    assert len(MADE) > 10 and len(PLANNED) > 5
+    assert not [pattern for pattern in DONE if not any(re.match(pattern, command) for command in rest)]
+
+
+def test_make_knows_its_targets():
+    words = [re.sub(r"^(\w+=\S+ )*make ", "", mine(command)) for command in sorted(MADE)]
+    for line in words:
+        planned = run("make", "--dry-run", *shlex.split(line))
+        assert planned.returncode == 0, (line, planned.stderr)
+        for profile in re.findall(r"PROFILE=(\S+)", line):
+            assert (ROOT / "profiles" / profile).is_dir()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", sorted(PLANNED))
+def test_snakemake_plans_its_targets(command):
+    planned = run("bash", "-c", mine(command).replace("snakemake ", "snakemake --dry-run --quiet all --nolock ", 1))
+    assert planned.returncode == 0, planned.stderr[-2000:]
+
+
+@pytest.mark.thorough
+def test_targets_of_make_are_planned_and_cost_what_is_said():
+    asked = {
+        (profile, target)
+        for command in MADE
+        for profile, target in re.findall(r"PROFILE=(\S+) TARGETS=(\S+)", mine(command))
+    }
+    for profile, target in sorted(asked):
+        planned = run(
+            "snakemake", "--profile", f"profiles/{profile}", "--dry-run", "--quiet", "all", "--nolock", target
+        )
+        assert planned.returncode == 0, planned.stderr[-2000:]
+    said = re.search(
+        r"Table 2 takes (\S+) GPU-hours, (\S+) hours and (\S+) GB", (ROOT / "README.md").read_text()
+    ).groups()
+    plan = run(
+        "make", "--silent", "plan", "PROFILE=slurm", "TARGETS=results/tables/table2.tex", "--assume-old=.venv/.ready"
+    ).stdout
+    assert said == tuple(
+        re.search(pattern, plan)[1]
+        for pattern in (r"GPU-hours +(\S+),", r"wall time +at least (\S+) h", r"disk +(\S+) GB,")
+    )

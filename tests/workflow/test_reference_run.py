@@ -1,0 +1,75 @@
+"""`make claims`, `make compare` and `make redraw`, of which none measures anything."""
+
+import csv
+import sys
+
+import pytest
+
+from swiftkv.artifacts.report import read_artifacts
+from swiftkv.planning.claims import claims_page
+from swiftkv.planning.profile import read_config, read_profile
+from swiftkv.records import write_json
+from swiftkv.reference import folder, shown
+from swiftkv.reference.redraw import REDRAWN, redraw
+from tests.programs import ROOT, run
+from tests.unit.test_reference import SMOL, similarity
+
+
+def scale(*words, cwd):
+    return run(sys.executable, ROOT / "workflow/scripts/scale.py", *words, "--profile", "local", cwd=cwd)
+
+
+def test_the_reference_run_is_drawn_from_and_compared_with(tmp_path):
+    place = tmp_path / "shipped/local"
+    write_json(place / f"similarity/{SMOL}.json", similarity())
+    targets = ("results/local/figures/figure2_left.csv", "results/local/tables/table2.csv")
+    drawn = scale("redraw", "--reference", place, *targets, cwd=tmp_path)
+    file = "results/reference/local/figures/figure2_left.csv"
+    lacking = f"results/reference/local/tables/table2.csv is not drawn: the run has no scores/{SMOL}/baseline/"
+    assert drawn.stdout.startswith(f"{file}\n{lacking}") and drawn.stderr == "error: 1 artifacts could not be drawn\n"
+    with (tmp_path / file).open(newline="") as lines:
+        assert [float(row["simscore"]) for row in csv.DictReader(lines)] == similarity()["result"]["simscore"]
+    assert {path.name for path in (tmp_path / "results").rglob("*")} >= {"figure2_left.png", "figure2_left.pdf"}
+
+    write_json(tmp_path / f"results/local/similarity/{SMOL}.json", similarity())
+    assert scale("compare", "--reference", place, cwd=tmp_path).returncode == 0
+    planted = similarity()
+    planted["result"]["simscore"][0] = 0.3
+    write_json(tmp_path / f"results/local/similarity/{SMOL}.json", planted)
+    wrong = scale("compare", "--reference", place, cwd=tmp_path)
+    assert wrong.returncode == 1 and "simscore[0] is 0.3, in the reference 0.1" in wrong.stdout
+    assert wrong.stderr == "error: this run and the reference run disagree in 1 quantity\n"
+
+
+def test_the_readme_shows_what_the_shipped_records_give(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, wanted = read_config(ROOT, read_profile("local", ROOT)), (shown.FIGURE, shown.TABLE)
+    assert [why for _, why in redraw(config, folder.folder(ROOT, config), wanted)] == [None, None]
+    made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
+    text = (ROOT / shown.README).read_text(encoding="utf-8")
+    assert text.partition(shown.BEGIN)[2].partition(shown.END)[0] == shown.part(*map(made.get, wanted))
+
+
+@pytest.fixture
+def verdicts(tmp_path, monkeypatch):
+    """A reference run's line of one claim."""
+    monkeypatch.setattr(folder, "FOLDER", str(tmp_path))
+    file = tmp_path / "local" / folder.CLAIMS
+    file.parent.mkdir(parents=True)
+    file.write_text("id,value,stderr,unit,verdict\nloss-50,3.04,2.21,points,undecided\n")
+
+
+def test_every_claim_of_a_scale_has_a_command_its_cost_and_what_is_to_come_out(monkeypatch, verdicts):
+    monkeypatch.chdir(ROOT)
+    blocks = claims_page(ROOT, "local").split("\n\n")
+    (table2,) = (
+        block for block in blocks if block.startswith("make reproduce TARGETS=results/local/tables/table2.csv\n")
+    )
+    takes, *claims = table2.splitlines()[1:]
+    assert " min, " in takes and takes.endswith(" GB, no GPU")
+    place = claims.index("  - 8B: 50 % costs about 1 point (paper, Sec. 4.2)")
+    assert claims[place + 1] == (
+        "      stated ≤ 1.5 points, weaker form ≤ 3; reference run 3.04 ± 2.2 points, undecided"
+    )
+    assert any(block.startswith('make reproduce TARGETS="results/local/tables/') for block in blocks)  # of two tables
+    assert "claims at this scale" in blocks[-1] and "no model of this scale plays the role moe" in blocks[-1]
