@@ -108,6 +108,16 @@ def test_the_summary_has_times_by_stage_a_place_to_look_and_what_can_go(progress
     assert "0.3 GB; 0.2 GB of it" in more[2] and more[2].endswith(f"rm -r {tmp_path}/results/training-state")
 
 
+def test_a_whole_run_ends_at_its_report(clock, tmp_path):
+    jobs = {TABLE: PlannedJob("table", {"artifact": "claims"}, (), ("r/claims.csv", "r/claims.md"))}
+    jobs[OTHER] = PlannedJob("report_page", {}, ("r/claims.csv",), ("r/report.html", "r/gallery.md"))
+    progress = Progress(jobs, (2, 2), Profile(Path(), cores=2), str(tmp_path), {}, lambda: clock.now)
+    for number in jobs:
+        progress.start(number)
+        progress.finish(number)
+    assert "  look first  r/report.html, r/claims.md" in progress.summary()
+
+
 # Snakemake's events
 
 

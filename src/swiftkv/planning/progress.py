@@ -16,9 +16,10 @@ from swiftkv.planning.plan import duration, wall_seconds
 from swiftkv.planning.profile import Profile
 from swiftkv.pricing.work import PlannedJob, Work
 
+PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
 UNFINISHED = ("training-state", "serving-state", "score-state")  # folders that only unfinished work goes on from
-FIRST = ("contents", "claims", "panel", "demo")  # artifacts to look at first
+FIRST = ("claims", "panel", "contents", "demo")  # artifacts to look at first
 OWN_SHARE = 0.1  # of the plan's time, before which a run's own pace says little
 LONGEST = 160  # characters of what a step says of itself
 
@@ -158,8 +159,9 @@ class Progress:
         stages = [f"{rule} {duration(sum(by_rule[rule]))} ({len(by_rule[rule])})" for rule in order]
         lines += [f"  time        {'; '.join(stages)}"] if stages else []
         named = {job.wildcards[ARTIFACT]: job for job in made}
-        if first := [named[name] for name in FIRST if name in named] or made[-1:]:
-            lines.append(f"  look first  {', '.join(map(_shown, first))}")
+        first = [*map(_shown, [named[name] for name in FIRST if name in named] or made[-1:])]
+        if first := [self.jobs[place].outputs[0] for place in self.took if self.jobs[place].rule == PAGE] + first:
+            lines.append(f"  look first  {', '.join(first)}")
         if done and (free := {name: size for name in UNFINISHED if (size := _bytes(Path(self.results, name)))}):
             folders, size = " ".join(f"{self.results}/{name}" for name in free), _bytes(Path(self.results))
             lines.append(
