@@ -127,7 +127,7 @@ def refuse_what_cannot_run():
     if executor not in ("slurm", "local"):
         return
     # Before memory is shared out, jobs say what they take; then, what Snakemake would cut it to.
-    jobs = [planned(job) for job in workflow.dag.needrun_jobs()]
+    jobs = [planned(job) for job in workflow.dag.needrun_jobs() if job.output]
     profile = Profile(
         Path(),
         cores=workflow.cores if executor == "local" else None,

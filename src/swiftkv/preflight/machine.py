@@ -79,7 +79,7 @@ def check_memory(jobs: Iterable[PlannedJob], cores: int, memory: int) -> str:
         memory: MB for all jobs that run at once.
 
     Returns:
-        How many of the largest jobs run at once.
+        What there is, and how many of the largest jobs it lets run at once, if fewer than the cores do.
 
     Raises:
         UserError: a job takes more.
@@ -92,10 +92,10 @@ def check_memory(jobs: Iterable[PlannedJob], cores: int, memory: int) -> str:
             f"what may be used with --resources mem_mb={needed}"
         )
     room = f"{cores} cores and {memory / 1000:.1f} GB of memory"
-    at_once = min(cores // min(largest.threads, cores), memory // max(needed, 1))
-    return (
-        f"{room}, so at most {at_once} of rule {largest.rule} at once ({needed / 1000:.1f} GB each)" if needed else room
-    )
+    by_cores, by_memory = cores // min(largest.threads, cores), memory // max(needed, 1)
+    if by_memory >= by_cores:
+        return room
+    return f"{room}, so at most {by_memory} of rule {largest.rule} at once ({needed / 1000:.1f} GB each)"
 
 
 def check_cores(wanted: int, available: int) -> str:
