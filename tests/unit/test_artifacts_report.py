@@ -207,7 +207,7 @@ def test_the_readme_and_the_gallery_show_a_run(page, tmp_path):
     sizes = [
         ((gallery.parent / name).stat().st_size, (page.parent / "figures" / name).stat().st_size) for name in pictures
     ]
-    assert all(small < 0.7 * large for small, large in sizes)
+    assert all(small < large / 2 for small, large in sizes)
     assert shown.show(page.parent, tmp_path) == said and readme.read_text() == text
     readme.write_text("no place")
     with pytest.raises(UserError, match="README.md has no lines"):

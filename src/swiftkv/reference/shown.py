@@ -14,7 +14,7 @@ from swiftkv.records import atomic_path
 README, GALLERY = Path("README.md"), Path("docs/gallery")
 FIGURE, TABLE = "figure3", "speed_and_quality"  # what the README has
 BEGIN, END = "<!-- `make reference` writes what follows -->\n", "<!-- until here -->\n"
-WIDTH, COLORS = 1200, 256  # of pictures for a screen; a color map needs as many
+WIDTH, COLORS = 1200, 128  # of pictures for a screen; a color map needs most of them
 
 
 def show(results: Path, root: Path) -> str:
