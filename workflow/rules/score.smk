@@ -128,7 +128,6 @@ rule fidelity:
         documents=scale.fidelity.documents,
         max_length=scale.fidelity.max_length,
         seed=scale.fidelity.seed,
-        ridge=start_ridge,
     shell:
         """
         exec &> >(tee {log:q})
@@ -139,7 +138,6 @@ rule fidelity:
             --spec {params.spec:q} \
             --kv-cache {wildcards.kv_cache} \
             --moments {input.moments:q} \
-            --ridge {params.ridge} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
             --max-length {params.max_length} \
@@ -167,7 +165,6 @@ rule starts:
     resources:
         **on_gpus("score"),
     params:
-        ridge=scale.recipes[scale.choose_l.recipe].start_ridge,
         documents=scale.choose_l.documents,
         max_length=scale.choose_l.max_length,
         seed=scale.choose_l.seed,
@@ -177,7 +174,6 @@ rule starts:
         python -m swiftkv.stages starts \
             --model-source {input.model:q} \
             --moments {input.moments:q} \
-            --ridge {params.ridge} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
             --max-length {params.max_length} \

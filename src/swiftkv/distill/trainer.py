@@ -29,7 +29,7 @@ from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.record import Machines, training_record
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
-from swiftkv.distill.teacher import TeacherStates, check_identity, states_identity
+from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
 from swiftkv.quantize.linear import is_quantized
@@ -101,8 +101,8 @@ def train(
         if moments is None:
             raise UserError("the recipe asks for a fitted start, but no file with moments was given")
         statistics = Moments.read(moments, spec.num_key_value_layers)
-        check_identity("moments", moments, statistics.description, states_identity(model, data, recipe))
-        start = fitted_values(base, spec, statistics, recipe.start_ridge)
+        check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
+        start = fitted_values(base, spec, statistics)
     start_distributed()
     from deepspeed import comm
 

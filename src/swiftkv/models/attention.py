@@ -141,3 +141,11 @@ def rotate(states: torch.Tensor, position_embeddings: PositionEmbeddings) -> tor
     """RoPE of [B, T, heads, head size] by cosines and sines [B, T, head size]."""
     cos, sin = (table.unsqueeze(2) for table in position_embeddings)
     return states * cos + rotate_half(states) * sin
+
+
+def sample_lengths(position_ids: torch.Tensor) -> list[int]:
+    """Lengths of the samples of packed rows [B, T] in order; positions restart at 0 and rows never share a sample."""
+    starts = position_ids == 0
+    starts[:, 0] = True
+    edges = starts.flatten().nonzero().squeeze(-1)
+    return torch.diff(edges, append=edges.new_tensor([position_ids.numel()])).tolist()

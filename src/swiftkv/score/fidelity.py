@@ -114,7 +114,7 @@ def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict
 
 
 def load_models(
-    folder: Path, checkpoint: Path | None, spec: SwiftKVSpec | None, kv_cache: str, moments: Path | None, ridge: float
+    folder: Path, checkpoint: Path | None, spec: SwiftKVSpec | None, kv_cache: str, moments: Path | None
 ) -> tuple[PreTrainedModel, dict[str, PreTrainedModel]]:
     """The teacher, and what is compared to it: "trained", and "start", a rewired model before training.
 
@@ -123,7 +123,7 @@ def load_models(
 
     Args:
         folder: the ordinary checkpoint.
-        checkpoint, spec, kv_cache, moments, ridge: as in `measure_fidelity`.
+        checkpoint, spec, kv_cache, moments: as in `measure_fidelity`.
 
     Raises:
         UserError: a checkpoint cannot be loaded or is of another spec, or the GPUs are too few for the model.
@@ -132,7 +132,7 @@ def load_models(
     if spec is not None:
         values = None
         if moments is not None:
-            values = fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers), ridge)
+            values = fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers))
         start = spread(rewire(teacher, spec, values).eval(), teacher)
         trained = load_sharing(checkpoint, teacher)
         require_spec(checkpoint, trained.spec, spec)
@@ -154,7 +154,6 @@ def measure_fidelity(
     seed: int,
     output: Path,
     moments: Path | None = None,
-    ridge: float = 0.0,
 ) -> dict[str, Any]:
     """Compare a variant, and its rewired model before training, to the teacher and write the measurement "fidelity".
 
@@ -176,7 +175,6 @@ def measure_fidelity(
         seed: decides which chats are drawn.
         output: JSON file.
         moments: what a fitted start was fitted to; None for a copied one.
-        ridge: penalty of that fit.
 
     Raises:
         UserError: a file is missing or damaged, or the spec cannot be.
@@ -184,7 +182,7 @@ def measure_fidelity(
     if spec is not None and checkpoint is None:
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
     measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
-    teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments, ridge)
+    teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments)
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
     head, peak = teacher.get_output_embeddings(), Peak()
     for number, document in enumerate(measured.documents, 1):

@@ -21,7 +21,6 @@ from swiftkv.start.moments import Moments, known_layers
 def measure_starts(
     model_source: Path,
     moments: Path,
-    ridge: float,
     heldout: Path,
     documents: int,
     max_length: int,
@@ -36,7 +35,6 @@ def measure_starts(
     Args:
         model_source: the model's source.json.
         moments: this model's moments, for every l of interest.
-        ridge: penalty of the fits.
         heldout: held-out chats, one a line.
         documents: how many of them are drawn.
         max_length: tokens of a chat that count.
@@ -44,7 +42,7 @@ def measure_starts(
         output: JSON file.
 
     Raises:
-        UserError: a file is missing or damaged, or the moments allow no fit.
+        UserError: a file is missing or damaged.
     """
     measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
     layers = known_layers(moments)
@@ -54,7 +52,7 @@ def measure_starts(
     depth, layers_measured = teacher.config.num_hidden_layers, []
     for number, layer in enumerate(layers, 1):
         spec = SwiftKVSpec(depth, layer)
-        fitted = fitted_values(teacher, spec, Moments.read(moments, layer), ridge)
+        fitted = fitted_values(teacher, spec, Moments.read(moments, layer))
         fidelity = {}
         for name, values in (("copied", None), ("fitted", fitted)):
             student = spread(rewire(teacher, spec, values).eval(), teacher)
@@ -73,4 +71,4 @@ def measure_starts(
         "tokens": sum(counts),
         "documents": len(counts),
     }
-    return measured.write("starts", result, output, ridge=ridge)
+    return measured.write("starts", result, output)
