@@ -190,7 +190,7 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     needs, found = KINDS[raw["kind"]].needs, set()
     several = {"serving": "points", "scores": "tasks"}
     listed = {need: members(config, key, raw[key]) for need, key in several.items() if need in needs and key in raw}
-    listed |= {need: [""] for need in ("fidelity", "starts") if need in needs}
+    listed |= {need: [""] for need in ("fidelity", "family") if need in needs}
     for scope in _scopes(raw):
         if "similarity" in needs:
             shown = players(config, [role for key in MODELS for role in scope.get(key, [])])
@@ -215,9 +215,9 @@ def _weights(config: Config, model: str) -> str | None:
 
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
-    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
+    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit", "family")}
     eviction = config["fidelity"] | config["eviction"]
-    return {**shared, "eviction": eviction, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
+    return {**shared, "eviction": eviction, "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:

@@ -13,10 +13,10 @@ from swiftkv.config.checks import check_references
 from swiftkv.config.planning import Planning
 from swiftkv.config.settings import (
     Artifact,
-    ChooseL,
     DataMix,
     EarlyExit,
     Eviction,
+    Family,
     Fidelity,
     GpuJobs,
     Heldout,
@@ -75,7 +75,7 @@ class Config(Section, called="the configuration"):
     similarity: Similarity
     fidelity: Fidelity
     eviction: Eviction
-    choose_l: ChooseL
+    family: Family
     early_exit: EarlyExit
     scoring: Scoring
     tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
@@ -178,7 +178,7 @@ class Config(Section, called="the configuration"):
 
     def candidate_layers(self, model: str) -> list[int]:
         """Every l that a start is fitted for: those the model is rewired at, and every few layers between."""
-        total, step = self.models[model].num_hidden_layers, self.choose_l.every
+        total, step = self.models[model].num_hidden_layers, self.family.every
         return sorted({*self.models[model].layers_below, *range(step, total, step)} - {total})
 
     def shards(self, model: str, task: str) -> int:

@@ -258,10 +258,11 @@ class Eviction(Section, called="eviction"):
     sinks: Whole = key("First tokens that a window always keeps.")
 
 
-class ChooseL(Fidelity, called="choose_l"):
-    """For which l starts are fitted and compared before training."""
+class Family(Fidelity, called="family"):
+    """For which l starts are fitted, and compared on answers with methods that need no training."""
 
     recipe: Text = key("A key under recipes: the fit's text and penalty.")
+    variants: Names = key("Trained variants that are compared, too.")
     every: Whole = key("Every so many layers, besides those the models are rewired at.")
 
 
