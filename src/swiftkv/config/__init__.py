@@ -129,6 +129,7 @@ class Config(Section, called="the configuration"):
                 rewiring.acrosskv,
                 rewiring.kv_heads,
                 rewiring.early_exit,
+                rewiring.own_key_values,
             )
             family = settings.family
             check_latent_heads(family is not None and architecture(family).latent, rewiring.kv_heads)

@@ -42,7 +42,8 @@ class SwiftKVAttentionMixin:
 
     def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
         """Make the student's modules like the teacher's, those of keys and values if the layer is its group's `owner`."""
-        for name in self.query_projections + (self.key_value_projections if owner else ()):
+        queries = () if spec.own_key_values else self.query_projections
+        for name in queries + (self.key_value_projections if owner else ()):
             if (module := getattr(self, name)) is None:
                 continue
             if name in ("k_proj", "v_proj"):

@@ -177,7 +177,10 @@ class PrefixSharingLM(CachedLM):
         cache = self._new_cache()
         if tokens:
             row = torch.tensor([tokens], device=self.device)
-            self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            if hasattr(self.model, "swiftkv_parameters"):  # none of it runs all layers
+                self.model.model.fill_upper_cache(self.model.model.forward_lower(row, past_key_values=cache))
+            else:
+                self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return cache
 
     def _batches(self, requests: list[Request]) -> Iterator[Batch]:
