@@ -1,10 +1,11 @@
-import torch, pytest
-from dataclasses import replace
-from swiftkv.models import rewire
-from swiftkv.spec import SwiftKVSpec
-from swiftkv.score.family import lower_state, neighbor_hidden
-from tests.conftest import tiny_teacher, randomise_biases
+import pytest
+import torch
 from transformers.cache_utils import DynamicCache
+
+from swiftkv.models import rewire
+from swiftkv.score.family import lower_state, neighbor_hidden
+from swiftkv.spec import SwiftKVSpec
+from tests.conftest import tiny_teacher
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "deepseek_v2"])
