@@ -50,7 +50,7 @@ def similarity(config, model):
 
 
 def close(kl):
-    numbers = {"kl": kl, "top1_agreement": 0.7, "perplexity": 20.0}
+    numbers = {"kl": kl, "answer_kl": 2 * kl, "top1_agreement": 0.7, "perplexity": 20.0}
     return {name: {"value": value, "stderr": 0.01 * value, "n": 50} for name, value in numbers.items()}
 
 

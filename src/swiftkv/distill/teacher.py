@@ -165,15 +165,16 @@ def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequen
         teacher, tensors = Teacher(model, data, recipe, layers), {}
         mine = teacher.fitted[rank() :: ranks()]
         turns = rounds(layers, len(teacher.step.teacher.model.layers), teacher.width)
-        progress = Progress("moments", len(turns) * len(mine), "micro-batch")
+        progress, tokens = Progress("moments", len(turns) * len(mine), "micro-batch"), 0
         for turn, some in enumerate(turns):
             sums = teacher.moments(some)
             for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
                 sums.add(hidden, *text)
                 progress.at(turn * len(mine) + number)
             tensors |= sums.fits(recipe.start_ridge)
+            tokens = sums.tokens
         if rank() == 0:
-            description = {"layers": teacher.layers, "tokens": sums.tokens, **fits_identity(model, data, recipe)}
+            description = {"layers": teacher.layers, "tokens": tokens, **fits_identity(model, data, recipe)}
             write_fits(output, tensors, description)
 
 

@@ -16,8 +16,7 @@ the methods' descriptions and keep no more of them than this.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from swiftkv.data.read import choose_chats, render, tokenize_chat
+from swiftkv.data.read import render
 from swiftkv.device import device_map
 from swiftkv.errors import UserError
 from swiftkv.models import LowerState, load_base, load_sharing, rewire, spread
@@ -75,17 +74,17 @@ def measure_family(
     measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
     teacher = load_base(measured.model["path"], device_map=device_map())
     head, depth = teacher.get_output_embeddings(), teacher.config.num_hidden_layers
-    texts = list(answers(measured.tokenizer, choose_chats(heldout, documents, seed), max_length))
+    texts = measured.answers()
     if not texts:
         raise UserError(f"no chat of {heldout} has an answer in its first {max_length} tokens")
-    expected = [hidden_states(teacher, document, "auto")[prompt - 1 :] for document, prompt in texts]
+    expected = [hidden_states(teacher, document, "auto", prompt)[prompt - 1 :] for document, prompt in texts]
     counts = [len(document) - prompt for document, prompt in texts]
     members: list[dict[str, Any]] = []
 
     def add(member: str, students: Iterable, spec: SwiftKVSpec, variant: str | None = None) -> None:
         """Add a member; `students` gives its final hidden states of the answers and the token before, text by text."""
         rows = [
-            compare(reference, [student], head, document[prompt - 1 :])[0]
+            compare(reference, [student], head, document[prompt - 1 :])[0].sum(0)
             for reference, student, (document, prompt) in zip(expected, students, texts, strict=True)
         ]
         found = summarize(rows, counts)
@@ -97,7 +96,7 @@ def measure_family(
     for variant, checkpoint in zip(variants, checkpoints, strict=True):
         model = load_sharing(checkpoint, teacher)
         own = model.get_output_embeddings()
-        states = (hidden_states(model, document, "auto")[prompt - 1 :] for document, prompt in texts)
+        states = (hidden_states(model, document, "auto", prompt)[prompt - 1 :] for document, prompt in texts)
         add("trained", ((state, own) for state in states), model.spec, variant)
     bare = list(
         render(measured.tokenizer, BARE, tokenize=True, add_generation_prompt=True, return_dict=True)["input_ids"]
@@ -124,25 +123,6 @@ def measure_family(
         "documents": len(counts),
     }
     return measured.write("family", result, output, variants=list(variants))
-
-
-def answers(tokenizer: Any, chats: Iterable[dict[str, Any]], max_length: int) -> Iterator[tuple[list[int], int]]:
-    """Chats with their last answer: token ids cut after `max_length`, and how many of them are its prompt's.
-
-    Left out are chats that the template refuses, and those of which no answer begins in these tokens.
-    """
-    for messages in (chat["messages"] for chat in chats):
-        with contextlib.suppress(UserError):
-            document = tokenize_chat(tokenizer, messages, max_length)
-            last = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-            for number in reversed(last):
-                before = render(
-                    tokenizer, messages[:number], tokenize=True, add_generation_prompt=True, return_dict=True
-                )
-                prompt = len(before["input_ids"])
-                if 1 < prompt < len(document) and document[:prompt] == list(before["input_ids"]):
-                    yield document, prompt
-                    break
 
 
 @torch.inference_mode()
