@@ -171,9 +171,7 @@ def measure_eviction(
     for eviction in (Eviction(policy, share, sinks) for policy in POLICIES for share in shares):
         with evicting(model, eviction):
             rows = [
-                compare(reference, [(hidden_states(model, document, "auto", len(document)), head)], head, document)[
-                    0
-                ].sum(0)
+                compare(reference, [(hidden_states(model, document, "auto", len(document)), head)], head, document)[0]
                 for reference, document in zip(expected, measured.documents, strict=True)
             ]
         found = closeness(rows, measured.prompts())
