@@ -26,7 +26,7 @@ def checked(tmp_path):
         entry = contents.resolve(typed(config), "demo")
         assert contents.needs(typed(config), "demo") == {"tables": ["results/local/tables/start.csv"]}
         table = tmp_path / "start.csv"
-        table.write_text(f"variant,kl,note\nswiftkv-50,{kl},x\nswiftkv-50-fitted,,\n")
+        table.write_text(f"variant,kl,note\nswiftkv-50,{kl},x\nswiftkv-50-tuned,,\n")
         outputs = [tmp_path / f"demo.{form}" for form in ("csv", "tex", "md", "html", "json")]
         make_artifact(entry, {"tables": [str(table)]}, outputs)
         told = subprocess.run(

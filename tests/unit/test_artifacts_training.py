@@ -76,7 +76,7 @@ def test_published_costs_of_the_papers_model_all_stand_with_source_and_note(tmp_
 
 
 COPIED = {"swiftkv-50-quarter": (250_000, 0.8), "swiftkv-50": (1_000_000, 0.3)}
-FITTED = {"swiftkv-50-fitted-quarter": (250_000, 0.4), "swiftkv-50-fitted": (1_000_000, 0.2)}
+FITTED = {"swiftkv-50-tuned-quarter": (250_000, 0.4), "swiftkv-50-tuned": (1_000_000, 0.2)}
 SHARES = COPIED | FITTED
 
 
