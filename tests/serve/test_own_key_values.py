@@ -15,6 +15,13 @@ CASES = {
     # In pieces, vLLM's first runner tells nobody where a prompt ends once it speculates. No engine starts after it.
     "llama, drafts": (("llama", 4, {"answers": 24}), WHOLE | {"speculative_config": NGRAM}),
 }
+REFUSED = {
+    "full depth": ({"additional_config": {"swiftkv_full_depth": True}}, "is the original model; serve that instead"),
+    "a KV connector": (
+        {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+        "do not support KV connectors (ExampleConnector)",
+    ),
+}
 COMPILED = (("llama", 4, {}), SPLIT | CACHED | {"enforce_eager": False})
 
 
@@ -34,7 +41,8 @@ def ask(engines, checkpoint, prompts):
 
 @pytest.fixture(scope="module")
 def answers(ask):
-    return dict(zip(CASES, ask(CASES.values()), strict=True))
+    refused = [(("llama", 4, {}), engine) for engine, _ in REFUSED.values()]
+    return dict(zip([*REFUSED, *CASES], ask([*refused, *CASES.values()]), strict=True))
 
 
 def check(folder, answer, compare, prompts):
@@ -52,6 +60,12 @@ def test_equals_huggingface(answers, compare, prompts, name):
         assert answer["runs"][0]["accepted_drafts"] > 20
     if "enable_prefix_caching" in CASES[name][1]:
         assert max(answer["runs"][1]["cached"]) > 64
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused_in_one_sentence(answers, name):
+    _, answer = answers[name]
+    assert any(REFUSED[name][1] in line for line in answer["error"].splitlines())
 
 
 @pytest.mark.slow

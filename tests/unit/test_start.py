@@ -19,6 +19,7 @@ from swiftkv.models import rewire
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start import moments as start_moments
+from swiftkv.start import rounds as start_rounds
 from swiftkv.start import received
 from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
 from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums, penalised, regression, write_fits
@@ -198,9 +199,9 @@ def test_a_fit_solves_its_normal_equations():
 
 
 def test_sums_that_do_not_fit_at_once_are_gathered_in_turns_with_the_same_bits(inputs, tmp_path, monkeypatch):
-    assert start_moments.rounds([5, 1, 3, 4], L, 64) == [[1, 3, 4, 5]]
-    monkeypatch.setattr(start_moments, "HELD", 8 * 7 * 64**2)
-    assert start_moments.rounds([5, 1, 3, 4], L, 64) == [[1], [3, 4, 5]]
+    assert start_rounds.rounds([5, 1, 3, 4], L, 64) == [[1, 3, 4, 5]]
+    monkeypatch.setattr(start_rounds, "HELD", 8 * 7 * 64**2)
+    assert start_rounds.rounds([5, 1, 3, 4], L, 64) == [[1], [3, 4, 5]]
     words = inputs / "source.json", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5]
     write_moments(*words, tmp_path / "turns.safetensors")
     assert (tmp_path / "turns.safetensors").read_bytes() == (inputs / "moments.safetensors").read_bytes()

@@ -26,7 +26,8 @@ from swiftkv.models import load_base, spread
 from swiftkv.records import atomic_path, digest
 from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.moments import FINAL, MomentSums, rounds, write_fits
+from swiftkv.start.moments import FINAL, MomentSums, write_fits
+from swiftkv.start.rounds import rounds
 from swiftkv.tensor_file import header, open_tensors
 
 

@@ -36,7 +36,6 @@ from swiftkv.start.received import received_attention
 from swiftkv.tensor_file import open_tensors
 
 FINAL = "final"  # the final normed hidden states, among those entering the layers
-HELD = 32e9  # bytes of sums at once: beside 16-bit weights of 8B in a GPU of 80 GB
 BITS = 61  # of an integer, for its largest possible sum; one more is the sign, one is spare for rounding
 
 
@@ -175,20 +174,6 @@ class MomentSums:
                 gram, cross = (sums[layer, index].total() for sums in (self.gram, self.cross))
                 tensors[f"fit_{layer}_{index}"] = regression(gram, cross, ridge, layer).float().cpu()
         return tensors
-
-
-def rounds(layers: Sequence[int], depth: int, width: int) -> list[list[int]]:
-    """The l in groups, one for each pass of the teacher: sums of one group take at most `HELD` bytes, or it is one l."""
-    turns: list[list[int]] = []
-    held = 0
-    for layer in sorted(set(layers)):
-        size = 8 * (depth - layer) * width**2
-        if not turns or held + size > HELD:
-            turns.append([])
-            held = 0
-        turns[-1].append(layer)
-        held += size
-    return turns
 
 
 def regression(gram: torch.Tensor, cross: torch.Tensor, ridge: float, layer: int) -> torch.Tensor:
