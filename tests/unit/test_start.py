@@ -18,9 +18,8 @@ from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start import moments as start_moments
-from swiftkv.start import rounds as start_rounds
 from swiftkv.start import received
+from swiftkv.start import rounds as start_rounds
 from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
 from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums, penalised, regression, write_fits
 from swiftkv.start.received import received_attention
