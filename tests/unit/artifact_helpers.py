@@ -150,7 +150,7 @@ def training(model, variant, tokens=1_000_000, gpus=0, **result):
         "tokens_per_second": tokens / 7200, "tokens_per_second_per_gpu": tokens / 7200 / gpus if gpus else None,
         "gpus": gpus, "accelerator": None, "attention": "sdpa",
     }  # fmt: skip
-    settings = {"loss": "distillation", "start": "fitted" if "fitted" in variant else "copied"}
+    settings = {"loss": "distillation", "start": "fitted" if "tuned" in variant else "copied"}
     return record("training", model, variant, numbers | result, settings=settings)
 
 

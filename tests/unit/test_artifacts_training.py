@@ -86,7 +86,7 @@ def by_tokens(tmp_path, model, left_out=()):
     starts = [closeness(model, "swiftkv-50", kl)["result"]["start"] for kl in (0.5, 0.2)]
     close = [closeness(model, variant, kl) for variant, (_, kl) in shown.items()]
     for each in close:
-        each["result"]["start"] = starts["fitted" in each["variant"]]
+        each["result"]["start"] = starts["tuned" in each["variant"]]
     return {"training": saved(tmp_path, trained), "fidelity": saved(tmp_path, close), "published": VALUES}
 
 

@@ -219,7 +219,7 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
         ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec", '_group_size": 1', '_group_size": 2'),
         ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit", "2", "9"),
         ("panel", {"scoring": {"seed": 7}}, "seed", "42", "7"),
-        ("start", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
+        ("recipes", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
         ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold", "0.95", "0.5"),
         ("family", {"family": {"seed": 7}}, "seed", "42", "7"),
     ],
