@@ -67,7 +67,10 @@ def test_a_bound_may_be_open(checked):
         (KL, "needs either expected and tolerance, or least, most or both"),
         (EXPECTED | {"least": 0}, "needs either expected and tolerance, or least, most or both"),
         (KL | {"expected": 0.5}, "expected and tolerance go together"),
-        (EXPECTED | {"artifact": "recipies"}, r"'recipies' is not defined under artifacts \(did you mean 'recipes'\?\)"),
+        (
+            EXPECTED | {"artifact": "recipies"},
+            r"'recipies' is not defined under artifacts \(did you mean 'recipes'\?\)",
+        ),
         (EXPECTED | {"artifact": "demo"}, "'demo' is not defined under artifacts"),
         (EXPECTED | {"artifact": "tableB5"}, "tableB5 is not made at this scale: no model of this scale plays"),
         (EXPECTED | {"where": {"variant": "swiftkv-5"}}, "recipes.csv has no row with variant swiftkv-5; correct"),
