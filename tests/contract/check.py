@@ -53,11 +53,16 @@ def users() -> list[str]:
     return [str(file.relative_to(ROOT)) for file in files if _IMPORTS.search(file.read_text())]
 
 
+def site_packages() -> list[Path]:
+    """Where packages are installed; Debian's Python names folders, too, that a virtual environment does not have."""
+    return [folder for folder in map(Path, site.getsitepackages()) if folder.is_dir()]
+
+
 def findings(sources: Path) -> list[Finding]:
     """All that the type checker says where vLLM's sources are those below `sources`."""
     with tempfile.TemporaryDirectory() as folder:
         # Every other package as installed: a module that a release does not have must not be found in the installed one.
-        for installed in map(Path, site.getsitepackages()):
+        for installed in site_packages():
             for entry in installed.iterdir():
                 if not entry.name.startswith(("vllm", "__editable__")) and entry.suffix != ".pth":
                     Path(folder, entry.name).symlink_to(entry)
@@ -91,7 +96,7 @@ def breaches(sources: Path, version: str, tested: list[Finding]) -> list[str]:
 
 def installed() -> tuple[Path, str]:
     """The folder of the installed vLLM, and its version."""
-    for folder in map(Path, site.getsitepackages()):
+    for folder in site_packages():
         if (folder / "vllm").is_dir():
             return folder, importlib.metadata.version("vllm").partition("+")[0]
     raise SystemExit("error: vLLM is not installed, and releases are compared with the one that is")

@@ -139,10 +139,10 @@ def _compare_records(found: Comparison, name: str, expected: Record, measured: R
 
 def _section(found: Comparison, name: str, section: str, expected: Record, measured: Record) -> list[str]:
     """Sentences on the quantities of a section that disagree; the others are counted."""
-    there = dict(_leaves(getattr(measured, section), section))
+    there = dict(leaves(getattr(measured, section), section))
     return [
         sentence
-        for key, was in _leaves(getattr(expected, section), section)
+        for key, was in leaves(getattr(expected, section), section)
         if key not in _NAMES
         for now in [there.get(key, _MISSING)]
         for sentence in _judge(
@@ -200,17 +200,17 @@ def _stderr(key: str, expected: Record, measured: Record, was: Any, now: Any) ->
     return quadrature(*errors)
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The quantities below a part of a record by their path: numbers, words, and lists of them."""
     if isinstance(value, Mapping):
         inside = dict(value)
         if isinstance(inside.get("value"), (int, float)) and "stderr" in inside:
             yield path, Number(inside.pop("value"), inside["stderr"])
         for key, part in inside.items():
-            yield from _leaves(part, f"{path}.{key}")
+            yield from leaves(part, f"{path}.{key}")
     elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         for place, part in enumerate(value):
-            yield from _leaves(part, f"{path}.{place}")
+            yield from leaves(part, f"{path}.{place}")
     elif value is not None:
         yield path, value
 
