@@ -269,7 +269,7 @@ def check(config: Config) -> None:
                 if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
                     known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))
                     raise UserError(f"{place}: {undefined(stem, folder, known)}")
-        for scope in entry.get("parts") or [entry]:
+        for scope in (entry, *entry.get("parts", [])):
             _check_scope(config, scope, place)
     for name in names(config):  # after all are known to be well-formed, as some speak of others
         resolved = resolve(config, name)

@@ -82,7 +82,8 @@ def train(
     if recipe.train != "qkv" and is_quantized(source["config"]):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
     choose_for(recipe)  # what cannot work here has to show before the model is loaded
-    rows = PackedRows(data, recipe.logits_tokens == "assistant" or spec.own_key_values)
+    own = spec is not None and spec.own_key_values
+    rows = PackedRows(data, recipe.logits_tokens == "assistant" or own)
     if rows.max_length != recipe.max_length:
         raise UserError(
             f"{data} has rows of {rows.max_length} tokens, but the recipe's max_length is {recipe.max_length}"
