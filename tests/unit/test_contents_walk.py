@@ -65,7 +65,7 @@ def eviction(config, model):
 
 
 def family(config, model):
-    total, variants = config["models"][model]["num_hidden_layers"], config["family"]["variants"]
+    total, variants = config["models"][model]["num_hidden_layers"], typed(config).family_variants
     places = [("baseline", None, total, 1), *(("trained", variant, total // 2, 1) for variant in variants)]
     layers = typed(config).candidate_layers(model)
     places += [(member, None, layer, 1) for layer in layers for member in ("copied", "fitted", *NEIGHBORS)]

@@ -35,7 +35,10 @@ THERE = [
 BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
 PANEL = (*BITS, "arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "ifeval")
 FOLDERS = [
-    f"checkpoints/{EIGHT}/swiftkv-25",
+    *(
+        f"checkpoints/{EIGHT}/swiftkv-{name}"
+        for name in ("25", "50-tuned", "62.5-tuned", "50-across4-tuned", "50-own", "62.5-own")
+    ),
     f"checkpoints/{EIGHT}/swiftkv-50-early-exit",
     f"dummy/{HUGE}/baseline",
     *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),

@@ -153,7 +153,7 @@ rule family:
     input:
         model="<results>/models/{model}/source.json",
         moments=family_moments,
-        checkpoints=lambda w: [f"<results>/checkpoints/{w.model}/{variant}" for variant in scale.family.variants],
+        checkpoints=lambda w: [f"<results>/checkpoints/{w.model}/{variant}" for variant in scale.family_variants],
         chats="<results>/data/heldout.jsonl",
     output:
         "<results>/family/{model}.json",
@@ -166,7 +166,7 @@ rule family:
     resources:
         **on_gpus("score"),
     params:
-        variants=scale.family.variants,
+        variants=scale.family_variants,
         documents=scale.family.documents,
         max_length=scale.family.max_length,
         seed=scale.family.seed,

@@ -216,6 +216,7 @@ def _weights(config: Config, model: str) -> str | None:
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
     shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit", "family")}
+    shared["family"] = shared["family"] | {"variants": config.family_variants}
     eviction = config["fidelity"] | config["eviction"]
     return {**shared, "eviction": eviction, "scores": {"seed": config["scoring"]["seed"]}}
 

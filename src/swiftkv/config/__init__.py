@@ -177,6 +177,11 @@ class Config(Section, called="the configuration"):
                 layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
+    @property
+    def family_variants(self) -> list[str]:
+        """The trained variants of the family, with this scale's stand-ins, doubles dropped."""
+        return list(dict.fromkeys(self.stand_ins.get(name, name) for name in self.family.variants))
+
     def candidate_layers(self, model: str) -> list[int]:
         """Every l that a start is fitted for: those the model is rewired at, and every few layers between."""
         total, step = self.models[model].num_hidden_layers, self.family.every

@@ -12,7 +12,7 @@ def seconds(work: Work) -> float:
     """The teacher and the trained variants, and every member for every l, over the held-out chats."""
     settings, size = work.config.family, work.size
     context = work.heldout_tokens(settings.max_length)
-    passes = 1 + len(settings.variants) + MEMBERS * len(work.config.candidate_layers(work["model"]))
+    passes = 1 + len(work.config.family_variants) + MEMBERS * len(work.config.candidate_layers(work["model"]))
     flops = settings.documents * context * passes * (size.layers * size.layer(context) + size.head)
     return work.run(work.machine.compute(flops, "comparing", work.machine.alone))
 
