@@ -14,7 +14,7 @@ help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 # The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
-demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (6 minutes on two cores)
+demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (7 minutes on two cores)
 	@$(ACTIVATE) && python workflow/scripts/scale.py run --profile local demo
 	@$(MAKE) --no-print-directory report PROFILE=local
 	@$(ACTIVATE) && python -m swiftkv.artifacts.checked results/local/tables/demo.csv
