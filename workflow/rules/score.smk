@@ -175,6 +175,7 @@ rule family:
         exec &> >(tee {log:q})
         python -m swiftkv.stages family \
             --model-source {input.model:q} \
+            --moments {input.moments:q} \
             --variants {params.variants} \
             --checkpoints {input.checkpoints:q} \
             --heldout {input.chats:q} \
