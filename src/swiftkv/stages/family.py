@@ -5,14 +5,14 @@ from __future__ import annotations
 from swiftkv.pricing.work import Work
 from swiftkv.stages.stage import Stage
 
-MEMBERS = 8  # of every l: two starts and `score.family.NEIGHBORS`, which imports torch
+PASSES = 2  # of every l: one lower half, two upper halves; all others run answers alone
 
 
 def seconds(work: Work) -> float:
     """The teacher and the trained variants, and every member for every l, over the held-out chats."""
     settings, size = work.config.family, work.size
     context = work.heldout_tokens(settings.max_length)
-    passes = 1 + len(work.config.family_variants) + MEMBERS * len(work.config.candidate_layers(work["model"]))
+    passes = 1 + len(work.config.family_variants) + PASSES * len(work.config.candidate_layers(work["model"]))
     flops = settings.documents * context * passes * (size.layers * size.layer(context) + size.head)
     return work.run(work.machine.compute(flops, "comparing", work.machine.alone))
 
