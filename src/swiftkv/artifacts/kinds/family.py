@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from swiftkv.artifacts.drawing import PAGE, Drawing, headline, legend, line_entry, line_style, new_figure, wide_axis
-from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
+from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import read_records
 from swiftkv.artifacts.text import heading
 from swiftkv.cost import kv_bytes_per_token, prefill_flops
@@ -24,12 +24,14 @@ LABELS = {
     "fitted": "SwiftKV, fitted",
     "trained": "SwiftKV, trained",
     "own": "SwiftKV, fitted, for prompts alone",
+    "trained own": "SwiftKV, trained, for prompts alone",
     "projected": "projections of each layer on $h_l$ (after POP)",
     "template": "keys and values of the bare template",
     "unseen": "no keys and values (after SPEED)",
     "zeros": "keys and values of zeros",
     "dropped": "layers from l on left out",
 }
+GRAYS = {"zeros": "0.35", "dropped": "0.65"}  # colors of curves come to an end before them
 ABSENT = ("template", "unseen", "dropped")  # nothing of the prompt has keys and values from layer l on
 AXES = {
     "prompt_percent": "FLOPs of a prompt, % of the baseline's",
@@ -59,7 +61,8 @@ def make(entry: Entry, files: Files) -> Drawing:
     grid, handles = figure.subplots(2, 2, sharex="col", sharey="row"), []
     for number, (member, label) in enumerate(LABELS.items()):
         curve, style = data[data["member"] == member], line_style(number)
-        if member == "trained":
+        style |= {"color": GRAYS.get(member, style["color"])}
+        if member.startswith("trained"):
             style |= {"linestyle": "", "markersize": 7}
         for row, measure in zip(grid, MEASURES, strict=True):
             for axis, across in zip(row, AXES, strict=True):
@@ -106,7 +109,7 @@ def members(result: Mapping[str, Any], dimensions: Dimensions, entry: Entry) -> 
         )
         rows.append(
             {
-                "member": found["member"],
+                "member": found["member"] + (" own" if found["variant"] in entry["own"] else ""),
                 "variant": found["variant"],
                 "num_key_value_layers": layer,
                 "key_value_group_size": size,
@@ -140,6 +143,11 @@ def sentence(budget: Mapping[str, float], chosen: pd.Series | None, depth: int) 
     )
 
 
+def _own(config: Config, entry: Entry) -> dict[str, list[str]]:
+    """Trained variants whose answers keep their own keys and values."""
+    return {"own": [name for name in config.family_variants if config.variants[name].own_key_values]}
+
+
 KIND = ArtifactKind(
     "figure",
     ("models",),
@@ -147,5 +155,6 @@ KIND = ArtifactKind(
     make,
     own={"budget": dict[Literal["kl", "prompt_percent"], Positive], "prompt_tokens": Whole},
     exactly={"models": 1},
+    extra=_own,
     scored=True,
 )
