@@ -31,7 +31,7 @@ LABELS = {
     "zeros": "keys and values of zeros",
     "dropped": "layers from l on left out",
 }
-GRAYS = {"zeros": "0.35", "dropped": "0.65"}  # colors of curves come to an end before them
+GRAYS = {"zeros": "0.3", "unseen": "0.5", "dropped": "0.7"}  # there are more curves than colors
 ABSENT = ("template", "unseen", "dropped")  # nothing of the prompt has keys and values from layer l on
 AXES = {
     "prompt_percent": "FLOPs of a prompt, % of the baseline's",
