@@ -82,10 +82,18 @@ def prefill_flops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, *, vo
 
 
 def decode_flops(arch: Dimensions, spec: SwiftKVSpec | None, position: int) -> dict[str, int]:
-    """FLOPs of one token that goes through every layer and is sampled from, at 1-based `position`, by operation."""
+    """FLOPs of one token that goes through every layer and is sampled from, at 1-based `position`, by operation.
+
+    With own_key_values it has keys and values of both kinds above l, as the served model computes them.
+    """
     _check(arch, spec)
     visible = sum(min(position, window or position) for window in arch.windows)
-    return _flops(arch, spec, 1, arch.num_hidden_layers, visible, 1)
+    flops = _flops(arch, spec, 1, arch.num_hidden_layers, visible, 1)
+    if spec is not None and spec.own_key_values:
+        keys, values = arch.key_value_weights()
+        upper = spec.num_hidden_layers - spec.num_key_value_layers
+        flops["k"], flops["v"] = flops["k"] + 2 * upper * keys, flops["v"] + 2 * upper * values
+    return flops
 
 
 def request_flops(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, output: int) -> dict[str, int]:
@@ -138,8 +146,9 @@ def kv_bytes_per_token(
 
 
 def added_weights(arch: Dimensions, spec: SwiftKVSpec) -> int:
-    """Weights of the projections that SwiftKV adds: queries of each layer >= l, keys and values of each group."""
-    upper = spec.num_hidden_layers - spec.num_key_value_layers
+    """Weights of the projections that SwiftKV adds: queries of each layer >= l (none with own_key_values), keys and
+    values of each group."""
+    upper = 0 if spec.own_key_values else spec.num_hidden_layers - spec.num_key_value_layers
     return upper * arch.query_weights + len(spec.groups) * sum(arch.key_value_weights(spec.num_key_value_heads))
 
 
@@ -158,6 +167,8 @@ def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) 
     width, layers = arch.hidden_size, arch.num_hidden_layers
     makers = layers if spec is None else spec.num_key_value_layers + len(spec.groups)  # of keys and values
     key_value = sum(_key_value_weights(arch, spec))
+    if spec is not None and spec.own_key_values:  # beside the model's own
+        makers, key_value = makers + len(spec.groups), key_value + len(spec.groups) * sum(arch.key_value_weights())
     count = arch.vocab_size * width * (1 if config.get("tie_word_embeddings") else 2)
     count += layers * (arch.query_weights + arch.output_weights) + key_value + sum(arch.mlp_weights(active=False))
     count += (2 * layers + 1) * width  # norms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import hashlib
 import importlib.metadata
@@ -158,7 +157,8 @@ def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any
         teacher_heads: KV heads a layer of the model before rewiring, see `key_value_heads`.
     """
     return spec and {
-        **dataclasses.asdict(spec),
+        "early_exit": False,
+        **spec.fields,
         "prefill_reduction": spec.prefill_reduction,
         "kv_cache_reduction": spec.kv_cache_reduction(teacher_heads),
     }

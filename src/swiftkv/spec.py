@@ -19,6 +19,8 @@ class SwiftKVSpec:
             1 <= g <= max(1, L - l); the last group is smaller where g does not divide L - l.
         num_key_value_heads: KV heads of layers >= l (Appendix C.1); None keeps the teacher's.
         early_exit: a second language-model head, on the input of SingleInputKV (Appendix D.1); needs l < L.
+        own_key_values: not in the paper: tokens that run all layers, those of an answer and the last of its prompt, keep
+            the K and V that these make, and the model's own weights; SingleInputKV is for the rest of a prompt.
 
     Raises:
         ValueError: one sentence, if no model can have this shape.
@@ -29,6 +31,7 @@ class SwiftKVSpec:
     key_value_group_size: int = 1
     num_key_value_heads: int | None = None
     early_exit: bool = False
+    own_key_values: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_hidden_layers", "num_key_value_layers", "key_value_group_size"):
@@ -50,8 +53,14 @@ class SwiftKVSpec:
             _require_integer("num_key_value_heads", self.num_key_value_heads)
             if self.num_key_value_heads < 1:
                 raise ValueError(f"num_key_value_heads is {self.num_key_value_heads}, but must be at least 1")
-        if not isinstance(self.early_exit, bool):
-            raise ValueError(f"early_exit is {self.early_exit!r}, but must be true or false")
+        for name in ("early_exit", "own_key_values"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but must be true or false")
+        if self.own_key_values and (group > 1 or self.num_key_value_heads is not None or self.early_exit):
+            raise ValueError(
+                "own_key_values needs a cache for every layer, with the model's own heads, and no early exit: "
+                "key_value_group_size is 1, num_key_value_heads is not given"
+            )
         if self.early_exit and ordinary == total:
             raise ValueError(f"early_exit needs a layer to skip, but all {total} layers are ordinary")
 
@@ -71,13 +80,13 @@ class SwiftKVSpec:
             key_value_group_size=config.key_value_group_size,
             num_key_value_heads=getattr(config, "swiftkv_num_key_value_heads", None),
             early_exit=getattr(config, "swiftkv_early_exit", False),
+            own_key_values=getattr(config, "swiftkv_own_key_values", False),
         )
 
     @property
     def fields(self) -> dict[str, int | None]:
         """The constructor's arguments, as jobs are told them."""
-        fields = asdict(self)
-        return fields if self.early_exit else {name: value for name, value in fields.items() if name != "early_exit"}
+        return {name: value for name, value in asdict(self).items() if value is not False}
 
     @property
     def groups(self) -> tuple[range, ...]:

@@ -83,7 +83,7 @@ def checkpoint(tmp_path_factory, tokenizer):
 
     `checkpoint(architecture, l, group_size, keep_teacher_qkv=..., **config changes)`; l = None is the ordinary model.
     Besides: `random_bias` for biases that are not zero, `answers` for so many tokens to answer with, `kv_heads` for so
-    many key/value heads of layers >= l.
+    many key/value heads of layers >= l, `own` for answers with their own keys and values.
     """
     made = {}
 
@@ -91,7 +91,9 @@ def checkpoint(tmp_path_factory, tokenizer):
         key = json.dumps([architecture, layers, group, keep_teacher_qkv, changes], sort_keys=True)
         if key not in made:
             shape = SHAPE | {"tie_word_embeddings": False} | (QWEN2 if architecture == "qwen2" else {}) | changes
-            bias, answers, heads = (shape.pop(name, None) for name in ("random_bias", "answers", "kv_heads"))
+            bias, answers, heads, own = (
+                shape.pop(name, None) for name in ("random_bias", "answers", "kv_heads", "own")
+            )
             model = tiny_teacher(architecture, **shape)
             generator = torch.Generator().manual_seed(5)
             if bias:
@@ -106,7 +108,9 @@ def checkpoint(tmp_path_factory, tokenizer):
                 model.save_pretrained(made[key])
                 tokenizer.save_pretrained(made[key])
                 return made[key]
-            model = rewire(model, SwiftKVSpec(model.config.num_hidden_layers, layers, group, heads))
+            model = rewire(
+                model, SwiftKVSpec(model.config.num_hidden_layers, layers, group, heads, own_key_values=bool(own))
+            )
             for parameter in model.swiftkv_parameters().values():  # away from the teacher's, as after training
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.data += 0.3 * parameter.data.std().nan_to_num(1.0) * noise

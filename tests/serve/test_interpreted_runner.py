@@ -27,6 +27,12 @@ def folder(checkpoint):
 
 
 @pytest.fixture(scope="module")
+def own(checkpoint):
+    """A model whose answers keep their own keys and values."""
+    return checkpoint("llama", 10, 4, vocab_size=VOCABULARY, own=True)
+
+
+@pytest.fixture(scope="module")
 def few(checkpoint):
     """A model with few possible answers: they recur, so drafts are made, accepted and rejected."""
     return checkpoint("llama", 10, 4, vocab_size=VOCABULARY, answers=24)
@@ -39,13 +45,14 @@ def ids():
 
 
 @pytest.fixture(scope="module")
-def answers(engines, folder, few, ids):
+def answers(engines, folder, own, few, ids):
     run, speculating = {"prompts": ids, "max_tokens": 8}, PARTS | {"speculative_config": NGRAM}
     cases = {
         "fast": {"model": folder, "engine": ENGINE, "runs": [run, run]},
         "full depth": {"model": folder, "engine": ENGINE | FULL_DEPTH, "runs": [run]},
         # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
         "preempted": {"model": folder, "engine": PARTS | FEW_BLOCKS, "runs": [{"prompts": ids[1:5], "max_tokens": 12}]},
+        "own": {"model": own, "engine": ENGINE, "runs": [run, run]},
         "drafts": {"model": few, "engine": speculating, "runs": [{"prompts": ids[:3:-1], "max_tokens": 16}]},
     }
     return dict(zip(cases, engines(list(cases.values()), "interpreted.py"), strict=True))
@@ -66,8 +73,9 @@ def test_the_upper_half_runs_a_row_of_each_request_or_none(engines, compare, fol
 
 
 @pytest.mark.slow
-def test_the_second_runner_answers_as_huggingface(answers, compare, folder, ids):
-    answer = answers["fast"]
+@pytest.mark.parametrize("case", ["fast", "own"])
+def test_the_second_runner_answers_as_huggingface(request, answers, compare, folder, ids, case):
+    answer, folder = answers[case], request.getfixturevalue({"fast": "folder", "own": "own"}[case])
     assert "error" not in answer, answer
     assert "Using V2 Model Runner" in answer["log"] and answer["fast_prefill"]
     first, again = answer["runs"]

@@ -125,10 +125,16 @@ def closeness(model, variant, kl, *, kv_cache="auto", config=None):
     def measure(value):
         return {"value": value, "stderr": 0.01, "n": 60}
 
-    start = {"kl": measure(5 * kl), "top1_agreement": measure(0.4), "perplexity": measure(60.0)}
+    start = {
+        "kl": measure(5 * kl),
+        "answer_kl": measure(6 * kl),
+        "top1_agreement": measure(0.4),
+        "perplexity": measure(60.0),
+    }
     result = {
         "kl": measure(kl),
         "top1_agreement": measure(1 - kl / 2),
+        "answer_kl": measure(2 * kl),
         "perplexity": measure(9.0 + kl),
         "start": None if variant == "baseline" else start,
         "tokens": 25312,
@@ -144,7 +150,7 @@ def training(model, variant, tokens=1_000_000, gpus=0, **result):
         "tokens_per_second": tokens / 7200, "tokens_per_second_per_gpu": tokens / 7200 / gpus if gpus else None,
         "gpus": gpus, "accelerator": None, "attention": "sdpa",
     }  # fmt: skip
-    settings = {"loss": "distillation", "start": "fitted" if "fitted" in variant else "copied"}
+    settings = {"loss": "distillation", "start": "fitted" if "tuned" in variant else "copied"}
     return record("training", model, variant, numbers | result, settings=settings)
 
 

@@ -11,7 +11,7 @@ from swiftkv.artifacts.make import make_artifact
 from swiftkv.errors import UserError
 from tests.unit.artifact_helpers import scale, typed
 
-KL = {"what": "KL", "artifact": "start", "column": "kl", "where": {"variant": "swiftkv-50"}}
+KL = {"what": "KL", "artifact": "recipes", "column": "kl", "where": {"variant": "swiftkv-50"}}
 EXPECTED = KL | {"expected": 0.5, "tolerance": 0.02}
 
 
@@ -24,9 +24,9 @@ def checked(tmp_path):
         config["artifacts"]["demo"]["checks"] = list(checks)
         contents.check(typed(config))
         entry = contents.resolve(typed(config), "demo")
-        assert contents.needs(typed(config), "demo") == {"tables": ["results/local/tables/start.csv"]}
-        table = tmp_path / "start.csv"
-        table.write_text(f"variant,kl,note\nswiftkv-50,{kl},x\nswiftkv-50-fitted,,\n")
+        assert contents.needs(typed(config), "demo") == {"tables": ["results/local/tables/recipes.csv"]}
+        table = tmp_path / "recipes.csv"
+        table.write_text(f"variant,kl,note\nswiftkv-50,{kl},x\nswiftkv-50-tuned,,\n")
         outputs = [tmp_path / f"demo.{form}" for form in ("csv", "tex", "md", "html", "json")]
         make_artifact(entry, {"tables": [str(table)]}, outputs)
         told = subprocess.run(
@@ -67,13 +67,16 @@ def test_a_bound_may_be_open(checked):
         (KL, "needs either expected and tolerance, or least, most or both"),
         (EXPECTED | {"least": 0}, "needs either expected and tolerance, or least, most or both"),
         (KL | {"expected": 0.5}, "expected and tolerance go together"),
-        (EXPECTED | {"artifact": "strat"}, r"'strat' is not defined under artifacts \(did you mean 'start'\?\)"),
+        (
+            EXPECTED | {"artifact": "recipies"},
+            r"'recipies' is not defined under artifacts \(did you mean 'recipes'\?\)",
+        ),
         (EXPECTED | {"artifact": "demo"}, "'demo' is not defined under artifacts"),
         (EXPECTED | {"artifact": "tableB5"}, "tableB5 is not made at this scale: no model of this scale plays"),
-        (EXPECTED | {"where": {"variant": "swiftkv-5"}}, "start.csv has no row with variant swiftkv-5; correct"),
+        (EXPECTED | {"where": {"variant": "swiftkv-5"}}, "recipes.csv has no row with variant swiftkv-5; correct"),
         (EXPECTED | {"where": {}}, "where"),
-        (EXPECTED | {"column": "lk"}, "start.csv has no column 'lk'; correct the check 'KL'"),
-        (EXPECTED | {"column": "note"}, "note of start.csv is 'x', which is no number"),
+        (EXPECTED | {"column": "lk"}, "recipes.csv has no column 'lk'; correct the check 'KL'"),
+        (EXPECTED | {"column": "note"}, "note of recipes.csv is 'x', which is no number"),
     ],
 )
 def test_a_check_of_nothing_is_refused(checked, check, sentence):

@@ -76,7 +76,7 @@ def test_published_costs_of_the_papers_model_all_stand_with_source_and_note(tmp_
 
 
 COPIED = {"swiftkv-50-quarter": (250_000, 0.8), "swiftkv-50": (1_000_000, 0.3)}
-FITTED = {"swiftkv-50-fitted-quarter": (250_000, 0.4), "swiftkv-50-fitted": (1_000_000, 0.2)}
+FITTED = {"swiftkv-50-tuned-quarter": (250_000, 0.4), "swiftkv-50-tuned": (1_000_000, 0.2)}
 SHARES = COPIED | FITTED
 
 
@@ -86,7 +86,7 @@ def by_tokens(tmp_path, model, left_out=()):
     starts = [closeness(model, "swiftkv-50", kl)["result"]["start"] for kl in (0.5, 0.2)]
     close = [closeness(model, variant, kl) for variant, (_, kl) in shown.items()]
     for each in close:
-        each["result"]["start"] = starts["fitted" in each["variant"]]
+        each["result"]["start"] = starts["tuned" in each["variant"]]
     return {"training": saved(tmp_path, trained), "fidelity": saved(tmp_path, close), "published": VALUES}
 
 

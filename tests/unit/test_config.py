@@ -200,8 +200,8 @@ def test_a_mistake_is_named(config, override, sentence):
         (model(gpus={"distill": 24}), "for model 'llama-3.1-8b': batch_size 32 is not a multiple of 24 ranks"),
         (model(nodes={"distill": 3}), "models.llama-3.1-8b: 8 GPUs for distill .* 3 nodes"),
         (
-            {"variants": {"swiftkv-50-mqa": {"recipe": "fitted-start"}}},
-            "variants.swiftkv-50-mqa: recipe 'fitted-start' cannot train it: start: fitted",
+            {"variants": {"swiftkv-50-mqa": {"recipe": "tuned"}}},
+            "variants.swiftkv-50-mqa: recipe 'tuned' cannot train it: start: fitted",
         ),
         (recipe(start="fitted"), "variants.swiftkv-45-across2: .* latent attention has no AcrossKV groups"),
         (recipe(logits_weight=0), "recipes.distillation.*both 0"),

@@ -120,7 +120,7 @@ def test_latent_attention_lacks_what_planning_refuses(config):
         UserError, match="'swiftkv-50-mqa' cannot be made of model 'deepseek-v2-lite': latent attention"
     ):
         fields(config, model, "swiftkv-50-mqa")
-    assert fields(config, model, "swiftkv-50-fitted")["num_key_value_layers"] == 14
+    assert fields(config, model, "swiftkv-50-tuned")["num_key_value_layers"] == 14
     with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
         fields(config, model, "swiftkv-50-across4-tuned")
 

@@ -15,6 +15,7 @@ from swiftkv.measure import run
 from swiftkv.measure.point import Point
 from swiftkv.points import POINTS
 from swiftkv.records import write_json
+from swiftkv.score.family import NEIGHBORS
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
 from tests.unit.serving_helpers import closed_loop, good, latencies, speed
@@ -49,7 +50,7 @@ def similarity(config, model):
 
 
 def close(kl):
-    numbers = {"kl": kl, "top1_agreement": 0.7, "perplexity": 20.0}
+    numbers = {"kl": kl, "answer_kl": 2 * kl, "top1_agreement": 0.7, "perplexity": 20.0}
     return {name: {"value": value, "stderr": 0.01 * value, "n": 50} for name, value in numbers.items()}
 
 
@@ -63,19 +64,15 @@ def eviction(config, model):
     return record(config, "eviction", model, "baseline", "auto", settings, {"caches": caches, "documents": 50})
 
 
-def starts(config, model):
-    total = config["models"][model]["num_hidden_layers"]
-    layers = [
-        {
-            "num_key_value_layers": layer,
-            "prefill_reduction": 1 - layer / total,
-            "copied": close(8 / layer),
-            "fitted": close(1 / layer),
-        }
-        for layer in typed(config).candidate_layers(model)
-    ]
-    result = {"layers": layers, "num_hidden_layers": total, "fit_tokens": 1000, "tokens": 1000, "documents": 50}
-    return record(config, "starts", model, "baseline", "auto", {"seed": 42}, result)
+def family(config, model):
+    total, variants = config["models"][model]["num_hidden_layers"], typed(config).family_variants
+    places = [("baseline", None, total, 1), *(("trained", variant, total // 2, 1) for variant in variants)]
+    layers = typed(config).candidate_layers(model)
+    places += [(member, None, layer, 1) for layer in layers for member in ("copied", "fitted", *NEIGHBORS)]
+    names = ("member", "variant", "num_key_value_layers", "key_value_group_size")
+    members = [dict(zip(names, place, strict=True)) | close(1 / place[2]) for place in places]
+    result = {"members": members, "num_hidden_layers": total, "tokens": 1000, "bytes": 4000, "documents": 50}
+    return record(config, "family", model, "baseline", "auto", {"seed": 42, "variants": variants}, result)
 
 
 def training(config, model, variant):
@@ -158,7 +155,7 @@ MAKERS = {
     "scores": score,
     "fidelity": fidelity,
     "similarity": similarity,
-    "starts": starts,
+    "family": family,
     "eviction": eviction,
     "training": training,
     "early_exit": early_exit,
@@ -222,9 +219,9 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
         ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec", '_group_size": 1', '_group_size": 2'),
         ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit", "2", "9"),
         ("panel", {"scoring": {"seed": 7}}, "seed", "42", "7"),
-        ("start", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
+        ("recipes", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
         ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold", "0.95", "0.5"),
-        ("choose_l", {"choose_l": {"seed": 7}}, "seed", "42", "7"),
+        ("family", {"family": {"seed": 7}}, "seed", "42", "7"),
     ],
 )
 def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, recorded, shown):

@@ -149,16 +149,20 @@ BIASED = {"attention_bias": True}
 def test_every_architecture_counts_what_its_model_has(architecture, changes, tiny_teacher):
     """All parameters of a real model, and two FLOPs for each weight of its matrices that a token meets."""
     teacher = tiny_teacher(architecture, tie_word_embeddings=False, **changes)
-    config, spec = teacher.config.to_dict(), SwiftKVSpec(6, 2, 3)
+    config = teacher.config.to_dict()
     assert parameter_count(config) == teacher.num_parameters()
     matrices = [p.numel() for name, p in teacher.named_parameters() if p.dim() > 1 and "embed_tokens" not in name]
     arch = Dimensions.from_config(config)
     assert sum(decode_flops(arch, None, 9).values()) == 2 * sum(matrices) + 9 * 6 * arch.pair_flops
-    student = rewire(teacher, spec)
-    added = student.swiftkv_parameters()
-    assert added_weights(arch, spec) == sum(value.numel() for value in added.values() if value.dim() > 1)
-    student.model.drop_teacher_projections()
-    assert parameter_count(config, spec) == student.num_parameters()
+    for spec in (SwiftKVSpec(6, 2, own_key_values=True), SwiftKVSpec(6, 2, 3)):
+        student = rewire(teacher, spec)
+        added = student.swiftkv_parameters()
+        assert added_weights(arch, spec) == sum(value.numel() for value in added.values() if value.dim() > 1)
+        student.model.drop_teacher_projections()
+        assert parameter_count(config, spec) == student.num_parameters()
+        more = sum(decode_flops(arch, spec, 9).values()) - sum(decode_flops(arch, None, 9).values())
+        skipped = 0 if spec.own_key_values else 4 * sum(arch.key_value_weights())
+        assert more == 2 * (len(spec.groups) * sum(arch.key_value_weights()) - skipped)
 
 
 def test_a_latent_cache_keeps_one_latent_a_layer_or_group():

@@ -371,7 +371,7 @@ def test_a_job_that_slurm_would_end_is_named(config):
     takes = seconds(config, distilling()) / 60
     longer, shorter = (
         dataclasses.replace(distilling(variant=name), resources=Resources(gpu=8, runtime=int(takes * factor)))
-        for name, factor in (("swiftkv-50", 0.5), ("swiftkv-50-fitted", 2))
+        for name, factor in (("swiftkv-50", 0.5), ("swiftkv-50-tuned", 2))
     )
     text = report(estimate_plan(ROOT, CLUSTER, typed(config), [longer, shorter]))
-    assert "distill llama-3.1-8b swiftkv-50 " in text and "distill llama-3.1-8b swiftkv-50-fitted" not in text
+    assert "distill llama-3.1-8b swiftkv-50 " in text and "distill llama-3.1-8b swiftkv-50-tuned" not in text

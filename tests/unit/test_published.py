@@ -11,6 +11,7 @@ from artifact_helpers import record as made_up
 from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
+from swiftkv.artifacts.scored import CLOSENESS
 from swiftkv.errors import UserError
 from swiftkv.models import save_swiftkv
 from swiftkv.published import fetch_checkpoint
@@ -86,7 +87,7 @@ def test_tables_say_whose_training_a_row_is(tmp_path):
     entry = resolved("quality", models=["released"], variants=["swiftkv-50", "swiftkv-50-published"])
     assert [case for case, _ in entry["cases"]] == ["swiftkv-50", "swiftkv-50-published"]
     origin = {"kind": "hub", "id": "Snowflake/Llama-3.1-SwiftKV-8B-Instruct", "revision": "main", "resolved": "abc"}
-    close = {name: {"value": 0.5, "stderr": 0.1, "n": 4} for name in ("kl", "top1_agreement", "perplexity")}
+    close = {name: {"value": 0.5, "stderr": 0.1, "n": 4} for name in CLOSENESS}
     result = close | {"start": None, "tokens": 9, "documents": 4}
     records = [
         made_up("fidelity", "llama-3.1-8b", "swiftkv-50", result),

@@ -8,6 +8,7 @@ from artifact_helpers import SMOL, closeness, made, record, resolved, saved
 from score_helpers import SHAPE, write_chats, write_source
 from transformers import DynamicCache
 
+from swiftkv.artifacts.scored import CLOSENESS
 from swiftkv.artifacts.table import to_markdown
 from swiftkv.score.eviction import POLICIES, Eviction, evicting, measure_eviction
 from swiftkv.score.fidelity import measure_fidelity
@@ -73,7 +74,7 @@ def test_latent_attention_drops_tokens_too(tiny_teacher):
 
 def test_the_table_puts_every_share_beside_what_was_trained(tmp_path):
     def cache(policy, share, kl):
-        numbers = {name: {"value": kl, "stderr": 0.1, "n": 9} for name in ("kl", "top1_agreement", "perplexity")}
+        numbers = {name: {"value": kl, "stderr": 0.1, "n": 9} for name in CLOSENESS}
         return {"policy": policy, "share": share, "held": share + 0.01, **numbers}
 
     caches = [cache("window", 0.5, 0.3), cache("attention", 0.5, 0.2)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
+from transformers.cache_utils import DynamicCache
 
 from swiftkv.data.read import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
@@ -34,10 +35,10 @@ def test_compare_equals_the_definition(monkeypatch):
     for positions in (128, 4):
         monkeypatch.setattr(fidelity, "POSITIONS", positions)
         close, same = compare(teacher, [(student, head.float()), (teacher, head)], head.float(), document)
-        assert close == pytest.approx(expected, rel=1e-5)
-        assert same[:2] == (0.0, 6.0)
+        assert close.sum(0).tolist() == pytest.approx(expected, rel=1e-5)
+        assert same[:, :2].tolist() == [[0.0, 1.0]] * 6
     other = torch.nn.Linear(8, 11, bias=False)
-    ((kl, _, nll),) = compare(teacher, [(student, other)], head, document)
+    kl, _, nll = compare(teacher, [(student, other)], head, document)[0].sum(0).tolist()
     q = other.double()(student.double())[:-1].softmax(dim=-1)
     assert kl == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
     assert nll == pytest.approx(-q[range(6), target].log().sum().item(), rel=1e-4)
@@ -49,7 +50,7 @@ def test_a_small_kl_over_a_large_vocabulary_is_exact():
     torch.nn.init.normal_(head.weight, std=2.0, generator=generator)
     teacher = torch.randn(9, 8, generator=generator)
     student = teacher + 1e-2 * torch.randn(9, 8, generator=generator)
-    ((kl, *_),) = compare(teacher, [(student, head)], head, list(range(9)))
+    kl = compare(teacher, [(student, head)], head, list(range(9)))[0, :, 0].sum().item()
     p, q = (head.double()(states.double())[:-1].log_softmax(dim=-1) for states in (teacher, student))
     expected = (p.exp() * (p - q)).sum().item()
     assert 1e-4 < expected < 1e-1
@@ -100,13 +101,66 @@ def test_untrained_checkpoint_equals_the_start(place):
     source, chats, checkpoint, output = place
     record = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 40, 0, output)
     result = record["result"]
-    for key in ("kl", "top1_agreement", "perplexity"):
+    for key in ("kl", "answer_kl", "top1_agreement", "perplexity"):
         assert result[key] == result["start"][key]
     assert result["kl"]["value"] > 0.01
     assert 0 < result["top1_agreement"]["value"] < 1
     assert record["weights"] == "trained"
     assert record["spec"]["prefill_reduction"] == 0.5
     assert record["spec"]["kv_cache_reduction"] == pytest.approx(1 / 6)
+
+
+def answers(chats):
+    """Token ids of each chat, and how many of them are before its last message, an answer."""
+    for messages in (chat["messages"] for chat in choose_chats(chats, 5, 0)):
+        assert messages[-1]["role"] == "assistant"
+        before = byte_tokenizer().apply_chat_template(messages[:-1], add_generation_prompt=True, tokenize=True)
+        document, prompt = tokenize_chat(byte_tokenizer(), messages, 400), len(before["input_ids"])
+        assert document[:prompt] == before["input_ids"]
+        yield document, prompt
+
+
+def test_kl_of_last_answers_is_that_of_their_tokens(place):
+    source, chats, checkpoint, output = place
+    result = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 400, 0, output)["result"]
+    teacher, student, total, tokens = load_base(source.parent / "checkpoint"), load_swiftkv(checkpoint), 0.0, 0
+    for document, prompt in answers(chats):
+        row = torch.tensor([document])
+        p, q = (model(row).logits[0, prompt - 1 : -1].float().log_softmax(-1) for model in (teacher, student))
+        total, tokens = total + (p.exp() * (p - q)).sum().item(), tokens + len(p)
+    assert result["answer_kl"]["value"] == pytest.approx(total / tokens, rel=1e-4)
+
+
+@pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
+def test_answers_with_their_own_keys_and_values_are_compared_as_they_are_generated(place, kv_cache):
+    source, chats, _, output = place
+    spec, checkpoint = replace(SPEC, key_value_group_size=1, own_key_values=True), output.parent / "own"
+    teacher = load_base(source.parent / "checkpoint")
+    save_swiftkv(rewire(teacher, spec), checkpoint, tokenizer=byte_tokenizer())
+    result = measure_fidelity(source, checkpoint, "own", spec, kv_cache, chats, 5, 400, 0, output)["result"]
+    assert not {"kl", "perplexity", "chats"} & result.keys()
+    copied = replace(spec, own_key_values=False)
+    save_swiftkv(rewire(teacher, copied), output.parent / "copied", tokenizer=byte_tokenizer())
+    theirs = measure_fidelity(source, output.parent / "copied", "v", copied, kv_cache, chats, 5, 400, 0, output)[
+        "result"
+    ]
+    assert 0 < result["answer_kl"]["value"] < theirs["answer_kl"]["value"]
+    if kv_cache == "auto":
+        assert result["answer_kl"] == result["start"]["answer_kl"]
+        student, total, tokens = load_swiftkv(checkpoint), 0.0, 0
+        for document, prompt in answers(chats):
+            cache = DynamicCache(config=student.config)
+            parts = [document[:prompt], *([token] for token in document[prompt:-1])]
+            rows = [
+                student(torch.tensor([part]), past_key_values=cache, logits_to_keep=1).logits[0, -1] for part in parts
+            ]
+            q, p = (
+                torch.stack(rows).float().log_softmax(-1),
+                teacher(torch.tensor([document])).logits[0, prompt - 1 : -1].float().log_softmax(-1),
+            )
+            total, tokens = total + (p.exp() * (p - q)).sum().item(), tokens + len(p)
+        # Steps of one token round otherwise in bfloat16.
+        assert result["answer_kl"]["value"] == pytest.approx(total / tokens, rel=1e-2)
 
 
 def test_layers_below_l_run_once_and_give_the_same_bits(place, monkeypatch):

@@ -10,9 +10,11 @@ from score_helpers import SHAPE, byte_tokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from swiftkv.errors import UserError
+from swiftkv.models import rewire
 from swiftkv.quantize import new_cache
 from swiftkv.score.attention import grouped_attention
 from swiftkv.score.lm import CachedLM, PrefixSharingLM, TokenTree
+from swiftkv.spec import SwiftKVSpec
 
 PREFIX = "Question: 1 + 1\nAnswer: 2\n\n"
 PAIRS = [
@@ -25,11 +27,13 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=["base", "swiftkv", "latent"])
+@pytest.fixture(params=["base", "swiftkv", "own", "latent"])
 def model(request, tiny_teacher, tiny_swiftkv):
     # float64: an FP8 cache turns float32's last bits into visible steps.
     if request.param == "base":
         return tiny_teacher(**SHAPE).double()
+    if request.param == "own":
+        return rewire(tiny_teacher(**SHAPE), SwiftKVSpec(6, 3, own_key_values=True)).double().eval()
     model = tiny_swiftkv("deepseek_v2" if request.param == "latent" else "llama", 3, 2, **SHAPE).double()
     model.set_experts_implementation("eager")  # torch's grouped product has no float64
     return model
@@ -48,8 +52,9 @@ def test_loglikelihoods_equal_separate_rows(model, kv_cache, tokens_per_forward)
         context, continuation = lm._encode_pair(context, continuation)
         row = torch.tensor([context + continuation])
         with torch.no_grad():
-            logits = model(row, past_key_values=new_cache(kv_cache, model.config), use_cache=True).logits[0]
-        log_probabilities = logits[len(context) - 1 : -1].log_softmax(dim=-1)
+            cache, keep = new_cache(kv_cache, model.config), len(continuation) + 1
+            logits = model(row, past_key_values=cache, use_cache=True, logits_to_keep=keep).logits[0]
+        log_probabilities = logits[:-1].log_softmax(dim=-1)
         expected = log_probabilities.gather(1, torch.tensor(continuation)[:, None]).sum().item()
         assert value == pytest.approx(expected, rel=1e-5)
         assert greedy == (log_probabilities.argmax(dim=-1).tolist() == continuation)
@@ -151,9 +156,9 @@ def test_generation_uses_the_fp8_cache(model):
 
 def test_tree_merges_common_starts_and_shows_ancestors_only():
     tree = TokenTree(depth=2)
-    assert tree.add([5, 6, 7]) == [0, 1, 2]
-    assert tree.add([5, 6, 8]) == [0, 1, 3]
-    assert tree.add([6, 7]) == [4, 5]
+    assert tree.add([5, 6, 7], 2) == [0, 1, 2]
+    assert tree.add([5, 6, 8], 2) == [0, 1, 3]
+    assert tree.add([6, 7], 2) == [4, 5]
     assert tree.tokens == [5, 6, 7, 8, 6, 7]
     assert tree.positions == [2, 3, 4, 4, 2, 3]
     seen = tree.mask(torch.device("cpu"))[0, 0].int().tolist()
@@ -165,6 +170,7 @@ def test_tree_merges_common_starts_and_shows_ancestors_only():
         [1, 1, 0, 0, 0, 0, 1, 0],
         [1, 1, 0, 0, 0, 0, 1, 1],
     ]
+    assert tree.add([5, 6, 7], 1) == [0, 6, 7]  # 6 is scored here
 
 
 @pytest.mark.parametrize("size", [16, 12])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,8 +18,11 @@ from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.fit import fitted_values, penalised, regressions, shared_keys, shared_values, turn_queries
-from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums
+from swiftkv.start import received
+from swiftkv.start import rounds as start_rounds
+from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
+from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums, penalised, regression, write_fits
+from swiftkv.start.received import received_attention
 from tests.conftest import randomise_biases, tiny_teacher
 from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run, stage, train
 
@@ -59,12 +61,14 @@ def gathered(architecture: str = "llama", layers=(2,), seed: int = 0, change=Non
         final, inner = model.model.forward_upper(state, student=False, collect_hidden=True)
     hidden = dict(enumerate(inner, min(layers))) | {FINAL: final}
     sums = MomentSums(model.model, list(layers), tokens.numel())
-    sums.add(hidden, torch.ones(tokens.shape, dtype=torch.bool))
+    positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
+    sums.add(hidden, torch.ones(tokens.shape, dtype=torch.bool), positions)
     return teacher, hidden, sums
 
 
-def read(sums: MomentSums, tmp_path, layer: int) -> Moments:
-    sums.write(tmp_path / "moments.safetensors", {})
+def read(sums: MomentSums, tmp_path, layer: int, ridge: float = 1e-9) -> Moments:
+    tensors = sums.fits(ridge)
+    write_fits(tmp_path / "moments.safetensors", tensors, {"layers": sums.layers, "tokens": sums.tokens})
     return Moments.read(tmp_path / "moments.safetensors", layer)
 
 
@@ -116,27 +120,48 @@ def test_sums_do_not_depend_on_the_order():
     torch.testing.assert_close(totals[0], torch.stack([part.double() for part in parts]).sum(0), rtol=0, atol=1e-6)
 
 
-def test_moments_are_those_of_the_text(inputs):
+def test_sums_are_those_of_the_text(inputs):
     """Against sums written out in float64, over exactly the tokens that are no padding."""
-    found = moments(inputs, 2)
     rows = PackedRows(inputs / "packed.safetensors")
     batch = rows[list(range(rows.rows))]
     teacher = Teacher(inputs / "model", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [2])
-    assert found.tokens == int(batch["loss_mask"].sum())
-    gram, cross, energy, final = 0, 0, 0, 0
-    for _, hidden, text in teacher.run(teacher.fitted):
-        block = teacher.step.teacher.model.layers[2]
+    found = teacher.moments([2])
+    covariance, gram, cross, energy, final = 0, 0, 0, 0, 0
+    for _, hidden, (text, positions) in teacher.run(teacher.fitted):
+        found.add(hidden, text, positions)
+        decoder = teacher.step.teacher.model
+        block = decoder.layers[2]
         states = block.input_layernorm(hidden[2])[text].double()
+        weight = received_attention(decoder, 4, hidden[4], positions)[text].double()[:, None]
         target = teacher_key_value(teacher.step.teacher, {4: hidden[4][text][None]}, 4).double()
         queries = block.self_attn.q_proj(block.input_layernorm(hidden[2])[text]).double().unflatten(1, (8, 2, 4))
-        gram, cross = gram + states.T @ states, cross + states.T @ target
+        covariance = covariance + states.T @ states
+        gram, cross = gram + states.T @ (weight * states), cross + states.T @ (weight * target)
         energy = energy + queries.square().sum((0, 2))
         final = final + states.T @ hidden[FINAL][text].double()
-    torch.testing.assert_close(found.gram, gram, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(found.cross[4].double(), cross, rtol=1e-5, atol=1e-3)
-    torch.testing.assert_close(found.query_energy[2], energy, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(found.final.double(), final, rtol=1e-5, atol=1e-3)
-    assert sorted(found.cross) == [2, 3, 4, 5]
+    assert found.tokens == int(batch["loss_mask"].sum())
+    assert sorted(found.cross) == [(2, 2), (2, 3), (2, 4), (2, 5)]
+    pairs = [(found.covariance[2], covariance), (found.gram[2, 4], gram), (found.cross[2, 4], cross)]
+    for sums, expected in [*pairs, (found.energy[2], energy), (found.final[2], final)]:
+        torch.testing.assert_close(sums.total(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "deepseek_v2"])
+def test_tokens_weigh_what_transformers_says_they_receive(architecture, monkeypatch):
+    """Against the attention weights that transformers' eager attention returns, sample by sample of a packed row."""
+    monkeypatch.setattr(received, "WEIGHTS", 100)  # queries in parts
+    teacher = tiny_teacher(architecture).eval()
+    teacher.set_attn_implementation("eager")
+    samples = [torch.randint(3, 128, (1, n), generator=torch.Generator().manual_seed(n)) for n in (5, 24, 11)]
+    expected, hidden = [], []
+    for sample in samples:
+        out = teacher(sample, output_attentions=True, output_hidden_states=True)
+        expected.append(out.attentions[3][0].square().mean(0).sum(0))
+        hidden.append(out.hidden_states[3])
+    decoder = rewire(teacher, SwiftKVSpec(L, 2)).model
+    positions = torch.cat([torch.arange(sample.shape[1]) for sample in samples])[None]
+    found = received_attention(decoder, 3, torch.cat(hidden, dim=1), positions)
+    torch.testing.assert_close(found[0], torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_two_ranks_and_stored_teacher_states_gather_the_same_bits(inputs, tmp_path):
@@ -164,15 +189,21 @@ def test_two_ranks_and_stored_teacher_states_gather_the_same_bits(inputs, tmp_pa
                     assert torch.equal(found.get_tensor(tensor), expected.get_tensor(tensor)), (name, tensor)
 
 
-def test_a_fit_solves_its_normal_equations(inputs):
-    found = moments(inputs, 2)
-    solved = regressions(found, 1e-4)
-    for layer, weights in solved.items():
-        right = found.cross[layer].double()
-        residual = penalised(found.gram, 1e-4) @ weights.T - right
-        assert residual.norm() <= 1e-6 * right.norm(), layer
-    again = regressions(moments(inputs, 2), 1e-4)
-    assert all(torch.equal(solved[layer], again[layer]) for layer in solved)
+def test_a_fit_solves_its_normal_equations():
+    _, _, sums = gathered()
+    for layer in range(2, L):
+        gram, cross = sums.gram[2, layer].total(), sums.cross[2, layer].total()
+        residual = penalised(gram, 1e-4) @ regression(gram, cross, 1e-4, 2).T - cross
+        assert residual.norm() <= 1e-6 * cross.norm(), layer
+
+
+def test_sums_that_do_not_fit_at_once_are_gathered_in_turns_with_the_same_bits(inputs, tmp_path, monkeypatch):
+    assert start_rounds.rounds([5, 1, 3, 4], L, 64) == [[1, 3, 4, 5]]
+    monkeypatch.setattr(start_rounds, "HELD", 8 * 7 * 64**2)
+    assert start_rounds.rounds([5, 1, 3, 4], L, 64) == [[1], [3, 4, 5]]
+    words = inputs / "source.json", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5]
+    write_moments(*words, tmp_path / "turns.safetensors")
+    assert (tmp_path / "turns.safetensors").read_bytes() == (inputs / "moments.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -180,7 +211,7 @@ def test_a_fit_finds_the_layer_s_own_projections_and_improves_the_others(archite
     """At layer l the teacher's keys are a linear map of s, so the fit is that map; above, it beats the copied weights."""
     teacher, hidden, sums = gathered(architecture, change=randomise_biases)
     spec = SwiftKVSpec(L, 2)
-    fitted = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2), 1e-9)).model
+    fitted = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2))).model
     copied = rewire(teacher, spec).model
     own, above = teacher.model.layers[2].self_attn, {}
     for projection in ("k_proj", "v_proj"):
@@ -204,7 +235,7 @@ def test_latents_are_fitted(tmp_path):
     """As above: at layer l the teacher's own projection, in the layers above closer to their latents than copies."""
     teacher, hidden, sums = gathered("deepseek_v2")
     spec, found = SwiftKVSpec(L, 2), read(sums, tmp_path, 2)
-    fitted = rewire(teacher, spec, fitted_values(teacher, spec, found, 1e-9)).model
+    fitted = rewire(teacher, spec, fitted_values(teacher, spec, found)).model
     copied = rewire(teacher, spec).model
     own = fitted.layers[2].self_attn
     torch.testing.assert_close(
@@ -223,7 +254,7 @@ def test_latents_are_fitted(tmp_path):
         if "kv_a_proj_with_mqa" not in name:
             assert torch.equal(value, copied.state_dict()[name]), name
     with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
-        fitted_values(teacher, SwiftKVSpec(L, 2, 2), found, 1e-9)
+        fitted_values(teacher, SwiftKVSpec(L, 2, 2), found)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -238,7 +269,7 @@ def test_an_early_exit_head_is_the_teacher_where_the_layers_above_do_nothing(arc
 
     teacher, hidden, sums = gathered(architecture, change=idle)
     spec = SwiftKVSpec(L, 2, early_exit=True)
-    model = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2), 1e-9))
+    model = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2)))
     expected = teacher.lm_head(hidden[FINAL])
     torch.testing.assert_close(early_logits(model, hidden[2]), expected, rtol=1e-3, atol=1e-3)
     copied = early_logits(rewire(teacher, spec), hidden[2])
@@ -310,28 +341,26 @@ def test_groups_start_closer_than_copied_ones(architecture, tmp_path):
     with torch.no_grad():
         reference = teacher(tokens).logits.log_softmax(-1)
         divergence = {}
-        for name, start in (("copied", None), ("fitted", fitted_values(teacher, spec, read(sums, tmp_path, 2), 1e-4))):
+        for name, start in (("copied", None), ("fitted", fitted_values(teacher, spec, read(sums, tmp_path, 2, 1e-4)))):
             found = rewire(teacher, spec, start)(tokens).logits.log_softmax(-1)
             divergence[name] = (reference.exp() * (reference - found)).sum(-1).mean()
     assert divergence["fitted"] < 0.95 * divergence["copied"]
 
 
-@pytest.mark.parametrize(
-    ("change", "spec", "said"),
-    [
-        (lambda m: replace(m, description={"tokens": 40}), SwiftKVSpec(L, 2), "40 tokens, fewer than the 64 features"),
-        (lambda m: replace(m, gram=torch.ones_like(m.gram)), SwiftKVSpec(L, 2), "do not determine a fit"),
-        (lambda m: m, SwiftKVSpec(L, 2, 1, 2), "own number of key/value heads"),
-    ],
-)
-def test_what_cannot_be_fitted_is_one_sentence(inputs, change, spec, said):
-    with pytest.raises(UserError, match=said):
-        fitted_values(tiny_teacher(), spec, change(moments(inputs, 2)), 0.0)
+def test_what_cannot_be_fitted_is_one_sentence(inputs):
+    _, _, sums = gathered()
+    with pytest.raises(UserError, match="do not determine a fit"):
+        regression(torch.ones(3, 3, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64), 0.0, 2)
+    sums.tokens = 40
+    with pytest.raises(UserError, match="40 tokens, fewer than the 64 features"):
+        sums.fits(1e-4)
+    with pytest.raises(UserError, match="own number of key/value heads"):
+        fitted_values(tiny_teacher(), SwiftKVSpec(L, 2, 1, 2), moments(inputs, 2))
 
 
 def test_a_layer_without_moments_is_named(inputs, tmp_path):
     _, _, sums = gathered(layers=(4,))
-    with pytest.raises(UserError, match="no tensor 'final_2'"):
+    with pytest.raises(UserError, match="no tensor 'covariance_2'"):
         read(sums, tmp_path, 2)
 
 

@@ -35,13 +35,16 @@ THERE = [
 BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
 PANEL = (*BITS, "arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "ifeval")
 FOLDERS = [
-    f"checkpoints/{EIGHT}/swiftkv-25",
+    *(
+        f"checkpoints/{EIGHT}/swiftkv-{name}"
+        for name in ("25", "50-tuned", "62.5-tuned", "50-across4-tuned", "50-own", "62.5-own")
+    ),
     f"checkpoints/{EIGHT}/swiftkv-50-early-exit",
     f"dummy/{HUGE}/baseline",
     *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
 ]
 TARGETS = [
-    f"similarity/{EIGHT}.json", f"starts/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/fitted-start.safetensors",
+    f"similarity/{EIGHT}.json", f"family/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
     *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
     f"fidelity/{EIGHT}/swiftkv-25/auto.json", f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",

@@ -58,12 +58,20 @@ def test_a_rule_runs_its_stage_where_the_stage_says(rules, workflow):
         assert asked - {None} == {stage.gpus} - {None}, name
 
 
+def test_a_rule_gives_its_stage_all_that_it_must_be_told(rules):
+    for name, rule in rules.items():
+        run = STAGES[re.search(r"-m swiftkv.stages (\w+) ", rule.shellcmd)[1]]
+        options = inspect.signature(run.function).parameters.values()
+        needed = {option.name for option in options if option.default is option.empty}
+        assert needed <= {option.replace("-", "_") for option in re.findall(r"--([\w-]+)", rule.shellcmd)}, name
+
+
 def test_the_docs_name_every_record_and_every_download():
     page = (ROOT / "docs/artifacts.md").read_text()
     for path, rule in re.findall(r"^ *\| `([^`]+\.json)`[^|]*\| `(\w+)` \|", page, re.MULTILINE):
         assert STAGES[rule].output == path
     named = set(re.findall(r"^ *\| `[^`]+\.json`[^|]*\| `(\w+)` \|", page, re.MULTILINE))
-    assert named == {"score", "fidelity", "early_exit", "similarity", "starts", "eviction", "distill", "measure"}
+    assert named == {"score", "fidelity", "early_exit", "similarity", "family", "eviction", "distill", "measure"}
     page = (ROOT / "docs/cluster.md").read_text()
     online = {name for name, stage in STAGES.items() if stage.online}
     assert set(re.search(r"--until ([\w ]+)\n", page)[1].split()) == online

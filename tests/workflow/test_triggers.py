@@ -18,7 +18,6 @@ TARGET = "results/smoke/serving/batch-2k/tiny-random/baseline/auto.json"
 # What is read of the configuration for a parameter that is not compared, and why nothing is lost.
 NOT_COMPARED = {
     ("measure", "start_timeout"): "changes no number",
-    ("fidelity", "ridge"): "of a start: its checkpoint, an input, is trained anew",
     **dict.fromkeys(((f"score{of}", "state") for of in ("", "_shard", "_panel")), "follows from the output's place"),
 }
 

@@ -177,6 +177,7 @@ TEACHING = (
     "micro_batch_size",
     "attention",
     "start_tokens",
+    "start_ridge",
 )
 
 
@@ -209,15 +210,10 @@ def moments_file(w):
 
 
 @command_line
-def starts_moments_file(w):
-    """The moments that starts are compared with, if a start of the model can be fitted to them."""
+def family_moments(w):
+    """The moments that starts of the family are fitted to, if a start of the model can be."""
     scale.check_fitted(w.model)
-    return f"<results>/moments/{w.model}/{scale.alike(scale.choose_l.recipe, TEACHING)[0]}.safetensors"
-
-
-def start_ridge(w, input):
-    """The penalty of the fit that a variant starts from; 0 where its start is not fitted."""
-    return scale.recipes[recipe_of(w)].start_ridge if input.moments else 0
+    return f"<results>/moments/{w.model}/{scale.alike(scale.family.recipe, TEACHING)[0]}.safetensors"
 
 
 # Serving

@@ -1,11 +1,11 @@
-"""Quality: benchmark accuracy (Table B.1), fidelity to the teacher, and what each l leaves before training.
+"""Quality: benchmark accuracy (Table B.1), fidelity to the teacher, and what its family costs.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
                  <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
                  <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
          <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,
-         <results>/starts/{model}.json, <results>/eviction/{model}.json, <results>/early_exit/{model}/{variant}.json
+         <results>/family/{model}.json, <results>/eviction/{model}.json, <results>/early_exit/{model}/{variant}.json
 """
 
 
@@ -128,7 +128,6 @@ rule fidelity:
         documents=scale.fidelity.documents,
         max_length=scale.fidelity.max_length,
         seed=scale.fidelity.seed,
-        ridge=start_ridge,
     shell:
         """
         exec &> >(tee {log:q})
@@ -139,7 +138,6 @@ rule fidelity:
             --spec {params.spec:q} \
             --kv-cache {wildcards.kv_cache} \
             --moments {input.moments:q} \
-            --ridge {params.ridge} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
             --max-length {params.max_length} \
@@ -150,34 +148,36 @@ rule fidelity:
         """
 
 
-rule starts:
-    """Quality before training for every l, with copied and with fitted start values."""
+rule family:
+    """Quality of answers for every l, of SwiftKV and of methods that need no training."""
     input:
         model="<results>/models/{model}/source.json",
-        moments=starts_moments_file,
+        moments=family_moments,
+        checkpoints=lambda w: [f"<results>/checkpoints/{w.model}/{variant}" for variant in scale.family_variants],
         chats="<results>/data/heldout.jsonl",
     output:
-        "<results>/starts/{model}.json",
+        "<results>/family/{model}.json",
     log:
-        "<logs>/starts/{model}.log",
+        "<logs>/family/{model}.log",
     benchmark:
-        "<benchmarks>/starts/{model}.tsv"
+        "<benchmarks>/family/{model}.tsv"
     priority: if_granted("score")
     threads: 1
     resources:
         **on_gpus("score"),
     params:
-        ridge=scale.recipes[scale.choose_l.recipe].start_ridge,
-        documents=scale.choose_l.documents,
-        max_length=scale.choose_l.max_length,
-        seed=scale.choose_l.seed,
+        variants=scale.family_variants,
+        documents=scale.family.documents,
+        max_length=scale.family.max_length,
+        seed=scale.family.seed,
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages starts \
+        python -m swiftkv.stages family \
             --model-source {input.model:q} \
             --moments {input.moments:q} \
-            --ridge {params.ridge} \
+            --variants {params.variants} \
+            --checkpoints {input.checkpoints:q} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
             --max-length {params.max_length} \

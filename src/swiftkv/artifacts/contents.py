@@ -190,7 +190,7 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     needs, found = KINDS[raw["kind"]].needs, set()
     several = {"serving": "points", "scores": "tasks"}
     listed = {need: members(config, key, raw[key]) for need, key in several.items() if need in needs and key in raw}
-    listed |= {need: [""] for need in ("fidelity", "starts") if need in needs}
+    listed |= {need: [""] for need in ("fidelity", "family") if need in needs}
     for scope in _scopes(raw):
         if "similarity" in needs:
             shown = players(config, [role for key in MODELS for role in scope.get(key, [])])
@@ -215,9 +215,10 @@ def _weights(config: Config, model: str) -> str | None:
 
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
-    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
+    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit", "family")}
+    shared["family"] = shared["family"] | {"variants": config.family_variants}
     eviction = config["fidelity"] | config["eviction"]
-    return {**shared, "eviction": eviction, "starts": config["choose_l"], "scores": {"seed": config["scoring"]["seed"]}}
+    return {**shared, "eviction": eviction, "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:
@@ -269,7 +270,7 @@ def check(config: Config) -> None:
                 if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
                     known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))
                     raise UserError(f"{place}: {undefined(stem, folder, known)}")
-        for scope in entry.get("parts") or [entry]:
+        for scope in (entry, *entry.get("parts", [])):
             _check_scope(config, scope, place)
     for name in names(config):  # after all are known to be well-formed, as some speak of others
         resolved = resolve(config, name)

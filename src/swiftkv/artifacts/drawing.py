@@ -60,7 +60,7 @@ _LOOKS = {
     "swiftkv-50-across4": ("#009E73", "^", "...."),
     "swiftkv-50-across8": ("#D55E00", "X", "||||"),
     "swiftkv-62.5": ("#332288", "X", "----"),
-    "swiftkv-50-fitted": ("#882255", "D", "xxxx"),
+    "swiftkv-50-tuned": ("#882255", "D", "xxxx"),
 }
 # Of all other variants: colors of Tol's muted scheme, none of which a variant above has.
 _OTHER_COLORS = ("#117733", "#999933", "#AA4499")

@@ -47,7 +47,7 @@ SCOPE: Mapping[str, Any] = {
     "variants": NamesOrSet,
     "points": NamesOrSet,
     "tasks": NamesOrSet,
-    "parts": Annotated[list[Part], Field(min_length=1)],
+    "parts": Annotated[list[Part], Field(min_length=1), Unique],
 }
 
 

@@ -20,6 +20,7 @@ FEW = 300  # questions below which an accuracy has its Wilson interval and comes
 
 CLOSENESS = {  # factor, header and format of each measure of closeness
     "kl": (1, "KL to teacher,\nnats a token", ".4f"),
+    "answer_kl": (1, "KL of last\nanswers", ".4f"),
     "top1_agreement": (100, "Top-1\nagreement, %", ".2f"),
     "perplexity": (1, "Perplexity", ".2f"),
 }
@@ -101,7 +102,10 @@ class Row:
 
     def close(self, *, start: bool = False) -> dict[str, Any]:
         """Cells of every measure of closeness to the teacher; with `start` also from before training."""
-        cells: dict[str, Any] = {"_fidelity": self.fidelity.why}
+        alone = "its prompts would be those of the teacher: it differs in answers alone"
+        cells: dict[str, Any] = {
+            "_fidelity": alone if self.closeness and "kl" not in self.closeness else self.fidelity.why
+        }
         for measure, (scale, _, _) in CLOSENESS.items():
             cells |= measured(measure, self.closeness.get(measure), scale)
             if start:

@@ -57,7 +57,12 @@ def variant_label(spec: Mapping[str, Any] | None) -> str:
     label = f"{percent(spec['prefill_reduction'])} SingleInputKV"
     if spec["key_value_group_size"] > 1:
         label += f" + {spec['key_value_group_size']}× AcrossKV"
-    return label + heads_label(spec) + (", early exit" if spec.get("early_exit") else "")
+    return (
+        label
+        + heads_label(spec)
+        + (", early exit" if spec.get("early_exit") else "")
+        + (", for prompts alone" if spec.get("own_key_values") else "")
+    )
 
 
 def heads_label(spec: Mapping[str, Any] | None) -> str:

@@ -13,10 +13,10 @@ from swiftkv.config.checks import check_references
 from swiftkv.config.planning import Planning
 from swiftkv.config.settings import (
     Artifact,
-    ChooseL,
     DataMix,
     EarlyExit,
     Eviction,
+    Family,
     Fidelity,
     GpuJobs,
     Heldout,
@@ -75,7 +75,7 @@ class Config(Section, called="the configuration"):
     similarity: Similarity
     fidelity: Fidelity
     eviction: Eviction
-    choose_l: ChooseL
+    family: Family
     early_exit: EarlyExit
     scoring: Scoring
     tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
@@ -129,6 +129,7 @@ class Config(Section, called="the configuration"):
                 rewiring.acrosskv,
                 rewiring.kv_heads,
                 rewiring.early_exit,
+                rewiring.own_key_values,
             )
             family = settings.family
             check_latent_heads(family is not None and architecture(family).latent, rewiring.kv_heads)
@@ -176,9 +177,14 @@ class Config(Section, called="the configuration"):
                 layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
+    @property
+    def family_variants(self) -> list[str]:
+        """The trained variants of the family, with this scale's stand-ins, doubles dropped."""
+        return list(dict.fromkeys(self.stand_ins.get(name, name) for name in self.family.variants))
+
     def candidate_layers(self, model: str) -> list[int]:
         """Every l that a start is fitted for: those the model is rewired at, and every few layers between."""
-        total, step = self.models[model].num_hidden_layers, self.choose_l.every
+        total, step = self.models[model].num_hidden_layers, self.family.every
         return sorted({*self.models[model].layers_below, *range(step, total, step)} - {total})
 
     def shards(self, model: str, task: str) -> int:

@@ -183,6 +183,9 @@ class Variant(Section, called="a variant"):
     acrosskv: Whole | None = key("AcrossKV: consecutive layers that share one KV cache.", None)
     kv_heads: Whole | None = key("KV heads of the rewired layers (Appendix C.1); null keeps the model's.", None)
     early_exit: bool = key("A second language-model head at layer l, where decoding may end (Appendix D.1).", False)
+    own_key_values: bool = key(
+        "Answers keep the keys and values that all layers make of them; not in the paper.", False
+    )
     recipe: Text | None = key(
         "How it is trained, a key under recipes; absent with a prefill_reduction: not trained here, its "
         "checkpoint is the model's.",
@@ -204,7 +207,9 @@ class Variant(Section, called="a variant"):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.prefill_reduction is None:
-            if given := [key for key in ("acrosskv", "kv_heads", "plugin", "early_exit") if getattr(self, key)]:
+            if given := [
+                key for key in ("acrosskv", "kv_heads", "plugin", "early_exit", "own_key_values") if getattr(self, key)
+            ]:
                 raise ValueError(f"{given[0]} needs a prefill_reduction")
             if self.merge_all_layers and self.recipe:
                 raise ValueError("merge_all_layers serves the model as it is, so it has no recipe")
@@ -258,10 +263,11 @@ class Eviction(Section, called="eviction"):
     sinks: Whole = key("First tokens that a window always keeps.")
 
 
-class ChooseL(Fidelity, called="choose_l"):
-    """For which l starts are fitted and compared before training."""
+class Family(Fidelity, called="family"):
+    """For which l starts are fitted, and compared on answers with methods that need no training."""
 
     recipe: Text = key("A key under recipes: the fit's text and penalty.")
+    variants: Names = key("Trained variants that are compared, too.")
     every: Whole = key("Every so many layers, besides those the models are rewired at.")
 
 

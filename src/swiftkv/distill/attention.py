@@ -19,6 +19,7 @@ from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_ava
 from swiftkv.device import compute_device
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
+from swiftkv.models.attention import sample_lengths
 
 # Attention functions as transformers names them; the last, a dense mask over whole rows, is only used where asked for,
 # and on a CPU for rows that ours does not fit.
@@ -104,14 +105,6 @@ def arguments(name: str, position_ids: torch.Tensor) -> dict[str, Any]:
         "max_length_q": longest,
         "max_length_k": longest,
     }
-
-
-def sample_lengths(position_ids: torch.Tensor) -> list[int]:
-    """Lengths of the samples of packed rows [B, T] in order; positions restart at 0 and rows never share a sample."""
-    starts = position_ids == 0
-    starts[:, 0] = True
-    edges = starts.flatten().nonzero().squeeze(-1)
-    return torch.diff(edges, append=edges.new_tensor([position_ids.numel()])).tolist()
 
 
 def packed_attention(

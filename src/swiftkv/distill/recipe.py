@@ -113,6 +113,8 @@ class Recipe(Section, called="a recipe"):
             raise UserError("the SwiftKV spec rewires no layer, so there is nothing to train")
         if self.start == "fitted" and spec.num_key_value_heads is not None:
             raise UserError("recipe: start: fitted keeps the model's own key/value heads; use start: copied")
+        if spec.own_key_values and self.train != "qkv":
+            raise UserError(f"recipe: own_key_values keeps the model's weights, so train is qkv, not {self.train}")
         self.compared_state(spec)
 
     def compared_state(self, spec: SwiftKVSpec) -> int | None:

@@ -24,8 +24,8 @@ from swiftkv.spec import SwiftKVSpec
 class DistillationStep(nn.Module):
     """Student and teacher around one copy of the frozen weights; its forward is the loss.
 
-    With train "qkv" both are the same module. With "upper_layers" the student's layers >= l are copies of their own,
-    because the teacher must stay what it was.
+    With train "qkv" both are the same module; with own_key_values only keys and values of prompts are trained. With
+    "upper_layers" the student's layers >= l are copies of their own, because the teacher must stay what it was.
     """
 
     def __init__(
@@ -108,9 +108,14 @@ class DistillationStep(nn.Module):
                 teacher_compared = self._compared(inner, teacher_hidden)
         # Checkpointing of transformers' layers only happens in training mode; there is no dropout to switch on.
         self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
+        flat_weights = counted = weights.flatten()
+        if assistant_mask is not None:
+            answering = before(assistant_mask, position_ids)
+            counted = flat_weights * answering
+            if decoder.spec.own_key_values:
+                state.full_depth = assistant_mask.bool() | answering.view_as(assistant_mask).bool()
+                flat_weights = counted
         hidden, inner = decoder.forward_upper(state, student=True, collect_hidden=collect)
-        flat_weights = weights.flatten()
-        counted = flat_weights if assistant_mask is None else flat_weights * before(assistant_mask, position_ids)
         if recipe.loss == "lm":
             targets, has_target = next_tokens(input_ids, position_ids)
             task = (losses.lm_loss, counted * has_target, targets)

@@ -26,13 +26,18 @@ from swiftkv.models import load_base, spread
 from swiftkv.records import atomic_path, digest
 from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.moments import FINAL, MomentSums
+from swiftkv.start.moments import FINAL, MomentSums, write_fits
+from swiftkv.start.rounds import rounds
 from swiftkv.tensor_file import header, open_tensors
 
 
 def entering(layer: int) -> str:
     """Name of the tensor with the residual stream entering `layer`."""
     return f"entering_{layer}"
+
+
+# Of a micro-batch: which tokens are text, bool [micro-batch, max_length], and their positions, int64 and likewise.
+Text = tuple[torch.Tensor, torch.Tensor]
 
 
 class Teacher:
@@ -78,24 +83,23 @@ class Teacher:
         return MomentSums(self.step.teacher.model, layers, tokens)
 
     @torch.no_grad()
-    def run(self, starts: Iterable[int]) -> Iterator[tuple[list[int], dict[int | str, torch.Tensor], torch.Tensor]]:
+    def run(self, starts: Iterable[int]) -> Iterator[tuple[list[int], dict[int | str, torch.Tensor], Text]]:
         """Read the micro-batches that start at the given rows.
 
         Yields:
             The row numbers; by layer, from the lowest of interest on, the residual stream entering it, and as `FINAL`
-            the final normed hidden states, [micro-batch, max_length, D] each; and which tokens are text, bool
-            [micro-batch, max_length].
+            the final normed hidden states, [micro-batch, max_length, D] each; and `Text`.
         """
         for start in starts:
             wanted = list(range(start, min(start + self.size, self.rows.rows)))
             # A short last micro-batch is filled up: the shape of a matrix product can change its rounding.
             batch = self.rows[wanted + [wanted[-1]] * (self.size - len(wanted))]
-            inputs = (batch[name].to(self.step.head.weight.device) for name in ("input_ids", "position_ids"))
+            inputs = [batch[name].to(self.step.head.weight.device) for name in ("input_ids", "position_ids")]
             state, final, inner = self.step.teacher_states(*inputs)
             hidden = dict(enumerate(inner, self.layers[0])) | {FINAL: final, self.layers[0]: state.hidden}
             text = batch["loss_mask"].bool()
             text[len(wanted) :] = False
-            yield wanted, hidden, text
+            yield wanted, hidden, (text, inputs[1])
 
 
 def write_teacher_states(
@@ -134,12 +138,14 @@ def write_teacher_states(
             for key, name in names.items():
                 arrays[name][wanted] = raw(hidden[key][: len(wanted)])
             if sums and wanted[0] in teacher.fitted:
-                sums.add(hidden, text)
+                sums.add(hidden, *text)
             progress.at(wanted[-1] + 1)
         for array in arrays.values():
             array.flush()
         if sums:
-            sums.write(moments, identity)
+            tensors = sums.fits(recipe.start_ridge)
+            description = {"layers": sums.layers, "tokens": sums.tokens, **fits_identity(model, data, recipe)}
+            write_fits(moments, tensors, description)
 
 
 def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
@@ -153,17 +159,24 @@ def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequen
         output: file of `MomentSums`, the same bit for bit for any number of ranks.
 
     Raises:
-        UserError: the model, the data or a layer is not what it has to be.
+        UserError: the model, the data or a layer is not what it has to be, or the text allows no fit.
     """
     model = Path(read_source(model_source)["path"])
     with launched_ranks():
-        teacher = Teacher(model, data, recipe, layers)
-        sums, mine = teacher.moments(layers), teacher.fitted[rank() :: ranks()]
-        progress = Progress("moments", len(mine), "micro-batch")
-        for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
-            sums.add(hidden, text)
-            progress.at(number)
-        sums.write(output, states_identity(model, data, recipe))
+        teacher, tensors = Teacher(model, data, recipe, layers), {}
+        mine = teacher.fitted[rank() :: ranks()]
+        turns = rounds(layers, len(teacher.step.teacher.model.layers), teacher.width)
+        progress, tokens = Progress("moments", len(turns) * len(mine), "micro-batch"), 0
+        for turn, some in enumerate(turns):
+            sums = teacher.moments(some)
+            for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
+                sums.add(hidden, *text)
+                progress.at(turn * len(mine) + number)
+            tensors |= sums.fits(recipe.start_ridge)
+            tokens = sums.tokens
+        if rank() == 0:
+            description = {"layers": teacher.layers, "tokens": tokens, **fits_identity(model, data, recipe)}
+            write_fits(output, tensors, description)
 
 
 def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
@@ -175,6 +188,11 @@ def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
         "micro_batch_size": recipe.micro_batch_size,
         "attention": recipe.attention,
     }
+
+
+def fits_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
+    """What the regressions of a start were computed from."""
+    return {**states_identity(model, data, recipe), "ridge": recipe.start_ridge}
 
 
 def check_identity(what: str, path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:

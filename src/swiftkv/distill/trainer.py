@@ -29,7 +29,7 @@ from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.record import Machines, training_record
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
-from swiftkv.distill.teacher import TeacherStates, check_identity, states_identity
+from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
 from swiftkv.quantize.linear import is_quantized
@@ -82,7 +82,8 @@ def train(
     if recipe.train != "qkv" and is_quantized(source["config"]):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
     choose_for(recipe)  # what cannot work here has to show before the model is loaded
-    rows = PackedRows(data, recipe.logits_tokens == "assistant")
+    own = spec is not None and spec.own_key_values
+    rows = PackedRows(data, recipe.logits_tokens == "assistant" or own)
     if rows.max_length != recipe.max_length:
         raise UserError(
             f"{data} has rows of {rows.max_length} tokens, but the recipe's max_length is {recipe.max_length}"
@@ -101,8 +102,8 @@ def train(
         if moments is None:
             raise UserError("the recipe asks for a fitted start, but no file with moments was given")
         statistics = Moments.read(moments, spec.num_key_value_layers)
-        check_identity("moments", moments, statistics.description, states_identity(model, data, recipe))
-        start = fitted_values(base, spec, statistics, recipe.start_ridge)
+        check_identity("moments", moments, statistics.description, fits_identity(model, data, recipe))
+        start = fitted_values(base, spec, statistics)
     start_distributed()
     from deepspeed import comm
 

@@ -42,7 +42,8 @@ class SwiftKVAttentionMixin:
 
     def add_projections(self, config: Any, spec: SwiftKVSpec, owner: bool) -> None:
         """Make the student's modules like the teacher's, those of keys and values if the layer is its group's `owner`."""
-        for name in self.query_projections + (self.key_value_projections if owner else ()):
+        queries = () if spec.own_key_values else self.query_projections
+        for name in queries + (self.key_value_projections if owner else ()):
             if (module := getattr(self, name)) is None:
                 continue
             if name in ("k_proj", "v_proj"):
@@ -141,3 +142,11 @@ def rotate(states: torch.Tensor, position_embeddings: PositionEmbeddings) -> tor
     """RoPE of [B, T, heads, head size] by cosines and sines [B, T, head size]."""
     cos, sin = (table.unsqueeze(2) for table in position_embeddings)
     return states * cos + rotate_half(states) * sin
+
+
+def sample_lengths(position_ids: torch.Tensor) -> list[int]:
+    """Lengths of the samples of packed rows [B, T] in order; positions restart at 0 and rows never share a sample."""
+    starts = position_ids == 0
+    starts[:, 0] = True
+    edges = starts.flatten().nonzero().squeeze(-1)
+    return torch.diff(edges, append=edges.new_tensor([position_ids.numel()])).tolist()

@@ -13,7 +13,7 @@ PUBLISHED_FIELDS = ("swiftkv", "num_key_value_layers", "key_value_group_size")
 
 @dataclass(kw_only=True)
 class SwiftKVConfigMixin:
-    """The fields of the published checkpoints, and two of ours.
+    """The fields of the published checkpoints, and three of ours.
 
     Attributes:
         swiftkv: True runs the student, False the teacher.
@@ -21,6 +21,7 @@ class SwiftKVConfigMixin:
         key_value_group_size: g, the AcrossKV group size.
         swiftkv_num_key_value_heads: KV heads of layers >= l (Appendix C.1); None means `num_key_value_heads`.
         swiftkv_early_exit: whether there is an early exit head (Appendix D.1).
+        swiftkv_own_key_values: whether tokens that run all layers keep their own keys and values.
 
     Raises:
         ValueError: the fields do not fit the model.
@@ -31,6 +32,7 @@ class SwiftKVConfigMixin:
     key_value_group_size: int = 1
     swiftkv_num_key_value_heads: int | None = None
     swiftkv_early_exit: bool = False
+    swiftkv_own_key_values: bool = False
 
     def __post_init__(self, **kwargs) -> None:
         if self.num_key_value_layers is None:
@@ -52,8 +54,9 @@ class SwiftKVConfigMixin:
         fields = super().to_diff_dict()
         if self.swiftkv_num_key_value_heads is None:
             fields.pop("swiftkv_num_key_value_heads", None)
-        if not self.swiftkv_early_exit:
-            fields.pop("swiftkv_early_exit", None)
+        for name in ("swiftkv_early_exit", "swiftkv_own_key_values"):
+            if not getattr(self, name):
+                fields.pop(name, None)
         return fields | {name: getattr(self, name) for name in PUBLISHED_FIELDS}
 
 

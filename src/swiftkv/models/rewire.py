@@ -23,10 +23,10 @@ def rewire(
 ) -> PreTrainedModel:
     """The SwiftKV model of `teacher`, before training.
 
-    Start values, unless others are given: q_proj_swiftkv is the layer's q_proj; k_proj_swiftkv and v_proj_swiftkv are
-    the mean of k_proj and v_proj over the layers of their AcrossKV group, and so are the modules of latent attention;
-    norm_swiftkv is layer l's input_layernorm; an early exit head is lm_head. With fewer KV heads than the teacher's
-    (Appendix C.1) neighboring heads are averaged, with more they are repeated.
+    Start values, unless others are given: q_proj_swiftkv, if there is one, is the layer's q_proj; k_proj_swiftkv and
+    v_proj_swiftkv are the mean of k_proj and v_proj over the layers of their AcrossKV group, and so are the modules of latent
+    attention; norm_swiftkv is layer l's input_layernorm; an early exit head is lm_head. With fewer KV heads than the
+    teacher's (Appendix C.1) neighboring heads are averaged, with more they are repeated.
 
     Args:
         teacher: a language model of transformers, of one of `ARCHITECTURES`.
@@ -76,6 +76,7 @@ def swiftkv_config(fields: Mapping[str, Any], spec: SwiftKVSpec) -> PreTrainedCo
         "key_value_group_size": spec.key_value_group_size,
         "swiftkv_num_key_value_heads": spec.num_key_value_heads,
         "swiftkv_early_exit": spec.early_exit,
+        "swiftkv_own_key_values": spec.own_key_values,
         "architectures": [classes.causal_lm.__name__],
     }
     try:
@@ -91,7 +92,7 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
     attention = CLASSES[teacher.config.model_type].model.attention_class
     for group in spec.groups:
         for layer in group:
-            for projection in attention.query_projections:
+            for projection in () if spec.own_key_values else attention.query_projections:
                 for name, tensor in _parameters(layers[layer], projection, teacher.dtype).items():
                     values[f"model.layers.{layer}.self_attn.{projection}_swiftkv.{name}"] = tensor.clone()
         for projection in attention.key_value_projections:

@@ -40,6 +40,7 @@ class LowerState:
         attention_mask: by layer type ("full_attention", "sliding_attention"), as the attention function wants it.
         past_key_values: the KV cache, or None.
         arguments: further keyword arguments of the layers.
+        full_depth: with own_key_values, which tokens run all layers, bool [B, T]; None where T = 1 or only the last does.
     """
 
     hidden: torch.Tensor
@@ -48,6 +49,7 @@ class LowerState:
     attention_mask: dict[str, torch.Tensor | None]
     past_key_values: Cache | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
+    full_depth: torch.Tensor | None = None
 
     def last_position(self) -> LowerState:
         """The state with queries of the last position only."""
@@ -61,6 +63,46 @@ class LowerState:
                 for kind, mask in self.attention_mask.items()
             },
         )
+
+
+class KeyValues:
+    """In place of a cache: keeps what it is given, for one layer."""
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """As a cache's."""
+        self.key_value = key, value
+        return key, value
+
+
+class OwnKeyValues:
+    """In place of a cache: what a layer makes of tokens at full depth takes its place among those of the others.
+
+    Args:
+        key_value: keys and values of all tokens [B, heads, T, size], before the cache.
+        state: says which tokens are at full depth, and has the cache.
+
+    Raises:
+        ValueError: it does not say so.
+    """
+
+    def __init__(self, key_value: tuple[torch.Tensor, torch.Tensor], state: LowerState) -> None:
+        self.key_value, self.full_depth, self.cache = key_value, state.full_depth, state.past_key_values
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *where: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """As a cache's, of one layer: what `key` and `value` of [B, heads, T or 1 (the last), size] become."""
+        given, tokens = self.key_value, key.shape[2]
+        if tokens < given[0].shape[2]:
+            both = [
+                torch.cat([all_[:, :, :-tokens], own], dim=2) for all_, own in zip(given, (key, value), strict=True)
+            ]
+        elif tokens == 1:
+            both = [key, value]
+        elif self.full_depth is None:
+            raise ValueError("say which tokens run all layers, the answer's and the last of the prompt: full_depth")
+        else:
+            full = self.full_depth[:, None, :, None]
+            both = [torch.where(full, own, all_) for all_, own in zip(given, (key, value), strict=True)]
+        return tuple(both) if self.cache is None else self.cache.update(*both, *where)
 
 
 class SwiftKVPreTrainedMixin:
@@ -122,7 +164,9 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
 
     @property
     def teacher_projections(self) -> tuple[str, ...]:
-        """Modules of an attention that make queries, keys and values, which the student has its own of."""
+        """Modules of an attention that make queries, keys and values, which the student has others for and never uses."""
+        if self.spec.own_key_values:
+            return ()
         return self.attention_class.query_projections + self.attention_class.key_value_projections
 
     def teacher_projection_names(self, prefix: str = "") -> set[str]:
@@ -232,12 +276,23 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         for index in range(self.spec.num_key_value_layers, self.config.num_hidden_layers):
             if collect_hidden:
                 collected.append(hidden)
-            if student and index == self.spec.owner(index):
+            if student and index == self.spec.owner(index) and not self.spec.own_key_values:
                 key_value = self.layers[index].self_attn.project_key_value(
                     states, state.position_embeddings, state.past_key_values
                 )
-            hidden = self._run_layer(index, hidden, queries, key_value)
+            if student and self.spec.own_key_values:
+                hidden = self._run_layer(
+                    index, hidden, replace(queries, past_key_values=self._with_own(index, states, state))
+                )
+            else:
+                hidden = self._run_layer(index, hidden, queries, key_value)
         return self.norm(hidden), tuple(collected) if collect_hidden else None
+
+    def _with_own(self, index: int, states: torch.Tensor, state: LowerState) -> OwnKeyValues:
+        """What layer `index` has for a cache when it runs as the teacher's: tokens of a prompt have SingleInputKV's there."""
+        made = KeyValues()
+        self.layers[index].self_attn.project_key_value(states, state.position_embeddings, made)
+        return OwnKeyValues(made.key_value, state)
 
     def fill_upper_cache(self, state: LowerState) -> None:
         """Add to the cache in `state` the keys and values of layers l..L-1, which depend on h_l only, and run no layer.
@@ -270,8 +325,8 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
                 )
                 for layer_type in sorted(set(self.layer_types))
             }
-        tables = self.rotary_emb(hidden, position_ids)
-        return LowerState(hidden, position_ids, tables, masks, past_key_values, arguments)
+        tables, full_depth = self.rotary_emb(hidden, position_ids), arguments.pop("full_depth", None)
+        return LowerState(hidden, position_ids, tables, masks, past_key_values, arguments, full_depth)
 
     def _run_layer(
         self, index: int, hidden: torch.Tensor, state: LowerState, key_value: tuple | None = None
@@ -313,7 +368,16 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
-        """As the architecture's; with `logits_to_keep=1`, as generate() prefills, layers >= l run for one position."""
+        """As the architecture's; with `logits_to_keep=1`, as generate() prefills, layers >= l run for one position.
+
+        With own_key_values, `full_depth`, bool [B, T], says which tokens run all layers; else those do that have logits.
+        """
+        if self.spec.own_key_values and "full_depth" not in kwargs:
+            tokens = torch.zeros((input_ids if inputs_embeds is None else inputs_embeds).shape[:2], dtype=torch.bool)
+            tokens[:, logits_to_keep if isinstance(logits_to_keep, torch.Tensor) else slice(-logits_to_keep, None)] = (
+                True
+            )
+            kwargs["full_depth"] = tokens.to(self.device)
         # Recorded outputs must keep every position.
         recorded = any(
             kwargs.get(name, getattr(self.config, name, False))

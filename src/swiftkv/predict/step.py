@@ -83,10 +83,11 @@ class Served:
         """Of the lower layers, of SingleInputKV's keys and values, of the upper layers, of the head."""
         arch, own = self.arch, self.arch.query_weights + self.arch.output_weights
         mlp, groups = arch.mlp_weights(), 0 if self.spec is None or not self.upper else len(self.spec.groups)
+        kept = sum(arch.key_value_weights()) if groups and self.spec.own_key_values else 0
         return (
             self.lower * (own + sum(arch.key_value_weights())) + sum(mlp[: self.lower]),
             groups * sum(arch.key_value_weights(self._upper_heads)),
-            self.upper * own + sum(mlp[self.lower :]),
+            self.upper * (own + kept) + sum(mlp[self.lower :]),
             arch.vocab_size * arch.hidden_size,
         )
 

@@ -49,7 +49,7 @@ def show(results: Path, root: Path) -> str:
 def part(figure: Artifact, table: Artifact) -> str:
     """The README's part: a figure, and the grid of a table with its title."""
     text = table.file("md").read_text(encoding="utf-8")
-    title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", text).groups()
+    title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", re.sub(r" \[\d+\]", "", text)).groups()  # without notes
     picture = f"[![{figure.title}]({GALLERY}/{figure.name}.png)]({GALLERY}/README.md)"
     return f"{picture}\n\n{grid}\n{title}; [all figures]({GALLERY}/README.md).\n"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
-from swiftkv.data.read import draw_documents
+from swiftkv.data.read import choose_chats, draw_documents, render, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer
 from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
@@ -32,7 +33,7 @@ class ChatMeasurement:
     """
 
     def __init__(self, model_source: Path, chats: Path, documents: int, max_length: int, seed: int) -> None:
-        self._started = time.monotonic()
+        self._started, self._chats = time.monotonic(), chats
         self._draw = {"documents": documents, "max_length": max_length, "seed": seed}
         self.model = read_source(model_source)
         self.tokenizer = load_tokenizer(self.model["path"])
@@ -40,6 +41,31 @@ class ChatMeasurement:
         self.documents = [document for document in documents if len(document) > 1]
         if not self.documents:
             raise UserError(f"no chat of {chats} has two tokens; make it again")
+
+    def answers(self) -> list[tuple[list[int], int]]:
+        """Chats with their last answer: token ids, and how many of them are its prompt's, all before it.
+
+        Left out are chats of which no answer begins in the tokens that count.
+        """
+        found, drawn = [], choose_chats(self._chats, self._draw["documents"], self._draw["seed"])
+        for messages in (chat["messages"] for chat in drawn):
+            with contextlib.suppress(UserError):  # the template refuses it
+                document = tokenize_chat(self.tokenizer, messages, self._draw["max_length"])
+                last = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+                for number in reversed(last):
+                    before = render(
+                        self.tokenizer, messages[:number], tokenize=True, add_generation_prompt=True, return_dict=True
+                    )
+                    prompt = len(before["input_ids"])
+                    if 1 < prompt < len(document) and document[:prompt] == list(before["input_ids"]):
+                        found.append((document, prompt))
+                        break
+        return found
+
+    def prompts(self) -> list[int]:
+        """For each of `documents` its tokens before the last answer; all of them where none begins."""
+        known = {tuple(document): prompt for document, prompt in self.answers()}
+        return [known.get(tuple(document), len(document)) for document in self.documents]
 
     def write(
         self,

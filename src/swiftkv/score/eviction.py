@@ -27,7 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from swiftkv.device import device_map
 from swiftkv.models import load_base
 from swiftkv.score.chats import ChatMeasurement
-from swiftkv.score.fidelity import compare, hidden_states, summarize
+from swiftkv.score.fidelity import closeness, compare, hidden_states
 
 NAME = "evicting"
 POLICIES = ("window", "attention")
@@ -148,7 +148,7 @@ def measure_eviction(
     """Compare a model whose cache drops tokens to itself, on the chats of "fidelity", and write the measurement "eviction".
 
     The result has `caches`: for each policy and share, policy, share, held (the share of a chat's tokens that is in the
-    cache at its end), kl, top1_agreement and perplexity with value, stderr and n; and tokens and documents.
+    cache at its end), kl, answer_kl, top1_agreement and perplexity with value, stderr and n; and tokens and documents.
 
     Args:
         model_source: the model's source.json.
@@ -165,16 +165,16 @@ def measure_eviction(
     """
     measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
     model = load_base(measured.model["path"], device_map=device_map())
-    expected = [hidden_states(model, document, "auto") for document in measured.documents]
+    expected = [hidden_states(model, document, "auto", len(document)) for document in measured.documents]
     head, lengths = model.get_output_embeddings(), [len(document) for document in measured.documents]
     caches = []
     for eviction in (Eviction(policy, share, sinks) for policy in POLICIES for share in shares):
         with evicting(model, eviction):
             rows = [
-                compare(reference, [(hidden_states(model, document, "auto"), head)], head, document)[0]
+                compare(reference, [(hidden_states(model, document, "auto", len(document)), head)], head, document)[0]
                 for reference, document in zip(expected, measured.documents, strict=True)
             ]
-        found = summarize(rows, [length - 1 for length in lengths])
+        found = closeness(rows, measured.prompts())
         named = {key: cell for key, cell in asdict(eviction).items() if key != "sinks"}
         caches.append({**named, "held": sum(map(eviction.held, lengths)) / sum(lengths), **found})
         print(f"{eviction.policy}, {eviction.share:g} of the cache: KL {found['kl']['value']:.4f}", flush=True)

@@ -1,11 +1,14 @@
 """How close a variant stays to its teacher on held-out chats: KL, top-1 agreement, perplexity.
 
-Accuracy on a few hundred questions cannot see a one-point gap; these have tight error bars.
+Accuracy on a few hundred questions cannot see a one-point gap; these have tight error bars. They are of all positions, and KL
+of those of last answers besides; answers that keep their own keys and values (own_key_values) have the latter alone.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +29,28 @@ POSITIONS = 128  # logits of so many positions are in memory at once
 
 
 @torch.inference_mode()
-def hidden_states(model: PreTrainedModel, document: list[int], kv_cache: str, peak: Peak | None = None) -> torch.Tensor:
-    """Final hidden states [tokens, hidden] of one document under a KV cache "auto" or "fp8", whose keys `peak` sees."""
+def hidden_states(
+    model: PreTrainedModel, document: list[int], kv_cache: str, prompt: int, peak: Peak | None = None
+) -> torch.Tensor:
+    """Final hidden states [tokens, hidden] of one document, whose first `prompt` tokens are before its last answer.
+
+    `kv_cache` is "auto" or "fp8", whose keys `peak` sees.
+    """
     row = torch.tensor([document], device=model.device)
     # Without quantization a single pass reads nothing back from a cache.
     cache = None if kv_cache == "auto" else new_cache(kv_cache, model.config, peak)
-    return model.base_model(row, past_key_values=cache, use_cache=cache is not None).last_hidden_state[0]
+    own = {"full_depth": answering(row, prompt)} if has_own(model) else {}
+    return model.base_model(row, past_key_values=cache, use_cache=cache is not None, **own).last_hidden_state[0]
+
+
+def has_own(model: PreTrainedModel) -> bool:
+    """Whether its answers keep their own keys and values."""
+    return getattr(model.config, "swiftkv_own_key_values", False)
+
+
+def answering(row: torch.Tensor, prompt: int) -> torch.Tensor:
+    """Which of the token ids [1, T] run all layers: the last of the prompt and those after it; bool [1, T]."""
+    return torch.arange(row.shape[1], device=row.device)[None] >= prompt - 1
 
 
 def share_lower_layers(first: PreTrainedModel, second: PreTrainedModel) -> bool:
@@ -45,7 +64,12 @@ def share_lower_layers(first: PreTrainedModel, second: PreTrainedModel) -> bool:
 
 @torch.inference_mode()
 def states_of_all(
-    teacher: PreTrainedModel, models: dict[str, PreTrainedModel], document: list[int], kv_cache: str, peak: Peak
+    teacher: PreTrainedModel,
+    models: dict[str, PreTrainedModel],
+    document: list[int],
+    kv_cache: str,
+    prompt: int,
+    peak: Peak,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Final hidden states [tokens, hidden] of one document: the teacher's, and each model's.
 
@@ -53,9 +77,10 @@ def states_of_all(
     """
     start, trained = models.get("start"), models.get("trained")
     if start is None or kv_cache != "auto" or not share_lower_layers(start, trained):
-        students = [hidden_states(model, document, kv_cache, peak) for model in models.values()]
-        return hidden_states(teacher, document, "auto"), students
-    state = start.model.forward_lower(torch.tensor([document], device=start.device))
+        students = [hidden_states(model, document, kv_cache, prompt, peak) for model in models.values()]
+        return hidden_states(teacher, document, "auto", prompt), students
+    row = torch.tensor([document], device=start.device)
+    state = replace(start.model.forward_lower(row), full_depth=answering(row, prompt))
     reference = start.model.forward_upper(state, student=False)[0][0]
     return reference, [model.model.forward_upper(state, student=True)[0][0] for model in models.values()]
 
@@ -66,8 +91,8 @@ def compare(
     students: list[tuple[torch.Tensor, torch.nn.Module]],
     head: torch.nn.Module,
     document: list[int],
-) -> list[tuple[float, float, float]]:
-    """Sums over the positions of one document that have a next token, for each student.
+) -> torch.Tensor:
+    """Each position of one document that has a next token, for each student.
 
     Args:
         teacher: final hidden states [tokens, hidden].
@@ -76,12 +101,12 @@ def compare(
         document: token ids.
 
     Returns:
-        For each student KL(teacher || student) at temperature 1 in nats, positions where both have the same most likely
-        token, and the student's negative log-likelihood of the next tokens in nats. Softmax is float32.
+        Float64 [students, positions, 3]: KL(teacher || student) at temperature 1 in nats, whether both have the same most
+        likely token, and the student's negative log-likelihood of the next token in nats. Softmax is float32.
     """
     device = head.weight.device  # of models spread over GPUs, all parts may lie on others
     target = torch.tensor(document[1:], device=device)
-    sums = torch.zeros(len(students), 3, dtype=torch.float64)
+    found = torch.zeros(len(students), len(target), 3, dtype=torch.float64)
     for begin in range(0, len(target), POSITIONS):
         part = slice(begin, min(begin + POSITIONS, len(target)))
         next_tokens = target[part]
@@ -97,13 +122,18 @@ def compare(
                 agreed = log_q.argmax(dim=-1) == best
                 # Differences first: a small KL must not be what is left of two large sums.
                 kl = (log_p - log_q).mul_(p).sum(dim=-1)
-            sums[number] += torch.stack([row.double().sum() for row in (kl, agreed, nll)]).cpu()
-    return [tuple(row) for row in sums.tolist()]
+            found[number, part] = torch.stack([row.double() for row in (kl, agreed, nll)], dim=-1).cpu()
+    return found
 
 
-def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict[str, Any]:
-    """KL in nats a token, top-1 agreement as a fraction, and perplexity (its error by the delta method)."""
-    kl, agreed, nll = (ratio(list(column), counts) for column in zip(*rows, strict=True))
+def summarize(rows: Sequence[torch.Tensor], counts: Sequence[int]) -> dict[str, Any]:
+    """KL in nats a token, top-1 agreement as a fraction, and perplexity (its error by the delta method).
+
+    Args:
+        rows: for each text the sums over its positions of what `compare` finds, [3].
+        counts: so many positions.
+    """
+    kl, agreed, nll = (ratio(column, counts) for column in torch.stack(list(rows)).T.tolist())
     perplexity = math.exp(nll["value"])
     error = None if nll["stderr"] is None else perplexity * nll["stderr"]
     return {
@@ -113,8 +143,22 @@ def summarize(rows: list[tuple[float, float, float]], counts: list[int]) -> dict
     }
 
 
+def closeness(found: Sequence[torch.Tensor], prompts: Sequence[int], own: bool = False) -> dict[str, Any]:
+    """What `summarize` says of all positions, or nothing of them with `own`; answer_kl is the KL of those of answers, if any.
+
+    Args:
+        found: `compare` of each chat, [positions, 3].
+        prompts: tokens of each chat before its last answer.
+        own: whether only answers have been computed as they would be served.
+    """
+    every = {} if own else summarize([rows.sum(0) for rows in found], [len(rows) for rows in found])
+    ends = [(rows[prompt - 1 :], prompt) for rows, prompt in zip(found, prompts, strict=True) if prompt <= len(rows)]
+    answers = summarize([rows.sum(0) for rows, _ in ends], [len(rows) for rows, _ in ends])["kl"] if ends else None
+    return every | {"answer_kl": answers}
+
+
 def load_models(
-    folder: Path, checkpoint: Path | None, spec: SwiftKVSpec | None, kv_cache: str, moments: Path | None, ridge: float
+    folder: Path, checkpoint: Path | None, spec: SwiftKVSpec | None, kv_cache: str, moments: Path | None
 ) -> tuple[PreTrainedModel, dict[str, PreTrainedModel]]:
     """The teacher, and what is compared to it: "trained", and "start", a rewired model before training.
 
@@ -123,7 +167,7 @@ def load_models(
 
     Args:
         folder: the ordinary checkpoint.
-        checkpoint, spec, kv_cache, moments, ridge: as in `measure_fidelity`.
+        checkpoint, spec, kv_cache, moments: as in `measure_fidelity`.
 
     Raises:
         UserError: a checkpoint cannot be loaded or is of another spec, or the GPUs are too few for the model.
@@ -132,7 +176,7 @@ def load_models(
     if spec is not None:
         values = None
         if moments is not None:
-            values = fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers), ridge)
+            values = fitted_values(teacher, spec, Moments.read(moments, spec.num_key_value_layers))
         start = spread(rewire(teacher, spec, values).eval(), teacher)
         trained = load_sharing(checkpoint, teacher)
         require_spec(checkpoint, trained.spec, spec)
@@ -154,15 +198,14 @@ def measure_fidelity(
     seed: int,
     output: Path,
     moments: Path | None = None,
-    ridge: float = 0.0,
 ) -> dict[str, Any]:
     """Compare a variant, and its rewired model before training, to the teacher and write the measurement "fidelity".
 
     The teacher is the model itself with its KV cache in its own dtype; each of its forward passes serves both. Every
     document is a row of its own, so no padding is counted. The result has kl, top1_agreement and perplexity, each with
-    value, stderr and n; start, the same before training, for a rewired model with an unquantized cache; tokens and
-    documents; chats, the positions of each and what they add up to; and with an FP8 cache fp8_keys, as
-    `swiftkv.quantize.Peak` finds them.
+    value, stderr and n, which a model with own_key_values has not, and answer_kl, over the last answers alone; start, the
+    same before training, for a rewired model with an unquantized cache; tokens and documents; chats, the positions of each
+    and what they add up to; and with an FP8 cache fp8_keys, as `swiftkv.quantize.Peak` finds them.
 
     Args:
         model_source: the model's source.json.
@@ -176,7 +219,6 @@ def measure_fidelity(
         seed: decides which chats are drawn.
         output: JSON file.
         moments: what a fitted start was fitted to; None for a copied one.
-        ridge: penalty of that fit.
 
     Raises:
         UserError: a file is missing or damaged, or the spec cannot be.
@@ -184,30 +226,33 @@ def measure_fidelity(
     if spec is not None and checkpoint is None:
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
     measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
-    teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments, ridge)
-    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models or ("trained",)}
+    teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments)
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in models or ("trained",)}
     head, peak = teacher.get_output_embeddings(), Peak()
-    for number, document in enumerate(measured.documents, 1):
-        reference, states = states_of_all(teacher, models, document, kv_cache, peak)
+    prompts = measured.prompts()
+    for number, (document, prompt) in enumerate(zip(measured.documents, prompts, strict=True), 1):
+        reference, states = states_of_all(teacher, models, document, kv_cache, prompt, peak)
         heads = [model.get_output_embeddings() for model in models.values()]
         students = list(zip(states, heads, strict=True)) or [(reference, head)]
-        for sums, row in zip(rows.values(), compare(reference, students, head, document), strict=True):
-            sums.append(row)
+        for positions, rows in zip(compare(reference, students, head, document), found.values(), strict=True):
+            rows.append(positions)
         if number % 10 == 0 or number == len(measured.documents):
             print(
                 f"fidelity of {variant}, KV cache {kv_cache}: {number} of {len(measured.documents)} chats", flush=True
             )
+    own = spec is not None and spec.own_key_values
     counts = [len(document) - 1 for document in measured.documents]
-    of_chats = zip(("kl", "top1_agreement", "nll"), zip(*rows["trained"], strict=True), strict=True)
-    result = summarize(rows["trained"], counts) | {
-        "start": summarize(rows["start"], counts) if "start" in rows else None,
+    close = {name: closeness(rows, prompts, own) for name, rows in found.items()}
+    columns = torch.stack([rows.sum(0) for rows in found["trained"]]).T.tolist()
+    chats = {"positions": counts, **dict(zip(("kl", "top1_agreement", "nll"), columns, strict=True))}
+    result = close["trained"] | {
+        "start": close.get("start"),
         "tokens": sum(counts),
         "documents": len(counts),
-        "chats": {"positions": counts, **{name: list(column) for name, column in of_chats}},
+        **({} if own else {"chats": chats}),
         **({"fp8_keys": keys} if (keys := peak.found()) else {}),
     }
     record = measured.write("fidelity", result, output, variant, checkpoint, spec, kv_cache)
     peak.warn()
-    kl, agreement, perplexity = (result[name]["value"] for name in ("kl", "top1_agreement", "perplexity"))
-    print(f"KL {kl:.4f} nats a token, top-1 agreement {agreement:.4f}, perplexity {perplexity:.3f}", flush=True)
+    print(", ".join(f"{name} {value['value']:.4f}" for name, value in close["trained"].items() if value), flush=True)
     return record

@@ -106,6 +106,9 @@ class CachedLM(HFLM):
             yield numbers, [self.batch_size, [tokens for _, *tokens in batch]], partial(self._scored, batch)
 
     def _scored(self, requests: list[Request]) -> list[tuple[float, bool]]:
+        if getattr(self.model.config, "swiftkv_own_key_values", False) and len(requests) > 1:
+            # Which tokens run all layers differs by row.
+            return [answer for request in requests for answer in self._scored([request])]
         self._unscored = min(len(fed) - len(continuation) for fed, continuation in self._rows(requests))
         return _checked(super()._loglikelihood_tokens(requests, disable_tqdm=True))
 
@@ -177,7 +180,10 @@ class PrefixSharingLM(CachedLM):
         cache = self._new_cache()
         if tokens:
             row = torch.tensor([tokens], device=self.device)
-            self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            if hasattr(self.model, "swiftkv_parameters"):  # none of it runs all layers
+                self.model.model.fill_upper_cache(self.model.model.forward_lower(row, past_key_values=cache))
+            else:
+                self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return cache
 
     def _batches(self, requests: list[Request]) -> Iterator[Batch]:
@@ -192,7 +198,8 @@ class PrefixSharingLM(CachedLM):
         for place, number in enumerate(order):
             fed, continuation = rows[number]
             numbers.append(number)
-            paths.append((tree.add(fed[shared:])[-len(continuation) :], continuation))
+            path = tree.add(fed[shared:], len(fed) - len(continuation) - shared)
+            paths.append((path[-len(continuation) :], continuation))
             if len(tree) >= self.tokens_per_forward or place == len(order) - 1:
                 inputs = [common, *([rows[number] for number in numbers])]
                 yield numbers, inputs, partial(self._score, tree, start, paths)
@@ -254,16 +261,16 @@ class TokenTree:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self._parents: list[int] = []
-        self._nodes: dict[tuple[int, int], int] = {}
+        self._nodes: dict[tuple[int, int, bool], int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, tokens: list[int]) -> list[int]:
-        """Add a sequence and return its path of nodes, one a token."""
+    def add(self, tokens: list[int], unscored: int) -> list[int]:
+        """Add a sequence and return its path of nodes, one a token; none is scored for one and not for the other."""
         path, parent = [], -1
         for step, token in enumerate(tokens):
-            node = self._nodes.setdefault((parent, token), len(self.tokens))
+            node = self._nodes.setdefault((parent, token, step >= unscored), len(self.tokens))
             if node == len(self.tokens):
                 self.tokens.append(token)
                 self.positions.append(self.depth + step)

@@ -11,10 +11,19 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.attention.attention import unified_kv_cache_update
+from vllm.model_executor.layers.attention.attention import (
+    _encode_layer_name,
+    unified_attention_with_output,
+    unified_kv_cache_update,
+)
 from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.models.llama import LlamaMLP
 from vllm.model_executor.utils import set_weight_attrs
@@ -203,14 +212,48 @@ def noting(backend: type[AttentionBackend]) -> type[AttentionBackend]:
         def build(
             self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
         ) -> Any:
-            batch_prompts(self.vllm_config).note(common_attn_metadata.seq_lens_cpu_upper_bound)
+            batch_prompts(self.vllm_config).note(
+                common_attn_metadata.seq_lens_cpu_upper_bound, common_attn_metadata.query_start_loc
+            )
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
 
     return subclass_attention_backend("Noting", backend, NotingBuilder)
 
 
+class WriterAttention(ReaderAttention):
+    """A reader that first writes what its rows have of their own into the cache, over what the lower half wrote.
+
+    vLLM's attention writes to no cache that it shares, so its two operations are called from here.
+    """
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Of [rows, heads * head_dim] each, the keys turned; the slots are the owner's in the forward context."""
+        if self.query_quant is not None and self.impl.supports_quant_query_input:
+            turned, _ = self.query_quant(query, self._q_scale)
+        else:
+            turned = query
+        owner = self.kv_sharing_target_layer_name
+        assert owner is not None
+        key, value = key.view(-1, self.num_kv_heads, self.head_size), value.view(-1, self.num_kv_heads, self.head_size)
+        turned = turned.view(-1, self.num_heads, self.head_size)
+        output = torch.empty_like(query).view(turned.shape)
+        if self.use_direct_call:
+            written = unified_kv_cache_update(key, value, owner)
+            unified_attention_with_output(turned, key, value, output, self.layer_name, kv_cache_dummy_dep=written)
+        else:
+            # The result of writing orders the two operations for the compiler.
+            written = torch.ops.vllm.unified_kv_cache_update(key, value, _encode_layer_name(owner))
+            torch.ops.vllm.unified_attention_with_output(
+                turned, key, value, output, _encode_layer_name(self.layer_name), kv_cache_dummy_dep=written
+            )
+        return output.flatten(1)
+
+
 class SwiftKVAttention(nn.Module):
-    """Attention of a layer >= l: its own queries and output projection, its group's keys and values."""
+    """Attention of a layer >= l: its own queries and output projection, its group's keys and values.
+
+    With own_key_values the rows have keys and values of their own, too, and all projections are the model's.
+    """
 
     def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
         super().__init__()
@@ -218,14 +261,28 @@ class SwiftKVAttention(nn.Module):
         row = architecture(config.model_type)
         prefix = f"{model_prefix}.layers.{layer}.self_attn"
         heads = Heads(config, spec)
-        self.q_proj_swiftkv = ColumnParallelLinear(
-            config.hidden_size,
-            heads.total_query * heads.head_dim,
-            bias=has_bias(row.bias, config.to_dict()),
-            quant_config=quant_config,
-            prefix=f"{prefix}.q_proj_swiftkv",
-        )
-        self.q_norm_swiftkv = RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if row.normalized else None
+        self.own, bias = spec.own_key_values, has_bias(row.bias, config.to_dict())
+        if self.own:
+            self.qkv_proj = QKVParallelLinear(
+                config.hidden_size,
+                heads.head_dim,
+                heads.total_query,
+                heads.total_key_value,
+                bias=bias,
+                quant_config=quant_config,
+                prefix=f"{prefix}.qkv_proj",
+            )
+            self.sizes = [heads.query * heads.head_dim] + 2 * [heads.key_value * heads.head_dim]
+        else:
+            self.q_proj_swiftkv = ColumnParallelLinear(
+                config.hidden_size,
+                heads.total_query * heads.head_dim,
+                bias=bias,
+                quant_config=quant_config,
+                prefix=f"{prefix}.q_proj_swiftkv",
+            )
+        for name in ("q_norm", "k_norm") if self.own else ("q_norm_swiftkv",):
+            setattr(self, name, RMSNorm(heads.head_dim, eps=config.rms_norm_eps) if row.normalized else None)
         self.head_dim = heads.head_dim
         self.o_proj = RowParallelLinear(
             heads.total_query * heads.head_dim,
@@ -236,7 +293,7 @@ class SwiftKVAttention(nn.Module):
         )
         self.rotary_emb = make_rope(config, heads)
         fast = vllm_config.cache_config.kv_sharing_fast_prefill
-        self.attn = (ReaderAttention if fast else Attention)(
+        self.attn = (WriterAttention if self.own else ReaderAttention if fast else Attention)(
             heads.query,
             heads.head_dim,
             heads.head_dim**-0.5,
@@ -250,12 +307,19 @@ class SwiftKVAttention(nn.Module):
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """Attend from [rows, hidden] normed states to the group's cache; [rows, hidden]."""
-        query, _ = self.q_proj_swiftkv(hidden_states)
-        if self.q_norm_swiftkv is not None:
-            query = self.q_norm_swiftkv(query.unflatten(-1, (-1, self.head_dim))).flatten(1)
-        query, _ = self.rotary_emb(positions, query, None)
-        output, _ = self.o_proj(self.attn(query, None, None))
+        if self.own:
+            query, key, value = self.qkv_proj(hidden_states)[0].split(self.sizes, dim=-1)
+            query, key = self._by_head(self.q_norm, query), self._by_head(self.k_norm, key)
+            query, key = self.rotary_emb(positions, query, key)
+        else:
+            query, key, value = self._by_head(self.q_norm_swiftkv, self.q_proj_swiftkv(hidden_states)[0]), None, None
+            query, _ = self.rotary_emb(positions, query, None)
+        output, _ = self.o_proj(self.attn(query, key, value))
         return output
+
+    def _by_head(self, norm: nn.Module | None, states: torch.Tensor) -> torch.Tensor:
+        """A norm of each head of [rows, heads * head_dim], if there is one."""
+        return states if norm is None else norm(states.unflatten(-1, (-1, self.head_dim))).flatten(1)
 
 
 class SwiftKVDecoderLayer(nn.Module):

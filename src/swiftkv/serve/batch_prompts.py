@@ -20,17 +20,22 @@ class BatchPrompts:
 
     Attributes:
         lengths: tokens of a prompt by its request's place in the batch, where they are known.
+        unfinished: places of prompts that go on after the step that was noted last.
+        starts: where each place's rows with logits begin in that step, and their number, [requests + 1]; on the device.
     """
 
     def __init__(self) -> None:
         self.lengths: dict[int, int] = {}
+        self.unfinished: list[int] = []
+        self.starts: torch.Tensor | None = None
         self._sampled = True
 
-    def note(self, after_step: torch.Tensor | None) -> None:
-        """Take what attention metadata are built from: tokens of each request after the step, or more, [requests]."""
-        self._sampled = after_step is None or any(
-            length >= self.lengths.get(place, 0) for place, length in enumerate(after_step.tolist())
-        )
+    def note(self, after_step: torch.Tensor | None, starts: torch.Tensor) -> None:
+        """Take what attention metadata are built from: tokens of each request after the step, or more, [requests]; `starts`."""
+        lengths = [] if after_step is None else after_step.tolist()
+        self.unfinished = [place for place, length in enumerate(lengths) if length < self.lengths.get(place, 0)]
+        self.starts = starts
+        self._sampled = not lengths or len(self.unfinished) < len(lengths)
 
     def sampled(self) -> bool:
         """Whether any row of the step that was noted is sampled from; a step that was not noted may be."""

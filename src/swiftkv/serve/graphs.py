@@ -53,11 +53,21 @@ class UpperGraphs:
             hidden_states = self.hidden_states[:rows].copy_(hidden_states)
         return self.upper(positions, hidden_states)
 
-    def run_rows(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Gathered rows, as many as vLLM padded them to; [R], [R, hidden] to [R, hidden]."""
+    def run_rows(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, slots: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Gathered rows, as many as vLLM padded them to; [R], [R, hidden] to [R, hidden].
+
+        Args:
+            positions, hidden_states: the rows'.
+            slots: where they write keys and values, [R] by the name of the cache; None where they write none.
+        """
         context = get_forward_context()
+        if slots is not None:
+            context = replace(context, slot_mapping=slots)
         if context.batch_descriptor is None:  # no graphs in this step
-            return self.run(positions, hidden_states)
+            with override_forward_context(context):
+                return self.run(positions, hidden_states)
         descriptor = replace(context.batch_descriptor, num_tokens=positions.size(0))
         mode = CUDAGraphMode.PIECEWISE if descriptor in self.captured else CUDAGraphMode.NONE
         with override_forward_context(

@@ -3,7 +3,8 @@
 Data of one step: embedding, layers < l, norm_swiftkv and the KV GEMM for all T tokens (`LowerHalf`) -> all KV caches of
 layers >= l written -> with fast prefill the R rows that need logits gathered -> layers >= l and the final norm
 (`UpperHalf`) -> rows scattered back to T. vLLM itself cuts the attention metadata of the upper layers down to those
-rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at full depth. `graphs.py` runs the upper half
+rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at full depth.
+With own_key_values these rows write keys and values of their own over those of the lower half. `graphs.py` runs the upper half
 in CUDA graphs; `batch_prompts.py` and `model_state.py` say in which steps no row is sampled from, so that it need not run.
 """
 
@@ -145,12 +146,31 @@ class SwiftKVModel(nn.Module):
             return self.graphs.run(positions, stream)
         self.scattered = output = torch.zeros_like(stream)
         if count:
-            states = self.graphs.run_rows(positions[rows], stream[rows])
+            states = self.graphs.run_rows(positions[rows], stream[rows], self._slots(rows, count))
             output[rows[:count]] = states[:count]
         else:
             for name in self.readers:
                 announce(name)
         return output
+
+    def _slots(self, rows: torch.Tensor, count: int) -> dict[str, torch.Tensor] | None:
+        """Where `count` of the rows [R] write their own keys and values, [R] by cache; None if they have none.
+
+        The last token of a piece of a prompt runs all layers only because vLLM counts its row: it keeps SingleInputKV's.
+        With speculation vLLM's first runner tells nobody where prompts end, so there it keeps its own.
+        """
+        if not self.spec.own_key_values or self.caches is None:
+            return None
+        every, starts = get_forward_context().slot_mapping, self.prompts.starts
+        assert isinstance(every, dict) and starts is not None
+        picked: dict[int, torch.Tensor] = {}  # caches have the same blocks, but for those of other sizes
+        for slots in every.values():
+            if id(slots) not in picked:
+                picked[id(slots)] = own = slots[rows]
+                own[count:] = -1
+                if self.prompts.unfinished:
+                    own[starts[torch.tensor(self.prompts.unfinished, device=starts.device) + 1] - 1] = -1
+        return {name: picked[id(slots)] for name, slots in every.items()}
 
     def _rows_with_logits(self, tokens: int) -> tuple[torch.Tensor | None, int]:
         """Row indices of this step, padded as vLLM padded them, and how many count, maybe none; None if every row runs."""

@@ -21,6 +21,7 @@ class SwiftKVModelState(DefaultModelState):
         step: Any = metadata.get(decoder.last_attention)
         # The bound is exact for prompts, of which there is one where fast prefill is armed.
         ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy() >= input_batch.prefill_len_np
+        decoder.prompts.unfinished = (~ends).nonzero()[0].tolist()
         if getattr(step, "num_logits_indices", None) is not None and not ends.any():
             step.num_logits_indices = 0
         return metadata

@@ -121,6 +121,11 @@ def _key_value_heads(config: PretrainedConfig) -> int:
 def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     fewer_heads = _key_value_heads(model.hf_config) != model.hf_config.num_key_value_heads
+    own = getattr(model.hf_config, "swiftkv_own_key_values", False)
+    yield (
+        own and full_depth,
+        "with swiftkv_own_key_values every token at full depth is the original model; serve that instead",
+    )
     yield (
         parallel.pipeline_parallel_size > 1,
         "SwiftKV models do not support pipeline parallelism; use --tensor-parallel-size",
@@ -156,6 +161,7 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
             f"SwiftKV models are not known to work with the KV connector {connector}; tested are "
             f"{', '.join(sorted(CONNECTORS))}",
         )
+        yield own, f"SwiftKV models with swiftkv_own_key_values do not support KV connectors ({connector})"
         yield fewer_heads, f"SwiftKV models with swiftkv_num_key_value_heads do not support KV connectors ({connector})"
     yield from _of_the_speculation(vllm_config, full_depth)
 

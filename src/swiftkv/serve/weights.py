@@ -43,7 +43,8 @@ def load_weights(
     weights: Iterable[tuple[str, torch.Tensor]],
     complete: bool = True,
 ) -> set[str]:
-    """Copy a checkpoint into the model; the teacher's q, k and v of layers >= l and an early exit head are passed over.
+    """Copy a checkpoint into the model; an early exit head is passed over, and the teacher's q, k and v of layers >= l
+    that nothing uses.
 
     Args:
         config: the model's configuration.
@@ -107,7 +108,8 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     if name == EARLY_EXIT_HEAD:
         return None
     match, scale = _LAYER.fullmatch(name), _CACHE_SCALE.fullmatch(name)
-    if match is not None and int(match[1]) >= spec.num_key_value_layers and match[2] in _TEACHER:
+    upper = match is not None and int(match[1]) >= spec.num_key_value_layers
+    if upper and match[2] in _TEACHER and not spec.own_key_values:
         return None
     if scale is not None:
         return _place_of_cache_scale(int(scale["layer"]), scale["of"], scale["kind"] or "scale", spec)

@@ -21,24 +21,20 @@ from swiftkv.start.moments import Moments
 
 
 @torch.no_grad()
-def fitted_values(
-    teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments, ridge: float
-) -> dict[str, nn.Parameter]:
+def fitted_values(teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments) -> dict[str, nn.Parameter]:
     """Fitted start values by name, in place of `start_values`.
 
     Args:
         teacher: the model that is rewired.
         spec: the rewiring.
         moments: this teacher's, for the l of `spec`.
-        ridge: penalty on the squared weights, as a share of the mean square of a feature.
 
     Returns:
         As `start_values`; q_proj_swiftkv differs from the teacher's only in AcrossKV groups, norm_swiftkv never. An early
         exit head is lm_head after the regression of the final normed hidden states on s.
 
     Raises:
-        UserError: the moments are of too little text or singular, `spec` changes the KV heads or groups the layers of
-            latent attention, or the model normalizes its keys.
+        UserError: `spec` changes the KV heads or groups the layers of latent attention, or the model normalizes its keys.
     """
     row = architecture(teacher.config.model_type)
     check_fit(teacher.config.model_type, spec.key_value_group_size)
@@ -47,19 +43,15 @@ def fitted_values(
     values = start_values(teacher, spec)
     if not spec.groups:
         return values
-    solved = regressions(moments, ridge)
     if row.latent:
         (projection,) = row.fitted
         for layer in spec.owners:
-            _put(values, f"model.layers.{layer}.self_attn.{projection}_swiftkv", solved[layer])
+            _put(values, f"model.layers.{layer}.self_attn.{projection}_swiftkv", moments.fits[layer].double())
     else:
-        _fit_groups(values, teacher, spec, moments, solved)
+        _fit_groups(values, teacher, spec, moments)
     if spec.early_exit:
         name, head = "early_exit_head_swiftkv.weight", teacher.lm_head.weight
-        width = head.shape[1]  # the head has no bias, so it gets no constant feature
-        factor = factorised(moments.gram[:width, :width], moments.layer, ridge)
-        translation = torch.cholesky_solve(moments.final.double(), factor).T.float().to(head.device)
-        values[name] = nn.Parameter((head.float() @ translation).to(values[name]))
+        values[name] = nn.Parameter((head.float() @ moments.final.to(head.device)).to(values[name]))
     return values
 
 
@@ -68,17 +60,16 @@ def _fit_groups(
     teacher: PreTrainedModel,
     spec: SwiftKVSpec,
     moments: Moments,
-    solved: dict[int, torch.Tensor],
 ) -> None:
     """Replace keys and values of every group by the combination of its layers' fits, and turn the queries with them."""
     for group in spec.groups:
         blocks = [teacher.model.layers[layer].self_attn for layer in group]
         widths = [blocks[0].k_proj.out_features, blocks[0].v_proj.out_features]
-        keys, values_ = zip(*(solved[layer].split(widths) for layer in group), strict=True)
+        keys, values_ = zip(*(moments.fits[layer].double().split(widths) for layer in group), strict=True)
         size = blocks[0].head_dim
         energy = torch.stack([moments.query_energy[layer] for layer in group])
         energy = energy.unflatten(1, (widths[0] // size, -1)).sum(2)
-        key, factors = shared_keys(torch.stack(keys), moments.gram, energy)
+        key, factors = shared_keys(torch.stack(keys), moments.covariance, energy)
         value = shared_values(
             torch.stack(values_), torch.stack([dense_weight(b.o_proj).double().cpu() for b in blocks]), size
         )
@@ -100,42 +91,6 @@ def _put(values: dict[str, nn.Parameter], name: str, fitted: torch.Tensor) -> No
     values[f"{name}.weight"] = nn.Parameter(fitted[:, :width].to(like))
     if f"{name}.bias" in values:
         values[f"{name}.bias"] = nn.Parameter(fitted[:, width].to(like))
-
-
-def regressions(moments: Moments, ridge: float) -> dict[int, torch.Tensor]:
-    """For each layer i >= l the ridge regression of its targets on s, float64 [their width, F].
-
-    Raises:
-        UserError: there is too little text, or it does not determine the regression.
-    """
-    features = moments.gram.shape[0]
-    if moments.tokens < features:
-        raise UserError(
-            f"a start cannot be fitted to {moments.tokens} tokens, fewer than the {features} features of the model; "
-            "raise start_tokens or give more data"
-        )
-    factor = factorised(moments.gram, moments.layer, ridge)
-    return {layer: torch.cholesky_solve(cross.double(), factor).T for layer, cross in moments.cross.items()}
-
-
-def factorised(gram: torch.Tensor, layer: int, ridge: float) -> torch.Tensor:
-    """The Cholesky factor of the normal equations for l = `layer`.
-
-    Raises:
-        UserError: they have no single solution.
-    """
-    factor, failed = torch.linalg.cholesky_ex(penalised(gram, ridge))
-    if failed:
-        raise UserError(
-            f"the states entering layer {layer} do not determine a fit, as some features are combinations of "
-            "others; raise start_ridge or start_tokens"
-        )
-    return factor
-
-
-def penalised(gram: torch.Tensor, ridge: float) -> torch.Tensor:
-    """The left side of the normal equations."""
-    return gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
 
 
 def shared_keys(keys: torch.Tensor, gram: torch.Tensor, energy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

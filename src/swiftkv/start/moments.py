@@ -1,12 +1,14 @@
-"""Second moments of a teacher's activations: all that fitting start values needs of the training text.
+"""Regressions from the states entering a layer l to the keys and values above it, over the training text.
 
 For a layer l that SwiftKV may start at, s = norm(h_l) is what its projections read, where norm is layer l's
 input_layernorm, from which norm_swiftkv starts. For each layer i >= l, k_i (before RoPE) and v_i are what the teacher's
-own projections make of h_i. Kept are, summed over tokens,
-    gram(l) = sum s s',   cross(l, i) = sum s [k_i v_i]',   query_energy(i) = sum |q_i|^2 by head and RoPE frequency,
+own projections make of h_i, and w_i is the attention that a token receives there (`received_attention`). Summed over tokens,
+    gram(l, i) = sum w_i s s',   cross(l, i) = sum w_i s [k_i v_i]',   covariance(l) = sum s s',
+    query_energy(i) = sum |q_i|^2 by head and RoPE frequency,
     final(l) = sum s f' for the final normed hidden states f, which an early exit head is fitted to.
 In latent attention the latent and the rotary key (before norm and RoPE) take the place of k_i and v_i, and queries do not
-count. Where the teacher's projections have a bias, s has one more feature, 1.
+count. Where the teacher's projections have a bias, s has one more feature, 1. Kept are the ridge regressions that solve
+(gram + penalty) fit = cross, covariance and query_energy.
 
 Sums are kept as 64-bit integers, a power of two the unit: integers add exactly, so no order of the text and no number
 of ranks changes a bit of them.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +28,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from swiftkv.architectures import architecture
-from swiftkv.device import rank, ranks
+from swiftkv.device import ranks
 from swiftkv.errors import UserError
 from swiftkv.quantize.linear import dense_weight
 from swiftkv.records import atomic_path
+from swiftkv.start.received import received_attention
 from swiftkv.tensor_file import open_tensors
 
 FINAL = "final"  # the final normed hidden states, among those entering the layers
@@ -55,21 +59,21 @@ class ExactSum:
 
 
 class MomentSums:
-    """The moments of one teacher, while its forward passes go on."""
+    """The sums of one teacher, while its forward passes go on."""
 
-    def __init__(self, decoder: nn.Module, layers: list[int], tokens: int) -> None:
+    def __init__(self, decoder: nn.Module, layers: Sequence[int], tokens: int) -> None:
         """Empty sums for a teacher.
 
         Args:
             decoder: a SwiftKV decoder with the teacher's projections in its layers from min(layers) on.
-            layers: every l to keep moments for.
+            layers: every l to fit a start for.
             tokens: the most that will be added.
         """
         row = architecture(decoder.config.model_type)
         self.targets = row.fitted
         self.decoder, self.layers, self.tokens = decoder, sorted(set(layers)), 0
         self.depth = len(decoder.layers)
-        self.gram, self.cross, self.energy = {}, {}, {}
+        self.covariance, self.gram, self.cross, self.energy = {}, {}, {}, {}
         width = decoder.config.hidden_size
         feature = {layer: self._largest_feature(self.decoder.layers[layer].input_layernorm) for layer in self.layers}
         largest_final, device = self._largest_feature(decoder.norm), decoder.norm.weight.device
@@ -87,9 +91,11 @@ class MomentSums:
                 heads = attention.q_proj.out_features // attention.head_dim
                 self.energy[index] = ExactSum((heads, attention.head_dim // 2), 2 * query**2 * tokens, device)
             for layer in self.layers:
+                square, largest = (width + biased,) * 2, feature[layer] ** 2 * tokens
                 if layer == index:
-                    self.gram[layer] = ExactSum((width + biased,) * 2, feature[layer] ** 2 * tokens, device)
-                if layer <= index:
+                    self.covariance[layer] = ExactSum(square, largest, device)
+                if layer <= index:  # the weights of a text add up to at most its tokens
+                    self.gram[layer, index] = ExactSum(square, largest, device)
                     largest = feature[layer] * target * tokens
                     self.cross[layer, index] = ExactSum((width + biased, outputs), largest, device)
 
@@ -107,68 +113,112 @@ class MomentSums:
         return largest + (0.0 if linear.bias is None else 2 * linear.bias.float().abs().max().item())
 
     @torch.no_grad()
-    def add(self, hidden: dict[int | str, torch.Tensor], counted: torch.Tensor) -> None:
+    def add(self, hidden: dict[int | str, torch.Tensor], counted: torch.Tensor, position_ids: torch.Tensor) -> None:
         """Add some text.
 
         Args:
             hidden: the residual stream entering each layer from min(layers) on, [B, T, D], and as `FINAL` f.
             counted: bool [B, T], tokens that count; all others are padding.
+            position_ids: int64 [B, T], restarting at every sample.
         """
         self.tokens += int(counted.sum())
         final = hidden[FINAL][counted.to(hidden[FINAL].device)].float()
         features: dict[int, torch.Tensor] = {}
         for index in range(self.layers[0], self.depth):
-            block = self.decoder.layers[index]
+            block, device = self.decoder.layers[index], hidden[index].device
             attention = block.self_attn
             linears = [getattr(attention, projection) for projection in self.targets]
-            states = block.input_layernorm(hidden[index])[counted.to(hidden[index].device)]
-            if index in self.gram:
+            states = block.input_layernorm(hidden[index])[counted.to(device)]
+            if index in self.covariance:
                 constant = states.new_ones(len(states), int(linears[0].bias is not None))
                 features[index] = torch.cat([states, constant], dim=1).float()
-                self.gram[index].add(features[index].T @ features[index])
+                self.covariance[index].add(features[index].T @ features[index])
                 self.final[index].add(states.float().T.to(final.device) @ final)
-            targets = torch.cat([linear(states) for linear in linears], dim=1).float()
+            received = received_attention(self.decoder, index, hidden[index], position_ids.to(device))
+            root = received[counted.to(device)].sqrt()[:, None]
+            targets = torch.cat([linear(states) for linear in linears], dim=1).float() * root
             for layer, rows in features.items():
-                self.cross[layer, index].add(rows.to(targets.device).T @ targets)
+                weighted = rows.to(device) * root
+                self.gram[layer, index].add(weighted.T @ weighted)
+                self.cross[layer, index].add(weighted.T @ targets)
             if index in self.energy:
                 query = attention.q_proj(states).float().unflatten(1, (-1, 2, attention.head_dim // 2))
                 self.energy[index].add(query.square().sum(dim=(0, 2)))
 
-    def write(self, output: Path, description: dict[str, Any]) -> None:
-        """Add up all ranks and write the moments, on rank 0; every rank calls this."""
-        tensors = {}
-        tokens = torch.tensor(self.tokens, device=next(iter(self.gram.values())).units.device)
+    def fits(self, ridge: float) -> dict[str, torch.Tensor]:
+        """Add up all ranks and solve; every rank calls this. Tensors as `Moments.read` finds them.
+
+        Args:
+            ridge: penalty on the squared weights, as a share of the mean square of a feature.
+
+        Raises:
+            UserError: there is too little text, or it does not determine the regressions.
+        """
+        tokens = torch.tensor(self.tokens, device=self.final[self.layers[0]].units.device)
         if ranks() > 1:
             torch.distributed.all_reduce(tokens)
-        for index, energy in self.energy.items():
-            tensors[f"query_energy_{index}"] = energy.total().cpu()
-        for layer, gram in self.gram.items():
-            tensors[f"gram_{layer}"] = gram.total().cpu()
-            tensors[f"final_{layer}"] = self.final[layer].total().float().cpu()
-        for (layer, index), cross in self.cross.items():
-            tensors[f"cross_{layer}_{index}"] = cross.total().float().cpu()
-        if rank() == 0:
-            described = {"layers": self.layers, "tokens": int(tokens), **description}
-            with atomic_path(output) as scratch:
-                save_file(tensors, scratch, metadata={"description": json.dumps(described, sort_keys=True)})
+        self.tokens = int(tokens)
+        tensors = {f"query_energy_{index}": energy.total().cpu() for index, energy in self.energy.items()}
+        for layer in self.layers:
+            covariance, final = self.covariance[layer].total(), self.final[layer].total()
+            if self.tokens < len(covariance):
+                raise UserError(
+                    f"a start cannot be fitted to {self.tokens} tokens, fewer than the {len(covariance)} features of "
+                    "the model; raise start_tokens or give more data"
+                )
+            width = len(final)  # an early exit head has no bias, so it gets no constant feature
+            tensors[f"covariance_{layer}"] = covariance.cpu()
+            plain = covariance[:width, :width].to(final.device)
+            tensors[f"final_{layer}"] = regression(plain, final, ridge, layer).float().cpu()
+            for index in range(layer, self.depth):
+                gram, cross = (sums[layer, index].total() for sums in (self.gram, self.cross))
+                tensors[f"fit_{layer}_{index}"] = regression(gram, cross, ridge, layer).float().cpu()
+        return tensors
+
+
+def regression(gram: torch.Tensor, cross: torch.Tensor, ridge: float, layer: int) -> torch.Tensor:
+    """The ridge regression of targets on features, [targets, F], of their sums [F, F] and [F, targets], float64.
+
+    Raises:
+        UserError: the states entering `layer` allow no single solution.
+    """
+    factor, failed = torch.linalg.cholesky_ex(penalised(gram, ridge))
+    if failed:
+        raise UserError(
+            f"the states entering layer {layer} do not determine a fit, as some features are combinations of "
+            "others; raise start_ridge or start_tokens"
+        )
+    return torch.cholesky_solve(cross, factor).T
+
+
+def penalised(gram: torch.Tensor, ridge: float) -> torch.Tensor:
+    """The left side of the normal equations."""
+    return gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+
+
+def write_fits(output: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> None:
+    """Write what `MomentSums.fits` gave for one l or more; `description` has `layers`, every l, and `tokens`."""
+    with atomic_path(output) as scratch:
+        save_file(tensors, scratch, metadata={"description": json.dumps(description, sort_keys=True)})
 
 
 @dataclass(frozen=True)
 class Moments:
-    """The moments of a layer l, read from a file of `MomentSums`.
+    """What a start at a layer l is made of.
 
     Attributes:
         layer: l.
-        gram: float64 [F, F]; F is D, or D + 1 with biases.
-        cross: for each layer i >= l, float32 [F, key width + value width].
+        fits: for each layer i >= l the regression of its targets on s, float32 [key width + value width, F]; F is D, or
+            D + 1 with biases.
+        covariance: float64 [F, F].
         query_energy: for each layer i >= l, float64 [heads, head size / 2]; none in latent attention.
-        final: float32 [D, D].
+        final: the regression of the final normed hidden states on s, float32 [D, D].
         description: what the writer said, among it `tokens`, how many were added.
     """
 
     layer: int
-    gram: torch.Tensor
-    cross: dict[int, torch.Tensor]
+    fits: dict[int, torch.Tensor]
+    covariance: torch.Tensor
     query_energy: dict[int, torch.Tensor]
     final: torch.Tensor
     description: dict[str, Any]
@@ -185,13 +235,13 @@ class Moments:
         Raises:
             UserError: the file is missing or damaged, or has none for that layer.
         """
-        file, description = open_tensors(path, (f"gram_{layer}", f"final_{layer}"))
+        file, description = open_tensors(path, (f"covariance_{layer}", f"final_{layer}"))
         names = file.keys()
-        above = sorted(int(name.rpartition("_")[2]) for name in names if name.startswith(f"cross_{layer}_"))
+        above = sorted(int(name.rpartition("_")[2]) for name in names if name.startswith(f"fit_{layer}_"))
         return cls(
             layer,
-            file.get_tensor(f"gram_{layer}"),
-            {index: file.get_tensor(f"cross_{layer}_{index}") for index in above},
+            {index: file.get_tensor(f"fit_{layer}_{index}") for index in above},
+            file.get_tensor(f"covariance_{layer}"),
             {index: file.get_tensor(name) for index in above if (name := f"query_energy_{index}") in names},
             file.get_tensor(f"final_{layer}"),
             description,

@@ -12,7 +12,7 @@ from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
-_SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "num_key_value_heads")
+_SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "num_key_value_heads", "own_key_values")
 _DUMMY = "the speed is that of dummy weights of the same shape, not of the scored checkpoint"
 
 

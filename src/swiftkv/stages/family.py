@@ -1,0 +1,26 @@
+"""Measures SwiftKV for every l, and what its neighbors without training leave of a model's quality."""
+
+from __future__ import annotations
+
+from swiftkv.pricing.work import Work
+from swiftkv.stages.stage import Stage
+
+PASSES = 2  # of every l: one lower half, two upper halves; all others run answers alone
+
+
+def seconds(work: Work) -> float:
+    """The teacher and the trained variants, and every member for every l, over the held-out chats."""
+    settings, size = work.config.family, work.size
+    context = work.heldout_tokens(settings.max_length)
+    passes = 1 + len(work.config.family_variants) + PASSES * len(work.config.candidate_layers(work["model"]))
+    flops = settings.documents * context * passes * (size.layers * size.layer(context) + size.head)
+    return work.run(work.machine.compute(flops, "comparing", work.machine.alone))
+
+
+STAGE = Stage(
+    name="family",
+    output="family/{model}.json",
+    run="swiftkv.score.family:measure_family",
+    gpus="score",
+    seconds=seconds,
+)
