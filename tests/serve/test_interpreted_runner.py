@@ -29,7 +29,7 @@ def folder(checkpoint):
 @pytest.fixture(scope="module")
 def own(checkpoint):
     """A model whose answers keep their own keys and values."""
-    return checkpoint("llama", 10, 4, vocab_size=VOCABULARY, own=True)
+    return checkpoint("llama", 10, vocab_size=VOCABULARY, own=True)
 
 
 @pytest.fixture(scope="module")
