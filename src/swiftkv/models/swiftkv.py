@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 from swiftkv.errors import UserError
 from swiftkv.models.attention import PositionEmbeddings, each_table
 from swiftkv.models.configuration import layer_types
+from swiftkv.models.own import KeyValues, OwnKeyValues
 from swiftkv.models.quiet import quiet
 from swiftkv.spec import SwiftKVSpec
 
@@ -63,46 +64,6 @@ class LowerState:
                 for kind, mask in self.attention_mask.items()
             },
         )
-
-
-class KeyValues:
-    """In place of a cache: keeps what it is given, for one layer."""
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As a cache's."""
-        self.key_value = key, value
-        return key, value
-
-
-class OwnKeyValues:
-    """In place of a cache: what a layer makes of tokens at full depth takes its place among those of the others.
-
-    Args:
-        key_value: keys and values of all tokens [B, heads, T, size], before the cache.
-        state: says which tokens are at full depth, and has the cache.
-
-    Raises:
-        ValueError: it does not say so.
-    """
-
-    def __init__(self, key_value: tuple[torch.Tensor, torch.Tensor], state: LowerState) -> None:
-        self.key_value, self.full_depth, self.cache = key_value, state.full_depth, state.past_key_values
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, *where: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As a cache's, of one layer: what `key` and `value` of [B, heads, T or 1 (the last), size] become."""
-        given, tokens = self.key_value, key.shape[2]
-        if tokens < given[0].shape[2]:
-            both = [
-                torch.cat([all_[:, :, :-tokens], own], dim=2) for all_, own in zip(given, (key, value), strict=True)
-            ]
-        elif tokens == 1:
-            both = [key, value]
-        elif self.full_depth is None:
-            raise ValueError("say which tokens run all layers, the answer's and the last of the prompt: full_depth")
-        else:
-            full = self.full_depth[:, None, :, None]
-            both = [torch.where(full, own, all_) for all_, own in zip(given, (key, value), strict=True)]
-        return tuple(both) if self.cache is None else self.cache.update(*both, *where)
 
 
 class SwiftKVPreTrainedMixin:
@@ -292,7 +253,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         """What layer `index` has for a cache when it runs as the teacher's: tokens of a prompt have SingleInputKV's there."""
         made = KeyValues()
         self.layers[index].self_attn.project_key_value(states, state.position_embeddings, made)
-        return OwnKeyValues(made.key_value, state)
+        return OwnKeyValues(made.key_value, state.full_depth, state.past_key_values)
 
     def fill_upper_cache(self, state: LowerState) -> None:
         """Add to the cache in `state` the keys and values of layers l..L-1, which depend on h_l only, and run no layer.
