@@ -32,7 +32,7 @@ LABELS = {
     "dropped": "layers from l on left out",
     "sibling": "a smaller model",
 }
-GRAYS = {"zeros": "0.3", "unseen": "0.5", "dropped": "0.7"}  # there are more curves than colors
+GRAYS = {"zeros": "0.3", "unseen": "0.5", "dropped": "0.7", "sibling": "0"}  # there are more curves than colors
 ABSENT = ("template", "unseen", "dropped")  # nothing of the prompt has keys and values from layer l on
 AXES = {
     "prompt_percent": "FLOPs of a prompt, % of the baseline's",
