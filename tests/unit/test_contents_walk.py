@@ -15,7 +15,7 @@ from swiftkv.measure import run
 from swiftkv.measure.point import Point
 from swiftkv.points import POINTS
 from swiftkv.records import write_json
-from swiftkv.score.family import NEIGHBORS
+from swiftkv.score.family import UNTRAINED
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
 from tests.unit.serving_helpers import closed_loop, good, latencies, speed
@@ -67,8 +67,8 @@ def eviction(config, model):
 def family(config, model):
     total, variants = config["models"][model]["num_hidden_layers"], typed(config).family_variants
     places = [("baseline", None, total, 1), *(("trained", variant, total // 2, 1) for variant in variants)]
-    layers = typed(config).candidate_layers(model)
-    places += [(member, None, layer, 1) for layer in layers for member in ("copied", "fitted", *NEIGHBORS)]
+    layers = typed(config).candidate_layers(model, config["family"]["recipe"])
+    places += [(member, None, layer, 1) for layer in layers for member in UNTRAINED]
     names = ("member", "variant", "num_key_value_layers", "key_value_group_size")
     members = [dict(zip(names, place, strict=True)) | close(1 / place[2]) for place in places]
     result = {"members": members, "num_hidden_layers": total, "tokens": 1000, "bytes": 4000, "documents": 50}

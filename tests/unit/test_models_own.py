@@ -5,7 +5,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from swiftkv.models import rewire
-from swiftkv.score.family import lower_state, neighbor_hidden
+from swiftkv.score.family import answer_hidden, lower_state
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
 
@@ -24,7 +24,7 @@ def test_one_pass_equals_generation_and_its_parts(architecture, ids):
     teacher = tiny_teacher(architecture).eval()
     own = rewire(teacher, SwiftKVSpec(6, 2, own_key_values=True)).eval()
     shared = rewire(teacher, SwiftKVSpec(6, 2)).eval()
-    expected = shared.lm_head(neighbor_hidden(shared, "own", lower_state(shared, ids[0].tolist()), PROMPT, None))
+    expected = shared.lm_head(answer_hidden(shared, "own", lower_state(shared, ids[0].tolist()), PROMPT, None))
     assert (shared(ids).logits[0, PROMPT - 1 :] - expected).abs().max() > 1e-3
     answering = torch.arange(TOKENS)[None] >= PROMPT - 1
     torch.testing.assert_close(own(ids, full_depth=answering).logits[0, PROMPT - 1 :], expected, **CLOSE)

@@ -6,7 +6,7 @@ import torch
 
 from swiftkv.artifacts.kinds.family import choose
 from swiftkv.models import rewire
-from swiftkv.score.family import NEIGHBORS, lower_state, neighbor_hidden
+from swiftkv.score.family import UNTRAINED, answer_hidden, lower_state
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import randomise_biases, tiny_teacher
 
@@ -58,16 +58,22 @@ def biased(architecture: str):
     return teacher
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NEIGHBORS if name != "own"]
-)  # tests/unit/test_models_own.py has that
+@pytest.mark.parametrize("name", [name for name in UNTRAINED if name not in ("copied", "fitted", "own")])
 def test_a_neighbor_is_the_teacher_whose_upper_layers_see_the_prompt_changed(name, grouped_query):
     model = rewire(biased(grouped_query), SwiftKVSpec(6, LAYER)).eval()
     template = lower_state(model, BARE)
-    found = neighbor_hidden(model, name, lower_state(model, TEXT), PROMPT, template)
+    found = answer_hidden(model, name, lower_state(model, TEXT), PROMPT, template)
     torch.testing.assert_close(found, expected(name, grouped_query), rtol=1e-4, atol=1e-4)
     whole = model.model(torch.tensor([TEXT]), full_depth=torch.ones(1, len(TEXT), dtype=torch.bool))
     assert (found - whole.last_hidden_state[0, PROMPT - 1 :]).abs().max() > 1e-2
+
+
+def test_answers_of_a_copied_start_are_the_rewired_models(grouped_query):
+    model = rewire(biased(grouped_query), SwiftKVSpec(6, LAYER)).eval()
+    found = answer_hidden(model, "copied", lower_state(model, TEXT), PROMPT, None)
+    with torch.inference_mode():
+        whole = model.model(torch.tensor([TEXT])).last_hidden_state[0, PROMPT - 1 :]
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

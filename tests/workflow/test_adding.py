@@ -143,7 +143,7 @@ assert torch.equal(loaded(tokens).logits, student(tokens).logits)
 assert parameter_count(loaded.config.to_dict(), spec) == loaded.num_parameters()
 student.config.swiftkv = False
 assert torch.equal(student(tokens).logits, model(tokens).logits)
-for refused in (lambda: fitted_values(model, spec, None, 0.0), lambda: architectures.check_served(loaded.config.model_type)):
+for refused in (lambda: fitted_values(model, spec, None), lambda: architectures.check_served(loaded.config.model_type)):
     try:
         refused()
     except architectures.UserError as error:

@@ -29,7 +29,7 @@ THERE = [
     "data/ultrachat/train.jsonl",
     "data/heldout.jsonl",
     f"moments/{EIGHT}/distillation.safetensors",
-    *(f"models/{model}/source.json" for model in MODELS),
+    *(f"models/{model}/source.json" for model in (*MODELS, "llama-3.2-3b")),
     *(f"packed/{model}/distillation.safetensors" for model in MODELS),
 ]
 BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
@@ -47,7 +47,8 @@ TARGETS = [
     f"similarity/{EIGHT}.json", f"family/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
     *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
-    f"fidelity/{EIGHT}/swiftkv-25/auto.json", f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",
+    *(f"{part}/{EIGHT}/swiftkv-25/auto.json" for part in ("fidelity", "unscored")),
+    f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",
     f"serving/batch-2k/{EIGHT}/baseline/auto.json", f"serving/interactive-2k/{SEVENTY}/baseline/auto.json",
     f"serving/kv-capacity/{HUGE}/baseline/auto.json", f"score-shards/{HUGE}/baseline/auto/mmlu-cot/1-of-6.json",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 from snakemake.logging import logger
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.kind import FORMS
-from swiftkv.config import load_yaml
+from swiftkv.config import PACKING, TEACHING, load_yaml
 from swiftkv.errors import UserError, command_line
 from swiftkv.measure.job import ask
 from swiftkv.measure.run import KINDS
@@ -167,18 +167,6 @@ def tasks_json(w, group):
 
 
 # Training
-
-
-PACKING = ("data", "max_length", "seed", "max_steps", "batch_size")
-TEACHING = (
-    *PACKING,
-    "teacher_states",
-    "dtype",
-    "micro_batch_size",
-    "attention",
-    "start_tokens",
-    "start_ridge",
-)
 
 
 def packed_rows(w):

@@ -55,7 +55,7 @@ rule teacher_states:
     params:
         recipe=recipe_json,
         layers=lambda w: scale.stored_layers(w.model, scale.alike(w.recipe, TEACHING)),
-        candidates=lambda w: scale.candidate_layers(w.model),
+        candidates=lambda w: scale.candidate_layers(w.model, w.recipe),
     shell:
         """
         exec &> >(tee {log:q})
@@ -91,7 +91,7 @@ rule moments:
         **on_gpus("score"),
     params:
         recipe=recipe_json,
-        layers=lambda w: scale.candidate_layers(w.model),
+        layers=lambda w: scale.candidate_layers(w.model, w.recipe),
     shell:
         """
         exec &> >(tee {log:q})

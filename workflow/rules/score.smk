@@ -4,6 +4,7 @@ REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{mo
                  <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
                  <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
+         <results>/unscored/{model}/{variant}/{kv_cache}.json,
          <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,
          <results>/family/{model}.json, <results>/eviction/{model}.json, <results>/early_exit/{model}/{variant}.json
 """
@@ -128,6 +129,7 @@ rule fidelity:
         documents=scale.fidelity.documents,
         max_length=scale.fidelity.max_length,
         seed=scale.fidelity.seed,
+        after=0,
     shell:
         """
         exec &> >(tee {log:q})
@@ -140,6 +142,7 @@ rule fidelity:
             --moments {input.moments:q} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
+            --after {params.after} \
             --max-length {params.max_length} \
             --seed {params.seed} \
             --threads {threads} \
@@ -148,12 +151,25 @@ rule fidelity:
         """
 
 
+use rule fidelity as unscored with:
+    # The same on as many other held-out chats, to choose settings by: no table reads it.
+    output:
+        "<results>/unscored/{model}/{variant}/{kv_cache}.json",
+    log:
+        "<logs>/unscored/{model}/{variant}/{kv_cache}.log",
+    benchmark:
+        "<benchmarks>/unscored/{model}/{variant}/{kv_cache}.tsv"
+    params:
+        after=scale.fidelity.documents,
+
+
 rule family:
     """Quality of answers for every l, of SwiftKV and of methods that need no training."""
     input:
         model="<results>/models/{model}/source.json",
         moments=family_moments,
         checkpoints=lambda w: [f"<results>/checkpoints/{w.model}/{variant}" for variant in scale.family_variants],
+        siblings=lambda w: [f"<results>/models/{name}/source.json" for name in scale.models[w.model].siblings],
         chats="<results>/data/heldout.jsonl",
     output:
         "<results>/family/{model}.json",
@@ -178,6 +194,7 @@ rule family:
             --moments {input.moments:q} \
             --variants {params.variants} \
             --checkpoints {input.checkpoints:q} \
+            --siblings {input.siblings:q} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
             --max-length {params.max_length} \

@@ -34,6 +34,16 @@ from swiftkv.points import Goodput, Requests, Sent, Serving, Workload
 from swiftkv.section import Name, Section, Text, key, plain, read
 from swiftkv.spec import SwiftKVSpec
 
+PACKING = ("data", "max_length", "seed", "max_steps", "batch_size")  # recipes that agree in these share packed rows
+TEACHING = (
+    *PACKING,
+    "teacher_states",
+    "dtype",
+    "micro_batch_size",
+    "attention",
+    "start_tokens",
+    "start_ridge",
+)  # and in these the teacher's states and moments
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
 
@@ -182,10 +192,11 @@ class Config(Section, called="the configuration"):
         """The trained variants of the family, with this scale's stand-ins, doubles dropped."""
         return list(dict.fromkeys(self.stand_ins.get(name, name) for name in self.family.variants))
 
-    def candidate_layers(self, model: str) -> list[int]:
-        """Every l that a start is fitted for: those the model is rewired at, and every few layers between."""
+    def candidate_layers(self, model: str, recipe: str) -> list[int]:
+        """Every l that starts are fitted for on a recipe's text: those the model is rewired at, for the family more between."""
         total, step = self.models[model].num_hidden_layers, self.family.every
-        return sorted({*self.models[model].layers_below, *range(step, total, step)} - {total})
+        between = range(step, total, step) if recipe in self.alike(self.family.recipe, TEACHING) else ()
+        return sorted({*self.models[model].layers_below, *between} - {total})
 
     def shards(self, model: str, task: str) -> int:
         """How many jobs score a task on a model; 1 where `shards` says nothing of it."""

@@ -26,6 +26,8 @@ def check_references(config: Config) -> None:
     for name, model in config.models.items():
         for variant in model.checkpoints:
             _check_checkpoint(config, name, variant)
+        for sibling in model.siblings:
+            _defined("models", sibling, config.models, f"models.{name}.siblings")
     for section in ("heldout", "similarity"):
         _defined("data", getattr(config, section).data, config.data, section)
     _defined("recipes", config.family.recipe, config.recipes, "family")

@@ -126,6 +126,7 @@ class Model(Section, called="a model"):
     )
     checkpoints: dict[Name, CheckpointSource] = key("Of others, by variant; such a variant has no recipe.", {})
     published: Text | None = key("Key of this model in the published numbers under resources/paper.", None)
+    siblings: Names = key("Smaller models with its tokenizer, keys under models; `family` shows them beside it.", [])
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage of its training.")
     nodes: Nodes
     gpus: Gpus

@@ -26,15 +26,19 @@ class ChatMeasurement:
     Args:
         model_source: the model's source.json.
         chats: file of chats, one a line.
-        documents, max_length, seed: as `draw_documents` takes them.
+        documents, max_length, seed, after: as `draw_documents` takes them.
 
     Raises:
         UserError: a file is missing or damaged, or no chat has two tokens.
     """
 
-    def __init__(self, model_source: Path, chats: Path, documents: int, max_length: int, seed: int) -> None:
+    def __init__(
+        self, model_source: Path, chats: Path, documents: int, max_length: int, seed: int, after: int = 0
+    ) -> None:
         self._started, self._chats = time.monotonic(), chats
-        self._draw = {"documents": documents, "max_length": max_length, "seed": seed}
+        self._draw = {"documents": documents, "max_length": max_length, "seed": seed} | (
+            {"after": after} if after else {}
+        )
         self.model = read_source(model_source)
         self.tokenizer = load_tokenizer(self.model["path"])
         documents, self._data = draw_documents(self.tokenizer, self.model["config"], chats, **self._draw)
@@ -47,8 +51,8 @@ class ChatMeasurement:
 
         Left out are chats of which no answer begins in the tokens that count.
         """
-        found, drawn = [], choose_chats(self._chats, self._draw["documents"], self._draw["seed"])
-        for messages in (chat["messages"] for chat in drawn):
+        found, draw = [], {name: value for name, value in self._draw.items() if name != "max_length"}
+        for messages in (chat["messages"] for chat in choose_chats(self._chats, **draw)):
             with contextlib.suppress(UserError):  # the template refuses it
                 document = tokenize_chat(self.tokenizer, messages, self._draw["max_length"])
                 last = [number for number, message in enumerate(messages) if message["role"] == "assistant"]

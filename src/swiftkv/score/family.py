@@ -28,16 +28,17 @@ from transformers.cache_utils import DynamicCache
 from swiftkv.data.read import render
 from swiftkv.device import device_map
 from swiftkv.errors import UserError
-from swiftkv.models import LowerState, load_base, load_sharing, rewire, spread
+from swiftkv.models import LowerState, load_base, load_sharing, load_tokenizer, rewire, spread
 from swiftkv.models.attention import each_table
 from swiftkv.score.chats import ChatMeasurement
 from swiftkv.score.fidelity import compare, hidden_states, summarize
+from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments, known_layers
 
 BARE = [{"role": "user", "content": ""}]
-NEIGHBORS = ("own", "projected", "template", "unseen", "zeros", "dropped")
+UNTRAINED = ("copied", "fitted", "own", "projected", "template", "unseen", "zeros", "dropped")
 
 
 def measure_family(
@@ -45,6 +46,7 @@ def measure_family(
     moments: Path,
     variants: Sequence[str],
     checkpoints: Sequence[Path],
+    siblings: Sequence[Path],
     heldout: Path,
     documents: int,
     max_length: int,
@@ -53,15 +55,16 @@ def measure_family(
 ) -> dict[str, Any]:
     """Compare all members of the family to the teacher on answers and write the measurement "family".
 
-    The result has `members`: member ("baseline", "copied", "fitted", "trained" or one of `NEIGHBORS`), variant (of
-    trained ones), num_key_value_layers, key_value_group_size, and kl, top1_agreement and perplexity with value, stderr
-    and n; and num_hidden_layers, tokens and bytes of the answers, and documents.
+    The result has `members`: member ("baseline", "trained", "sibling" or one of `UNTRAINED`), variant (of trained ones;
+    of siblings the model, whose config is there, too), num_key_value_layers, key_value_group_size, and kl,
+    top1_agreement and perplexity with value, stderr and n; and num_hidden_layers, tokens and bytes of the answers, and documents.
 
     Args:
         model_source: the model's source.json.
         moments: this model's moments, for every l of interest.
         variants: names of trained SwiftKV variants.
         checkpoints: theirs.
+        siblings: source.json of smaller models with the same tokenizer.
         heldout: held-out chats, one a line.
         documents: how many of them are drawn; those without an answer in their first tokens are left out.
         max_length: tokens of a chat that count.
@@ -69,7 +72,7 @@ def measure_family(
         output: JSON file.
 
     Raises:
-        UserError: a file is missing or damaged, or no chat has an answer.
+        UserError: a file is missing or damaged, no chat has an answer, or a sibling has another tokenizer.
     """
     measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
     teacher = load_base(measured.model["path"], device_map=device_map())
@@ -81,23 +84,33 @@ def measure_family(
     counts = [len(document) - prompt for document, prompt in texts]
     members: list[dict[str, Any]] = []
 
-    def add(member: str, students: Iterable, spec: SwiftKVSpec, variant: str | None = None) -> None:
-        """Add a member; `students` gives its final hidden states of the answers and the token before, text by text."""
+    def add(names: Sequence[str], spec: SwiftKVSpec, students: Iterable[list], variant: str | None = None) -> None:
+        """Add members; `students` gives, text by text, their final hidden states from the last of the prompt on, with heads."""
         rows = [
-            compare(reference, [student], head, document[prompt - 1 :])[0].sum(0)
-            for reference, student, (document, prompt) in zip(expected, students, texts, strict=True)
+            compare(reference, given, head, document[prompt - 1 :]).sum(1)
+            for reference, given, (document, prompt) in zip(expected, students, texts, strict=True)
         ]
-        found = summarize(rows, counts)
         place = {"num_key_value_layers": spec.num_key_value_layers, "key_value_group_size": spec.key_value_group_size}
-        members.append({"member": member, "variant": variant, **place, **found})
-        print(f"{variant or member}, l = {spec.num_key_value_layers}: KL {found['kl']['value']:.4f}", flush=True)
+        for name, found in zip(names, torch.stack(rows).unbind(1), strict=True):
+            found = summarize(found.unbind(), counts)
+            members.append({"member": name, "variant": variant, **place, **found})
+            print(f"{variant or name}, l = {spec.num_key_value_layers}: KL {found['kl']['value']:.4f}", flush=True)
 
-    add("baseline", ((reference, head) for reference in expected), SwiftKVSpec(depth, depth))
+    add(["baseline"], SwiftKVSpec(depth, depth), ([(reference, head)] for reference in expected))
     for variant, checkpoint in zip(variants, checkpoints, strict=True):
         model = load_sharing(checkpoint, teacher)
         own = model.get_output_embeddings()
         states = (hidden_states(model, document, "auto", prompt)[prompt - 1 :] for document, prompt in texts)
-        add("trained", ((state, own) for state in states), model.spec, variant)
+        add(["trained"], model.spec, ([(state, own)] for state in states), variant)
+    for sibling in siblings:
+        source = read_source(sibling)
+        if load_tokenizer(source["path"]).get_vocab() != measured.tokenizer.get_vocab():
+            raise UserError(f"{sibling.parent.name} has another tokenizer than {model_source.parent.name}")
+        model = load_base(source["path"], device_map=device_map())
+        states = (hidden_states(model, document, "auto", prompt)[prompt - 1 :] for document, prompt in texts)
+        whole = SwiftKVSpec(*[model.config.num_hidden_layers] * 2)
+        add(["sibling"], whole, ([(state, model.get_output_embeddings())] for state in states), sibling.parent.name)
+        members[-1]["config"] = source["config"]
     bare = list(
         render(measured.tokenizer, BARE, tokenize=True, add_generation_prompt=True, return_dict=True)["input_ids"]
     )
@@ -107,13 +120,13 @@ def measure_family(
             spread(rewire(teacher, spec, values).eval(), teacher)
             for values in (None, fitted_values(teacher, spec, Moments.read(moments, layer)))
         )
-        states = [(lower_state(copied, document), prompt) for document, prompt in texts]
-        for name, model in (("copied", copied), ("fitted", fitted)):
-            add(name, ((student_hidden(model, state, prompt), head) for state, prompt in states), spec)
+        models = {name: fitted if name in ("fitted", "own") else copied for name in UNTRAINED}
         template = lower_state(copied, bare)
-        for name in NEIGHBORS:
-            model = fitted if name == "own" else copied
-            add(name, ((neighbor_hidden(model, name, *text, template), head) for text in states), spec)
+        students = (
+            [(answer_hidden(model, name, state, prompt, template), head) for name, model in models.items()]
+            for state, prompt in ((lower_state(copied, document), prompt) for document, prompt in texts)
+        )
+        add(UNTRAINED, spec, students)
     result = {
         "members": members,
         "num_hidden_layers": depth,
@@ -122,7 +135,9 @@ def measure_family(
         "bytes": sum(len(measured.tokenizer.decode(document[prompt:]).encode()) for document, prompt in texts),
         "documents": len(counts),
     }
-    return measured.write("family", result, output, variants=list(variants))
+    return measured.write(
+        "family", result, output, variants=list(variants), siblings=[sibling.parent.name for sibling in siblings]
+    )
 
 
 @torch.inference_mode()
@@ -132,20 +147,14 @@ def lower_state(model: PreTrainedModel, document: list[int]) -> LowerState:
 
 
 @torch.inference_mode()
-def student_hidden(model: PreTrainedModel, state: LowerState, prompt: int) -> torch.Tensor:
-    """SwiftKV's final hidden states of the answer and of the token before it, [tokens - prompt + 1, D]."""
-    return model.model.forward_upper(state, student=True)[0][0, prompt - 1 :]
-
-
-@torch.inference_mode()
-def neighbor_hidden(
+def answer_hidden(
     model: PreTrainedModel, name: str, state: LowerState, prompt: int, template: LowerState
 ) -> torch.Tensor:
-    """As `student_hidden`, of one of `NEIGHBORS`.
+    """Final hidden states of the answer and of the token before it, [tokens - prompt + 1, D].
 
     Args:
-        model: the model rewired at l, with the teacher's projections.
-        name: which neighbor.
+        model: the model rewired at l: fitted for "fitted" and "own", with the teacher's projections for all others.
+        name: which of `UNTRAINED`.
         state: the text's, before layer l.
         prompt: tokens of its prompt.
         template: the state of the bare chat template.
@@ -154,13 +163,13 @@ def neighbor_hidden(
     if name == "dropped":
         return decoder.norm(state.hidden[0, skipped:])
     cache = DynamicCache()
-    if name == "template":
-        begin = cut(replace(template, past_key_values=cache), slice(0, template.hidden.shape[1] - 1))
-        decoder.forward_upper(begin, student=False)
-    elif name == "own":
-        decoder.fill_upper_cache(cut(replace(state, past_key_values=cache), slice(0, skipped)))
+    begin = cut(replace(state, past_key_values=cache), slice(0, skipped))
+    if name in ("copied", "fitted", "own"):
+        decoder.fill_upper_cache(begin)
+    elif name == "template":
+        bare = cut(replace(template, past_key_values=cache), slice(0, template.hidden.shape[1] - 1))
+        decoder.forward_upper(bare, student=False)
     elif name != "unseen":
-        begin = cut(replace(state, past_key_values=cache), slice(0, skipped))
         layers = range(decoder.spec.num_key_value_layers, decoder.spec.num_hidden_layers)
         for block in (decoder.layers[index] for index in layers):
             block.self_attn(
@@ -173,7 +182,7 @@ def neighbor_hidden(
             for kept in (cache.layers[index] for index in layers):
                 kept.keys, kept.values = torch.zeros_like(kept.keys), torch.zeros_like(kept.values)
     rest = cut(replace(state, past_key_values=cache), slice(skipped, None))
-    return decoder.forward_upper(rest, student=False)[0][0]
+    return decoder.forward_upper(rest, student=name in ("copied", "fitted"))[0][0]
 
 
 def cut(state: LowerState, part: slice) -> LowerState:

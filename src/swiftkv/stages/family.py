@@ -5,14 +5,15 @@ from __future__ import annotations
 from swiftkv.pricing.work import Work
 from swiftkv.stages.stage import Stage
 
-PASSES = 2  # of every l: one lower half, two upper halves; all others run answers alone
+PASSES = 1  # of every l: the lower half, and the answers alone above it, eight times
 
 
 def seconds(work: Work) -> float:
-    """The teacher and the trained variants, and every member for every l, over the held-out chats."""
+    """The teacher, trained variants and smaller models, and every member for every l, over the held-out chats."""
     settings, size = work.config.family, work.size
     context = work.heldout_tokens(settings.max_length)
-    passes = 1 + len(work.config.family_variants) + PASSES * len(work.config.candidate_layers(work["model"]))
+    settled = len(work.config.family_variants) + len(work.config.models[work["model"]].siblings)
+    passes = 1 + settled + PASSES * len(work.config.candidate_layers(work["model"], settings.recipe))
     flops = settings.documents * context * passes * (size.layers * size.layer(context) + size.head)
     return work.run(work.machine.compute(flops, "comparing", work.machine.alone))
 

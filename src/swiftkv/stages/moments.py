@@ -17,7 +17,7 @@ def teacher(work: Work, tokens: float) -> float:
 
     Each pair of an l and a layer above has sums of its own, because each layer weighs tokens in its own way.
     """
-    size, candidates = work.size, work.config.candidate_layers(work["model"])
+    size, candidates = work.size, work.config.candidate_layers(work["model"], work["recipe"])
     pairs = sum(size.layers - layer for layer in candidates)
     moments = 2 * size.width * (pairs * (size.keys_and_values + size.width) + 2 * len(candidates) * size.width)
     context = work.chat_tokens(work.recipe.data, work.recipe.max_length)
@@ -27,12 +27,12 @@ def teacher(work: Work, tokens: float) -> float:
 
 def passes(work: Work) -> int:
     """How often the stage runs the teacher over them."""
-    return len(rounds(work.config.candidate_layers(work["model"]), work.size.layers, work.size.width))
+    return len(rounds(work.config.candidate_layers(work["model"], work["recipe"]), work.size.layers, work.size.width))
 
 
 def written(work: Work) -> dict[str, float]:
     """The fits in float32, and the covariances in float64."""
-    size, candidates = work.size, work.config.candidate_layers(work["model"])
+    size, candidates = work.size, work.config.candidate_layers(work["model"], work["recipe"])
     pairs = sum(size.layers - layer for layer in candidates)
     return {"moments": size.width * (4 * pairs * size.keys_and_values + 12 * len(candidates) * size.width)}
 

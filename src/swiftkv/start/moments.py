@@ -49,7 +49,7 @@ class ExactSum:
 
     def add(self, values: torch.Tensor) -> None:
         """Add a float tensor, rounded to the unit."""
-        self.units += (values.double() * self.scale).round_().long()
+        self.units += values.double().mul_(self.scale).round_().long()
 
     def total(self) -> torch.Tensor:
         """The sum over all ranks, float64."""

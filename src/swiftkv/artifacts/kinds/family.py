@@ -30,8 +30,9 @@ LABELS = {
     "unseen": "no keys and values (after SPEED)",
     "zeros": "keys and values of zeros",
     "dropped": "layers from l on left out",
+    "sibling": "a smaller model",
 }
-GRAYS = {"zeros": "0.3", "unseen": "0.5", "dropped": "0.7"}  # there are more curves than colors
+GRAYS = {"zeros": "0.3", "unseen": "0.5", "dropped": "0.7", "sibling": "0"}  # there are more curves than colors
 ABSENT = ("template", "unseen", "dropped")  # nothing of the prompt has keys and values from layer l on
 AXES = {
     "prompt_percent": "FLOPs of a prompt, % of the baseline's",
@@ -62,14 +63,17 @@ def make(entry: Entry, files: Files) -> Drawing:
     for number, (member, label) in enumerate(LABELS.items()):
         curve, style = data[data["member"] == member], line_style(number)
         style |= {"color": GRAYS.get(member, style["color"])}
-        if member.startswith("trained"):
+        if curve.empty:
+            continue
+        if member.startswith(("trained", "sibling")):
             style |= {"linestyle": "", "markersize": 7}
         for row, measure in zip(grid, MEASURES, strict=True):
             for axis, across in zip(row, AXES, strict=True):
                 for size, some in curve.groupby("key_value_group_size"):
                     look = style | ({"marker": "*"} if size > 1 else {})
                     axis.errorbar(some[across], some[measure], yerr=some[f"{measure}_stderr"].fillna(0), **look)
-        handles.append(line_entry(label, **style))
+        named = f" ({', '.join(curve['variant'])})" if member == "sibling" else ""
+        handles.append(line_entry(label + named, **style))
     handles.append(line_entry("with AcrossKV", color="black", marker="*", linestyle=""))
     for row, (measure, title) in zip(grid, MEASURES.items(), strict=True):
         row[0].set_ylabel(title)
@@ -95,8 +99,9 @@ def members(result: Mapping[str, Any], dimensions: Dimensions, entry: Entry) -> 
     rows = []
     for found in result["members"]:
         layer, size = found["num_key_value_layers"], found["key_value_group_size"]
-        spec = SwiftKVSpec(depth, layer, size)
-        cost = [sum(prefill_flops(dimensions, spec, tokens).values()), kv_bytes_per_token(dimensions, spec)]
+        own = dimensions if "config" not in found else Dimensions.from_config(found["config"])
+        spec = None if own is not dimensions else SwiftKVSpec(depth, layer, size)
+        cost = [sum(prefill_flops(own, spec, tokens).values()), kv_bytes_per_token(own, spec)]
         if found["member"] in ABSENT:
             cost[0] -= 2 * tokens * (depth - layer) * sum(dimensions.key_value_weights())
             cost[1] = cost[1] * layer // depth
