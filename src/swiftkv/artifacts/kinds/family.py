@@ -53,8 +53,8 @@ def make(entry: Entry, files: Files) -> Drawing:
     notes = [
         *entry.get("notes", []),
         f"{text}; bars: standard errors over chats. FLOPs and caches of a prompt of {entry['prompt_tokens']:,} tokens.",
-        "Answers and the prompt's last token run all layers. Below the lines of SwiftKV, the model itself is unchanged; the "
-        "methods are written from their descriptions.",
+        "Answers and the prompt's last token run all layers. Methods that are not SwiftKV leave the model as it is and are "
+        "written from their descriptions.",
         sentence(entry["budget"], chosen, result["num_hidden_layers"]),
     ]
     figure = new_figure(PAGE, 5.2, notes)
