@@ -19,7 +19,7 @@ demo: .venv/.ready  ## the method from wiring to served answer on a small real m
 	@$(MAKE) --no-print-directory report PROFILE=local
 	@$(ACTIVATE) && python -m swiftkv.artifacts.checked results/local/tables/demo.csv
 
-reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (80 minutes on two cores after the demo)
+reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (73 minutes on two cores after the demo)
 	$(ACTIVATE) && python workflow/scripts/scale.py run $(SCALE)
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
