@@ -34,6 +34,7 @@ from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.serve.graphs import UpperGraphs
 from swiftkv.serve.model import SwiftKVModel
 from swiftkv.serve.prompt_logprobs import PromptLogprobsGuard
+from swiftkv.spec import SwiftKVSpec
 
 LAYER = "model.layers.3.self_attn.attn"
 LONGEST = 64  # tokens a step
@@ -249,7 +250,8 @@ def run(runner: str, **case) -> dict:
         return 2 * hidden_states
 
     model.lower = lambda tokens, positions, embedded: (positions[:, None] + torch.ones(1), None, None)
-    model.caches, model.fast_prefill, model.last_attention, model.readers = None, True, LAYER, []
+    model.spec, model.caches = SwiftKVSpec(4, 3), None
+    model.fast_prefill, model.last_attention, model.readers = True, LAYER, []
     model.prompts = batch_prompts(step.settings)
     model.graphs = UpperGraphs(upper, step.settings.compilation_config, torch.ones(1))
     metadata, mode, descriptor, captured = first_runner(step) if runner == "V1" else second_runner(step, model)

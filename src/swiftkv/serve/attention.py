@@ -226,7 +226,10 @@ class WriterAttention(ReaderAttention):
     vLLM's attention writes to no cache that it shares, so its two operations are called from here.
     """
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    # Without the shape and dtype of other outputs, which only latent attention asks for.
+    def forward(  # pyrefly: ignore [bad-override]
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Of [rows, heads * head_dim] each, the keys turned; the slots are the owner's in the forward context."""
         if self.query_quant is not None and self.impl.supports_quant_query_input:
             turned, _ = self.query_quant(query, self._q_scale)
@@ -309,16 +312,17 @@ class SwiftKVAttention(nn.Module):
         """Attend from [rows, hidden] normed states to the group's cache; [rows, hidden]."""
         if self.own:
             query, key, value = self.qkv_proj(hidden_states)[0].split(self.sizes, dim=-1)
-            query, key = self._by_head(self.q_norm, query), self._by_head(self.k_norm, key)
+            query, key = self._by_head("q_norm", query), self._by_head("k_norm", key)
             query, key = self.rotary_emb(positions, query, key)
         else:
-            query, key, value = self._by_head(self.q_norm_swiftkv, self.q_proj_swiftkv(hidden_states)[0]), None, None
+            query, key, value = self._by_head("q_norm_swiftkv", self.q_proj_swiftkv(hidden_states)[0]), None, None
             query, _ = self.rotary_emb(positions, query, None)
         output, _ = self.o_proj(self.attn(query, key, value))
         return output
 
-    def _by_head(self, norm: nn.Module | None, states: torch.Tensor) -> torch.Tensor:
-        """A norm of each head of [rows, heads * head_dim], if there is one."""
+    def _by_head(self, name: str, states: torch.Tensor) -> torch.Tensor:
+        """The norm `name` of each head of [rows, heads * head_dim], if there is one."""
+        norm = getattr(self, name)
         return states if norm is None else norm(states.unflatten(-1, (-1, self.head_dim))).flatten(1)
 
 
