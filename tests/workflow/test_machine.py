@@ -78,7 +78,6 @@ def on_gpus(tmp_path, distill=1):
     """The smoke scale's configuration, with models on a GPU."""
     models = dict.fromkeys(SMOKE["models"], {"gpus": {"distill": distill, "score": 1, "serve": 1}})
     recipes = {name: {"micro_batch_size": 1} for name in SMOKE["recipes"]}
-    recipes["tuned"]["teacher_states"] = "online"
     file = tmp_path / "gpus.yaml"
     file.write_text(yaml.safe_dump({"models": models, "recipes": recipes}))
     return ["--configfile", ROOT / "profiles/smoke/override.yaml", file]

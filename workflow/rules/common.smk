@@ -183,12 +183,6 @@ def teacher_states_file(w):
     return f"<results>/teacher/{w.model}/{scale.alike(recipe_of(w), TEACHING)[0]}.safetensors"
 
 
-def recipes_with(teacher_states):
-    """A regular expression for the names of the recipes whose teacher states are stored, or are not ("online")."""
-    recipes = scale.recipes.items()
-    return pattern(name for name, recipe in recipes if recipe.teacher_states == teacher_states)
-
-
 def moments_file(w):
     """What a variant's start is fitted to, if its recipe fits it."""
     name = recipe_of(w)

@@ -35,19 +35,16 @@ rule pack:
 
 
 rule teacher_states:
-    """The teacher's hidden states on the training rows, once for all variants of a model, and its moments."""
+    """The teacher's hidden states on the training rows, once for all variants of a model."""
     input:
         model="<results>/models/{model}/source.json",
         data=packed_rows,
     output:
-        states="<results>/teacher/{model}/{recipe}.safetensors",
-        moments="<results>/moments/{model}/{recipe}.safetensors",
+        "<results>/teacher/{model}/{recipe}.safetensors",
     log:
         "<logs>/teacher_states/{model}/{recipe}.log",
     benchmark:
         "<benchmarks>/teacher_states/{model}/{recipe}.tsv"
-    wildcard_constraints:
-        recipe=recipes_with(teacher_states="stored"),
     priority: if_granted("score", 10)
     threads: 1
     resources:
@@ -55,7 +52,6 @@ rule teacher_states:
     params:
         recipe=recipe_json,
         layers=lambda w: scale.stored_layers(w.model, scale.alike(w.recipe, TEACHING)),
-        candidates=lambda w: scale.candidate_layers(w.model, w.recipe),
     shell:
         """
         exec &> >(tee {log:q})
@@ -66,14 +62,12 @@ rule teacher_states:
             --layers {params.layers} \
             --threads {threads} \
             --gpus {resources.gpu} \
-            --output {output.states:q} \
-            --moments {output.moments:q} \
-            --moment-layers {params.candidates}
+            --output {output:q}
         """
 
 
 rule moments:
-    """What a fitted start needs of the teacher, where its states are not stored."""
+    """What starts are fitted by, for every l."""
     input:
         model="<results>/models/{model}/source.json",
         data=packed_rows,
@@ -83,8 +77,6 @@ rule moments:
         "<logs>/moments/{model}/{recipe}.log",
     benchmark:
         "<benchmarks>/moments/{model}/{recipe}.tsv"
-    wildcard_constraints:
-        recipe=recipes_with(teacher_states="online"),
     priority: if_granted("score", 10)
     threads: 1
     resources:

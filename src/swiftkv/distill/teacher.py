@@ -102,15 +102,7 @@ class Teacher:
             yield wanted, hidden, (text, inputs[1])
 
 
-def write_teacher_states(
-    model_source: Path,
-    data: Path,
-    recipe: Recipe,
-    layers: Sequence[int],
-    output: Path,
-    moments: Path | None = None,
-    moment_layers: Sequence[int] = (),
-) -> None:
+def write_teacher_states(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over all packed rows and write its states, bit for bit those of a training with "online".
 
     Args:
@@ -119,33 +111,24 @@ def write_teacher_states(
         recipe: its micro-batch size and dtype decide the arithmetic.
         layers: every layer whose entering residual stream is wanted: each l, and what recipes compare.
         output: one safetensors file: `final` and `entering_<l>`, each [rows, max_length, D] in the recipe's dtype.
-        moments: file for the moments that a fitted start needs, gathered in the same pass.
-        moment_layers: every l that it may start at.
 
     Raises:
         UserError: the model, the data or a layer is not what it has to be.
     """
     model = Path(read_source(model_source)["path"])
-    teacher = Teacher(model, data, recipe, [*layers, *moment_layers])
-    rows, identity, layers = teacher.rows, states_identity(model, data, recipe), sorted(set(layers))
-    names = {FINAL: FINAL} | {layer: entering(layer) for layer in layers}
+    teacher = Teacher(model, data, recipe, layers)
+    rows, description = teacher.rows, {"layers": teacher.layers, **states_identity(model, data, recipe)}
+    names = {FINAL: FINAL} | {layer: entering(layer) for layer in teacher.layers}
     shape = (rows.rows, rows.max_length, teacher.width)
-    sums = teacher.moments(moment_layers) if moments else None
     progress = Progress("teacher states", rows.rows, "row")
     with atomic_path(output) as scratch:
-        arrays = allocate(scratch, dict.fromkeys(names.values(), shape), recipe.dtype, {"layers": layers, **identity})
-        for wanted, hidden, text in teacher.run(range(0, rows.rows, teacher.size)):
+        arrays = allocate(scratch, dict.fromkeys(names.values(), shape), recipe.dtype, description)
+        for wanted, hidden, _ in teacher.run(range(0, rows.rows, teacher.size)):
             for key, name in names.items():
                 arrays[name][wanted] = raw(hidden[key][: len(wanted)])
-            if sums and wanted[0] in teacher.fitted:
-                sums.add(hidden, *text)
             progress.at(wanted[-1] + 1)
         for array in arrays.values():
             array.flush()
-        if sums:
-            tensors = sums.fits(recipe.start_ridge)
-            description = {"layers": sums.layers, "tokens": sums.tokens, **fits_identity(model, data, recipe)}
-            write_fits(moments, tensors, description)
 
 
 def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
