@@ -233,6 +233,19 @@ class Cell:
         return both and self.speedup * both
 
     @property
+    def speedups(self) -> dict[str, float | None]:
+        """The speed-up with its error, and beside its limits by FLOPs and by roofline, as columns."""
+        speedup, limit, roofline = self.speedup, self.record.limit(), self.record.roofline
+        return {
+            "speedup": speedup,
+            "speedup_stderr": self.speedup_stderr,
+            "speedup_limit": limit,
+            "fraction_of_limit": ratio(speedup, limit),
+            "roofline_speedup_limit": roofline,
+            "fraction_of_roofline": ratio(speedup, roofline),
+        }
+
+    @property
     def times(self) -> str:
         """The speed-up in words."""
         error = self.speedup_stderr

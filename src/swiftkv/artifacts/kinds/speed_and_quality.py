@@ -6,7 +6,7 @@ from swiftkv.artifacts.columns import Column, Line, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.scored import Row, Scored, closeness_columns, rows
-from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, ratio, read_serving
+from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
@@ -94,19 +94,14 @@ def _speed(cell: Cell, footnotes: Footnotes) -> str:
 
 def _line(cell: Cell, quality: Line) -> Line:
     """A line of the CSV: one case at one point, with the quality of its checkpoint."""
-    record, bound, head = cell.record, cell.record.limit(), cell.head(cell.record.throughput)
+    record, head = cell.record, cell.head(cell.record.throughput)
     return {
         **{key: head[key] for key in ("model", "title", "variant", "kv_cache", "point")},
         "input_tokens": cell.settings["input_tokens"],
         "status": record.status,
         "weights": record.weights,
         "tokens_per_second": record.throughput,
-        "speedup": cell.speedup,
-        "speedup_stderr": cell.speedup_stderr,
-        "speedup_limit": bound,
-        "fraction_of_limit": ratio(cell.speedup, bound),
-        "roofline_speedup_limit": record.roofline,
-        "fraction_of_roofline": ratio(cell.speedup, record.roofline),
+        **cell.speedups,
         **quality,
         "missing": head["reason"],
     }

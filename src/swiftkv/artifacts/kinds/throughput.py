@@ -103,12 +103,7 @@ def _line(cell: Cell, node_gpus: int | None) -> dict[str, Any]:
         "tokens_per_second_limit": base * bound if base and bound else None,
         "tokens_per_second_per_gpu": ratio(value, record.devices),
         **{name: record.value(name) for name in ("normalized_tflops_per_gpu", "exact_tflops_per_gpu", "mfu_percent")},
-        "speedup": cell.speedup,
-        "speedup_stderr": cell.speedup_stderr,
-        "speedup_limit": bound,
-        "fraction_of_limit": ratio(cell.speedup, bound),
-        "roofline_speedup_limit": record.roofline,
-        "fraction_of_roofline": ratio(cell.speedup, record.roofline),
+        **cell.speedups,
         "total_tokens": cell.settings.get("total_tokens"),
     }
     if not node_gpus:

@@ -15,7 +15,6 @@ from swiftkv.artifacts.serving import (
     Serving,
     length_label,
     on_paper_hardware,
-    ratio,
     read_serving,
     serving_kind,
 )
@@ -109,7 +108,7 @@ def _gain(line: Line) -> str:
 
 def _line(cell: Cell, published: Published) -> dict[str, Any]:
     """A line of the CSV: one model, point and case."""
-    record, settings, bound = cell.record, cell.settings, cell.record.limit()
+    record, settings = cell.record, cell.settings
     theirs, their_base = (published.get(published_column(case)) for case in (cell.case, BASELINE))
     numbers = isinstance(theirs, float) and isinstance(their_base, float)
     return cell.head(record.throughput) | {
@@ -124,12 +123,7 @@ def _line(cell: Cell, published: Published) -> dict[str, Any]:
         "tokens_per_second": record.throughput,
         "tokens_per_second_stderr": record.scatter and record.throughput * record.scatter,
         "normalized_tflops_per_gpu": record.value("normalized_tflops_per_gpu"),
-        "speedup": cell.speedup,
-        "speedup_stderr": cell.speedup_stderr,
-        "speedup_limit": bound,
-        "fraction_of_limit": ratio(cell.speedup, bound),
-        "roofline_speedup_limit": record.roofline,
-        "fraction_of_roofline": ratio(cell.speedup, record.roofline),
+        **cell.speedups,
         "kv_cache_tokens": record.engine.get("kv_cache_tokens"),
         "attention_backend": record.engine.get("attention_backend"),
         "tokens_per_second_published": theirs,
