@@ -67,7 +67,7 @@ def eviction(config, model):
 def family(config, model):
     total, variants = config["models"][model]["num_hidden_layers"], typed(config).family_variants
     places = [("baseline", None, total, 1), *(("trained", variant, total // 2, 1) for variant in variants)]
-    layers = typed(config).candidate_layers(model, config["family"]["recipe"])
+    layers = sorted(layer for whose in ("variants", "family") for layer in typed(config).candidate_layers(model, whose))
     places += [(member, None, layer, 1) for layer in layers for member in UNTRAINED]
     names = ("member", "variant", "num_key_value_layers", "key_value_group_size")
     members = [dict(zip(names, place, strict=True)) | close(1 / place[2]) for place in places]

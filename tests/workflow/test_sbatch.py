@@ -28,7 +28,7 @@ MODELS = (EIGHT, SEVENTY, HUGE)
 THERE = [
     "data/ultrachat/train.jsonl",
     "data/heldout.jsonl",
-    f"moments/{EIGHT}/distillation.safetensors",
+    *(f"moments/{EIGHT}/distillation/{whose}.safetensors" for whose in ("variants", "family")),
     *(f"models/{model}/source.json" for model in (*MODELS, "llama-3.2-3b")),
     *(f"packed/{model}/distillation.safetensors" for model in MODELS),
 ]
@@ -44,7 +44,7 @@ FOLDERS = [
     *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
 ]
 TARGETS = [
-    f"similarity/{EIGHT}.json", f"family/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
+    f"similarity/{EIGHT}.json", f"family/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/tuned/variants.safetensors",
     *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
     *(f"{part}/{EIGHT}/swiftkv-25/auto.json" for part in ("fidelity", "unscored")),

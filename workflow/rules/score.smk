@@ -2,7 +2,7 @@
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
                  <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
-                 <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
+                 <results>/moments/{model}/{recipe}/{whose}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
          <results>/unscored/{model}/{variant}/{kv_cache}.json,
          <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,

@@ -192,11 +192,11 @@ class Config(Section, called="the configuration"):
         """The trained variants of the family, with this scale's stand-ins, doubles dropped."""
         return list(dict.fromkeys(self.stand_ins.get(name, name) for name in self.family.variants))
 
-    def candidate_layers(self, model: str, recipe: str) -> list[int]:
-        """Every l that starts are fitted for on a recipe's text: those the model is rewired at, for the family more between."""
+    def candidate_layers(self, model: str, whose: str) -> list[int]:
+        """Every l that starts are fitted for: those of the "variants", or those that the "family" has between them."""
         total, step = self.models[model].num_hidden_layers, self.family.every
-        between = range(step, total, step) if recipe in self.alike(self.family.recipe, TEACHING) else ()
-        return sorted({*self.models[model].layers_below, *between} - {total})
+        layers = set(self.models[model].layers_below) - {total}
+        return sorted(layers if whose == "variants" else set(range(step, total, step)) - layers)
 
     def shards(self, model: str, task: str) -> int:
         """How many jobs score a task on a model; 1 where `shards` says nothing of it."""

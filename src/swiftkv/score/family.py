@@ -43,7 +43,7 @@ UNTRAINED = ("copied", "fitted", "own", "projected", "template", "unseen", "zero
 
 def measure_family(
     model_source: Path,
-    moments: Path,
+    moments: Sequence[Path],
     variants: Sequence[str],
     checkpoints: Sequence[Path],
     siblings: Sequence[Path],
@@ -61,7 +61,7 @@ def measure_family(
 
     Args:
         model_source: the model's source.json.
-        moments: this model's moments, for every l of interest.
+        moments: files of this model's moments, together for every l of interest.
         variants: names of trained SwiftKV variants.
         checkpoints: theirs.
         siblings: source.json of smaller models with the same tokenizer.
@@ -114,11 +114,12 @@ def measure_family(
     bare = list(
         render(measured.tokenizer, BARE, tokenize=True, add_generation_prompt=True, return_dict=True)["input_ids"]
     )
-    for layer in known_layers(moments):
+    fits = {layer: file for file in moments for layer in known_layers(file)}
+    for layer, file in sorted(fits.items()):
         spec = SwiftKVSpec(depth, layer)
         copied, fitted = (
             spread(rewire(teacher, spec, values).eval(), teacher)
-            for values in (None, fitted_values(teacher, spec, Moments.read(moments, layer)))
+            for values in (None, fitted_values(teacher, spec, Moments.read(file, layer)))
         )
         models = {name: fitted if name in ("fitted", "own") else copied for name in UNTRAINED}
         template = lower_state(copied, bare)
@@ -130,7 +131,7 @@ def measure_family(
     result = {
         "members": members,
         "num_hidden_layers": depth,
-        "fit_tokens": Moments.read(moments, known_layers(moments)[0]).tokens,
+        "fit_tokens": Moments.read(*reversed(min(fits.items()))).tokens,
         "tokens": sum(counts),
         "bytes": sum(len(measured.tokenizer.decode(document[prompt:]).encode()) for document, prompt in texts),
         "documents": len(counts),

@@ -13,7 +13,8 @@ def seconds(work: Work) -> float:
     settings, size = work.config.family, work.size
     context = work.heldout_tokens(settings.max_length)
     settled = len(work.config.family_variants) + len(work.config.models[work["model"]].siblings)
-    passes = 1 + settled + PASSES * len(work.config.candidate_layers(work["model"], settings.recipe))
+    starts = [work.config.candidate_layers(work["model"], whose) for whose in ("variants", "family")]
+    passes = 1 + settled + PASSES * sum(map(len, starts))
     flops = settings.documents * context * passes * (size.layers * size.layer(context) + size.head)
     return work.run(work.machine.compute(flops, "comparing", work.machine.alone))
 
