@@ -36,7 +36,10 @@ Sizes = Annotated[list[Whole], Field(min_length=1), Unique]
 class Engine(Section, called="the engine"):
     """Settings of vLLM, the same for every variant."""
 
-    dtype: Literal["bfloat16", "float16", "float32"] = key("Number format of weights and activations.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
+        "Number format of weights and activations; `auto` is bfloat16 on GPUs and on processors that multiply it, float32 on "
+        "others."
+    )
     max_num_batched_tokens: Whole = key("Chunk of the chunked prefill.")
     max_num_seqs: Whole = key("Sequences that run at once.")
     enforce_eager: bool = key("Whether vLLM runs without compilation and graphs.")

@@ -11,6 +11,8 @@ import torch
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, next_tokens
+from safetensors.torch import load_file
+
 from swiftkv.models import load_any, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
@@ -153,6 +155,19 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
     assert losses(tmp_path / "stored" / "log.csv") == losses(tmp_path / "online" / "log.csv")
+
+
+def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, tmp_path):
+    for dtype in ("auto", "float32"):
+        words = command(inputs, tmp_path / dtype, recipe={"dtype": dtype, "max_steps": 2})
+        done = run(words, ATEN_CPU_CAPABILITY="avx2")
+        assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "auto" / "log.csv") == losses(tmp_path / "float32" / "log.csv")
+    assert json.loads((tmp_path / "auto" / "record.json").read_text())["settings"]["dtype"] == "float32"
+    saved, exact = (load_file(tmp_path / dtype / "checkpoint" / "model.safetensors") for dtype in ("auto", "float32"))
+    assert json.loads((tmp_path / "auto" / "checkpoint" / "config.json").read_text())["dtype"] == "bfloat16"
+    for name, tensor in exact.items():
+        assert torch.equal(saved[name], tensor.bfloat16()), name
 
 
 @pytest.mark.parametrize(

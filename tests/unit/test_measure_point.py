@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from swiftkv import device
 from swiftkv.cost import GIBI, cost_record, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.measure import latency, memory, reference, run, steps, throughput
@@ -202,6 +203,25 @@ def test_a_limit_counts_weights_in_the_number_format_they_are_served_in(tmp_path
     asked = [point("kv_capacity", memory_gib=0.5, engine={"dtype": dtype}) for dtype in ("bfloat16", "float32")]
     narrow, wide = (each.budget(subject(tmp_path / "m")).kv_cache_bytes for each in asked)
     assert narrow - wide == weight_bytes(LLAMA, None)
+
+
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_a_float32_processor_has_room_for_the_tokens_of_16_bits(tmp_path, monkeypatch, limit):
+    asked = point("kv_capacity", memory_gib=limit, engine={"dtype": "auto"})
+    sizes = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        monkeypatch.setattr(device, "compute_dtype", lambda place, dtype=dtype: dtype)
+        command = engine_arguments(subject(tmp_path / "m"), asked, 128, asked.budget(subject(tmp_path / "m")))
+        assert option(command, "--dtype") == str(dtype).removeprefix("torch.")
+        sizes[dtype] = [asked.budget(subject(tmp_path / "m", kv_cache=kind)).kv_cache_bytes for kind in ("auto", "fp8")]
+    assert sizes[torch.float32][0] == 2 * sizes[torch.bfloat16][0]
+    assert sizes[torch.float32][1] == sizes[torch.bfloat16][1]
+
+
+def test_a_cache_that_the_processor_has_no_kernel_for_is_a_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    record = measure(subject(tmp_path / "m", kv_cache="fp8"), point("kv_capacity"), tmp_path / "work")
+    assert (record["status"], record["result"]) == ("unavailable", None) and "AVX-512" in record["reason"]
 
 
 DEVICE = memory.Device("NVIDIA H100 80GB HBM3", 79 * GIBI, 80 * GIBI)

@@ -258,8 +258,9 @@ def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | 
         entry, files: as `make.make` takes them; files that are no records are passed over.
 
     Raises:
-        UserError: the first record that differs.
+        UserError: the first record that differs, or that was computed in another number format than the others.
     """
+    formats: dict[tuple[str, str], tuple[str | Path, str]] = {}
     for name, paths in files.items():
         for path in (path for path in paths if Path(path).suffix == ".json"):
             try:
@@ -275,6 +276,13 @@ def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | 
                         f"{path} was measured with {key} {json.dumps(found[key])}, but {entry['name']} shows {key} "
                         f"{json.dumps(shown[key])}; delete it and run again, or set {key} back in the configuration"
                     )
+            if dtype := record.settings.get("dtype"):
+                first, before = formats.setdefault((record.measure, record.model["name"]), (path, dtype))
+                if dtype != before:
+                    raise UserError(
+                        f"{entry['name']} would compare {first}, computed in {before}, with {path}, computed in {dtype}; "
+                        "delete the records of one of the two machines and run again"
+                    )
 
 
 def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any]:
@@ -286,6 +294,8 @@ def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any
         shown["lm_eval_task"] = task["task"]
     elif point:
         shown |= asked(Point.read(record.what, point, gpus=0, threads=0))
+        if shown["dtype"] == "auto":  # the record has what that was on its machine
+            del shown["dtype"]
     specs = entry["specs"].get(record.model["name"], {})
     return shown | ({"spec": specs[record.variant]} if record.variant in specs else {})
 

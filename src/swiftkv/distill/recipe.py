@@ -55,7 +55,10 @@ class Recipe(Section, called="a recipe"):
     max_length: Whole = key("Tokens a packed row.", ge=2)
     gradient_clipping: NotNegative = key("Largest norm of the gradient; 0 does not clip.")
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage; in the configuration the model's.", 2)
-    dtype: Literal["bfloat16", "float32"] = key("Of weights and activations; master weights are float32.")
+    dtype: Literal["auto", "bfloat16", "float32"] = key(
+        "Number format of weights and activations; `auto` is bfloat16 on GPUs and on processors that multiply it, float32 on "
+        "others. Master weights are float32."
+    )
     attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = key(
         "Kernel for packed rows on a GPU; `auto` takes the best there is."
     )
@@ -85,9 +88,22 @@ class Recipe(Section, called="a recipe"):
         """
         return read(cls, content, "recipe")
 
+    def on_this_device(self) -> Recipe:
+        """Return the recipe with the number format that `auto` means on this process's device."""
+        from swiftkv.device import dtype_name
+
+        return self.model_copy(update={"dtype": dtype_name(self.dtype)})
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Number format of the trained checkpoint; with `auto` bfloat16, whatever the device computes in."""
+        import torch
+
+        return torch.bfloat16 if self.dtype == "auto" else self.torch_dtype
+
     @property
     def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch knows it."""
+        """`dtype` as torch knows it, of a recipe that `on_this_device` has given."""
         import torch
 
         return getattr(torch, self.dtype)

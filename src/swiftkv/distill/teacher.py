@@ -115,7 +115,7 @@ def write_teacher_states(model_source: Path, data: Path, recipe: Recipe, layers:
     Raises:
         UserError: the model, the data or a layer is not what it has to be.
     """
-    model = Path(read_source(model_source)["path"])
+    model, recipe = Path(read_source(model_source)["path"]), recipe.on_this_device()
     teacher = Teacher(model, data, recipe, layers)
     rows, description = teacher.rows, {"layers": teacher.layers, **states_identity(model, data, recipe)}
     names = {FINAL: FINAL} | {layer: entering(layer) for layer in teacher.layers}
@@ -146,6 +146,7 @@ def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequen
     """
     model = Path(read_source(model_source)["path"])
     with launched_ranks():
+        recipe = recipe.on_this_device()
         teacher, tensors = Teacher(model, data, recipe, layers), {}
         mine = teacher.fitted[rank() :: ranks()]
         turns = rounds(layers, len(teacher.step.teacher.model.layers), teacher.width)

@@ -76,8 +76,8 @@ def train(
     """
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
-    source = read_source(model_source)
-    model = Path(source["path"])
+    source, stored_dtype = read_source(model_source), recipe.stored_dtype
+    model, recipe = Path(source["path"]), recipe.on_this_device()
     recipe.check_spec(spec)
     if recipe.train != "qkv" and is_quantized(source["config"]):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
@@ -158,6 +158,9 @@ def train(
     tensors = gather_weights(step.student, rank)
     if rank == 0:
         step.student.set_attn_implementation("sdpa")
+        if stored_dtype != recipe.torch_dtype:
+            step.student.to(stored_dtype)
+            tensors = {name: tensor.to(stored_dtype) for name, tensor in tensors.items()}
         (save_base if spec is None else save_swiftkv)(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)

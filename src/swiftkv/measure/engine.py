@@ -23,6 +23,23 @@ class OutOfMemory(EngineFailure):
     """The model, its activations and a cache for one request do not fit into the memory: a result, not a mistake."""
 
 
+class Unsupported(EngineFailure):
+    """vLLM has no kernel for this on the processor at hand: a result, not a mistake."""
+
+
+def require_fp8_cache() -> None:
+    """Refuse an FP8 KV cache on a processor for which vLLM has no such kernel.
+
+    Raises:
+        Unsupported: the processor has neither AVX-512 nor AMX.
+    """
+    import torch
+
+    processor = torch.cpu.get_capabilities()
+    if not (processor.get("avx512_f", False) or processor.get("amx_tile", False)):
+        raise Unsupported("vLLM keeps an FP8 cache on processors with AVX-512 or AMX alone, and this one has neither")
+
+
 _CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CACHE_MEMORY = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend")

@@ -192,6 +192,7 @@ def identity(subject: Subject, point: Point) -> dict[str, Any]:
     return {
         "plugin": subject.plugin,
         "threads": point.threads,
+        "dtype": point.dtype,
         "model": state_of(subject.folder),
         "vllm": installed_version(*VLLM),
         "gpus": [device.name for device in devices()[: point.gpus]] if point.gpus else [],

@@ -37,9 +37,22 @@ def weight_bytes(config: dict[str, Any], spec: SwiftKVSpec | None, dtype: str = 
 
 
 def cpu_budget(
-    limit: float | None, cache: float | None, config: dict[str, Any], spec: SwiftKVSpec | None, dtype: str = "bfloat16"
+    limit: float | None,
+    cache: float | None,
+    config: dict[str, Any],
+    spec: SwiftKVSpec | None,
+    dtype: str = "bfloat16",
+    wider: int = 1,
 ) -> Budget:
     """On a CPU the cache gets `cache` GiB, or what the weights leave of `limit` GiB.
+
+    Args:
+        limit: GiB for weights and cache.
+        cache: GiB of the cache, where there is no limit.
+        config: the checkpoint's config.json.
+        spec: the variant; None is the unchanged model.
+        dtype: the number format in which both are stated.
+        wider: how many times as many bytes a number of the cache really takes; the cache then holds the same tokens.
 
     Raises:
         OutOfMemory: the limit is not larger than the weights.
@@ -47,8 +60,8 @@ def cpu_budget(
     if limit is None:
         if cache is None:
             raise UserError("serving on a CPU needs serving.engine.cpu_kv_cache_gib")
-        size = int(cache * GIBI)
-        return Budget({"--kv-cache-memory-bytes": size}, f"a KV cache of {cache:g} GiB", size)
+        size = int(cache * GIBI) * wider
+        return Budget({"--kv-cache-memory-bytes": size}, f"a KV cache of {cache:g} GiB" + _wider(wider), size)
     weights = weight_bytes(config, spec, dtype)
     size = int(limit * GIBI) - weights
     if size <= 0:
@@ -57,7 +70,13 @@ def cpu_budget(
         f"a limit of {limit:g} GiB less {weights / GIBI:.3f} GiB of weights: a KV cache of {size / GIBI:.3f} GiB "
         "(activations are not counted on a CPU)"
     )
-    return Budget({"--kv-cache-memory-bytes": size}, sentence, size)
+    return Budget({"--kv-cache-memory-bytes": size * wider}, sentence + _wider(wider), size * wider)
+
+
+def _wider(times: int) -> str:
+    return (
+        "" if times == 1 else f", stated for 16-bit numbers: {times} times that in the number format of this processor"
+    )
 
 
 def gpu_budget(limit: float | None, utilization: float) -> Budget:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
-from swiftkv.measure.memory import Budget, cpu_budget, gpu_budget
+from swiftkv.measure.memory import BYTES, Budget, cpu_budget, gpu_budget
 from swiftkv.measure.process import offline_environment, program
 from swiftkv.measure.reference import REFERENCE
 from swiftkv.points import POINTS, PointSettings, Sent
@@ -112,6 +112,15 @@ class Point(Generic[Settings]):
         return cls(name, settings, engine, asked["seed"], sent, in_turns=asked.get("in_turns", False), **machine)
 
     @property
+    def dtype(self) -> str:
+        """Number format of weights and activations; with `auto` that of this machine, which imports torch."""
+        if self.engine["dtype"] != "auto":
+            return self.engine["dtype"]
+        from swiftkv.device import dtype_name
+
+        return dtype_name("auto", "cuda" if self.gpus else "cpu")
+
+    @property
     def tensor_parallel_size(self) -> int:
         """Ranks the model is split over."""
         return max(1, self.gpus)
@@ -125,8 +134,9 @@ class Point(Generic[Settings]):
         limit = self.settings.memory_gib
         if self.gpus:
             return gpu_budget(limit, self.engine["gpu_memory_utilization"])
-        engine = self.engine
-        return cpu_budget(limit, engine["cpu_kv_cache_gib"], subject.config, subject.spec, engine["dtype"])
+        stated = "bfloat16" if self.engine["dtype"] == "auto" else self.dtype
+        wider = BYTES[self.dtype] // BYTES[stated] if subject.kv_cache == "auto" else 1
+        return cpu_budget(limit, self.engine["cpu_kv_cache_gib"], subject.config, subject.spec, stated, wider)
 
 
 def max_model_len(config: dict[str, Any], prompt: int, output: int) -> int:
@@ -153,7 +163,7 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
     """
     engine = point.engine
     arguments = {
-        "--dtype": engine["dtype"],
+        "--dtype": point.dtype,
         "--seed": point.seed,
         "--max-model-len": length,
         "--max-num-batched-tokens": engine["max_num_batched_tokens"],

@@ -13,7 +13,7 @@ from typing import Any
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
 from swiftkv.measure import answer, capacity, concurrency, goodput, latency, memory, steps, throughput
-from swiftkv.measure.engine import OutOfMemory, observed
+from swiftkv.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
 from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable, speculation
@@ -47,7 +47,7 @@ def measure(
 ) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
-    Too little memory is a record too, with status "oom".
+    Too little memory is a record too, with status "oom", and so is what vLLM cannot do on this processor: "unavailable".
 
     Args:
         work: folder for what is finished, so that a killed measurement goes on; whoever keeps the record removes it.
@@ -72,7 +72,10 @@ def measure(
     costs = cost(subject, *lengths)
     work.mkdir(parents=True, exist_ok=True)
     budget = command = result = reason = None
+    status = "ok"
     try:
+        if subject.kv_cache == "fp8" and not point.gpus:
+            require_fp8_cache()
         budget = point.budget(subject)
         run = Run(subject, point, work, budget, engines, kind.single, longest, heldout=heldout, workloads=workloads)
         command = kind.command(run)
@@ -81,7 +84,10 @@ def measure(
                 other = replace(run, subject=subject.baseline, budget=point.budget(subject.baseline))
                 run = replace(run, baseline=kind.command(other))
         result = _numbers(kind, run, command)
+    except Unsupported as error:
+        status, reason = "unavailable", str(error)
     except OutOfMemory as error:
+        status = "oom"
         if point.gpus:
             memory.refuse_neighbors(budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
         reason = str(error)
@@ -96,7 +102,7 @@ def measure(
         kv_cache=subject.kv_cache,
         **(weights_of(subject.folder) if subject.weights == "trained" else {"weights": subject.weights}),
         spec=spec,
-        status="ok" if reason is None else "oom",
+        status=status,
         reason=reason,
         settings={
             "point": point.name,
@@ -107,6 +113,7 @@ def measure(
             "kv_cache_scales": "one a tensor" if subject.kv_cache == "fp8" else None,
             "threads": point.threads,
             **asked(point),
+            "dtype": point.dtype,
             "memory": budget and budget.sentence,
             "command": command and printable(command, {str(subject.folder): "MODEL", str(work): "WORK"}),
         },
@@ -195,5 +202,5 @@ def roofline(subject: Subject, point: Point, prompt: int, output: int) -> dict[s
 def headline(record: dict[str, Any]) -> str:
     """The main number of a record in words."""
     if record["result"] is None:
-        return f"OOM, {record['reason']}"
+        return f"{'OOM' if record['status'] == 'oom' else record['status']}, {record['reason']}"
     return KINDS[record["measure"]].headline(record["result"])

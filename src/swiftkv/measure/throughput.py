@@ -57,7 +57,7 @@ def numbers(run: Run[Throughput], command: list[str]) -> Numbers:
         answers = in_turns(sides, job, repeats(point, run.subject.variant), warm if warm["prompts"] else None)
     seconds = {side: [answer["seconds"] for answer in found] for side, found in answers.items()}
     gpus = hardware()["gpus"] if point.gpus else []
-    peak = peak_tflops(gpus[0], point.engine["dtype"], subject.quantization) if gpus else None
+    peak = peak_tflops(gpus[0], point.dtype, subject.quantization) if gpus else None
     return throughput_result(point, subject.config, statistics.median(seconds[OWN]), peak) | samples(seconds, "seconds")
 
 

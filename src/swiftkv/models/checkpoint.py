@@ -18,6 +18,7 @@ from transformers import (
 from transformers.core_model_loading import revert_weight_conversion
 
 from swiftkv.architectures import ARCHITECTURES
+from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.quantized import check_places, load_quantized
@@ -36,17 +37,17 @@ from swiftkv.records import atomic_path, read_json
 from swiftkv.spec import SwiftKVSpec
 
 
-def load_any(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None) -> PreTrainedModel:
+def load_any(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
     """Load an ordinary or a SwiftKV checkpoint, whichever its config.json names; see the two loaders."""
     return (load_swiftkv if _model_type(path).endswith("_swiftkv") else load_base)(path, dtype, device_map)
 
 
-def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None) -> PreTrainedModel:
+def load_base(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
     """Load an ordinary checkpoint of one of `ARCHITECTURES`.
 
     Args:
         path: folder with config.json and safetensors.
-        dtype: the number format of the weights in memory.
+        dtype: the number format of the weights in memory; None is `compute_dtype()`.
         device_map: as in transformers; "auto" fills the GPUs there are, None stays on the processor.
 
     Returns:
@@ -59,9 +60,7 @@ def load_base(path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map:
     return _load(path, dtype, set(ARCHITECTURES), device_map)
 
 
-def load_swiftkv(
-    path: str | Path, dtype: torch.dtype = torch.bfloat16, device_map: str | None = None
-) -> PreTrainedModel:
+def load_swiftkv(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
     """Load a SwiftKV checkpoint, with or without the teacher's query, key and value projections of layers >= l.
 
     Without them only the student runs; asking for the teacher is an error.
@@ -193,8 +192,8 @@ def save_swiftkv(
         model.config.swiftkv = mode
 
 
-def _load(path: str | Path, dtype: torch.dtype, supported: set[str], device_map: str | None) -> PreTrainedModel:
-    config = _read_config(Path(path), supported)
+def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], device_map: str | None) -> PreTrainedModel:
+    config, dtype = _read_config(Path(path), supported), dtype or compute_dtype()
     if is_quantized(config):
         files = {file for file, _ in _shapes(Path(path)).values()}
         return load_quantized(Path(path), files, config, dtype, device_map)

@@ -14,7 +14,7 @@ ROUNDING = 1e-9  # of a number that is computed in one way on every machine
 SPEED = "speeds, times and what follows from them are those of a machine"
 WORDS = "words and answers, of which the numbers are compared"
 ERRORS_OF = "single values and errors of what is compared as a whole"
-BY_MACHINE = "how a machine computes: threads, commands, libraries, constants"
+BY_MACHINE = "how a machine computes: threads, number format, commands, libraries, constants"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ TOLERANCES = (
         "*:engine.vllm",
         "*:engine.attention_backend",
         "*:engine.kv_cache_gib",
+        "*:engine.dtype",
+        "*:settings.dtype",
+        "kv_capacity:result.kv_cache_bytes",
         "*:cost.roofline_*",
         "training:result.attention",
         "training:result.gpus",

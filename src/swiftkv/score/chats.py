@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swiftkv.data.read import choose_chats, draw_documents, render, tokenize_chat
+from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer
 from swiftkv.records import describe_spec, key_value_heads, measurement, weights_of, write_json
@@ -93,7 +94,7 @@ class ChatMeasurement:
             kv_cache=kv_cache,
             **weights_of(checkpoint),
             spec=describe_spec(spec, key_value_heads(self.model["config"])),
-            settings=self._draw | settings,
+            settings=self._draw | {"dtype": dtype_name()} | settings,
             result=result,
             seconds=time.monotonic() - self._started,
             data=self._data,

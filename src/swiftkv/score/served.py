@@ -10,6 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
 from swiftkv.measure.engine import observed
 from swiftkv.measure.point import engine_environment
@@ -79,8 +80,15 @@ def score_served(
         raise UserError("vLLM's FP8 cache has one scale a tensor and not one a token; score it with transformers")
     penalty = repetition_penalty(folder)
     engine = task["engine"]
+    engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
     environment = engine_environment(engine["gpus"], torch.get_num_threads())
-    job = {"folder": folder, "tokenizer": tokenizer, "task": task, "fetched": fetched, "seed": seed}
+    job = {
+        "folder": folder,
+        "tokenizer": tokenizer,
+        "task": task | {"engine": engine},
+        "fetched": fetched,
+        "seed": seed,
+    }
     job |= {"shard": shard, "repetition_penalty": penalty}
     with worker(module("swiftkv.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
