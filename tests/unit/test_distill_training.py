@@ -7,12 +7,11 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, next_tokens
-from safetensors.torch import load_file
-
 from swiftkv.models import load_any, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
