@@ -48,8 +48,8 @@ reference: .venv/.ready  ## for maintainers: what was made becomes the shipped r
 test: .venv/.ready  ## what every change has to pass: needs no cluster and no GPU
 	$(ACTIVATE) && ruff check . && ruff format --check . && pytest --numprocesses 2 --dist loadfile
 
-test-thorough: .venv/.ready  ## the same for every kind of engine, and what takes long
-	$(ACTIVATE) && pytest -m thorough --numprocesses 2 --dist loadfile
+test-thorough: .venv/.ready  ## the same for every kind of engine, and all that takes minutes
+	$(ACTIVATE) && pytest -m "thorough or slow" --numprocesses 2 --dist loadfile
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
 test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs
@@ -61,8 +61,8 @@ test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM
 smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/smoke
 
-vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of every vLLM from 0.26 on (300 MB to download each)
-	$(ACTIVATE) && python -m tests.contract.check
+vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of RELEASES of vLLM, or of all from 0.26 on (300 MB to download each)
+	$(ACTIVATE) && python -m tests.contract.check $(RELEASES)
 
 bench: .venv/.ready  ## paired performance measurements; nothing else should run meanwhile
 	$(ACTIVATE) && python performance/train_throughput.py --output results/bench/train_throughput.json
