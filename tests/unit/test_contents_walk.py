@@ -18,7 +18,7 @@ from swiftkv.records import write_json
 from swiftkv.score.family import UNTRAINED
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
-from tests.unit.serving_helpers import closed_loop, good, latencies, speed
+from tests.unit.serving_helpers import latencies, speed
 
 FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 
@@ -130,8 +130,6 @@ def serving(config, point, model, variant, kv_cache):
     result = {
         "throughput": lambda: speed(1000.0),
         "latency": lambda: latencies(10.0),
-        "goodput": lambda: {"workloads": {name: good(10.0) for name in asked["workloads"]}},
-        "concurrency": lambda: closed_loop(10.0, asked["concurrencies"]),
         "forward_time": lambda: {
             "batch_tokens": asked["batch_tokens"],
             "repeats": 2,
@@ -214,7 +212,6 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
             "[8]",
         ),
         ("decode", {"serving": {"points": {"decode": {"memory_gib": 1}}}}, "memory_gib", "null", "1"),
-        ("workloads", {"workloads": {"agent": {"goodput": {"ttft": 1}}}}, "workloads", '"ttft": 2000', '"ttft": 1'),
         ("kv_capacity", {"serving": {"seed": 7}}, "seed", "0", "7"),
         ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec", '_group_size": 1', '_group_size": 2'),
         ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit", "2", "9"),
@@ -241,18 +238,11 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, 
     assert wanted.endswith(f"; delete it and run again, or set {key} back in the configuration")
 
 
-WORKLOAD = {
-    "title": "T",
-    "goodput": {"ttft": 1},
-    "request_rates": [1],
-    "longest": {"input_tokens": 9, "output_tokens": 9},
-}
 VALUES = {
-    "warmups": 2, "memory_gib": 3, "enforce_eager": False, "prefix_caching": True, "dataset": "heldout", "min_requests": 7,
+    "warmups": 2, "memory_gib": 3, "enforce_eager": False, "dataset": "heldout", "min_requests": 7,
     "refine_steps": 2, "speculative": {"method": "ngram", "num_speculative_tokens": 2},
-    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9], "concurrencies": [9],
-    "requests_each": 99,
-    "workloads": {"chat": WORKLOAD | {"request_rates": [2]}}, "input_tokens": 99, "output_tokens": 99,
+    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9],
+    "input_tokens": 99, "output_tokens": 99,
     "total_tokens": 999, "seconds": 99, "repeats": 99,
 }  # fmt: skip
 
@@ -263,10 +253,7 @@ def test_a_record_holds_all_that_its_point_says(kind):
     required = {name for name, key in keys.items() if key.is_required()}
     engine = typed(scale()).serving.engine.of_a_run
     shared = {"measure": kind, "seed": 0, "engine": engine} | ({"output_tokens": 9} if "output_tokens" in keys else {})
-    least = shared | {
-        key: {"chat": WORKLOAD} if key == "workloads" else [1] if isinstance(VALUES[key], list) else 1
-        for key in required
-    }
+    least = shared | {key: [1] if isinstance(VALUES[key], list) else 1 for key in required}
 
     def settings(**changes):
         return run.asked(Point.read("a-point", least | changes, gpus=0, threads=1))

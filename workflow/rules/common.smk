@@ -250,22 +250,6 @@ def chats_file(w):
     return "<results>/data/heldout.jsonl" if sends_chats else []
 
 
-@command_line
-def workload_json(w):
-    """What a workload's requests are made of, as JSON: not the rates and limits they are sent with."""
-    entry = scale["workloads"][w.workload]
-    drawn = "stand_in" in entry
-    parts = ("chunk_tokens", "longest", *(("stand_in", "statistics") if drawn else ()))
-    source = {} if drawn else {"source": with_state(entry["source"])}
-    return json.dumps({key: entry[key] for key in parts} | source)
-
-
-def workload_folders(w):
-    """The workloads a point sends, if it does."""
-    sent = getattr(scale.serving.points[w.point], "workloads", [])
-    return [f"<results>/workloads/{workload}" for workload in sent]
-
-
 def served_weights(w):
     """What is in the folder that is served."""
     if serves_dummy(w):
@@ -291,7 +275,6 @@ def ask_for_points():
                 "point": job.wildcards.point,
                 "settings": json.loads(job.params.settings),
                 "heldout": next(iter(files(job.input.chats)), None),
-                "workloads": files(job.input.workloads),
             }
     ask(Path(SERVING_STATE), points)
 

@@ -30,7 +30,7 @@ from swiftkv.config.settings import (
 )
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.points import Goodput, Requests, Sent, Serving, Workload
+from swiftkv.points import Requests, Serving
 from swiftkv.section import Name, Section, Text, key, plain, read
 from swiftkv.spec import SwiftKVSpec
 
@@ -94,7 +94,6 @@ class Config(Section, called="the configuration"):
     stand_ins: dict[Text, Text] = key("At smaller scales, the variant that stands for one the model cannot have.")
     sets: Sets
     artifacts: dict[Name, Artifact] = key("Tables and figures, by name.")
-    workloads: dict[Name, Workload] = key("Requests as they come where models are used, by name.")
     serving: Serving
 
     @cached_property
@@ -262,7 +261,7 @@ class Config(Section, called="the configuration"):
         return self.serving.in_turns and getattr(self.serving.points[point], "repeats", 1) > 1
 
     def point(self, name: str) -> dict[str, Any]:
-        """A serving point with what all points share and its workloads filled in, as measurements take it."""
+        """A serving point with what all points share, as measurements take it."""
         point = self.serving.points[name]
         asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
         if isinstance(point, Requests):
@@ -270,9 +269,6 @@ class Config(Section, called="the configuration"):
         asked |= plain(point)
         if self.in_turns(name):
             asked["in_turns"] = True
-        if isinstance(point, Goodput):
-            sent = {workload: self["workloads"][workload] for workload in point.workloads}
-            asked["workloads"] = {name: {key: entry[key] for key in Sent.model_fields} for name, entry in sent.items()}
         return asked
 
 

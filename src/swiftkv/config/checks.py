@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from swiftkv.errors import UserError
-from swiftkv.points import Goodput
 from swiftkv.predict.device import devices
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.section import undefined
@@ -110,10 +109,8 @@ def _bare(error: UserError) -> str:
 
 
 def _check_points(config: Config) -> None:
-    """Each point can be run by the engine, and sends what there is."""
+    """Each point can be run by the engine."""
     for name, point in config.serving.points.items():
-        for workload in point.workloads if isinstance(point, Goodput) else ():
-            _defined("workloads", workload, config.workloads, f"serving.points.{name}")
         try:
             point.fit(config.serving.engine, config.serving.output_tokens)
         except ValueError as error:
