@@ -15,7 +15,6 @@ from swiftkv.measure import run
 from swiftkv.measure.point import Point
 from swiftkv.points import POINTS
 from swiftkv.records import write_json
-from swiftkv.score.family import UNTRAINED
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
 from tests.unit.serving_helpers import latencies, speed
@@ -62,17 +61,6 @@ def eviction(config, model):
     ]
     settings = config["fidelity"] | config["eviction"]
     return record(config, "eviction", model, "baseline", "auto", settings, {"caches": caches, "documents": 50})
-
-
-def family(config, model):
-    total, variants = config["models"][model]["num_hidden_layers"], typed(config).family_variants
-    places = [("baseline", None, total, 1), *(("trained", variant, total // 2, 1) for variant in variants)]
-    layers = sorted(layer for whose in ("variants", "family") for layer in typed(config).candidate_layers(model, whose))
-    places += [(member, None, layer, 1) for layer in layers for member in UNTRAINED]
-    names = ("member", "variant", "num_key_value_layers", "key_value_group_size")
-    members = [dict(zip(names, place, strict=True)) | close(1 / place[2]) for place in places]
-    result = {"members": members, "num_hidden_layers": total, "tokens": 1000, "bytes": 4000, "documents": 50}
-    return record(config, "family", model, "baseline", "auto", {"seed": 42, "variants": variants}, result)
 
 
 def training(config, model, variant):
@@ -153,7 +141,6 @@ MAKERS = {
     "scores": score,
     "fidelity": fidelity,
     "similarity": similarity,
-    "family": family,
     "eviction": eviction,
     "training": training,
     "early_exit": early_exit,
@@ -218,7 +205,6 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
         ("panel", {"scoring": {"seed": 7}}, "seed", "42", "7"),
         ("recipes", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
         ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold", "0.95", "0.5"),
-        ("family", {"family": {"seed": 7}}, "seed", "42", "7"),
     ],
 )
 def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, recorded, shown):

@@ -188,16 +188,7 @@ def moments_file(w):
     name = recipe_of(w)
     if name is None or scale.recipes[name].start == "copied":
         return []
-    return f"<results>/moments/{w.model}/{scale.alike(name, TEACHING)[0]}/variants.safetensors"
-
-
-@command_line
-def family_moments(w):
-    """The moments that starts of the family are fitted to, if a start of the model can be."""
-    scale.check_fitted(w.model)
-    folder = f"<results>/moments/{w.model}/{scale.alike(scale.family.recipe, TEACHING)[0]}"
-    asked = [whose for whose in ("variants", "family") if scale.candidate_layers(w.model, whose)]
-    return [f"{folder}/{whose}.safetensors" for whose in asked]
+    return f"<results>/moments/{w.model}/{scale.alike(name, TEACHING)[0]}.safetensors"
 
 
 # Serving

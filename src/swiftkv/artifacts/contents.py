@@ -190,7 +190,8 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     needs, found = KINDS[raw["kind"]].needs, set()
     several = {"serving": "points", "scores": "tasks"}
     listed = {need: members(config, key, raw[key]) for need, key in several.items() if need in needs and key in raw}
-    listed |= {need: [""] for need in ("fidelity", "family") if need in needs}
+    if "fidelity" in needs:
+        listed["fidelity"] = [""]
     for scope in _scopes(raw):
         if "similarity" in needs:
             shown = players(config, [role for key in MODELS for role in scope.get(key, [])])
@@ -215,8 +216,7 @@ def _weights(config: Config, model: str) -> str | None:
 
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
-    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit", "family")}
-    shared["family"] = shared["family"] | {"variants": config.family_variants}
+    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
     eviction = config["fidelity"] | config["eviction"]
     return {**shared, "eviction": eviction, "scores": {"seed": config["scoring"]["seed"]}}
 

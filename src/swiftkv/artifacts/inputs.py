@@ -97,7 +97,6 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "serving": _serving,
     "training": _training,
     "similarity": _similarity,
-    "family": _of_models("family"),
     "eviction": _of_models("eviction"),
     "dimensions": _dimensions,
     "devices": _devices,

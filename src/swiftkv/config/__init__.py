@@ -16,7 +16,6 @@ from swiftkv.config.settings import (
     DataMix,
     EarlyExit,
     Eviction,
-    Family,
     Fidelity,
     GpuJobs,
     Heldout,
@@ -85,7 +84,6 @@ class Config(Section, called="the configuration"):
     similarity: Similarity
     fidelity: Fidelity
     eviction: Eviction
-    family: Family
     early_exit: EarlyExit
     scoring: Scoring
     tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
@@ -150,14 +148,6 @@ class Config(Section, called="the configuration"):
             ) from None
         return spec
 
-    def check_fitted(self, model: str) -> None:
-        """Raise a `UserError` where no start can be fitted for a model, as far as the configuration says what it is."""
-        try:
-            if family := self.models[model].family:
-                check_fit(family, group_size=1)
-        except UserError as error:
-            raise UserError(f"no start can be fitted for model {model!r}: {error}") from None
-
     def check_early_exit(self, variant: str) -> None:
         """Raise a `UserError` where a variant has no head for early exit."""
         having = [name for name, entry in self.variants.items() if entry.early_exit]
@@ -185,17 +175,6 @@ class Config(Section, called="the configuration"):
             if recipe.hidden_state_weight:
                 layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
-
-    @property
-    def family_variants(self) -> list[str]:
-        """The trained variants of the family, with this scale's stand-ins, doubles dropped."""
-        return list(dict.fromkeys(self.stand_ins.get(name, name) for name in self.family.variants))
-
-    def candidate_layers(self, model: str, whose: str) -> list[int]:
-        """Every l that starts are fitted for: those of the "variants", or those that the "family" has between them."""
-        total, step = self.models[model].num_hidden_layers, self.family.every
-        layers = set(self.models[model].layers_below) - {total}
-        return sorted(layers if whose == "variants" else set(range(step, total, step)) - layers)
 
     def shards(self, model: str, task: str) -> int:
         """How many jobs score a task on a model; 1 where `shards` says nothing of it."""

@@ -25,16 +25,13 @@ def check_references(config: Config) -> None:
     for name, model in config.models.items():
         for variant in model.checkpoints:
             _check_checkpoint(config, name, variant)
-        for sibling in model.siblings:
-            _defined("models", sibling, config.models, f"models.{name}.siblings")
     for section in ("heldout", "similarity"):
         _defined("data", getattr(config, section).data, config.data, section)
-    _defined("recipes", config.family.recipe, config.recipes, "family")
     for name in config.planning.data:
         _defined("data", name, config.data, "planning.data")
     for kind in ("gpu", "cpu"):
         _defined("resources/devices", getattr(config.planning, kind).device, devices(), f"planning.{kind}.device")
-    for section in ("fidelity", "family", "early_exit"):
+    for section in ("fidelity", "early_exit"):
         documents, chats = getattr(config, section).documents, config.heldout.chats
         if documents > chats:
             raise UserError(
