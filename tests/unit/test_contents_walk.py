@@ -43,24 +43,7 @@ def similarity(config, model):
     pairwise = [[1 - abs(first - second) / layers for second in range(layers)] for first in range(layers)]
     result = {"simscore": [0.3 + 0.6 * layer / layers for layer in range(layers - 1)], "pairwise": pairwise,
               "tokens": 1000, "documents": 50, "num_hidden_layers": layers}  # fmt: skip
-    alike = {"cosine": [0.4] * (layers - 1), "cosine_stderr": [0.01] * (layers - 1), "cka": [0.5] * (layers - 1)}
-    result["neighbors"] = {"keys": alike, "values": alike}
     return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, result)
-
-
-def close(kl):
-    numbers = {"kl": kl, "answer_kl": 2 * kl, "top1_agreement": 0.7, "perplexity": 20.0}
-    return {name: {"value": value, "stderr": 0.01 * value, "n": 50} for name, value in numbers.items()}
-
-
-def eviction(config, model):
-    caches = [
-        {"policy": policy, "share": share, "held": share + 0.01, **close(1 - share)}
-        for policy in ("window", "attention")
-        for share in config["eviction"]["shares"]
-    ]
-    settings = config["fidelity"] | config["eviction"]
-    return record(config, "eviction", model, "baseline", "auto", settings, {"caches": caches, "documents": 50})
 
 
 def training(config, model, variant):
@@ -141,7 +124,6 @@ MAKERS = {
     "scores": score,
     "fidelity": fidelity,
     "similarity": similarity,
-    "eviction": eviction,
     "training": training,
     "early_exit": early_exit,
     "serving": serving,

@@ -40,7 +40,7 @@ FOLDERS = [
     *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
 ]
 TARGETS = [
-    f"similarity/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
+    f"similarity/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
     *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
     f"fidelity/{EIGHT}/swiftkv-25/auto.json",

@@ -5,7 +5,7 @@ REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{mo
                  <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
          <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,
-         <results>/eviction/{model}.json, <results>/early_exit/{model}/{variant}.json
+         <results>/early_exit/{model}/{variant}.json
 """
 
 
@@ -142,44 +142,6 @@ rule fidelity:
             --documents {params.documents} \
             --max-length {params.max_length} \
             --seed {params.seed} \
-            --threads {threads} \
-            --gpus {resources.gpu} \
-            --output {output:q}
-        """
-
-
-rule eviction:
-    """Closeness to the teacher with KV caches that drop tokens."""
-    input:
-        model="<results>/models/{model}/source.json",
-        chats="<results>/data/heldout.jsonl",
-    output:
-        "<results>/eviction/{model}.json",
-    log:
-        "<logs>/eviction/{model}.log",
-    benchmark:
-        "<benchmarks>/eviction/{model}.tsv"
-    priority: if_granted("score")
-    threads: 1
-    resources:
-        **on_gpus("score"),
-    params:
-        documents=scale.fidelity.documents,
-        max_length=scale.fidelity.max_length,
-        seed=scale.fidelity.seed,
-        shares=scale.eviction.shares,
-        sinks=scale.eviction.sinks,
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python -m swiftkv.stages eviction \
-            --model-source {input.model:q} \
-            --heldout {input.chats:q} \
-            --documents {params.documents} \
-            --max-length {params.max_length} \
-            --seed {params.seed} \
-            --shares {params.shares} \
-            --sinks {params.sinks} \
             --threads {threads} \
             --gpus {resources.gpu} \
             --output {output:q}

@@ -67,9 +67,6 @@ def left_out(config: Config, name: str) -> str | None:
     if scopes and not any(players(config, scope["models"]) for scope in scopes):
         roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
         return f"no model of this scale plays the role {roles}"
-    if kind_of(config, name).scored:
-        reasons = [config.models[model["name"]].unmeasured("quality") for model in players(config, entry["models"])]
-        return reasons[0] if all(reasons) else None
     return None
 
 
@@ -217,8 +214,7 @@ def _weights(config: Config, model: str) -> str | None:
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
     shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
-    eviction = config["fidelity"] | config["eviction"]
-    return {**shared, "eviction": eviction, "scores": {"seed": config["scoring"]["seed"]}}
+    return {**shared, "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:

@@ -15,7 +15,6 @@ from swiftkv.config.settings import (
     Artifact,
     DataMix,
     EarlyExit,
-    Eviction,
     Fidelity,
     GpuJobs,
     Heldout,
@@ -83,7 +82,6 @@ class Config(Section, called="the configuration"):
     heldout: Heldout
     similarity: Similarity
     fidelity: Fidelity
-    eviction: Eviction
     early_exit: EarlyExit
     scoring: Scoring
     tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")

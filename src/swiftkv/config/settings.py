@@ -256,13 +256,6 @@ class Similarity(Fidelity, called="similarity"):
     data: Text = key("A key under data.")
 
 
-class Eviction(Section, called="eviction"):
-    """KV caches that drop tokens, compared on the chats of `fidelity`."""
-
-    shares: Annotated[list[Fraction], Field(min_length=1), Unique] = key("Shares of the tokens that stay in the cache.")
-    sinks: Whole = key("First tokens that a window always keeps.")
-
-
 class EarlyExit(Fidelity, called="early_exit"):
     """How early exit is measured (Appendices D.1 and E)."""
 
