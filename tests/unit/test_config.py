@@ -205,7 +205,7 @@ def test_a_mistake_is_named(config, override, sentence):
             },
             "scoring.together: task 'gsm8k' is in 'benchmarks' and in 'ablation_benchmarks'",
         ),
-        ({"recipes": {"quarter": {"train": "all"}}}, "recipes.quarter.*loss must be lm"),
+        ({"recipes": {"tuned-quarter": {"train": "all"}}}, "recipes.tuned-quarter.*loss must be lm"),
         ({"recipes": {"fine-tuning": {"train": "qkv"}}}, "variants.fine-tuned: recipe 'fine-tuning' cannot train it"),
         (variant(recipe="fine-tuning"), "variants.swiftkv-50: recipe 'fine-tuning' cannot train it"),
         (

@@ -23,7 +23,7 @@ TARGETS = [
     f"{TINY.format('moments')}/tuned.safetensors",
     f"{TINY.format('early_exit')}/swiftkv-50-early-exit.json",
 ]
-VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-lm-loss", "-math-code", "-quarter")]
+VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-lm-loss", "-math-code", "-mqa")]
 # Snakemake where there are so many MB of memory, with another Python for the jobs.
 PRETEND = """
 import sys
