@@ -1,29 +1,22 @@
-"""The serving section of the configuration: its engine, its points, and the workloads that points send."""
+"""The serving section of the configuration: its engine and its points."""
 
 from __future__ import annotations
 
 import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from swiftkv.data.workload import average_lengths
 from swiftkv.section import (
     Count,
-    Fraction,
-    HubId,
     Name,
-    Names,
-    NotNegative,
     Positive,
     Rate,
     Section,
     Seed,
     Share,
-    Text,
     Unique,
     Whole,
-    by_key,
     by_value,
     key,
     plain,
@@ -134,28 +127,6 @@ class Latency(Requests, called="a latency point"):
     speculative: Speculative | None = key("vLLM's --speculative-config.", None)
 
 
-class Goodput(PointSettings, called="a goodput point"):
-    """Requests a second within limits, by workload."""
-
-    measure: Literal["goodput"]
-    workloads: Names = key("Keys under workloads, one after the other on one server.")
-    seconds: Positive = key("Time in which the requests of one rate arrive.")
-    min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)
-    repeats: Whole = key("Measurements of each rate, each with requests of its own.", 1)
-    prefix_caching: bool = key("Whether prompts find what others began with in the KV cache.", False)
-
-
-class Concurrency(Requests, called="a concurrency point"):
-    """A closed loop at a server: so many requests under way at all times, the next as soon as one ends."""
-
-    measure: Literal["concurrency"]
-    concurrencies: Sizes = key("Requests under way at once; one measurement each.")
-    requests_each: Whole = key("Requests that take each of these places, one after the other.")
-
-    def fit(self, engine: Engine, output_tokens: int) -> None:
-        _fit_at_once(max(self.concurrencies), "requests", engine)
-
-
 class ForwardTime(PointSettings, called="a forward_time point"):
     """One engine step."""
 
@@ -186,7 +157,10 @@ class Decode(Requests, called="a decode point"):
 
     def fit(self, engine: Engine, output_tokens: int) -> None:
         batch, output_tokens = max(self.batch_sizes), self.output_tokens or output_tokens
-        _fit_at_once(batch, "sequences", engine)
+        if batch > engine.max_num_seqs:
+            raise ValueError(
+                f"{batch} sequences do not run at once; at most serving.engine.max_num_seqs = {engine.max_num_seqs} do"
+            )
         steps = math.ceil(batch * (self.input_tokens + 1) / engine.max_num_batched_tokens)
         if output_tokens <= steps + 1:
             raise ValueError(
@@ -203,25 +177,16 @@ class Answer(Requests, called="an answer point"):
     repeats: Whole = key("Answers, each after one to warm up.")
 
 
-def _fit_at_once(count: int, what: str, engine: Engine) -> None:
-    if count > engine.max_num_seqs:
-        raise ValueError(
-            f"{count} {what} do not run at once; at most serving.engine.max_num_seqs = {engine.max_num_seqs} do"
-        )
-
-
 POINTS = {
     "throughput": Throughput,
     "latency": Latency,
-    "goodput": Goodput,
-    "concurrency": Concurrency,
     "forward_time": ForwardTime,
     "kv_capacity": KvCapacity,
     "decode": Decode,
     "answer": Answer,
 }
 AnyPoint = Annotated[
-    Throughput | Latency | Goodput | Concurrency | ForwardTime | KvCapacity | Decode | Answer,
+    Throughput | Latency | ForwardTime | KvCapacity | Decode | Answer,
     by_value("measure", POINTS),
 ]
 
@@ -237,121 +202,3 @@ class Serving(Section, called="serving"):
     )
     engine: Engine = key("Settings of vLLM, the same for every variant.")
     points: dict[Name, AnyPoint] = key("What is measured, by name.")
-
-
-# Workloads
-
-
-class Trace(Section):
-    """A public trace: JSON lines with timestamp, input_length, output_length and hash_ids, or a CSV."""
-
-    milliseconds: bool | None = key("Whether the timestamps of JSON lines are milliseconds; seconds without it.", None)
-    columns: Columns | None = key("What the columns of a CSV are called; its prompts then share nothing.", None)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.columns and self.milliseconds is not None:
-            raise ValueError("milliseconds are of a JSON-lines trace, columns of a CSV; it cannot be both")
-        return self
-
-
-class Columns(Section):
-    """Names of a CSV's columns."""
-
-    timestamp: Text = key("Arrivals: seconds, or dates in ISO form.")
-    input_length: Text = key("Prompt tokens.")
-    output_length: Text = key("Output tokens.")
-
-
-class HubTrace(Trace, called="a trace of the hub"):
-    """A file of a hub data set."""
-
-    hub: HubId
-    revision: Text = key("Branch, tag or commit; the commit it resolved to is recorded.", "main")
-    file: Text = key("Path of the trace in the hub data set.")
-
-
-def _address(text: str) -> str:
-    if not text.startswith(("http://", "https://", "file://")):
-        raise ValueError(f"{text!r} is no address; it starts with https://, http:// or file://")
-    return text
-
-
-class WebTrace(Trace, called="a trace with an address"):
-    """A file with an address."""
-
-    url: Annotated[Text, AfterValidator(_address)] = key("Address of the trace.")
-
-
-class LocalTrace(Trace, called="a local trace"):
-    """A file on this machine."""
-
-    local: Text = key("A file on this machine.")
-
-
-class Lengths(Section):
-    """Prompt and output tokens."""
-
-    input_tokens: Whole = key("Of a prompt.")
-    output_tokens: Whole = key("Of an output.")
-
-
-class Statistics(Lengths, called="statistics"):
-    """What is known of such requests: `make plan` rests on it, and stand-ins are drawn from it."""
-
-    average: Literal["mean", "median"] = key("What the two lengths are.")
-    spread: NotNegative = key("Standard deviation of the lengths' logarithms in a stand-in; 0: all are alike.", le=10)
-    shared: Fraction = key("Share of a prompt that other prompts begin with too, in a stand-in.")
-    prefixes: Whole = key("How many such beginnings there are, in a stand-in.")
-    burstiness: Positive = key("Gamma shape of gaps between arrivals: 1 is Poisson, below comes in bursts.")
-    why: Text = key("Which of these numbers are published, and where.")
-
-
-class StandIn(Section, called="a stand-in"):
-    """In place of the source: requests drawn from the statistics."""
-
-    requests: Whole = key("How many are drawn.")
-    input_divisor: Positive = key("Prompts are so many times shorter, for models with a short context.", ge=1)
-    output_divisor: Positive = key("The same of outputs.", ge=1)
-
-
-class Limits(Section, called="goodput"):
-    """Milliseconds that a request may take at most to count as good; at least one of them."""
-
-    ttft: Positive | None = key("Until its first token.", None)
-    tpot: Positive | None = key("For each further token, in its mean.", None)
-    e2el: Positive | None = key("Until its last token.", None)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.ttft is self.tpot is self.e2el is None:
-            raise ValueError("needs one of ttft, tpot and e2el")
-        return self
-
-
-class Sent(Section, called="a workload"):
-    """What a measurement is told of a workload."""
-
-    title: Text = key("What figures call it.")
-    longest: Lengths = key("Longer requests are left out.")
-    request_rates: Rates = key("Mean arrivals a second, in ascending order until goodput falls.")
-    goodput: Limits
-
-
-class Workload(Sent, called="a workload"):
-    """Requests as they come where models are used, for serving points that name them."""
-
-    source: Annotated[HubTrace | WebTrace | LocalTrace, by_key(hub=HubTrace, url=WebTrace, local=LocalTrace)]
-    statistics: Statistics
-    stand_in: StandIn | None = key("Requests drawn in place of the source's.", None)
-    chunk_tokens: Whole = key("Prompt tokens that one of hash_ids stands for.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for part, average in zip(("input", "output"), average_lengths(plain(self)), strict=True):
-            longest = getattr(self.longest, f"{part}_tokens")
-            if average > longest:
-                raise ValueError(
-                    f"its requests have {average:g} {part} tokens on average, but longest leaves out all above {longest}"
-                )
-        return self

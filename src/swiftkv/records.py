@@ -112,7 +112,7 @@ def measurement(
 
     Args:
         measure: what was measured: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode,
-            training, starts, eviction or early_exit.
+            training or early_exit.
         model: the model's source.json, of which the identity is kept and the place on this machine is not.
         settings: all that was asked for; a score names its `task`, a serving measurement its `point`.
         result: the numbers; None if there are none, for the `reason`.

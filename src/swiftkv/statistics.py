@@ -48,13 +48,13 @@ def mean_of_turns(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, stderr and stderr * float(t.ppf(0.975, len(values) - 1)) / ERRORS
 
 
-def share_stderr(hits: float, number: float, added: int = 2) -> float:
-    """Standard error of the share `hits / number`, of a sample with `added` hits and as many misses more.
+def share_stderr(hits: float, number: float) -> float:
+    """Standard error of the share `hits / number`, of a sample with two hits and two misses more (Agresti and Coull).
 
-    So none or all are not without error. With two (Agresti and Coull) it is of the size of the interval's real width.
+    So none or all are not without error, and the interval has about its real width.
     """
-    total = number + 2 * added
-    share = (hits + added) / total
+    total = number + 4
+    share = (hits + 2) / total
     return math.sqrt(share * (1 - share) / total)
 
 

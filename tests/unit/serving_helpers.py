@@ -67,38 +67,6 @@ def latencies(capacity, ttft=40.0, tpot=8.0, rates=(1, 2, 4, 8, 16)):
     return {"rates": entries, "highest_sustained_rate": low, "lowest_unsustained_rate": high, "criterion": "made up"}
 
 
-def good(capacity, rates=(1, 2, 4, 8, 16), **source):
-    """What a goodput point finds of one workload on a server that keeps `capacity` requests a second within limits."""
-    origin = {"kind": "drawn", "id": "stated statistics", "resolved": "seed 0", "requests": 1000,
-              "mean_input_tokens": 1234.5, "mean_output_tokens": 56.0, "repeated": 0.25} | source  # fmt: skip
-    entries = []
-    for rate in rates:
-        within = rate if rate <= capacity else capacity**2 / rate
-        entries.append({
-            "request_rate": rate, "requests": 10 * rate, "completed": 10 * rate, "failed": 0, "seconds": 10.0,
-            "good": round(10 * within), "goodput": within, "cached_share": 0.2, "achieved_request_rate": rate,
-            "tokens_per_second": 100.0 * rate, "ttft_ms": {"median": 40.0, "p99": 90.0},
-            "tpot_ms": {"median": 8.0, "p99": 9.0},
-        })  # fmt: skip
-    best = max(entries, key=lambda each: each["goodput"])
-    return {"source": origin, "rates": entries, "goodput": best["goodput"], "request_rate": best["request_rate"],
-            "bounded": best is not entries[-1]}  # fmt: skip
-
-
-def closed_loop(step_ms, concurrencies=(1, 2, 4)):
-    """The result of a concurrency point whose tokens come every `step_ms`, and while a prompt is computed in five times that."""
-    return {
-        "concurrencies": [
-            {
-                "concurrency": count, "requests": 4 * count, "completed": 4 * count, "failed": 0, "seconds": 9.0,
-                "tokens_per_second": 2000.0 * count / step_ms, "ttft_ms": {"median": 7 * step_ms, "p99": 9 * step_ms},
-                "tpot_ms": {"median": step_ms, "p99": 2 * step_ms}, "itl_ms": {"median": step_ms, "p99": 5 * step_ms},
-            }
-            for count in concurrencies
-        ]
-    }  # fmt: skip
-
-
 def entry(kind, points, cases, models=(LLAMA,), **more):
     """A resolved entry; `points` maps names to what they ask for."""
     specs = {variant: fields(scale(), LLAMA, variant) for variant, _ in cases}

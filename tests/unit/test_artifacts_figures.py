@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from swiftkv.artifacts import contents
 from swiftkv.artifacts.drawing import Drawing, write_figure
-from swiftkv.artifacts.kinds import neighbors, similarity, wiring
+from swiftkv.artifacts.kinds import similarity, wiring
 from swiftkv.errors import UserError
 from swiftkv.records import write_json
 from tests.unit.serving_helpers import entry as serving_entry
@@ -117,27 +117,6 @@ def test_a_model_without_a_measurement_is_named_with_the_reason(tmp_path):
     axes = [axis for area in made.figure.subfigs for axis in area.axes]
     legend = [text.get_text() for text in axes[0].get_legend().get_texts()]
     assert legend[1] == "Two: n/a (it cannot be loaded)" and set(made.data["model"]) == {"one"}
-
-
-def test_neighbors_show_keys_and_values_of_every_model(tmp_path):
-    similar = {"cosine": [0.1, 0.2, -0.3], "cosine_stderr": [0.01, 0.02, None], "cka": [0.5, 0.6, 0.7]}
-    entry = {"name": "neighbors", "label": "not in the paper", "title": "keys", "models": described(["one", "other"])}
-    entry |= {"similar_models": entry["models"], "no_similarity": {"other": "it cannot be loaded"}}
-    made_up = measured("one")
-    write_json(tmp_path / "one.json", made_up)
-    with pytest.raises(UserError, match="one was measured without keys and values; delete it"):
-        neighbors.make(entry, {"similarity": [tmp_path / "one.json"]})
-    values = similar | {"cosine": [0.7, 0.8, 0.9]}
-    made_up["result"] |= {"neighbors": {"keys": similar, "values": values}, "documents": 2, "tokens": 99}
-    write_json(tmp_path / "one.json", made_up)
-    drawing = neighbors.make(entry, {"similarity": [tmp_path / "one.json"]})
-    assert drawing.data.groupby("of")["cosine"].apply(list).to_dict() == {
-        "keys": [0.1, 0.2, -0.3],
-        "values": [0.7, 0.8, 0.9],
-    }
-    assert list(drawing.data["layer"]) == [0, 1, 2] * 2
-    assert "other: it cannot be loaded" in drawing.figure.legends[0].get_title().get_text()
-    assert drawing.figure.axes[0].get_ylim()[0] <= -0.3
 
 
 def test_roles_are_resolved_without_doubles_and_empty_ones():

@@ -149,7 +149,6 @@ def test_stand_ins_and_several_parts_are_named():
         ("figureA1", "local", "the paper's Figure 2, left"),
         ("figureB1", "local", "the paper's Figure 4"),
         ("blog_figure4", "local", "the paper's Figure 3"),
-        ("between_tokens", "local", "concurrency"),
         ("blog_table5", "", "the paper's Table 2"),
     ],
 )

@@ -150,8 +150,8 @@ def test_orders_follow_the_stand_ins_of_a_scale():
     assert config["stand_ins"]["swiftkv-62.5"] == "swiftkv-50"
     shown = resolved("panel", scale_name="smoke", models=["small"], variants=VARIANTS, tasks=TASKS, orders=[ORDER])
     assert shown["orders"] == []
-    with pytest.raises(UserError, match="orders name 'swiftkv-50-quarter', which is not among its variants"):
-        entry(orders=[["swiftkv-25", "swiftkv-50-quarter"]])
+    with pytest.raises(UserError, match="orders name 'swiftkv-50-mqa', which is not among its variants"):
+        entry(orders=[["swiftkv-25", "swiftkv-50-mqa"]])
 
 
 def test_answers_that_changed_are_counted_also_where_accuracy_stays(tmp_path):

@@ -83,7 +83,6 @@ def test_needs_every_row_of_scores_and_fidelity():
         "fidelity",
         "training",
     }
-    assert set(contents.needs(typed(scale("local")), "quality_tokens")) == {"fidelity", "training", "published"}
     assert set(contents.needs(typed(scale("local")), "table4")) == {"scores", "training", "published"}
 
 

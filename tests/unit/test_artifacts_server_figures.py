@@ -1,15 +1,12 @@
-"""Figures of servers: rates and their brackets, workloads, closed loops; what is drawn is what was measured."""
+"""Figures of servers: rates and their brackets; what is drawn is what was measured."""
 
 import pandas as pd
 import pytest
 
 from swiftkv.artifacts.serving import Case
-from swiftkv.errors import UserError
 from tests.unit.serving_helpers import (
     CLAIM,
-    closed_loop,
     entry,
-    good,
     latencies,
     make,
     record,
@@ -139,122 +136,6 @@ def test_all_points_together_dashed_with_speculation_and_against_the_plain_basel
     assert alone["tpot_reduction_percent"].isna().all()
 
 
-WORKLOADS = {
-    "chat": {"title": "Chat", "goodput": {"ttft": 500, "tpot": 50}},
-    "agent": {"title": "Agents", "goodput": {"e2el": 9000}},
-}
-
-
-def sending(*names, **more):
-    return {"workloads": {name: WORKLOADS[name] for name in names}, "seconds": 30, **more}
-
-
-def goodput(folder, capacities, **engine):
-    """The figure of two points, the second compiled and with agents alone; capacities by point, variant, workload."""
-    points = {"eager": sending("chat", "agent"), "cached": sending("agent", prefix_caching=True)}
-    engines = {"eager": {"compilation": "eager"}, "cached": {"compilation": "compiled, x, CUDA graphs full"}}
-    records = [
-        record("goodput", point, variant, "auto", {"workloads": {name: good(each) for name, each in found.items()}},
-               engine=engines[point] | engine.get(variant, {}))
-        for (point, variant), found in capacities.items()
-    ]  # fmt: skip
-    return make(folder, entry("goodput", points, CASES[:2], source="ours", label="not in the paper"), records)
-
-
-def test_goodput_by_workload_with_its_ratio_and_error(tmp_path):
-    made = goodput(
-        tmp_path,
-        {
-            ("eager", "baseline"): {"chat": 4, "agent": 100},
-            ("eager", "swiftkv-50"): {"chat": 8, "agent": 100},
-            ("cached", "baseline"): {"agent": 2},
-            ("cached", "swiftkv-50"): {"agent": 100},
-        },
-    )
-    eager, cached = made.figure.axes
-    assert eager.get_title() == "eager,\nwithout prefix caching"
-    assert cached.get_title() == "compiled, x,\nCUDA graphs full,\nwith prefix caching"
-    own, legend, title = texts(made.figure)
-    # 40 and 80 requests, all good: 41 of 42 and 81 of 82 with the two that are added.
-    assert "8\n2.00×\n± 0.05" in own and "4" in own
-    assert own.count("≥ 16") == 2  # the baseline has no upper end there, so there is no ratio to it
-    assert any(text.startswith("≥ 16\n≥ 8.00×") for text in own)
-    below = legend[-1].replace("\n", " ")
-    assert "Chat: no recorded trace, but drawn from stated statistics" in below and "25% of the input repeated" in below
-    assert "good: its first token within 500 ms, 50 ms a further token." in below
-    assert "good: its last within 9,000 ms." in below
-    assert title.startswith("Llama-3.1-8B-Instruct: what is shown (not in the paper)") and "vLLM 0.32.0" in title
-    data = made.data.set_index(["point", "workload", "variant", "request_rate"])
-    one = data.loc[("eager", "chat", "swiftkv-50", 8)]
-    assert (one["highest_goodput"], one["goodput"], one["ratio"], one["bounded"]) == (8, 8, 2, True)
-    assert one["ratio_stderr"] == pytest.approx(0.0526, abs=5e-4)
-    assert one["highest_goodput_stderr"] == pytest.approx(8 * 0.012121, rel=1e-3)
-    assert pd.isna(data.loc[("eager", "agent", "swiftkv-50", 16), "ratio"])
-    assert (one["ttft_limit_ms"], one["at_request_rate"], one["cached_share"]) == (500, 8, 0.2)
-    assert len(data) == 6 * 5
-
-
-def test_goodput_that_was_not_measured_and_goodput_of_nothing(tmp_path):
-    made = goodput(tmp_path, {("eager", "baseline"): {"chat": 1e-9, "agent": 2}})
-    own, legend, _ = texts(made.figure)
-    assert "n/a" in own and "50% SingleInputKV: n/a (not measured)" in legend[-1].replace("\n", " ")
-    assert list(made.data[made.data["point"] == "cached"]["status"]) == ["missing", "missing"]
-
-
-def test_only_records_of_one_panel_have_to_be_alike(tmp_path):
-    same = {("eager", "baseline"): {"chat": 4, "agent": 4}, ("eager", "swiftkv-50"): {"chat": 4, "agent": 4}}
-    with pytest.raises(UserError, match="would compare records that differ in prefix caching"):
-        goodput(tmp_path, same, baseline={"prefix_caching": False}, **{"swiftkv-50": {"prefix_caching": True}})
-
-
-def loops(folder, curve, steps):
-    """The figure of one point, tokens every so many milliseconds by variant."""
-    points = {"loop": {"input_tokens": 8192, "output_tokens": 1024, "requests_each": 4}}
-    records = [
-        record("concurrency", "loop", variant, "auto", closed_loop(step), settings={"tensor_parallel_size": 2})
-        for variant, step in steps.items()
-    ]
-    return make(
-        folder, entry("concurrency", points, CASES[:2], source="ours", label="not in the paper", curve=curve), records
-    )
-
-
-def test_a_closed_loop_as_tokens_of_all_over_tokens_of_one(tmp_path):
-    made = loops(tmp_path, "pareto", {"baseline": 20.0, "swiftkv-50": 10.0})
-    (axis,) = made.figure.axes
-    assert axis.get_title() == "8K input tokens"
-    baseline, swiftkv = axis.lines
-    assert list(baseline.get_xdata()) == [50.0] * 3 and list(swiftkv.get_xdata()) == [100.0] * 3
-    assert list(baseline.get_ydata()) == [50.0, 100.0, 200.0]  # of each of two devices
-    assert [text.get_text() for text in axis.texts if text.get_text()] == ["1", "2", "4"]
-    line = made.data.set_index(["variant", "concurrency"]).loc[("swiftkv-50", 4)]
-    assert (line["tokens_per_second"], line["tokens_per_second_ratio"], line["itl_p99_ratio"]) == (800.0, 2.0, 0.5)
-
-
-def test_a_closed_loop_as_time_between_tokens(tmp_path):
-    made = loops(tmp_path, "between_tokens", {"baseline": 20.0})
-    (axis,) = made.figure.axes
-    median, p99 = axis.lines
-    assert list(p99.get_xdata()) == [1, 2, 4] and list(p99.get_ydata()) == [100.0] * 3
-    assert list(median.get_ydata()) == [20.0] * 3
-    own, legend, _ = texts(made.figure)
-    assert "50% SingleInputKV: n/a" in own and "99th percentile" in legend
-    assert pd.isna(made.data.iloc[-1]["concurrency"]) and made.data.iloc[-1]["status"] == "missing"
-
-
-EAGER_CHATS = {
-    ("eager", case.variant): {"chat": rate, "agent": 2} for case, rate in zip(CASES[:2], (4, 8), strict=True)
-}
-
-
-@pytest.mark.parametrize(
-    ("draw", "axis", "column"),
-    [
-        (lambda folder: make(folder, entry("latency", interactive(), CASES), latency_records()), 0, "ttft_median_ms"),
-        (lambda folder: goodput(folder, EAGER_CHATS), 0, "highest_goodput"),
-        (lambda folder: loops(folder, "pareto", {"baseline": 2.0}), 0, "tokens_per_second_per_device"),
-        (lambda folder: loops(folder, "between_tokens", {"baseline": 2.0}), 0, "itl_p99_ms"),
-    ],
-)
-def test_what_is_drawn_is_the_data(tmp_path, draw, axis, column):
-    assert shows(draw(tmp_path), axis, column)
+def test_what_is_drawn_is_the_data(tmp_path):
+    drawn = make(tmp_path, entry("latency", interactive(), CASES), latency_records())
+    assert shows(drawn, 0, "ttft_median_ms")

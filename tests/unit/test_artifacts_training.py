@@ -1,4 +1,4 @@
-"""What training costs, what its length gives, and speed beside the quality of the same checkpoint."""
+"""What training costs, and speed beside the quality of the same checkpoint."""
 
 import pytest
 from artifact_helpers import (
@@ -9,14 +9,11 @@ from artifact_helpers import (
     made,
     resolved,
     saved,
-    scale,
     score,
     throughput,
     training,
-    typed,
 )
 
-from swiftkv.artifacts import contents
 from swiftkv.artifacts.table import to_markdown
 from swiftkv.errors import UserError
 
@@ -73,54 +70,6 @@ def test_published_costs_of_the_papers_model_all_stand_with_source_and_note(tmp_
     values = table.values.set_index("variant")
     assert values.loc["swiftkv-50", "tokens_published"] == "680M / 160M / 320M"
     assert values.loc["swiftkv-25", "tokens_published"] == "160M"
-
-
-COPIED = {"swiftkv-50-quarter": (250_000, 0.8), "swiftkv-50": (1_000_000, 0.3)}
-FITTED = {"swiftkv-50-tuned-quarter": (250_000, 0.4), "swiftkv-50-tuned": (1_000_000, 0.2)}
-SHARES = COPIED | FITTED
-
-
-def by_tokens(tmp_path, model, left_out=()):
-    shown = {variant: values for variant, values in SHARES.items() if variant not in left_out}
-    trained = [training(model, variant, tokens=tokens) for variant, (tokens, _) in SHARES.items()]
-    starts = [closeness(model, "swiftkv-50", kl)["result"]["start"] for kl in (0.5, 0.2)]
-    close = [closeness(model, variant, kl) for variant, (_, kl) in shown.items()]
-    for each in close:
-        each["result"]["start"] = starts["tuned" in each["variant"]]
-    return {"training": saved(tmp_path, trained), "fidelity": saved(tmp_path, close), "published": VALUES}
-
-
-def test_quality_by_tokens_starts_before_training(tmp_path):
-    drawing = made(contents.resolve(typed(scale("local")), "quality_tokens"), **by_tokens(tmp_path, SMOL))
-    data = drawing.data
-    assert list(data["tokens"]) == [0, 250_000, 1_000_000] * 2
-    assert list(data["variant"]) == ["before training", *COPIED, "before training", *FITTED]
-    assert list(data["kl"]) == [2.5, 0.8, 0.3, 1.0, 0.4, 0.2]
-    assert list(data["top1_agreement"])[:3] == pytest.approx([40, 60, 85])
-    assert list(data["top1_agreement_stderr"]) == pytest.approx([1] * 6)
-    assert [label.split(", ")[-1] for label in dict.fromkeys(data["label"])] == ["copied start", "fitted start"]
-    upper, lower = drawing.figure.axes
-    assert upper.get_yscale() == "log"
-    curves = [container.lines[0] for container in upper.containers]
-    assert [list(curve.get_xdata()) for curve in curves] == [[0, 250_000, 1_000_000]] * 2
-    assert list(lower.lines[0].get_ydata()) == pytest.approx([40, 60, 85])
-    assert drawing.figure.get_suptitle().startswith("SmolLM2-135M-Instruct: quality by training tokens")
-    assert not upper.texts  # no published marks beside another model
-
-
-def test_published_tokens_are_marks_beside_the_papers_model(tmp_path):
-    drawing = made(contents.resolve(typed(scale()), "quality_tokens"), **by_tokens(tmp_path, LLAMA))
-    assert [text.get_text() for text in drawing.figure.axes[0].texts] == ["160M", "320M", "680M"]
-
-
-def test_a_missing_training_is_named_below_the_figure(tmp_path):
-    entry = contents.resolve(typed(scale("local")), "quality_tokens")
-    drawing = made(entry, **by_tokens(tmp_path, SMOL, left_out=["swiftkv-50-quarter"]))
-    assert list(drawing.data.set_index("variant")["missing"].dropna()) == ["not measured"]
-    (legend,) = drawing.figure.legends
-    assert "swiftkv-50-quarter: n/a (not measured)" in legend.get_title().get_text()
-    with pytest.raises(UserError, match="quality_tokens has no point to draw: not measured"):
-        made(entry)
 
 
 CASES = ["baseline", "swiftkv-50"]

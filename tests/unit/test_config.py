@@ -88,11 +88,6 @@ def point(name, **changes):
     return {"serving": {"points": {name: changes}}}
 
 
-def workload(**changes):
-    return {"workloads": {"chat": changes}}
-
-
-COLUMNS = ("timestamp", "input_length", "output_length")
 ASSUMED = {"value": 1, "sure": "assumed", "why": "because"}
 MIX = {"tokens": ASSUMED, "chat_tokens": ASSUMED}
 
@@ -110,7 +105,7 @@ def escaped(sentence):
         (model(num_kv_layers=1), "models.llama-3.1-8b: a model has no key 'num_kv_layers' .*'num_key_value_layers'"),
         (model(chat_template={"package": "x"}), "models.llama-3.1-8b.chat_template: has none of hub, local"),
         (point("batch-2k", seconds=1), "points.batch-2k: a throughput point has no key 'seconds'"),
-        (point("workloads-eager", input_tokens=9), "points.workloads-eager: a goodput point has no key 'input_tokens'"),
+        (point("forward", input_tokens=9), "points.forward: a forward_time point has no key 'input_tokens'"),
         (
             point("x", measure="decode", input_tokens=9, repeats=1),
             "points.x: a decode point needs the key 'batch_sizes'",
@@ -133,21 +128,24 @@ def escaped(sentence):
         (model(source={"gated": "yes"}), "models.llama-3.1-8b.source.gated: must be true or false, not 'yes'"),
         ({"models": {"my model": {}}}, "models.my model: 'my model' is no name: one has letters, "),
         ({"sets": {"tasks": {"panel": {"a": None, "b": None}}}}, "sets.tasks.panel: must be a list, .*; write [a, b]"),
-        (point("workloads-eager", workloads="chat"), "workloads: must be a list, not 'chat'; write [chat]"),
+        (point("forward", batch_tokens="many"), "batch_tokens: must be a list, not 'many'; write [many]"),
         ({"sets": {"points": {"lengths": []}}}, "sets.points.lengths: must not be empty"),
-        (workload(request_rates=[1, 1]), "workloads.chat.request_rates: 1 stands twice"),
+        (point("ngram-on", request_rates=[1, 1]), "points.ngram-on.request_rates: 1 stands twice"),
         (model(title=""), "models.llama-3.1-8b.title: must not be empty"),
         (model(title=8), "models.llama-3.1-8b.title: must be text, not 8; write it in quotes"),
         (recipe(learning_rate="fast"), "recipes.distillation.learning_rate: must be a number, not 'fast'"),
         ({"heldout": {"chats": 2.5}}, "heldout.chats: must be a whole number, not 2.5"),
         (recipe(train="qvk"), "train: must be one of qkv, upper_layers, all, not 'qvk' .did you mean 'qkv'"),
-        (point("batch-2k", measure="goodptu"), "points.batch-2k: measure must be one of throughput, .*mean 'goodput'"),
+        (
+            point("batch-2k", measure="thruoghput"),
+            "points.batch-2k: measure must be one of throughput, .*mean 'throughput'",
+        ),
         ({"artifacts": {"table1": {"parts": 3}}}, "artifacts.table1.parts: must be a list, not 3"),
         # sizes
         ({"early_exit": {"threshold": 95}}, "early_exit.threshold: must be at most 1, not 95"),
         ({"planning": {"gpu": {"training": {"value": 0}}}}, "planning.gpu.training.value: must be above 0, not 0"),
         (random_model(head_dim=-1), "source.random.head_dim: must be at least 1, not -1"),
-        (workload(request_rates=[10**12]), "workloads.chat.request_rates.0: must be at most 100000, not 1000000000000"),
+        (point("ngram-on", request_rates=[10**12]), "request_rates.0: must be at most 100000, not 1000000000000"),
         (recipe(temperature=float("inf")), "recipes.distillation.temperature: must be a finite number, not inf"),
         ({"heldout": {"seed": -1}}, "heldout.seed: must be at least 0"),
         # what belongs together
@@ -157,11 +155,6 @@ def escaped(sentence):
             {"data": {"ultrachat": {"sources": [{"local": "f", "chats": "messages"}]}}},
             "sources.0: .* needs the key 'name'",
         ),
-        (
-            workload(source={"milliseconds": True, "columns": dict.fromkeys(COLUMNS, "a")}),
-            "source: milliseconds are of",
-        ),
-        (workload(goodput={"ttft": None, "tpot": None}), "workloads.chat.goodput: needs one of ttft, tpot and e2el"),
         ({"gpu_jobs": {"mem_mb_per_gpu": 5}}, "gpu_jobs: mem_mb_per_gpu and mem_mb_per_node are stated together"),
         ({"gpu_jobs": {"resources": {"gpu": 5}}}, "gpu_jobs.resources.gpu: gpu follows from the models"),
         # names that are not defined: the nearest one and those there are
@@ -183,7 +176,6 @@ def escaped(sentence):
             {"planning": {"gpu": {"device": "h100"}}},
             "planning.gpu.device: 'h100' is not defined under resources/devices .did you mean 'h100-sxm'",
         ),
-        (point("workloads-eager", workloads=["mail"]), "workloads-eager: 'mail' is not defined under workloads.*chat"),
     ],
 )
 def test_a_mistake_is_named(config, override, sentence):
@@ -213,7 +205,7 @@ def test_a_mistake_is_named(config, override, sentence):
             },
             "scoring.together: task 'gsm8k' is in 'benchmarks' and in 'ablation_benchmarks'",
         ),
-        ({"recipes": {"quarter": {"train": "all"}}}, "recipes.quarter.*loss must be lm"),
+        ({"recipes": {"tuned-quarter": {"train": "all"}}}, "recipes.tuned-quarter.*loss must be lm"),
         ({"recipes": {"fine-tuning": {"train": "qkv"}}}, "variants.fine-tuned: recipe 'fine-tuning' cannot train it"),
         (variant(recipe="fine-tuning"), "variants.swiftkv-50: recipe 'fine-tuning' cannot train it"),
         (
@@ -236,11 +228,6 @@ def test_a_mistake_is_named(config, override, sentence):
         (point("decode", batch_sizes=[512]), "points.decode: 512 sequences"),
         # 64 prompts of 1,000 tokens take 32 steps of 2,048; by then the first has 32 tokens.
         (point("decode", batch_sizes=[64], input_tokens=1000, output_tokens=33), "outputs of 33 tokens are too short"),
-        (
-            point("concurrency-1k", concurrencies=[1, 257]),
-            "concurrency-1k: 257 requests do not run at once; at most .* 256",
-        ),
-        (workload(longest={"input_tokens": 1000}), "workloads.chat: its requests have 1020 input tokens on average"),
         (point("batch-2k", total_tokens=2255), "points.batch-2k: total_tokens = 2255 is less than one request"),
         (point("ngram-on", speculative={"prompt_lookup_min": 5}), "points.ngram-on.speculative: prompt_lookup_min"),
         ({"serving": {"engine": {"max_num_batched_tokens": 128}}}, "serving.engine: .* 128 .* 256 sequences"),

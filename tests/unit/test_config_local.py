@@ -14,11 +14,10 @@ PAPER = scale()
 MODEL = PAPER["models"]["llama-3.1-8b"] | {"source": {"local": "mine"}, "chat_template": None}
 MIX = {"sources": [{"local": "no", "name": "a", "chats": "messages"}], "seed": 1}
 TASK = PAPER["tasks"]["winogrande"] | {"source": {"local": "no", "splits": {"validation": "a"}}}
-WORKLOAD = PAPER["workloads"]["chat"] | {"source": {"local": "no"}}
 
 
 def nothing_but(**sections):
-    return typed(PAPER | {"models": {}, "data": {}, "tasks": {}, "workloads": {}, **sections})
+    return typed(PAPER | {"models": {}, "data": {}, "tasks": {}, **sections})
 
 
 def configuration(layers=8, **changes):
@@ -64,14 +63,8 @@ def test_an_incomplete_folder_is_named(folder, file, sentence):
         (configuration(checkpoints={"a": {"local": "no"}}), "models.mine.checkpoints.a: 'no' does not exist"),
         (nothing_but(data={"mix": MIX}), "data.mix.sources.0: 'no' does not exist"),
         (nothing_but(tasks={"t": TASK}), "tasks.t.source: 'no' does not exist"),
-        (nothing_but(workloads={"w": WORKLOAD}), "workloads.w.source: 'no' does not exist"),
     ],
 )
 def test_a_source_that_is_not_there_is_named(folder, config, sentence):
     with pytest.raises(UserError, match=f"config, at {sentence}"):
         check_local_sources(config, folder.parent)
-
-
-def test_a_workload_that_is_drawn_needs_no_trace():
-    stand_in = {"requests": 9, "input_divisor": 1, "output_divisor": 1}
-    check_local_sources(nothing_but(workloads={"w": WORKLOAD | {"stand_in": stand_in}}))

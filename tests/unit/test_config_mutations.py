@@ -51,16 +51,16 @@ def mutate(config, dice, place):
 
 # Of what can go without harm: an entry that nothing refers to, one of several in a list, and keys that need not be there.
 ENTRY = re.compile(
-    r"(artifacts|models|variants|recipes|data|tasks|roles|stand_ins|workloads|serving\.points|planning\.data|sets\.\w+"
+    r"(artifacts|models|variants|recipes|data|tasks|roles|stand_ins|serving\.points|planning\.data|sets\.\w+"
     r"|.*\.(checkpoints|num_key_value_layers|splits|columns|random|shards|resources))\.[^/]+|.*\.\d+"
 )
 OPTIONAL = re.compile(
     r"architecture|assistant|backend|better|cards|chance|chat_template|checkpoints|chats|columns|dataset|distinct_characters"
     r"|early_exit|enforce_eager|gated|gradient_checkpointing|item|kv_heads|large_models|limit|local_cache|matrices"
     r"|max_gen_toks|memory_gib|merge_all_layers|min_requests|model_type|name|node_gpus|notes|optional|orders"
-    r"|output_tokens|parts|plugin|prefix_caching|published|quality|quantization|random|recipe|record|refine_steps"
-    r"|revision|serve|serving|serving_weights|shards|similar_models|source|speculative|stand_in|tasks|together|tpot"
-    r"|ttft|unavailable|variants|warmups|prompt_lookup_min|prompt_lookup_max"
+    r"|output_tokens|parts|plugin|published|quality|quantization|random|recipe|record|refine_steps"
+    r"|revision|serve|serving|serving_weights|shards|similar_models|source|speculative|tasks|together"
+    r"|unavailable|variants|warmups|prompt_lookup_min|prompt_lookup_max"
 )
 NULLABLE = {"limit", "max_steps", "cpu_kv_cache_gib", "prefill_reduction", "q_lora_rank", "roles"}
 

@@ -147,9 +147,3 @@ def test_a_model_that_an_artifact_names_itself_is_checked_too(config):
     config["artifacts"] = {"a": {"kind": "quality", "parts": [part]}}
     with pytest.raises(UserError, match="for model 'mine': batch_size 32 is not a multiple of 24 ranks"):
         check(config)
-
-
-def test_a_point_is_told_what_it_sends_of_its_workloads(config):
-    sent = typed(config).point("workloads-cached")
-    assert list(sent["workloads"]) == ["chat", "code", "agent"] and sent["prefix_caching"]
-    assert set(sent["workloads"]["chat"]) == {"title", "longest", "goodput", "request_rates"}

@@ -15,10 +15,9 @@ from swiftkv.measure import run
 from swiftkv.measure.point import Point
 from swiftkv.points import POINTS
 from swiftkv.records import write_json
-from swiftkv.score.family import UNTRAINED
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
-from tests.unit.serving_helpers import closed_loop, good, latencies, speed
+from tests.unit.serving_helpers import latencies, speed
 
 FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 
@@ -44,35 +43,7 @@ def similarity(config, model):
     pairwise = [[1 - abs(first - second) / layers for second in range(layers)] for first in range(layers)]
     result = {"simscore": [0.3 + 0.6 * layer / layers for layer in range(layers - 1)], "pairwise": pairwise,
               "tokens": 1000, "documents": 50, "num_hidden_layers": layers}  # fmt: skip
-    alike = {"cosine": [0.4] * (layers - 1), "cosine_stderr": [0.01] * (layers - 1), "cka": [0.5] * (layers - 1)}
-    result["neighbors"] = {"keys": alike, "values": alike}
     return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, result)
-
-
-def close(kl):
-    numbers = {"kl": kl, "answer_kl": 2 * kl, "top1_agreement": 0.7, "perplexity": 20.0}
-    return {name: {"value": value, "stderr": 0.01 * value, "n": 50} for name, value in numbers.items()}
-
-
-def eviction(config, model):
-    caches = [
-        {"policy": policy, "share": share, "held": share + 0.01, **close(1 - share)}
-        for policy in ("window", "attention")
-        for share in config["eviction"]["shares"]
-    ]
-    settings = config["fidelity"] | config["eviction"]
-    return record(config, "eviction", model, "baseline", "auto", settings, {"caches": caches, "documents": 50})
-
-
-def family(config, model):
-    total, variants = config["models"][model]["num_hidden_layers"], typed(config).family_variants
-    places = [("baseline", None, total, 1), *(("trained", variant, total // 2, 1) for variant in variants)]
-    layers = sorted(layer for whose in ("variants", "family") for layer in typed(config).candidate_layers(model, whose))
-    places += [(member, None, layer, 1) for layer in layers for member in UNTRAINED]
-    names = ("member", "variant", "num_key_value_layers", "key_value_group_size")
-    members = [dict(zip(names, place, strict=True)) | close(1 / place[2]) for place in places]
-    result = {"members": members, "num_hidden_layers": total, "tokens": 1000, "bytes": 4000, "documents": 50}
-    return record(config, "family", model, "baseline", "auto", {"seed": 42, "variants": variants}, result)
 
 
 def training(config, model, variant):
@@ -130,8 +101,6 @@ def serving(config, point, model, variant, kv_cache):
     result = {
         "throughput": lambda: speed(1000.0),
         "latency": lambda: latencies(10.0),
-        "goodput": lambda: {"workloads": {name: good(10.0) for name in asked["workloads"]}},
-        "concurrency": lambda: closed_loop(10.0, asked["concurrencies"]),
         "forward_time": lambda: {
             "batch_tokens": asked["batch_tokens"],
             "repeats": 2,
@@ -155,8 +124,6 @@ MAKERS = {
     "scores": score,
     "fidelity": fidelity,
     "similarity": similarity,
-    "family": family,
-    "eviction": eviction,
     "training": training,
     "early_exit": early_exit,
     "serving": serving,
@@ -214,14 +181,12 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
             "[8]",
         ),
         ("decode", {"serving": {"points": {"decode": {"memory_gib": 1}}}}, "memory_gib", "null", "1"),
-        ("workloads", {"workloads": {"agent": {"goodput": {"ttft": 1}}}}, "workloads", '"ttft": 2000', '"ttft": 1'),
         ("kv_capacity", {"serving": {"seed": 7}}, "seed", "0", "7"),
         ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec", '_group_size": 1', '_group_size": 2'),
         ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit", "2", "9"),
         ("panel", {"scoring": {"seed": 7}}, "seed", "42", "7"),
         ("recipes", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
         ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold", "0.95", "0.5"),
-        ("family", {"family": {"seed": 7}}, "seed", "42", "7"),
     ],
 )
 def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, recorded, shown):
@@ -241,18 +206,11 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, 
     assert wanted.endswith(f"; delete it and run again, or set {key} back in the configuration")
 
 
-WORKLOAD = {
-    "title": "T",
-    "goodput": {"ttft": 1},
-    "request_rates": [1],
-    "longest": {"input_tokens": 9, "output_tokens": 9},
-}
 VALUES = {
-    "warmups": 2, "memory_gib": 3, "enforce_eager": False, "prefix_caching": True, "dataset": "heldout", "min_requests": 7,
+    "warmups": 2, "memory_gib": 3, "enforce_eager": False, "dataset": "heldout", "min_requests": 7,
     "refine_steps": 2, "speculative": {"method": "ngram", "num_speculative_tokens": 2},
-    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9], "concurrencies": [9],
-    "requests_each": 99,
-    "workloads": {"chat": WORKLOAD | {"request_rates": [2]}}, "input_tokens": 99, "output_tokens": 99,
+    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9],
+    "input_tokens": 99, "output_tokens": 99,
     "total_tokens": 999, "seconds": 99, "repeats": 99,
 }  # fmt: skip
 
@@ -263,10 +221,7 @@ def test_a_record_holds_all_that_its_point_says(kind):
     required = {name for name, key in keys.items() if key.is_required()}
     engine = typed(scale()).serving.engine.of_a_run
     shared = {"measure": kind, "seed": 0, "engine": engine} | ({"output_tokens": 9} if "output_tokens" in keys else {})
-    least = shared | {
-        key: {"chat": WORKLOAD} if key == "workloads" else [1] if isinstance(VALUES[key], list) else 1
-        for key in required
-    }
+    least = shared | {key: [1] if isinstance(VALUES[key], list) else 1 for key in required}
 
     def settings(**changes):
         return run.asked(Point.read("a-point", least | changes, gpus=0, threads=1))

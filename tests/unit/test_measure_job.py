@@ -50,8 +50,10 @@ class Scale:
 
     def ask(self, *names, variant="baseline"):
         """A run begins that is to measure these."""
-        wanted = {"heldout": None, "workloads": []}
-        points = {self.work(name, variant): wanted | {"point": name, "settings": self.settings(name)} for name in names}
+        points = {
+            self.work(name, variant): {"heldout": None, "point": name, "settings": self.settings(name)}
+            for name in names
+        }
         ask(self.folder / "state", points)
 
     def record(self, name):

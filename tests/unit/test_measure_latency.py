@@ -22,7 +22,7 @@ def measured(monkeypatch):
     """Replaces server and client; the rates that were really measured, in order."""
     rates = []
 
-    def client(run, server, client, rate, **job):
+    def client(run, server, client, rate):
         rates.append(rate)
         return answered(rate)
 
@@ -52,7 +52,7 @@ def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, 
     model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1, 2, 4], seconds=10)
     client = latency.ask
 
-    def ended(run, server, worker, rate, **job):
+    def ended(run, server, worker, rate):
         if rate == 4:
             raise end
         return client(run, server, worker, rate)

@@ -36,7 +36,7 @@ def source(tmp_path_factory):
 def command(measure, source, tmp_path, **values):
     """The command line of a measurement of one kind."""
     engine = ENGINE | {"max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
-    lengths = {"input_tokens": 100, "output_tokens": 4} if measure not in ("forward_time", "goodput") else {}
+    lengths = {"input_tokens": 100, "output_tokens": 4} if measure != "forward_time" else {}
     settings = {"measure": measure, "seed": 0, "engine": engine} | lengths | values
     return [
         *(sys.executable, "-m", "swiftkv.stages", "measure", "--model", "tiny", "--title", "Tiny"),
@@ -45,7 +45,6 @@ def command(measure, source, tmp_path, **values):
         *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
         *("--start-timeout", "300"),
         *("--heldout", *([str(tmp_path / "heldout.jsonl")] if measure == "answer" else [])),
-        *("--workloads", *(str(tmp_path / name) for name in values.get("workloads", {}))),
         *("--work-dir", str(tmp_path / "work"), "--output", str(tmp_path / "out.json")),
     ]
 
@@ -119,45 +118,6 @@ def test_latency_and_forward_time(source, tmp_path):
     assert rates[0]["ttft_ms"]["median"] > 0 and record["engine"]["kv_cache_tokens"] > 0
     record = measured("forward_time", source, tmp_path, batch_tokens=[64, 128], repeats=2)
     assert len(record["result"]["seconds"]["median"]) == 2
-
-
-@pytest.mark.slow
-def test_goodput_with_a_prefix_cache_that_each_rate_finds_cold(source, tmp_path):
-    """Every prompt begins with the same 192 of its 200 tokens, which all but the first request find in the cache."""
-    from swiftkv.data.workload import write_workload
-
-    shape = {"input_tokens": 200, "output_tokens": 4, "average": "mean", "spread": 0, "shared": 0.96, "prefixes": 1,
-             "burstiness": 1, "why": "made up"}  # fmt: skip
-    workload = {
-        "title": "Chat",
-        "statistics": shape,
-        "stand_in": {"requests": 8, "input_divisor": 1, "output_divisor": 1},
-        "chunk_tokens": 16,
-        "longest": {"input_tokens": 200, "output_tokens": 4},
-        "request_rates": [2, 4],
-        "goodput": {"ttft": 60_000, "tpot": 60_000},
-    }
-    write_workload(workload, 0, tmp_path / "chat")
-    record = measured("goodput", source, tmp_path, workloads={"chat": workload}, seconds=2, prefix_caching=True)
-    rates = record["result"]["workloads"]["chat"]["rates"]
-    assert [(rate["completed"], rate["good"]) for rate in rates] == [(4, 4), (8, 8)]
-    assert [rate["output_tokens"] for rate in rates] == [16, 32]
-    block = 128  # tokens of vLLM's cache on a processor: one is found of the 192
-    found = [(rate["completed"] - 1) * block / (rate["completed"] * 200) for rate in rates]
-    assert [rate["cached_share"] for rate in rates] == pytest.approx(found)
-    assert record["engine"]["prefix_caching"] is True
-
-
-@pytest.mark.slow
-def test_a_closed_loop_has_as_many_requests_under_way_as_asked(source, tmp_path):
-    record = measured("concurrency", source, tmp_path, concurrencies=[1, 4], requests_each=3, output_tokens=32)
-    one, four = record["result"]["concurrencies"]
-    assert [(each["concurrency"], each["completed"], each["failed"]) for each in (one, four)] == [(1, 3, 0), (4, 12, 0)]
-    assert [each["output_tokens"] for each in (one, four)] == [96, 384]
-    for each in (one, four):
-        # Little's law: requests' own times add up to the whole time, once a place; at the end places stay empty.
-        under_way = each["completed"] * each["e2e_ms"]["mean"] / 1000 / each["seconds"]
-        assert 0.6 * each["concurrency"] < under_way <= 1.001 * each["concurrency"]
 
 
 @pytest.mark.slow

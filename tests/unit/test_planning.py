@@ -273,31 +273,6 @@ def test_a_measurement_takes_all_cores_and_local_rules_no_place_in_the_queue():
     assert least([job("table"), job("score", 1)], [9, 5], Profile(Path("slurm"), jobs=1)) == 9
 
 
-def test_a_workload_is_estimated_up_to_the_rate_at_which_requests_wait(config):
-    config["serving"]["points"]["p"] = {"measure": "goodput", "workloads": ["code"], "seconds": 10}
-    point = job("measure", 1, point="p", model="llama-3.1-8b", variant="baseline")
-    times = []
-    for rates in ([1], [1, 2], [1, 2, 1000], [1, 2, 1000, 2000]):
-        config["workloads"]["code"]["request_rates"] = rates
-        times.append(seconds(config, point))
-    first, second, waiting, untried = times
-    assert 10 < second - first < 20 and waiting - second > 20 and untried == waiting
-
-
-def test_a_closed_loop_is_estimated_with_every_number_of_requests(config):
-    config["serving"]["points"]["p"] = asked = {
-        "measure": "concurrency", "input_tokens": 1000, "output_tokens": 100, "requests_each": 4,
-    }  # fmt: skip
-    point = job("measure", 1, point="p", model="llama-3.1-8b", variant="baseline")
-    times = []
-    for asked["concurrencies"] in ([1], [1, 2], [1, 2, 64], [64, 2, 1]):
-        times.append(seconds(config, point))
-    one, two, many, other_order = times
-    assert other_order == pytest.approx(many)
-    # Decoding takes as long for 64 at once as for one, prompts take 32 times as long as for two.
-    assert 0 < two - one < many - two < 32 * (two - one)
-
-
 # What it leaves and fetches
 
 
@@ -313,7 +288,7 @@ def test_a_training_leaves_a_checkpoint_and_its_states(config):
 def test_what_stages_write_is_listed(config):
     wildcards = {
         "model": "llama-3.1-8b", "variant": "swiftkv-50", "recipe": "distillation", "data": "ultrachat", "task": "mmlu",
-        "workload": "chat", "kv_cache": "auto", "whose": "variants",
+        "kv_cache": "auto",
     }  # fmt: skip
     for name in STAGES:
         assert set(written(Work(job(name, outputs=["x"], **wildcards), typed(config), ROOT))) <= set(WRITTEN), name
@@ -325,14 +300,10 @@ def test_each_source_is_downloaded_once_and_gated_ones_are_named(config):
         job("resolve_model", outputs=["b"], model="llama-3.1-8b-base"),
         job("resolve_model", outputs=["c"], model="qwen2.5-7b"),
         job("dummy_checkpoint", outputs=["d"], model="llama-3.1-8b", variant="baseline"),
-        job("workload", outputs=["e"], workload="chat"),
-        job("workload", outputs=["f"], workload="code"),
     ]
-    config["workloads"]["code"]["stand_in"] = {"requests": 9, "input_divisor": 1, "output_divisor": 1}
     plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
     found = {item.hub: (item.what, item.gated, item.bytes) for item in plan.total.downloads}
-    assert len(found) == len(plan.total.downloads) == 4
-    assert found[config["workloads"]["chat"]["source"]["url"]][:2] == ("data set", False)
+    assert len(found) == len(plan.total.downloads) == 3
     assert found["meta-llama/Llama-3.1-8B-Instruct"] == ("model", True, 2 * 8030261248)
     assert found["Qwen/Qwen2.5-7B-Instruct"][1] is False
     text = report(plan)

@@ -118,7 +118,6 @@ def test_the_sources_of_planned_jobs():
     config = {}
     for name in ("config.yaml", "artifacts.yaml"):
         update_config(config, yaml.safe_load((ROOT / name).read_text()))
-    config["workloads"]["code"]["source"] = {"hub": "some/traces", "file": "code.jsonl"}
 
     def downloads(*jobs):
         works = [Work(PlannedJob(rule, wildcards), typed(config), ROOT) for rule, wildcards in jobs]
@@ -134,15 +133,13 @@ def test_the_sources_of_planned_jobs():
         ("heldout", {}),
         ("corpus", {"data": "ultrachat"}),
         ("fetch_questions", {"task": "gsm8k"}),
-        ("workload", {"workload": "code"}),
         ("table", {"artifact": "table2"}),
     )
     assert {name: item.what for name, item in found.items()} == {
         "meta-llama/Llama-3.1-8B": "model", "meta-llama/Llama-3.1-8B-Instruct": "model", "Qwen/Qwen2.5-7B-Instruct": "tokenizer",
         "Snowflake/Llama-3.1-SwiftKV-8B-Instruct": "checkpoint", "HuggingFaceH4/ultrachat_200k": "data set",
-        "teknium/OpenHermes-2.5": "data set", "some/traces": "data set", "openai/gsm8k": "questions",
+        "teknium/OpenHermes-2.5": "data set", "openai/gsm8k": "questions",
     }  # fmt: skip
-    assert found["some/traces"].files == ("code.jsonl",)
     assert found["meta-llama/Llama-3.1-8B-Instruct"].files == tuple(MODEL_FILES)  # not only its chat template's
     assert found["meta-llama/Llama-3.1-8B-Instruct"].gated and not found["openai/gsm8k"].optional
     alone = downloads(("resolve_model", {"model": "llama-3.1-8b-base"}))

@@ -19,7 +19,6 @@ from swiftkv.models import rewire
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start import received
-from swiftkv.start import rounds as start_rounds
 from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
 from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums, penalised, regression, write_fits
 from swiftkv.start.received import received_attention
@@ -125,7 +124,7 @@ def test_sums_are_those_of_the_text(inputs):
     rows = PackedRows(inputs / "packed.safetensors")
     batch = rows[list(range(rows.rows))]
     teacher = Teacher(inputs / "model", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [2])
-    found = teacher.moments([2])
+    found = teacher.moments()
     covariance, gram, cross, energy, final = 0, 0, 0, 0, 0
     for _, hidden, (text, positions) in teacher.run(teacher.fitted):
         found.add(hidden, text, positions)
@@ -189,15 +188,6 @@ def test_a_fit_solves_its_normal_equations():
         gram, cross = sums.gram[2, layer].total(), sums.cross[2, layer].total()
         residual = penalised(gram, 1e-4) @ regression(gram, cross, 1e-4, 2).T - cross
         assert residual.norm() <= 1e-6 * cross.norm(), layer
-
-
-def test_sums_that_do_not_fit_at_once_are_gathered_in_turns_with_the_same_bits(inputs, tmp_path, monkeypatch):
-    assert start_rounds.rounds([5, 1, 3, 4], L, 64) == [[1, 3, 4, 5]]
-    monkeypatch.setattr(start_rounds, "HELD", 8 * 7 * 64**2)
-    assert start_rounds.rounds([5, 1, 3, 4], L, 64) == [[1], [3, 4, 5]]
-    words = inputs / "source.json", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [1, 2, 3, 4, 5]
-    write_moments(*words, tmp_path / "turns.safetensors")
-    assert (tmp_path / "turns.safetensors").read_bytes() == (inputs / "moments.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])

@@ -11,21 +11,18 @@ from safetensors.torch import save_file
 
 from tests.programs import ROOT, SNAKEMAKE, run
 
-TARGETS = ["results/models/mine/source.json", "results/data/heldout.jsonl", "results/workloads/mine"]
-WORKLOAD = yaml.safe_load((ROOT / "config.yaml").read_text())["workloads"]["code"]
+TARGETS = ["results/models/mine/source.json", "results/data/heldout.jsonl"]
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Snakemake in a folder of its own whose path has a space, with a model, a data mix and a trace that lie there."""
+    """Snakemake in a folder of its own whose path has a space, with a model and a data mix that lie there."""
     folder = tmp_path / "my folder"
     (folder / "model").mkdir(parents=True)
     (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 8}))
     (folder / "model/tokenizer.json").write_text("{}")
     save_file({"weight": torch.ones(64, 64)}, folder / "model/model.safetensors")
     (folder / "chats.jsonl").write_text("".join(f'{{"q": "{number}", "a": "b"}}\n' for number in range(2000)))
-    request = {"timestamp": 0.0, "input_length": 5, "output_length": 5, "hash_ids": [1]}
-    (folder / "trace.jsonl").write_text(json.dumps(request) + "\n")
     mix = {"sources": [{"name": "c", "local": "chats.jsonl", "user": "{{ q }}", "assistant": "{{ a }}"}]}
     override = {
         "pathvars": {"results": "results", "logs": "results/logs", "benchmarks": "results/benchmarks"},
@@ -37,7 +34,6 @@ def start(tmp_path):
         },
         "data": {"ultrachat": mix},
         "heldout": {"data": "ultrachat"},
-        "workloads": {"mine": WORKLOAD | {"source": {"local": "trace.jsonl"}}},
     }  # fmt: skip
     (folder / "override.yaml").write_text(yaml.safe_dump(override))
 
@@ -57,11 +53,9 @@ def test_changed_files_run_again_what_is_made_of_them(start):
     before = weights.stat()
     save_file({"weight": torch.zeros(64, 64)}, weights)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))  # as a copy that keeps the older file's time
-    with (start.folder / "trace.jsonl").open("a") as lines:
-        lines.write("\n")
     planned = start("--dry-run")
     assert planned.returncode == 0 and "Params have changed" in planned.stdout
-    assert set(re.findall(r"^rule (\w+):", planned.stdout, re.MULTILINE)) == {"resolve_model", "workload"}
+    assert set(re.findall(r"^rule (\w+):", planned.stdout, re.MULTILINE)) == {"resolve_model"}
     (start.folder / "model").rename(start.folder / "elsewhere")
     missing = start("--dry-run")
     assert missing.returncode == 1 and "Traceback" not in missing.stderr

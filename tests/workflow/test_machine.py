@@ -16,14 +16,14 @@ SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
 TINY = "results/smoke/{}/tiny-random"
 TARGETS = [
     "results/smoke/score-shards/tiny-random-moe/baseline/auto/hellaswag/1-of-2.json",
-    *(f"{TINY.format(place)}.json" for place in ("similarity", "family")),
+    f"{TINY.format('similarity')}.json",
     *(f"{TINY.format('scores')}/baseline/auto/{task}.json" for task in ("hellaswag", "gsm8k", "arc-easy")),
     f"{TINY.format('fidelity')}/baseline/auto.json",
     f"{TINY.format('serving/batch-2k')}/baseline/auto.json",
-    f"{TINY.format('moments')}/tuned/variants.safetensors",
+    f"{TINY.format('moments')}/tuned.safetensors",
     f"{TINY.format('early_exit')}/swiftkv-50-early-exit.json",
 ]
-VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-lm-loss", "-math-code", "-quarter")]
+VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-lm-loss", "-math-code", "-mqa")]
 # Snakemake where there are so many MB of memory, with another Python for the jobs.
 PRETEND = """
 import sys

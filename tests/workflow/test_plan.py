@@ -120,12 +120,6 @@ def test_served_variants_are_trained_first():
     }  # fmt: skip
 
 
-def test_workloads_are_fetched_for_the_points_that_send_them():
-    jobs = plan("--profile", "profiles/slurm", SERVING.format("workloads-graphs", "llama-3.1-8b", "baseline"))
-    assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "workload": 3, "measure": 1}
-    assert not any("gpu" in resources for rule, _, resources in jobs if rule == "workload")
-
-
 def test_a_point_has_its_node_to_itself_because_of_what_it_measures(tmp_path):
     file = tmp_path / "points.yaml"
     file.write_text("""
@@ -135,12 +129,12 @@ serving:
     first-words: {measure: latency, input_tokens: 500, request_rates: [1], seconds: 60}
     interactive-bulk: {measure: throughput, input_tokens: 500, total_tokens: 15000}
 """)
-    names = ("first-words", "interactive-bulk", "workloads-eager", "forward", "decode", "kv-capacity")
+    names = ("first-words", "interactive-bulk", "forward", "decode", "kv-capacity")
     targets = [SERVING.format(name, "llama-3.1-8b", "baseline") for name in names]
     site = ["--configfile", "profiles/slurm/site.yaml", str(file)]
     jobs = plan("--profile", "profiles/slurm", *site, "--", *targets)
     extra = {wildcards["point"]: resources["slurm_extra"] for rule, wildcards, resources in jobs if rule == "measure"}
-    alone = dict.fromkeys(("first-words", "workloads-eager", "forward", "decode"), "--mail-type=FAIL --exclusive")
+    alone = dict.fromkeys(("first-words", "forward", "decode"), "--mail-type=FAIL --exclusive")
     assert extra == alone | dict.fromkeys(("interactive-bulk", "kv-capacity"), "--mail-type=FAIL")
 
 
@@ -153,10 +147,9 @@ def test_a_published_checkpoint_is_served_without_training():
 
 
 def test_a_fitted_start_of_normalized_keys_is_refused():
-    for target in ("results/checkpoints/qwen3-4b/swiftkv-50-tuned", "results/family/qwen3-4b.json"):
-        run = snakemake("--dry-run", "--cores", "1", target)
-        assert run.returncode != 0
-        assert "the keys of qwen3 are normalized" in run.stderr and "Traceback" not in run.stderr
+    run = snakemake("--dry-run", "--cores", "1", "results/checkpoints/qwen3-4b/swiftkv-50-tuned")
+    assert run.returncode != 0
+    assert "the keys of qwen3 are normalized" in run.stderr and "Traceback" not in run.stderr
 
 
 def test_a_model_without_weights_needs_no_download(tmp_path):
@@ -176,10 +169,10 @@ def test_a_measurement_has_the_machine_to_itself(cores):
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 46, "fetch_questions": 23, "score": 360,
-        "score_shard": 36, "merge_scores": 11, "score_panel": 10, "fidelity": 59,
-        "similarity": 6, "moments": 2, "family": 1, "eviction": 1, "dummy_checkpoint": 4, "measure": 186, "table": 36,
-        "figure": 23, "report_page": 1, "workload": 3, "fetch_checkpoint": 1, "early_exit": 1,
+        "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 44, "fetch_questions": 23, "score": 360,
+        "score_shard": 36, "merge_scores": 11, "score_panel": 10, "fidelity": 57,
+        "similarity": 6, "moments": 1, "dummy_checkpoint": 4, "measure": 174, "table": 35,
+        "figure": 17, "report_page": 1, "fetch_checkpoint": 1, "early_exit": 1,
     }  # fmt: skip
 
 

@@ -28,26 +28,22 @@ MODELS = (EIGHT, SEVENTY, HUGE)
 THERE = [
     "data/ultrachat/train.jsonl",
     "data/heldout.jsonl",
-    *(f"moments/{EIGHT}/distillation/{whose}.safetensors" for whose in ("variants", "family")),
-    *(f"models/{model}/source.json" for model in (*MODELS, "llama-3.2-3b")),
+    *(f"models/{model}/source.json" for model in MODELS),
     *(f"packed/{model}/distillation.safetensors" for model in MODELS),
 ]
 BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
 PANEL = (*BITS, "arc-easy", "hellaswag-completion", "lambada", "mmlu-continuation", "ifeval")
 FOLDERS = [
-    *(
-        f"checkpoints/{EIGHT}/swiftkv-{name}"
-        for name in ("25", "50-tuned", "62.5-tuned", "50-across4-tuned", "50-own", "62.5-own")
-    ),
+    f"checkpoints/{EIGHT}/swiftkv-25",
     f"checkpoints/{EIGHT}/swiftkv-50-early-exit",
     f"dummy/{HUGE}/baseline",
     *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
 ]
 TARGETS = [
-    f"similarity/{EIGHT}.json", f"family/{EIGHT}.json", f"eviction/{EIGHT}.json", f"moments/{EIGHT}/tuned/variants.safetensors",
+    f"similarity/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
     *(f"checkpoints/{model}/swiftkv-50" for model in MODELS),
     *(f"scores/{model}/baseline/auto/gsm8k.json" for model in MODELS), f"scores/{EIGHT}/baseline/auto/arc-easy.json",
-    *(f"{part}/{EIGHT}/swiftkv-25/auto.json" for part in ("fidelity", "unscored")),
+    f"fidelity/{EIGHT}/swiftkv-25/auto.json",
     f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",
     f"serving/batch-2k/{EIGHT}/baseline/auto.json", f"serving/interactive-2k/{SEVENTY}/baseline/auto.json",
     f"serving/kv-capacity/{HUGE}/baseline/auto.json", f"score-shards/{HUGE}/baseline/auto/mmlu-cot/1-of-6.json",

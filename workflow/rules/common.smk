@@ -188,16 +188,7 @@ def moments_file(w):
     name = recipe_of(w)
     if name is None or scale.recipes[name].start == "copied":
         return []
-    return f"<results>/moments/{w.model}/{scale.alike(name, TEACHING)[0]}/variants.safetensors"
-
-
-@command_line
-def family_moments(w):
-    """The moments that starts of the family are fitted to, if a start of the model can be."""
-    scale.check_fitted(w.model)
-    folder = f"<results>/moments/{w.model}/{scale.alike(scale.family.recipe, TEACHING)[0]}"
-    asked = [whose for whose in ("variants", "family") if scale.candidate_layers(w.model, whose)]
-    return [f"{folder}/{whose}.safetensors" for whose in asked]
+    return f"<results>/moments/{w.model}/{scale.alike(name, TEACHING)[0]}.safetensors"
 
 
 # Serving
@@ -250,22 +241,6 @@ def chats_file(w):
     return "<results>/data/heldout.jsonl" if sends_chats else []
 
 
-@command_line
-def workload_json(w):
-    """What a workload's requests are made of, as JSON: not the rates and limits they are sent with."""
-    entry = scale["workloads"][w.workload]
-    drawn = "stand_in" in entry
-    parts = ("chunk_tokens", "longest", *(("stand_in", "statistics") if drawn else ()))
-    source = {} if drawn else {"source": with_state(entry["source"])}
-    return json.dumps({key: entry[key] for key in parts} | source)
-
-
-def workload_folders(w):
-    """The workloads a point sends, if it does."""
-    sent = getattr(scale.serving.points[w.point], "workloads", [])
-    return [f"<results>/workloads/{workload}" for workload in sent]
-
-
 def served_weights(w):
     """What is in the folder that is served."""
     if serves_dummy(w):
@@ -291,7 +266,6 @@ def ask_for_points():
                 "point": job.wildcards.point,
                 "settings": json.loads(job.params.settings),
                 "heldout": next(iter(files(job.input.chats)), None),
-                "workloads": files(job.input.workloads),
             }
     ask(Path(SERVING_STATE), points)
 

@@ -2,7 +2,7 @@
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl
 OUTPUTS: <results>/packed/{model}/{recipe}.safetensors, <results>/teacher/{model}/{recipe}.safetensors (if stored),
-         <results>/moments/{model}/{recipe}/{whose}.safetensors (for a fitted start),
+         <results>/moments/{model}/{recipe}.safetensors (for a fitted start),
          <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.{csv,json}
 
 Recipes that ask for the same rows share one packed file, and one of teacher states; it has the name of the first.
@@ -67,25 +67,23 @@ rule teacher_states:
 
 
 rule moments:
-    """What starts are fitted by, for every l of the variants, or for those that the family has between them."""
+    """Regressions to the teacher's keys and values that starts are fitted by, for every l of the variants."""
     input:
         model="<results>/models/{model}/source.json",
         data=packed_rows,
     output:
-        "<results>/moments/{model}/{recipe}/{whose}.safetensors",
+        "<results>/moments/{model}/{recipe}.safetensors",
     log:
-        "<logs>/moments/{model}/{recipe}/{whose}.log",
+        "<logs>/moments/{model}/{recipe}.log",
     benchmark:
-        "<benchmarks>/moments/{model}/{recipe}/{whose}.tsv"
-    wildcard_constraints:
-        whose="variants|family",
+        "<benchmarks>/moments/{model}/{recipe}.tsv"
     priority: if_granted("score", 10)
     threads: 1
     resources:
         **on_gpus("score"),
     params:
         recipe=recipe_json,
-        layers=lambda w: scale.candidate_layers(w.model, w.whose),
+        layers=lambda w: scale.models[w.model].layers_below,
     shell:
         """
         exec &> >(tee {log:q})

@@ -2,8 +2,7 @@
 
 REQUIRED INPUTS: the sources named in the configuration
 OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant} (of others' training),
-         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub),
-         <results>/workloads/{workload}
+         <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub)
 
 All that is downloaded is downloaded here, and the tokenizer of a model served without weights in serve.smk.
 """
@@ -132,28 +131,5 @@ rule fetch_questions:
         online python -m swiftkv.stages fetch_questions \
             --task {params.task:q} \
             --attempts {output:q}.attempts \
-            --output {output:q}
-        """
-
-
-rule workload:
-    """The requests of a workload: when they come and how long they are."""
-    output:
-        directory("<results>/workloads/{workload}"),
-    log:
-        "<logs>/workload/{workload}.log",
-    benchmark:
-        "<benchmarks>/workload/{workload}.tsv"
-    wildcard_constraints:
-        workload=pattern(scale.workloads),
-    params:
-        workload=workload_json,
-        seed=scale.serving.seed,
-    shell:
-        """
-        exec &> >(tee {log:q})
-        online python -m swiftkv.stages workload \
-            --workload {params.workload:q} \
-            --seed {params.seed} \
             --output {output:q}
         """

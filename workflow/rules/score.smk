@@ -1,12 +1,11 @@
-"""Quality: benchmark accuracy (Table B.1), fidelity to the teacher, and what its family costs.
+"""Quality: benchmark accuracy (Table B.1), and fidelity to the teacher.
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant},
                  <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
-                 <results>/moments/{model}/{recipe}/{whose}.safetensors (of fitted starts)
+                 <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
-         <results>/unscored/{model}/{variant}/{kv_cache}.json,
          <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,
-         <results>/family/{model}.json, <results>/eviction/{model}.json, <results>/early_exit/{model}/{variant}.json
+         <results>/early_exit/{model}/{variant}.json
 """
 
 
@@ -129,7 +128,6 @@ rule fidelity:
         documents=scale.fidelity.documents,
         max_length=scale.fidelity.max_length,
         seed=scale.fidelity.seed,
-        after=0,
     shell:
         """
         exec &> >(tee {log:q})
@@ -142,101 +140,8 @@ rule fidelity:
             --moments {input.moments:q} \
             --heldout {input.chats:q} \
             --documents {params.documents} \
-            --after {params.after} \
             --max-length {params.max_length} \
             --seed {params.seed} \
-            --threads {threads} \
-            --gpus {resources.gpu} \
-            --output {output:q}
-        """
-
-
-use rule fidelity as unscored with:
-    # The same on as many other held-out chats, to choose settings by: no table reads it.
-    output:
-        "<results>/unscored/{model}/{variant}/{kv_cache}.json",
-    log:
-        "<logs>/unscored/{model}/{variant}/{kv_cache}.log",
-    benchmark:
-        "<benchmarks>/unscored/{model}/{variant}/{kv_cache}.tsv"
-    params:
-        after=scale.fidelity.documents,
-
-
-rule family:
-    """Quality of answers for every l, of SwiftKV and of methods that need no training."""
-    input:
-        model="<results>/models/{model}/source.json",
-        moments=family_moments,
-        checkpoints=lambda w: [f"<results>/checkpoints/{w.model}/{variant}" for variant in scale.family_variants],
-        siblings=lambda w: [f"<results>/models/{name}/source.json" for name in scale.models[w.model].siblings],
-        chats="<results>/data/heldout.jsonl",
-    output:
-        "<results>/family/{model}.json",
-    log:
-        "<logs>/family/{model}.log",
-    benchmark:
-        "<benchmarks>/family/{model}.tsv"
-    priority: if_granted("score")
-    threads: 1
-    resources:
-        **on_gpus("score"),
-    params:
-        variants=scale.family_variants,
-        documents=scale.family.documents,
-        max_length=scale.family.max_length,
-        seed=scale.family.seed,
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python -m swiftkv.stages family \
-            --model-source {input.model:q} \
-            --moments {input.moments:q} \
-            --variants {params.variants} \
-            --checkpoints {input.checkpoints:q} \
-            --siblings {input.siblings:q} \
-            --heldout {input.chats:q} \
-            --documents {params.documents} \
-            --max-length {params.max_length} \
-            --seed {params.seed} \
-            --threads {threads} \
-            --gpus {resources.gpu} \
-            --output {output:q}
-        """
-
-
-rule eviction:
-    """Closeness to the teacher with KV caches that drop tokens."""
-    input:
-        model="<results>/models/{model}/source.json",
-        chats="<results>/data/heldout.jsonl",
-    output:
-        "<results>/eviction/{model}.json",
-    log:
-        "<logs>/eviction/{model}.log",
-    benchmark:
-        "<benchmarks>/eviction/{model}.tsv"
-    priority: if_granted("score")
-    threads: 1
-    resources:
-        **on_gpus("score"),
-    params:
-        documents=scale.fidelity.documents,
-        max_length=scale.fidelity.max_length,
-        seed=scale.fidelity.seed,
-        shares=scale.eviction.shares,
-        sinks=scale.eviction.sinks,
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python -m swiftkv.stages eviction \
-            --model-source {input.model:q} \
-            --heldout {input.chats:q} \
-            --documents {params.documents} \
-            --max-length {params.max_length} \
-            --seed {params.seed} \
-            --shares {params.shares} \
-            --sinks {params.sinks} \
             --threads {threads} \
             --gpus {resources.gpu} \
             --output {output:q}

@@ -1,8 +1,7 @@
 """Serving with vLLM: every point of the configuration, whatever it measures (Sections 4.3 and 5.1, Appendix B.2).
 
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant}; for models served without
-                 weights only their architecture file; for points that send chats <results>/data/heldout.jsonl,
-                 for points that send workloads <results>/workloads/{workload}
+                 weights only their architecture file; for points that send chats <results>/data/heldout.jsonl
 OUTPUTS: <results>/dummy/{model}/{variant}, <results>/serving/{point}/{model}/{variant}/{kv_cache}.json
 """
 
@@ -32,13 +31,12 @@ rule dummy_checkpoint:
 
 
 rule measure:
-    """One serving point of one model and variant: throughput, latency, goodput, a closed loop, forward time, decoding or KV capacity."""
+    """One serving point of one model and variant: throughput, latency, forward time, decoding or KV capacity."""
     input:
         source=model_file,
         served=served_folder,
         baseline=baseline_folder,
         chats=chats_file,
-        workloads=workload_folders,
     output:
         "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
     log:
@@ -84,7 +82,6 @@ rule measure:
             --checkpoint {input.served:q} \
             --baseline {input.baseline:q} \
             --heldout {input.chats:q} \
-            --workloads {input.workloads:q} \
             --start-timeout {params.start_timeout} \
             --threads {threads} \
             --gpus {params.gpus} \

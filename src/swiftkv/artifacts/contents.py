@@ -67,9 +67,6 @@ def left_out(config: Config, name: str) -> str | None:
     if scopes and not any(players(config, scope["models"]) for scope in scopes):
         roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
         return f"no model of this scale plays the role {roles}"
-    if kind_of(config, name).scored:
-        reasons = [config.models[model["name"]].unmeasured("quality") for model in players(config, entry["models"])]
-        return reasons[0] if all(reasons) else None
     return None
 
 
@@ -190,7 +187,8 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     needs, found = KINDS[raw["kind"]].needs, set()
     several = {"serving": "points", "scores": "tasks"}
     listed = {need: members(config, key, raw[key]) for need, key in several.items() if need in needs and key in raw}
-    listed |= {need: [""] for need in ("fidelity", "family") if need in needs}
+    if "fidelity" in needs:
+        listed["fidelity"] = [""]
     for scope in _scopes(raw):
         if "similarity" in needs:
             shown = players(config, [role for key in MODELS for role in scope.get(key, [])])
@@ -215,10 +213,8 @@ def _weights(config: Config, model: str) -> str | None:
 
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
-    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit", "family")}
-    shared["family"] = shared["family"] | {"variants": config.family_variants}
-    eviction = config["fidelity"] | config["eviction"]
-    return {**shared, "eviction": eviction, "scores": {"seed": config["scoring"]["seed"]}}
+    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
+    return {**shared, "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:

@@ -214,6 +214,8 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
 
 def wide_axis(axis, values: Iterable[float]) -> None:
     """Plain numbers on an axis for `values`: logarithmic where they span more than a factor of four, else from zero."""
+    from matplotlib.ticker import LogLocator
+
     values = list(values)
     low, high = min(values, default=1), max(values, default=1)
     set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
@@ -223,14 +225,7 @@ def wide_axis(axis, values: Iterable[float]) -> None:
         set_limits(0, None)
         return
     set_scale("log")
-    log_ticks(axis, subs=(1, 2, 5) if high < 150 * low else (1,))
-
-
-def log_ticks(axis, **where: Any) -> None:
-    """Plain numbers at an axis's major ticks, whose places are those of a LogLocator, and no minor ones."""
-    from matplotlib.ticker import LogLocator
-
-    axis.set_major_locator(LogLocator(base=10, **where))
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high < 150 * low else (1,)))
     axis.set_major_formatter(lambda value, _: f"{value:,g}")
     axis.minorticks_off()
 

@@ -78,14 +78,6 @@ def _devices(config: Config, entry: Entry) -> list[str]:
     return [f"{FOLDER}/{on['device']}.json" for on in entry["served_on"].values()]
 
 
-def _of_models(stage: str) -> Callable[[Config, Entry], list[str]]:
-    def files(config: Config, entry: Entry) -> list[str]:
-        models = [model["name"] for model in entry["models"] if not config.models[model["name"]].unmeasured("quality")]
-        return [STAGES[stage].file(config, model=model) for model in models]
-
-    return files
-
-
 def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
     return lambda config, entry: [STAGES[stage].file(config, **row) for row in _rows(entry)]
 
@@ -97,8 +89,6 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "serving": _serving,
     "training": _training,
     "similarity": _similarity,
-    "family": _of_models("family"),
-    "eviction": _of_models("eviction"),
     "dimensions": _dimensions,
     "devices": _devices,
     "fitted_device": lambda config, entry: [f"{FOLDER}/{published.DEVICE}.json"],

@@ -78,7 +78,6 @@ class ArtifactKind:
             and the files; a `UserError` where a file cannot be read or is of something else, or there is nothing to draw.
             None where nothing can be made; the entry then gives the `reason`.
         exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
-        scored: it shows nothing but the quality of its models, so it is not made where that cannot be measured of any.
         extra: what else of the configuration an artifact shows, added to its resolved entry: `extra(config, entry)`; a
             `UserError` where the entry asks for what the kind cannot show.
         of_page: the same, of a kind that tells of other entries: `of_page(config, entry, page)`, every entry of the contents
@@ -92,7 +91,6 @@ class ArtifactKind:
     own: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     exactly: Mapping[str, int] = field(default_factory=dict)
-    scored: bool = False
     extra: Callable[[Config, Entry], Mapping[str, Any] | None] | None = None
     of_page: Callable[[Config, Entry, Mapping[str, Listed]], Mapping[str, Any]] | None = None
 

@@ -276,11 +276,8 @@ def serving_kind(form: str, make: Callable[[Entry, Files], Any], **more: Any) ->
     return ArtifactKind(form, scope, make=make, **({"needs": ("serving",)} | more))
 
 
-def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = False) -> Serving:
+def read_serving(entry: Entry, files: Files, measure: str) -> Serving:
     """An entry with its serving records, `files["serving"]`, which may stand side by side for each model.
-
-    Args:
-        apart: only those of one point have to be alike: points differ in how the engine runs.
 
     Raises:
         UserError: a missing, damaged or incomplete file, another kind of measurement, two files for one cell, or records
@@ -288,8 +285,7 @@ def read_serving(entry: Entry, files: Files, measure: str, *, apart: bool = Fals
     """
     serving = Serving(entry, read_records(entry, files.get("serving", ()), measure))
     for model in serving.models:
-        for point in serving.points if apart else [None]:
-            check_comparable(serving.of(model, point), entry["label"] if entry["source"] != "ours" else entry["name"])
+        check_comparable(serving.of(model), entry["label"] if entry["source"] != "ours" else entry["name"])
     return serving
 
 
@@ -315,7 +311,6 @@ _CONDITIONS: Mapping[str, Callable[[Record], Any]] = {
     "hardware": lambda record: record.machine,
     "vLLM version": lambda record: record.engine.get("vllm"),
     "compilation": lambda record: record.engine.get("compilation"),
-    "prefix caching": lambda record: record.engine.get("prefix_caching"),
     "tensor parallel size": lambda record: record.devices,
     "chunk of the chunked prefill": lambda record: record.settings.get("max_num_batched_tokens"),
     "most sequences in a batch": lambda record: record.settings.get("max_num_seqs"),

@@ -15,8 +15,6 @@ from swiftkv.config.settings import (
     Artifact,
     DataMix,
     EarlyExit,
-    Eviction,
-    Family,
     Fidelity,
     GpuJobs,
     Heldout,
@@ -30,7 +28,7 @@ from swiftkv.config.settings import (
 )
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.points import Goodput, Requests, Sent, Serving, Workload
+from swiftkv.points import Requests, Serving
 from swiftkv.section import Name, Section, Text, key, plain, read
 from swiftkv.spec import SwiftKVSpec
 
@@ -84,8 +82,6 @@ class Config(Section, called="the configuration"):
     heldout: Heldout
     similarity: Similarity
     fidelity: Fidelity
-    eviction: Eviction
-    family: Family
     early_exit: EarlyExit
     scoring: Scoring
     tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
@@ -94,7 +90,6 @@ class Config(Section, called="the configuration"):
     stand_ins: dict[Text, Text] = key("At smaller scales, the variant that stands for one the model cannot have.")
     sets: Sets
     artifacts: dict[Name, Artifact] = key("Tables and figures, by name.")
-    workloads: dict[Name, Workload] = key("Requests as they come where models are used, by name.")
     serving: Serving
 
     @cached_property
@@ -151,14 +146,6 @@ class Config(Section, called="the configuration"):
             ) from None
         return spec
 
-    def check_fitted(self, model: str) -> None:
-        """Raise a `UserError` where no start can be fitted for a model, as far as the configuration says what it is."""
-        try:
-            if family := self.models[model].family:
-                check_fit(family, group_size=1)
-        except UserError as error:
-            raise UserError(f"no start can be fitted for model {model!r}: {error}") from None
-
     def check_early_exit(self, variant: str) -> None:
         """Raise a `UserError` where a variant has no head for early exit."""
         having = [name for name, entry in self.variants.items() if entry.early_exit]
@@ -186,17 +173,6 @@ class Config(Section, called="the configuration"):
             if recipe.hidden_state_weight:
                 layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
-
-    @property
-    def family_variants(self) -> list[str]:
-        """The trained variants of the family, with this scale's stand-ins, doubles dropped."""
-        return list(dict.fromkeys(self.stand_ins.get(name, name) for name in self.family.variants))
-
-    def candidate_layers(self, model: str, whose: str) -> list[int]:
-        """Every l that starts are fitted for: those of the "variants", or those that the "family" has between them."""
-        total, step = self.models[model].num_hidden_layers, self.family.every
-        layers = set(self.models[model].layers_below) - {total}
-        return sorted(layers if whose == "variants" else set(range(step, total, step)) - layers)
 
     def shards(self, model: str, task: str) -> int:
         """How many jobs score a task on a model; 1 where `shards` says nothing of it."""
@@ -262,7 +238,7 @@ class Config(Section, called="the configuration"):
         return self.serving.in_turns and getattr(self.serving.points[point], "repeats", 1) > 1
 
     def point(self, name: str) -> dict[str, Any]:
-        """A serving point with what all points share and its workloads filled in, as measurements take it."""
+        """A serving point with what all points share, as measurements take it."""
         point = self.serving.points[name]
         asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
         if isinstance(point, Requests):
@@ -270,9 +246,6 @@ class Config(Section, called="the configuration"):
         asked |= plain(point)
         if self.in_turns(name):
             asked["in_turns"] = True
-        if isinstance(point, Goodput):
-            sent = {workload: self["workloads"][workload] for workload in point.workloads}
-            asked["workloads"] = {name: {key: entry[key] for key in Sent.model_fields} for name, entry in sent.items()}
         return asked
 
 

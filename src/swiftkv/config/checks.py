@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from swiftkv.errors import UserError
-from swiftkv.points import Goodput
 from swiftkv.predict.device import devices
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.section import undefined
@@ -26,16 +25,13 @@ def check_references(config: Config) -> None:
     for name, model in config.models.items():
         for variant in model.checkpoints:
             _check_checkpoint(config, name, variant)
-        for sibling in model.siblings:
-            _defined("models", sibling, config.models, f"models.{name}.siblings")
     for section in ("heldout", "similarity"):
         _defined("data", getattr(config, section).data, config.data, section)
-    _defined("recipes", config.family.recipe, config.recipes, "family")
     for name in config.planning.data:
         _defined("data", name, config.data, "planning.data")
     for kind in ("gpu", "cpu"):
         _defined("resources/devices", getattr(config.planning, kind).device, devices(), f"planning.{kind}.device")
-    for section in ("fidelity", "family", "early_exit"):
+    for section in ("fidelity", "early_exit"):
         documents, chats = getattr(config, section).documents, config.heldout.chats
         if documents > chats:
             raise UserError(
@@ -110,10 +106,8 @@ def _bare(error: UserError) -> str:
 
 
 def _check_points(config: Config) -> None:
-    """Each point can be run by the engine, and sends what there is."""
+    """Each point can be run by the engine."""
     for name, point in config.serving.points.items():
-        for workload in point.workloads if isinstance(point, Goodput) else ():
-            _defined("workloads", workload, config.workloads, f"serving.points.{name}")
         try:
             point.fit(config.serving.engine, config.serving.output_tokens)
         except ValueError as error:

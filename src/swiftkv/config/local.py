@@ -57,5 +57,3 @@ def _sources(config: Config) -> Iterator[tuple[str, Section | None, int | None]]
             yield f"data.{name}.sources.{number}", source, None
     for name, task in config.tasks.items():
         yield f"tasks.{name}.source", task.source, None
-    for name, workload in config.workloads.items():
-        yield f"workloads.{name}.source", None if workload.stand_in else workload.source, None

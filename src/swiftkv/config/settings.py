@@ -126,7 +126,6 @@ class Model(Section, called="a model"):
     )
     checkpoints: dict[Name, CheckpointSource] = key("Of others, by variant; such a variant has no recipe.", {})
     published: Text | None = key("Key of this model in the published numbers under resources/paper.", None)
-    siblings: Names = key("Smaller models with its tokenizer, keys under models; `family` shows them beside it.", [])
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage of its training.")
     nodes: Nodes
     gpus: Gpus
@@ -255,21 +254,6 @@ class Similarity(Fidelity, called="similarity"):
     """Text of the similarity analysis, Section 3.2: training examples."""
 
     data: Text = key("A key under data.")
-
-
-class Eviction(Section, called="eviction"):
-    """KV caches that drop tokens, compared on the chats of `fidelity`."""
-
-    shares: Annotated[list[Fraction], Field(min_length=1), Unique] = key("Shares of the tokens that stay in the cache.")
-    sinks: Whole = key("First tokens that a window always keeps.")
-
-
-class Family(Fidelity, called="family"):
-    """For which l starts are fitted, and compared on answers with methods that need no training."""
-
-    recipe: Text = key("A key under recipes: the fit's text and penalty.")
-    variants: Names = key("Trained variants that are compared, too.")
-    every: Whole = key("Every so many layers, besides those the models are rewired at.")
 
 
 class EarlyExit(Fidelity, called="early_exit"):

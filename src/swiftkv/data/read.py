@@ -80,15 +80,9 @@ def read_chats(path: str | Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path} holds no chat; delete the file and run again")
 
 
-def choose_chats(path: str | Path, documents: int, seed: int, after: int = 0) -> list[dict[str, Any]]:
-    """Draw `documents` chats without replacement (all of them, if the file has no more), by `seed`.
-
-    With `after`, of those that a draw of so many leaves.
-    """
+def choose_chats(path: str | Path, documents: int, seed: int) -> list[dict[str, Any]]:
+    """Draw `documents` chats without replacement (all of them, if the file has no more), by `seed`."""
     chats = list(read_chats(path))
-    if after:
-        before = set(random.Random(seed).sample(range(len(chats)), min(after, len(chats))))
-        chats = [chat for number, chat in enumerate(chats) if number not in before]
     return random.Random(seed).sample(chats, min(documents, len(chats)))
 
 
@@ -98,14 +92,14 @@ def tokenize_chat(tokenizer: Any, messages: list[dict[str, str]], max_length: in
 
 
 def draw_documents(
-    tokenizer: Any, config: dict[str, Any], path: str | Path, documents: int, max_length: int, seed: int, after: int = 0
+    tokenizer: Any, config: dict[str, Any], path: str | Path, documents: int, max_length: int, seed: int
 ) -> tuple[list[list[int]], dict[str, Any]]:
     """Token ids of the chats that `choose_chats` draws, without those that the chat template refuses.
 
     Args:
         tokenizer: a tokenizer with a chat template.
         config: content of the model's config.json; a chat is cut where the model's positions end, too.
-        path, documents, seed, after: as `choose_chats` takes them.
+        path, documents, seed: as `choose_chats` takes them.
         max_length: tokens of a chat that count.
 
     Returns:
@@ -114,7 +108,7 @@ def draw_documents(
     Raises:
         UserError: as `read_chats`, or the template refuses more than 1 % of all chats of the file.
     """
-    chats, tokenized = choose_chats(path, documents, seed, after), []
+    chats, tokenized = choose_chats(path, documents, seed), []
     longest = min(max_length, config.get("max_position_embeddings") or max_length)
     for chat in chats:
         with contextlib.suppress(UserError):

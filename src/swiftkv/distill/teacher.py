@@ -27,7 +27,6 @@ from swiftkv.records import atomic_path, digest
 from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.moments import FINAL, MomentSums, write_fits
-from swiftkv.start.rounds import rounds
 from swiftkv.tensor_file import header, open_tensors
 
 
@@ -77,10 +76,10 @@ class Teacher:
         needed = -(-recipe.start_tokens // (self.size * self.rows.max_length)) * self.size
         self.fitted = range(0, min(self.rows.rows, needed), self.size)
 
-    def moments(self, layers: Sequence[int]) -> MomentSums:
-        """Empty moments of some of the layers, for the rows of `fitted`."""
+    def moments(self) -> MomentSums:
+        """Empty moments of `layers`, for the rows of `fitted`."""
         tokens = len(self.fitted) * self.size * self.rows.max_length
-        return MomentSums(self.step.teacher.model, layers, tokens)
+        return MomentSums(self.step.teacher.model, self.layers, tokens)
 
     @torch.no_grad()
     def run(self, starts: Iterable[int]) -> Iterator[tuple[list[int], dict[int | str, torch.Tensor], Text]]:
@@ -147,19 +146,15 @@ def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequen
     model = Path(read_source(model_source)["path"])
     with launched_ranks():
         recipe = recipe.on_this_device()
-        teacher, tensors = Teacher(model, data, recipe, layers), {}
+        teacher = Teacher(model, data, recipe, layers)
         mine = teacher.fitted[rank() :: ranks()]
-        turns = rounds(layers, len(teacher.step.teacher.model.layers), teacher.width)
-        progress, tokens = Progress("moments", len(turns) * len(mine), "micro-batch"), 0
-        for turn, some in enumerate(turns):
-            sums = teacher.moments(some)
-            for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
-                sums.add(hidden, *text)
-                progress.at(turn * len(mine) + number)
-            tensors |= sums.fits(recipe.start_ridge)
-            tokens = sums.tokens
+        progress, sums = Progress("moments", len(mine), "micro-batch"), teacher.moments()
+        for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
+            sums.add(hidden, *text)
+            progress.at(number)
+        tensors = sums.fits(recipe.start_ridge)
         if rank() == 0:
-            description = {"layers": teacher.layers, "tokens": tokens, **fits_identity(model, data, recipe)}
+            description = {"layers": teacher.layers, "tokens": sums.tokens, **fits_identity(model, data, recipe)}
             write_fits(output, tensors, description)
 
 

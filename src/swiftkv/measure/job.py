@@ -39,12 +39,11 @@ class Wanted:
     point: Point
     work: Path
     heldout: Path | None = None
-    workloads: Sequence[Path] = ()
 
     def made_with(self, subject: Subject) -> dict[str, Any]:
         """What two records of it must have in common to be the same."""
         served = {name: value for name, value in vars(subject).items() if name not in ("folder", "spec", "baseline")}
-        sent = [state_of(place) for place in (self.heldout, *self.workloads) if place]
+        sent = self.heldout and state_of(self.heldout)
         same = identity(subject, self.point) | served | asked(self.point) | {"sent": sent}
         if self.point.in_turns and subject.baseline:
             same["baseline"] = state_of(subject.baseline.folder)
@@ -52,8 +51,7 @@ class Wanted:
 
     def measure(self, subject: Subject, engines: Engines, longest: int = 0) -> dict[str, Any]:
         """Its record, made now; raises as `run.measure`."""
-        sent = self.heldout, self.workloads
-        return measure(subject, self.point, self.work, *sent, engines=engines, longest=longest)
+        return measure(subject, self.point, self.work, self.heldout, engines=engines, longest=longest)
 
     def keep(self, subject: Subject, record: dict[str, Any]) -> None:
         """Keep its record for its own job."""
@@ -75,7 +73,7 @@ def ask(state: Path, points: Mapping[Path, Mapping[str, Any]]) -> None:
 
     Args:
         state: folder of all work folders: <point>/<model>/<variant>/<KV cache> below it.
-        points: work folder -> point (its name), settings, heldout and workloads, as `measure_point` takes them.
+        points: work folder -> point (its name), settings and heldout, as `measure_point` takes them.
     """
     for name in (ASKED, BEGUN):
         for file in state.glob(f"*/*/*/*/{name}"):
@@ -104,7 +102,6 @@ def measure_point(
     quantization: str | None = None,
     plugin: str | None = None,
     heldout: Path | None = None,
-    workloads: Sequence[Path] = (),
     minutes: float | None = None,
     baseline: Path | None = None,
 ) -> None:
@@ -133,7 +130,6 @@ def measure_point(
         quantization: vLLM's --quantization.
         plugin: arctic-inference serves with the authors' vLLM plugin.
         heldout: chats to send, for points with `dataset`.
-        workloads: folders of requests to send, for points with `workloads`.
         minutes: the job's time limit; no other point begins after half of it.
         baseline: folder of the baseline, for points that are measured in turns with it; without it, the model of `source`.
 
@@ -163,7 +159,6 @@ def measure_point(
         Point.read(point, settings, gpus=gpus, threads=threads, start_timeout=start_timeout),
         work_dir,
         heldout,
-        workloads,
     )
     for name in (ASKED, BEGUN):  # from now on it is this job's
         (work_dir / name).unlink(missing_ok=True)
@@ -200,9 +195,8 @@ def _others(subject: Subject, own: Wanted) -> Iterable[Wanted]:
                 ),
                 file.parent,
                 found["heldout"] and Path(found["heldout"]),
-                [Path(folder) for folder in found["workloads"]],
             )
-            there = all(place.exists() for place in (other.heldout, *other.workloads) if place)
+            there = other.heldout is None or other.heldout.exists()
             if there and engine_key(other.point) == engine_key(point) and other.length(subject):
                 yield other
 

@@ -32,7 +32,6 @@ class Run(Generic[Settings]):
         longest: tokens of a sequence that the engine is to be ready for at least, for other points on it.
         baseline: the command of the baseline's engine, where both are measured in turns.
         heldout: chats to send, for points with `dataset`.
-        workloads: folders of requests to send, each called as its workload, for points with `workloads`.
     """
 
     subject: Subject
@@ -44,7 +43,6 @@ class Run(Generic[Settings]):
     longest: int = 0
     baseline: list[str] | None = None
     heldout: Path | None = None
-    workloads: Sequence[Path] = ()
 
     @property
     def log(self) -> Path:

@@ -11,14 +11,14 @@ from typing import Any
 
 from swiftkv.errors import UserError
 from swiftkv.measure.engine import VLLM, EngineFailure
-from swiftkv.measure.kind import BASELINE, OWN, Kind, Numbers, Run, requested
+from swiftkv.measure.kind import Kind, Numbers, Run, requested
 from swiftkv.measure.memory import devices
-from swiftkv.measure.point import Point, Subject, engine_environment, vllm
+from swiftkv.measure.point import Point, Subject, vllm
 from swiftkv.measure.process import offline_environment
 from swiftkv.measure.rates import search
 from swiftkv.measure.server import Server, serving
 from swiftkv.measure.worker import Worker, module, worker
-from swiftkv.points import Goodput, Latency
+from swiftkv.points import Latency
 from swiftkv.records import installed_version, processor, read_json, write_json
 
 PROMPTS = "token ids"
@@ -48,7 +48,7 @@ def serve_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run]
     return lambda run: vllm("serve", str(run.subject.folder), *run.arguments(*lengths(run.point)))
 
 
-def number_of_requests(point: Point[Latency] | Point[Goodput], rate: float) -> int:
+def number_of_requests(point: Point[Latency], rate: float) -> int:
     """Requests of one rate: `seconds` of arrivals, and no fewer than `min_requests`."""
     return max(point.settings.min_requests, round(rate * point.settings.seconds))
 
@@ -59,10 +59,10 @@ def numbers(run: Run[Latency], command: list[str]) -> Numbers:
     if point.settings.dataset and run.heldout is None:
         raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
     same = identity(run.subject, point) | engine_of(command) | sent(point)
-    with both(run, command) as pair:
+    with served(run, command) as pair:
 
         def measure(rate: float) -> dict[str, Any]:
-            return kept(run.work / f"rate-{rate:g}.json", same, lambda: pair.ask(run, rate, prompts=prompts(run)))
+            return kept(run.work / f"rate-{rate:g}.json", same, lambda: pair.ask(run, rate))
 
         return search(point.settings.request_rates, measure, point.settings.refine_steps)
 
@@ -75,47 +75,36 @@ class Pair:
     client: Worker
     warm: bool = False
 
-    def ask(self, run: Run, rate: float, **job: Any) -> dict[str, Any]:
+    def ask(self, run: Run[Latency], rate: float) -> dict[str, Any]:
         """What the function `ask` measures, on a server that is warm."""
         if not self.warm:
-            ask(run, self.server, self.client, rate, **job)
+            ask(run, self.server, self.client, rate)
             self.warm = True
-        result = ask(run, self.server, self.client, rate, **job)
-        print(f"{self.server.name}, {_load(result)}: median TTFT {result['ttft_ms']['median']:.0f} ms", flush=True)
+        result = ask(run, self.server, self.client, rate)
+        print(
+            f"{self.server.name}, {rate:g} requests a second: median TTFT {result['ttft_ms']['median']:.0f} ms",
+            flush=True,
+        )
         return result
 
 
 @contextlib.contextmanager
-def both(run: Run, command: list[str], variant: str | None = None) -> Iterator[Pair]:
-    """A server and its client, which start side by side; of the measured variant, or of the one that is named."""
-    name, side = f"{run.subject.identity['name']}-{variant or run.subject.variant}", f"{variant}-" if variant else ""
-    # It leaves the processor to the server. vLLM seeds the text of a trace with hashes of strings.
-    environment = offline_environment() | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(run.point.seed)}
-    own = run.environment if variant is None else engine_environment(run.point.gpus, run.point.threads)
-    log = run.log.with_name(f"{variant}.log") if variant else run.log
+def served(run: Run, command: list[str]) -> Iterator[Pair]:
+    """Start a server and its client side by side; they stay up for other points of the job."""
+    name = f"{run.subject.identity['name']}-{run.subject.variant}"
+    environment = offline_environment() | {"OMP_NUM_THREADS": "1"}  # it leaves the processor to the server
 
     @contextlib.contextmanager
     def start() -> Iterator[Pair]:
-        place = log.with_name(f"{side}client.log")
+        place = run.log.with_name("client.log")
         with (
             worker(module("swiftkv.measure.client"), place, environment, "the benchmark client") as client,
-            serving(command, name, log, own, run.point.start_timeout) as server,
+            serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
         ):
             yield Pair(server, client)
 
-    with run.engines.get((command, name, environment, own), start) as pair:
+    with run.engines.get((command, name, environment, run.environment), start) as pair:
         yield pair
-
-
-@contextlib.contextmanager
-def pairs(run: Run, command: list[str]) -> Iterator[dict[str, Pair]]:
-    """The same of `BASELINE` and `OWN`; of the latter alone where nothing is measured in turns."""
-    with contextlib.ExitStack() as up:
-        sides: dict[str, Pair] = {}
-        if run.baseline is not None:
-            sides[BASELINE] = up.enter_context(both(run, run.baseline, BASELINE))
-        sides[OWN] = up.enter_context(both(run, command))
-        yield sides
 
 
 def prompts(run: Run[Latency]) -> dict[str, Any]:
@@ -126,27 +115,27 @@ def prompts(run: Run[Latency]) -> dict[str, Any]:
     return {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
 
 
-def ask(run: Run, server: Server, client: Worker, rate: float, **job: Any) -> dict[str, Any]:
-    """Measure one rate on a running server; returns what `client.measure_rate` does.
-
-    Args:
-        rate: requests a second; of a closed loop, which `concurrency` in `job` makes it, infinite.
-        job: what is sent, and what else the client is to know; `requests` where the rate does not say how many, `seed` where
-            it is not the point's.
+def ask(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[str, Any]:
+    """Measure one rate, requests a second, on a running server; returns what `client.measure_rate` does.
 
     Raises:
         EngineFailure: the client failed, the server died meanwhile, or no request succeeded.
     """
-    job = {"seed": run.point.seed} | job
-    job |= {"url": server.url, "name": server.name, "folder": str(run.subject.folder), "rate": rate}
-    if "requests" not in job:
-        job["requests"] = number_of_requests(run.point, rate)
+    job = {
+        "url": server.url,
+        "name": server.name,
+        "folder": str(run.subject.folder),
+        "prompts": prompts(run),
+        "requests": number_of_requests(run.point, rate),
+        "rate": rate,
+        "seed": run.point.seed,
+    }
     result = client.ask(job, server.check)
     server.check()
     error = (result.pop("error") or "").strip().splitlines()[-1:]
     if not result["completed"]:
         why = f": {error[0]}" if error else ""
-        raise EngineFailure(f"not one request succeeded at {_load(job)}{why} (see {client.job.log})")
+        raise EngineFailure(f"not one request succeeded at {rate:g} requests a second{why} (see {client.job.log})")
     return result
 
 
@@ -168,13 +157,6 @@ def kept(file: Path, same: dict[str, Any], measure: Callable[[], Any]) -> Any:
     result = measure()
     write_json(file, {"settings": same, "result": result})
     return result
-
-
-def _load(sent: dict[str, Any]) -> str:
-    """How much was asked of a server, in words."""
-    if concurrency := sent.get("concurrency"):
-        return f"{concurrency} requests at once"
-    return f"{sent.get('rate', sent.get('request_rate')):g} requests a second"
 
 
 def engine_of(command: list[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from swiftkv.errors import UserError
 from swiftkv.measure.memory import BYTES, Budget, cpu_budget, gpu_budget
 from swiftkv.measure.process import offline_environment, program
 from swiftkv.measure.reference import REFERENCE
-from swiftkv.points import POINTS, PointSettings, Sent
+from swiftkv.points import POINTS, PointSettings
 from swiftkv.records import read_json
 from swiftkv.section import plain, read
 from swiftkv.spec import SwiftKVSpec
@@ -73,7 +73,6 @@ class Point(Generic[Settings]):
         settings: that entry, with the output tokens filled in.
         engine: the engine settings, the same for every variant, with what the point has of its own.
         seed: of prompts and arrivals.
-        workloads: what a goodput point sends, by name.
         gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
         threads: processor threads.
         start_timeout: seconds a server may take until it answers.
@@ -84,7 +83,6 @@ class Point(Generic[Settings]):
     settings: Settings
     engine: dict[str, Any]
     seed: int
-    workloads: dict[str, Sent]
     gpus: int
     threads: int
     start_timeout: float = 600
@@ -102,14 +100,13 @@ class Point(Generic[Settings]):
         Raises:
             UserError: `asked` is no point.
         """
-        shared = ("engine", "seed", "workloads", "in_turns")
+        shared = ("engine", "seed", "in_turns")
         own = {key: value for key, value in asked.items() if key not in shared}
-        sent = {name: read(Sent, workload, name) for name, workload in asked.get("workloads", {}).items()}
-        settings = read(POINTS[own["measure"]], own | ({"workloads": list(sent)} if sent else {}), f"point {name!r}")
-        engine = {"prefix_caching": getattr(settings, "prefix_caching", False)} | asked["engine"]
+        settings = read(POINTS[own["measure"]], own, f"point {name!r}")
+        engine = dict(asked["engine"])
         if settings.enforce_eager is not None:
             engine["enforce_eager"] = settings.enforce_eager
-        return cls(name, settings, engine, asked["seed"], sent, in_turns=asked.get("in_turns", False), **machine)
+        return cls(name, settings, engine, asked["seed"], in_turns=asked.get("in_turns", False), **machine)
 
     @property
     def dtype(self) -> str:
@@ -181,7 +178,7 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
     if speculative := speculation(point):
         arguments["--speculative-config"] = json.dumps(speculative)
     command = [str(text) for pair in arguments.items() for text in pair]
-    command += ["--enable-chunked-prefill", f"--{'' if engine['prefix_caching'] else 'no-'}enable-prefix-caching"]
+    command += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]  # the paper mentions no prefix caching
     if engine["enforce_eager"]:
         command.append("--enforce-eager")
     return command

@@ -1,8 +1,8 @@
-"""Request rates: which a server sustains, the search for the highest such rate (Fig. 4, B.1), and for the highest goodput."""
+"""Request rates: which a server sustains, and the search for the highest such rate (Fig. 4, B.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 TTFT_FACTOR = 5.0
@@ -78,37 +78,3 @@ def boundary(measured: Sequence[dict[str, Any]]) -> tuple[float | None, float | 
             return low, entry["request_rate"]
         low = entry["request_rate"]
     return low, None
-
-
-def rising(
-    rates: Sequence[float],
-    measure: Callable[[float, Sequence[str]], Mapping[str, dict[str, Any]]],
-    sides: Iterable[str],
-) -> dict[str, dict[str, Any]]:
-    """Measure rates in ascending order, on each side until its goodput falls.
-
-    Args:
-        rates: requests a second, any order.
-        measure: measures one rate on some sides; each side's result has goodput, requests a second within the limits.
-        sides: what is measured, by name.
-
-    Returns:
-        For each side: rates (those measured, ascending), goodput (the highest), request_rate (at which it was), bounded
-        (whether a higher rate had less; if not, the highest goodput is a lower bound).
-    """
-    done: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    for rate in sorted(set(rates)):
-        if climbing := [side for side, measured in done.items() if not _fell(measured)]:
-            for side, result in measure(rate, climbing).items():
-                done[side].append(result)
-    return {side: _highest(measured) for side, measured in done.items()}
-
-
-def _fell(measured: Sequence[dict[str, Any]]) -> bool:
-    return len(measured) > 1 and measured[-1]["goodput"] < measured[-2]["goodput"]
-
-
-def _highest(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    bounded = _fell(measured)
-    best = measured[-2 if bounded else -1]
-    return {"rates": measured, "bounded": bounded} | {name: best[name] for name in ("goodput", "request_rate")}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
-from swiftkv.measure import answer, capacity, concurrency, goodput, latency, memory, steps, throughput
+from swiftkv.measure import answer, capacity, latency, memory, steps, throughput
 from swiftkv.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
 from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Kind, Run
@@ -26,8 +25,6 @@ from swiftkv.records import describe_spec, hardware, measurement, processor, pro
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
     "latency": latency.KIND,
-    "goodput": goodput.KIND,
-    "concurrency": concurrency.KIND,
     "forward_time": steps.FORWARD,
     "kv_capacity": capacity.KIND,
     "decode": steps.DECODE,
@@ -40,7 +37,6 @@ def measure(
     point: Point,
     work: Path,
     heldout: Path | None = None,
-    workloads: Sequence[Path] = (),
     *,
     engines: Engines,
     longest: int = 0,
@@ -52,7 +48,6 @@ def measure(
     Args:
         work: folder for what is finished, so that a killed measurement goes on; whoever keeps the record removes it.
         heldout: chats to send, for points with `dataset`.
-        workloads: folders of requests to send, for points with `workloads`.
         engines: those of the job.
         longest: as in `Run`.
 
@@ -77,7 +72,7 @@ def measure(
         if subject.kv_cache == "fp8" and not point.gpus:
             require_fp8_cache()
         budget = point.budget(subject)
-        run = Run(subject, point, work, budget, engines, kind.single, longest, heldout=heldout, workloads=workloads)
+        run = Run(subject, point, work, budget, engines, kind.single, longest, heldout=heldout)
         command = kind.command(run)
         if subject.baseline is not None and point.in_turns:
             with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
@@ -140,6 +135,7 @@ def asked(point: Point) -> dict[str, Any]:
     """What a point asks for, whatever is served on whatever machine; an artifact that shows it compares its records with it."""
     return {
         **point.engine,
+        "prefix_caching": False,
         "memory_gib": point.settings.memory_gib,
         "speculative": speculation(point),
         "seed": point.seed,

@@ -27,19 +27,15 @@ class ChatMeasurement:
     Args:
         model_source: the model's source.json.
         chats: file of chats, one a line.
-        documents, max_length, seed, after: as `draw_documents` takes them.
+        documents, max_length, seed: as `draw_documents` takes them.
 
     Raises:
         UserError: a file is missing or damaged, or no chat has two tokens.
     """
 
-    def __init__(
-        self, model_source: Path, chats: Path, documents: int, max_length: int, seed: int, after: int = 0
-    ) -> None:
+    def __init__(self, model_source: Path, chats: Path, documents: int, max_length: int, seed: int) -> None:
         self._started, self._chats = time.monotonic(), chats
-        self._draw = {"documents": documents, "max_length": max_length, "seed": seed} | (
-            {"after": after} if after else {}
-        )
+        self._draw = {"documents": documents, "max_length": max_length, "seed": seed}
         self.model = read_source(model_source)
         self.tokenizer = load_tokenizer(self.model["path"])
         documents, self._data = draw_documents(self.tokenizer, self.model["config"], chats, **self._draw)

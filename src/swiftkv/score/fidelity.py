@@ -198,7 +198,6 @@ def measure_fidelity(
     seed: int,
     output: Path,
     moments: Path | None = None,
-    after: int = 0,
 ) -> dict[str, Any]:
     """Compare a variant, and its rewired model before training, to the teacher and write the measurement "fidelity".
 
@@ -220,14 +219,13 @@ def measure_fidelity(
         seed: decides which chats are drawn.
         output: JSON file.
         moments: what a fitted start was fitted to; None for a copied one.
-        after: the chats are drawn from those that a draw of so many leaves.
 
     Raises:
         UserError: a file is missing or damaged, or the spec cannot be.
     """
     if spec is not None and checkpoint is None:
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
-    measured = ChatMeasurement(model_source, heldout, documents, max_length, seed, after)
+    measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
     teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments)
     found: dict[str, list[torch.Tensor]] = {name: [] for name in models or ("trained",)}
     head, peak = teacher.get_output_embeddings(), Peak()

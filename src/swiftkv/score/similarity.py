@@ -1,4 +1,4 @@
-"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1), and of neighboring layers' keys and values."""
+"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from swiftkv.device import device_map
 from swiftkv.models import load_base
 from swiftkv.score.chats import ChatMeasurement
-from swiftkv.score.neighbors import Neighbors
 from swiftkv.statistics import ratio
 
 CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
 
 
 @torch.inference_mode()
-def layer_similarity(
-    model: PreTrainedModel, documents: list[list[int]]
-) -> tuple[torch.Tensor, list[int], dict[str, Neighbors]]:
-    """Cosine similarity between the inputs of every two layers, added up over the tokens of each document; and neighbors.
+def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tuple[torch.Tensor, list[int]]:
+    """Add up the cosine similarity between the inputs of every two layers over the tokens of each document.
 
     The input of layer i is the residual stream entering it, before its norm; layer 0's are the token embeddings.
 
@@ -30,26 +27,22 @@ def layer_similarity(
         documents: token ids, each run by itself.
 
     Returns:
-        Float64 [documents, L, L]: sums over the tokens of cos(x_i, x_j); the tokens of each document; and what was gathered
-        of the "keys" and "values" that enter the KV cache (latent attention: latents and rotary keys stand in their places).
-        Each cosine is float32, within a few 1e-7 of exact; their sums are float64.
+        Float64 [documents, L, L]: sums over the tokens of cos(x_i, x_j); and the tokens of each document. Each cosine is
+        float32, within a few 1e-7 of exact; their sums are float64.
     """
-    layers, neighbors = model.config.num_hidden_layers, {"keys": Neighbors(), "values": Neighbors()}
+    layers = model.config.num_hidden_layers
     sums = torch.zeros(len(documents), layers, layers, dtype=torch.float64, device=model.device)
     for number, document in enumerate(documents, 1):
         row = torch.tensor([document], device=model.device)
-        cache = DynamicCache()  # made without the config, so that no layer keeps a window only
-        run = model.base_model(row, past_key_values=cache, use_cache=True, output_hidden_states=True)
+        run = model.base_model(row, use_cache=False, output_hidden_states=True)
         states = run.hidden_states[:layers]
         for begin in range(0, len(document), CHUNK):
             part = [state[0, begin : begin + CHUNK].to(model.device) for state in states]
             unit = torch.nn.functional.normalize(torch.stack(part, dim=1).float(), dim=-1)  # [tokens, L, hidden]
             sums[number - 1] += (unit @ unit.mT).double().sum(0)
-        for name, gathered in neighbors.items():
-            gathered.add([getattr(layer, name)[0] for layer in cache.layers])
         if number % 10 == 0 or number == len(documents):
             print(f"similarity: {number} of {len(documents)} chats", flush=True)
-    return sums.cpu(), [len(document) for document in documents], neighbors
+    return sums.cpu(), [len(document) for document in documents]
 
 
 def simscores(pairwise: torch.Tensor) -> list[float]:
@@ -76,8 +69,8 @@ def measure_similarity(
 ) -> dict[str, Any]:
     """Measure Eq. 1 on chats drawn from `data` and write the measurement "similarity".
 
-    Its result is simscore and simscore_stderr (L - 1 numbers each), pairwise ([L, L]), neighbors (of keys and
-    of values, as `Neighbors` gives them), tokens, documents and num_hidden_layers.
+    Its result is simscore and simscore_stderr (L - 1 numbers each), pairwise ([L, L]), tokens, documents and
+    num_hidden_layers.
 
     Args:
         model_source: the model's source.json.
@@ -92,13 +85,12 @@ def measure_similarity(
     """
     measured = ChatMeasurement(model_source, data, documents, max_length, seed)
     model = load_base(measured.model["path"], device_map=device_map())
-    sums, tokens, neighbors = layer_similarity(model, measured.documents)
+    sums, tokens = layer_similarity(model, measured.documents)
     pairwise = sums.sum(0) / sum(tokens)
     result = {
         "simscore": simscores(pairwise),
         "simscore_stderr": simscore_errors(sums, tokens),
         "pairwise": pairwise.tolist(),
-        "neighbors": {name: gathered.result() for name, gathered in neighbors.items()},
         "tokens": sum(tokens),
         "documents": len(measured.documents),
         "num_hidden_layers": model.config.num_hidden_layers,

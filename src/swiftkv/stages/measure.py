@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from swiftkv.cost import parameter_count
-from swiftkv.data.workload import average_lengths
-from swiftkv.measure.kind import BASELINE, OWN, repeats
+from swiftkv.measure.kind import BASELINE, repeats
 from swiftkv.measure.latency import number_of_requests
 from swiftkv.measure.point import Point
-from swiftkv.measure.rates import TTFT_FACTOR, rising, search
+from swiftkv.measure.rates import TTFT_FACTOR, search
 from swiftkv.measure.run import KINDS, engine_key
 from swiftkv.measure.throughput import number_of_prompts
 from swiftkv.predict.engine import Limits
@@ -18,7 +16,6 @@ from swiftkv.predict.memory import cache_tokens, weight_bytes
 from swiftkv.predict.step import Served, Step
 from swiftkv.pricing.serving import busy_seconds
 from swiftkv.pricing.work import Work
-from swiftkv.section import plain
 from swiftkv.stages.stage import Stage
 
 BUSY = 0.9  # load above which a server's queue makes requests wait (`swiftkv.measure.rates`)
@@ -33,8 +30,6 @@ def seconds(work: Work) -> float:
         "forward_time": asked.forward,
         "decode": asked.decoding,
         "kv_capacity": lambda: 0.0,
-        "goodput": asked.goodput,
-        "concurrency": asked.closed_loop,
         "answer": asked.answer,
     }[asked.settings.measure]
     return start(work)[1] + (0.0 if asked.out_of_memory else measuring() * asked.sides)
@@ -84,12 +79,9 @@ class Asked:
         """How often it is measured."""
         return repeats(self.point, self.work["variant"])
 
-    def _requests(self, count: int, at_once: int | None = None) -> float:
-        """Seconds of so many requests, as many at once as the engine takes where that is not said."""
-        limits = self.limits
-        if at_once is not None:
-            limits = replace(limits, sequences=min(at_once, limits.sequences))
-        return busy_seconds(self.served, limits, self.prompt, self.output, count)
+    def _requests(self, count: int) -> float:
+        """Seconds of so many requests, as many at once as the engine takes."""
+        return busy_seconds(self.served, self.limits, self.prompt, self.output, count)
 
     def throughput(self) -> float:
         """All requests at once, each time after one to warm up."""
@@ -114,21 +106,6 @@ class Asked:
         search(self.settings.request_rates, answer, self.settings.refine_steps)
         return spent[0] + sum(spent)  # the first twice, to warm up
 
-    def goodput(self) -> float:
-        """Every rate of the workloads up to the first at which requests wait, as if all had its average length."""
-        spent: list[float] = []
-        for name in self.settings.workloads:
-            workload = self.work.config.workloads[name]
-            sent = Asked(self.work, self.point, *map(round, average_lengths(plain(workload))))
-
-            def answer(rate: float, sides: Any, sent: Asked = sent) -> dict[str, Any]:
-                _, seconds, waiting = sent._rate(rate)
-                spent.append(seconds)
-                return {OWN: {"request_rate": rate, "goodput": 0.0 if waiting else rate}}
-
-            rising(workload.request_rates, answer, [OWN])
-        return spent[0] + self.repeats * sum(spent)  # the first once more, to warm up
-
     def _rate(self, rate: float) -> tuple[int, float, bool]:
         """Requests of one rate, the seconds they take, and whether they wait for each other."""
         count = number_of_requests(self.point, rate)
@@ -139,11 +116,6 @@ class Asked:
         """Single steps over prompt tokens, each after one to warm up."""
         steps = [Step(tokens, tokens * (tokens + 1) // 2, 1, tokens) for tokens in self.settings.batch_tokens]
         return 2 * self.repeats * sum(map(self.served.seconds, steps))
-
-    def closed_loop(self) -> float:
-        """So many requests at once, for every number of them; the first number twice, to warm up."""
-        counts = [min(self.settings.concurrencies), *self.settings.concurrencies]
-        return sum(self._requests(count * self.settings.requests_each, count) for count in counts)
 
     def answer(self) -> float:
         """One request at a time, each after one to warm up."""

@@ -1,4 +1,4 @@
-"""Measures the similarity of layer inputs, and of neighboring layers' keys and values."""
+"""Measures the similarity of layer inputs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ def seconds(work: Work) -> float:
     settings, size = work.config.similarity, work.size
     context = work.chat_tokens(settings.data, settings.max_length)
     pairs = 2 * size.layers**2 * size.width / work.machine["float32"]
-    # Keys, half of what is cached, times themselves and the next layer's; values too.
-    neighbors = 8 * size.layers * (size.keys_and_values / 2) ** 2 / work.machine["float32"]
-    flops = settings.documents * context * (size.layers * size.layer(context) + pairs + neighbors)
+    flops = settings.documents * context * (size.layers * size.layer(context) + pairs)
     return work.run(work.machine.compute(flops, "forward", work.machine.alone))
 
 

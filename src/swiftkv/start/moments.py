@@ -223,11 +223,6 @@ class Moments:
     final: torch.Tensor
     description: dict[str, Any]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens the sums are over."""
-        return self.description["tokens"]
-
     @classmethod
     def read(cls, path: Path, layer: int) -> Moments:
         """The moments for l = `layer`.
@@ -246,15 +241,3 @@ class Moments:
             file.get_tensor(f"final_{layer}"),
             description,
         )
-
-
-def known_layers(path: Path) -> list[int]:
-    """Every l that a file of moments has.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
-    _, description = open_tensors(path, ())
-    if "layers" not in description:
-        raise UserError(f"{path} holds no moments; delete it and run again")
-    return description["layers"]
