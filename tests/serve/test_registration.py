@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,8 +122,15 @@ check_version("0.40.0")
 
 
 @pytest.mark.parametrize("version", ["0.26.0", "0.26.1", "0.30.2rc1", "0.32.0+cpu", "0.32.5.post1"])
-def test_tested_versions(version):
+def test_tested_versions_are_not_warned_of(version, monkeypatch):
+    warned = []
+    logger = SimpleNamespace(warning_once=lambda *words: warned.append(words))
+    monkeypatch.setattr("vllm.logger.init_logger", lambda name: logger)
+    monkeypatch.setattr("swiftkv.serve.features.absent_feature", lambda: None)
     check_version(version)
+    assert not warned
+    check_version("0.33.0")
+    assert warned  # such a warning would have been seen
 
 
 def test_another_version_is_warned_of_in_one_sentence():
