@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -31,3 +33,20 @@ def write_program(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/bash\n{script}\n")
     path.chmod(0o755)
     return path
+
+
+def snakemake(*words: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run Snakemake in this process, which need not import everything anew."""
+    from snakemake import cli
+    from snakemake.logging import logger
+
+    filters, printed, said, status = list(logger.filters), io.StringIO(), io.StringIO(), 0
+    try:
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+            cli.main([str(word) for word in words])
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+        said.write("" if isinstance(end.code, int) else f"{end.code}\n")
+    finally:
+        logger.filters[:] = filters  # the Snakefile adds its own
+    return subprocess.CompletedProcess(words, status, printed.getvalue(), said.getvalue())

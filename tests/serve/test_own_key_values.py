@@ -26,14 +26,18 @@ COMPILED = (("llama", 4, {}), SPLIT | CACHED | {"enforce_eager": False})
 
 
 @pytest.fixture(scope="module")
-def ask(engines, checkpoint, prompts):
-    """Function of cases, which gives the answers of each engine, asked twice."""
+def ask(engines, checkpoint, prompts, eight):
+    """Function of cases, which gives the answers of each engine, asked twice; of all prompts where it drafts."""
 
     def answers(cases):
         given = [
-            {"model": checkpoint(architecture, layers, own=True, **changes), "engine": engine, "runs": 2 * [{"prompts": prompts}]}
+            {
+                "model": checkpoint(architecture, layers, own=True, **changes),
+                "engine": engine,
+                "runs": 2 * [{"prompts": asked(engine, prompts, eight)}],
+            }
             for (architecture, layers, changes), engine in cases
-        ]  # fmt: skip
+        ]
         return [(case["model"], answer) for case, answer in zip(given, engines(given), strict=True)]
 
     return answers
@@ -45,6 +49,10 @@ def answers(ask):
     return dict(zip([*REFUSED, *CASES], ask([*refused, *CASES.values()]), strict=True))
 
 
+def asked(engine, prompts, eight):
+    return prompts if "speculative_config" in engine else eight
+
+
 def check(folder, answer, compare, prompts):
     assert "error" not in answer, answer
     assert answer["fast_prefill"]
@@ -53,9 +61,9 @@ def check(folder, answer, compare, prompts):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_huggingface(answers, compare, prompts, name):
+def test_equals_huggingface(answers, compare, prompts, eight, name):
     folder, answer = answers[name]
-    check(folder, answer, compare, prompts)
+    check(folder, answer, compare, asked(CASES[name][1], prompts, eight))
     if "drafts" in name:
         assert answer["runs"][0]["accepted_drafts"] > 20
     if "enable_prefix_caching" in CASES[name][1]:
@@ -69,7 +77,7 @@ def test_is_refused_in_one_sentence(answers, name):
 
 
 @pytest.mark.slow
-def test_compiled(ask, compare, prompts):
+def test_compiled(ask, compare, eight):
     ((folder, answer),) = ask([COMPILED])
     assert answer["compilation"] == "DYNAMO_TRACE_ONCE"
-    check(folder, answer, compare, prompts)
+    check(folder, answer, compare, eight)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +37,6 @@ def state():
 
 
 state()  # imports everything
-import swiftkv.serve.model, swiftkv.serve.merge_all_layers
 """
 
 REGISTER = """
@@ -87,30 +87,25 @@ def start(program: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
 
 
-def run(program: str) -> str:
-    ended = start(program)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return ended.stdout
+@pytest.fixture(scope="module")
+def registered():
+    """A process that registers the plugin and then tries latent attention."""
+    return start(UNTOUCHED + REGISTER + LATENT)
 
 
-def test_vllm_is_untouched_and_registering_twice_is_harmless():
-    assert "untouched" in run(
-        UNTOUCHED.replace("import swiftkv.serve.model, swiftkv.serve.merge_all_layers", "") + REGISTER
-    )
+def test_vllm_is_untouched_and_registering_twice_is_harmless(registered):
+    assert "untouched" in registered.stdout, registered.stderr[-3000:]
 
 
-WARNED = """
+OTHER_VERSIONS = """
 import sys
 from swiftkv.serve import check_version
 
 check_version("0.32.0+cpu")
 assert "vllm.v1" not in sys.modules  # nothing is imported to judge a tested release
 check_version("0.33.0")
-"""
 
-ABSENT = """
 import vllm.v1.attention.backends.utils as utils
-from swiftkv.serve import check_version
 from swiftkv.serve.features import absent_feature
 
 assert absent_feature() is None
@@ -121,21 +116,31 @@ check_version("0.40.0")
 
 
 @pytest.mark.parametrize("version", ["0.26.0", "0.26.1", "0.30.2rc1", "0.32.0+cpu", "0.32.5.post1"])
-def test_tested_versions(version):
+def test_tested_versions_are_not_warned_of(version, monkeypatch):
+    warned = []
+    logger = SimpleNamespace(warning_once=lambda *words: warned.append(words))
+    monkeypatch.setattr("vllm.logger.init_logger", lambda name: logger)
+    monkeypatch.setattr("swiftkv.serve.features.absent_feature", lambda: None)
     check_version(version)
+    assert not warned
+    check_version("0.33.0")
+    assert warned  # such a warning would have been seen
 
 
-def test_another_version_is_warned_of_in_one_sentence():
-    ended = start(WARNED)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    (line,) = [line for line in (ended.stdout + ended.stderr).splitlines() if "0.33.0" in line]
+@pytest.fixture(scope="module")
+def other_versions():
+    return start(OTHER_VERSIONS)
+
+
+def test_another_version_is_warned_of_in_one_sentence(other_versions):
+    said = (other_versions.stdout + other_versions.stderr).splitlines()
+    (line,) = [line for line in said if "0.33.0" in line]
     assert "tested with vLLM 0.26 to 0.32" in line
 
 
-def test_a_version_that_lacks_something_is_refused_in_one_sentence_that_names_it():
-    ended = start(ABSENT)
-    assert ended.returncode == 1
-    sentence = ended.stderr.splitlines()[-1]
+def test_a_version_that_lacks_something_is_refused_in_one_sentence_that_names_it(other_versions):
+    assert other_versions.returncode == 1
+    sentence = other_versions.stderr.splitlines()[-1]
     assert sentence.startswith("RuntimeError: the SwiftKV plugin needs vllm.v1.attention.backends.utils.KVSharingFast")
     assert all(part in sentence for part in ("0.40.0", "skipping prompt tokens", "0.26 to 0.32", "VLLM_PLUGINS="))
 
@@ -154,7 +159,8 @@ def test_what_is_there_and_what_is_not(change, present):
     assert replace(feature, **change).present() is present
 
 
-def test_the_reason_why_latent_attention_is_not_served_holds():
+def test_the_reason_why_latent_attention_is_not_served_holds(registered):
     """Where it fails, vLLM has learnt to share these caches, and DeepSeek-V2 may be served (docs/serving.md)."""
-    said = [line for line in run(LATENT).splitlines() if "shar" in line]
+    assert registered.returncode == 0, registered.stderr[-3000:]
+    said = [line for line in registered.stdout.splitlines() if "shar" in line]
     assert said and set(said) == {"KV sharing is not supported for MLA"}

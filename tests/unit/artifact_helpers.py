@@ -38,8 +38,8 @@ def scale(name=""):
 
 
 def typed(config):
-    """A configuration with its forms checked, but not yet what it refers to."""
-    return read(Config, config)
+    """A configuration with its forms checked, but not yet what it refers to; one that is typed already as it is."""
+    return config if isinstance(config, Config) else read(Config, config)
 
 
 def fields(config, model, variant):

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.programs import ROOT, SNAKEMAKE, environment, run
+from tests.programs import ROOT, SNAKEMAKE, environment, run, snakemake
 
 STEPS = 24
 
@@ -19,17 +19,18 @@ def scale(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scale")
     override = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
     override["pathvars"] = {name: str(folder / name) for name in ("results", "logs", "benchmarks")}
-    override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 2}
+    small = {"dtype": "float32", "teacher_states": "online", "max_length": 64}
+    override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 2, **small}
     for recipe in override["recipes"].values():
         recipe["micro_batch_size"] = 1
     (folder / "override.yaml").write_text(yaml.safe_dump(override))
     return folder
 
 
-def snakemake(scale, *arguments):
-    """The command that trains the smoke model's swiftkv-50 variant."""
+def command(scale, *arguments):
+    """Words after `snakemake` that train the smoke model's swiftkv-50 variant."""
     return [
-        SNAKEMAKE, "--cores", "1", "--configfile", scale / "override.yaml", "--rerun-incomplete",
+        "--cores", "1", "--configfile", scale / "override.yaml", "--rerun-incomplete",
         "--rerun-triggers", "params", "input", "mtime", "--nolock", *arguments, "--", checkpoint(scale), loss_log(scale),
     ]  # fmt: skip
 
@@ -42,16 +43,20 @@ def loss_log(scale):
     return scale / "results/training/tiny-random/swiftkv-50.csv"
 
 
-def run_here(scale, *arguments):
-    return run(*snakemake(scale, *arguments), OMP_NUM_THREADS="1")
+def train(scale):
+    return run(SNAKEMAKE, *command(scale))
+
+
+def plan(scale, *arguments):
+    return snakemake(*command(scale, "--dry-run", *arguments)).stdout
 
 
 def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     # Killed after its first saved state, the training leaves no checkpoint and the workflow fails.
     running = subprocess.Popen(
-        snakemake(scale),
+        [SNAKEMAKE, *command(scale)],
         cwd=ROOT,
-        env=environment(OMP_NUM_THREADS="1"),
+        env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -67,7 +72,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     assert not checkpoint(scale).exists() and not (scale / "results/training").exists()
 
     # The same command goes on from that state.
-    again = run_here(scale)
+    again = train(scale)
     assert again.returncode == 0, again.stderr
     assert "continuing after step" in again.stderr + again.stdout
     with loss_log(scale).open() as file:
@@ -76,20 +81,20 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     # Finished work stays finished when sources are touched, as a fresh checkout does.
     for file in [*ROOT.glob("workflow/**/*.py"), *ROOT.glob("src/**/*.py"), *ROOT.glob("workflow/rules/*.smk")]:
         file.touch()
-    assert "Nothing to be done" in run_here(scale, "--dry-run").stdout
+    assert "Nothing to be done" in plan(scale)
 
     # Nor does it matter how many GPUs another training would get.
     more = yaml.safe_load((scale / "override.yaml").read_text())
     more["models"]["tiny-random"]["gpus"]["distill"] = 2
     (scale / "more.yaml").write_text(yaml.safe_dump(more))
-    assert "Nothing to be done" in run_here(scale, "--dry-run", "--configfile", scale / "more.yaml").stdout
-    more = run_here(scale, "--dry-run", "--printshellcmds", "--force", "--configfile", scale / "more.yaml").stdout
+    assert "Nothing to be done" in plan(scale, "--configfile", scale / "more.yaml")
+    more = plan(scale, "--printshellcmds", "--force", "--configfile", scale / "more.yaml")
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3600 torchrun" in more  # its ranks' state may take longer than 30 seconds
 
     # A lost output of a finished training is only saved again.
     weights = checkpoint(scale) / "model.safetensors"
     before = weights.read_bytes()
     loss_log(scale).unlink()
-    saved = run_here(scale)
+    saved = train(scale)
     assert saved.returncode == 0 and f"continuing after step {STEPS} of {STEPS}" in saved.stderr + saved.stdout
     assert weights.read_bytes() == before

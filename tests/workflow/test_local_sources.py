@@ -9,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from tests.programs import ROOT, SNAKEMAKE, run
+from tests.programs import ROOT, SNAKEMAKE, run, snakemake
 
 TARGETS = ["results/models/mine/source.json", "results/data/heldout.jsonl"]
 
@@ -37,13 +37,13 @@ def start(tmp_path):
     }  # fmt: skip
     (folder / "override.yaml").write_text(yaml.safe_dump(override))
 
-    def snakemake(*arguments):
+    def start(*arguments):
         words = ["--snakefile", ROOT / "Snakefile", "--configfile", "override.yaml", "--cores", "2"]
         words += ["--rerun-triggers", "params", "input", "mtime", *arguments, "--", *TARGETS]
-        return run(SNAKEMAKE, *words, cwd=folder)
+        return snakemake(*words, cwd=folder) if "--dry-run" in arguments else run(SNAKEMAKE, *words, cwd=folder)
 
-    snakemake.folder = folder
-    return snakemake
+    start.folder = folder
+    return start
 
 
 def test_changed_files_run_again_what_is_made_of_them(start):

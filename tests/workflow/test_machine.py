@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from swiftkv import gpus
-from tests.programs import ROOT, run, write_program
+from tests.programs import ROOT, run, snakemake, write_program
 
 SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
 TINY = "results/smoke/{}/tiny-random"
@@ -93,9 +93,11 @@ def test_jobs_with_gpus_take_turns(start, tmp_path, monkeypatch):
     assert (tmp_path / "notes").read_text().split() == ["1"] * len(VARIANTS)
 
 
-def test_every_program_with_gpus_ends_where_it_sees_none(start, tmp_path, monkeypatch):
+def test_every_program_with_gpus_ends_where_it_sees_none(tmp_path, monkeypatch):
     smoke = ["--profile", ROOT / "profiles/smoke", *on_gpus(tmp_path), "--dry-run", "--printshellcmds"]
-    _, said = start(*smoke, "--forceall", "--", *TARGETS)
+    planned = snakemake(*smoke, "--forceall", "--", *TARGETS)
+    assert planned.returncode == 0, planned.stderr
+    said = planned.stdout
     commands = dict(re.findall(r"^rule (\w+):\n(?:.+\n)*?.*-m swiftkv.stages (.*)", said, flags=re.MULTILINE))
     assert {"moments", "score_panel"} < set(commands), said
     rules = set(re.findall(r"^rule (\w+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
@@ -120,19 +122,14 @@ def test_a_job_takes_no_more_gpus_than_it_asks_for(monkeypatch, visible, taken):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
 
 
-def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(start, tmp_path):
-    command = [
-        "--profile",
-        ROOT / "profiles/gpu",
-        "--rerun-triggers",
-        "mtime",
-        *on_gpus(tmp_path, distill=2),
-        "--dry-run",
-    ]
+def test_a_model_that_would_get_fewer_gpus_is_refused_while_it_has_work_to_do(tmp_path):
+    command = ["--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/gpu", "--rerun-triggers", "mtime"]
+    command += ["--directory", tmp_path, *on_gpus(tmp_path, distill=2), "--dry-run"]
     checkpoint, fidelity = (TINY.format(place) + "/swiftkv-50" for place in ("checkpoints", "fidelity"))
-    status, said = start(*command, "--", checkpoint)
-    assert status == 1 and "Traceback" not in said
-    assert "\nerror: model 'tiny-random' asks for 2 GPUs (gpus.distill) and this profile shares out 1: set" in said
+    refused = snakemake(*command, "--", checkpoint)
+    assert refused.returncode == 1
+    sentence = "\nerror: model 'tiny-random' asks for 2 GPUs (gpus.distill) and this profile shares out 1: set"
+    assert sentence in refused.stdout + refused.stderr
     make(tmp_path, checkpoint)
-    status, said = start(*command, "--", f"{fidelity}/auto.json")
-    assert status == 0 and "rule fidelity:" in said, said
+    planned = snakemake(*command, "--", f"{fidelity}/auto.json")
+    assert planned.returncode == 0 and "rule fidelity:" in planned.stdout, planned.stderr

@@ -1,24 +1,13 @@
 """Snakemake plans the right jobs, with the right GPUs, on a machine without SLURM and network; mistakes stop it."""
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from swiftkv.planning.jobs import dry_run
-
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = Path(sys.executable).with_name("snakemake")
-
-
-def snakemake(*arguments, **kwargs):
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    return subprocess.run([SNAKEMAKE, *arguments], cwd=ROOT, capture_output=True, text=True, env=environment, **kwargs)
+from tests.programs import ROOT, SNAKEMAKE, run, snakemake
 
 
 def plan(*arguments):
@@ -141,9 +130,9 @@ serving:
 def test_a_published_checkpoint_is_served_without_training():
     jobs = plan("--profile", "profiles/slurm", SERVING.format("batch-2k", "llama-3.1-8b", "swiftkv-50-published"))
     assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "fetch_checkpoint": 1, "measure": 1}
-    run = snakemake("--dry-run", "--cores", "1", "results/checkpoints/llama-3.1-70b/swiftkv-50-published")
-    assert run.returncode != 0
-    assert "models.llama-3.1-70b.checkpoints names none for it" in run.stderr and "Traceback" not in run.stderr
+    ended = snakemake("--dry-run", "--cores", "1", "results/checkpoints/llama-3.1-70b/swiftkv-50-published")
+    assert ended.returncode != 0
+    assert "models.llama-3.1-70b.checkpoints names none for it" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_a_fitted_start_of_normalized_keys_is_refused():
@@ -163,8 +152,8 @@ def test_a_model_without_weights_needs_no_download(tmp_path):
 @pytest.mark.parametrize("cores", ["2", "6"])
 def test_a_measurement_has_the_machine_to_itself(cores):
     target = "results/local/serving/batch-2k/smollm2-135m/baseline/auto.json"
-    run = snakemake("--dry-run", "--forceall", "--profile", "profiles/local", "--cores", cores, target)
-    assert f"threads: {cores}\n" in run.stdout + run.stderr
+    ended = snakemake("--dry-run", "--forceall", "--profile", "profiles/local", "--cores", cores, target)
+    assert f"threads: {cores}\n" in ended.stdout + ended.stderr
 
 
 def test_the_whole_paper_plans_every_measurement_once():
@@ -185,9 +174,9 @@ def test_every_profile_plans_everything(profile):
 
 def test_several_nodes_need_a_cluster():
     arguments = ["--profile", "profiles/gpu", "--resources", "gpu=32", "--dry-run", "--"]
-    run = snakemake(*arguments, "results/checkpoints/llama-3.1-70b/swiftkv-50")
-    assert run.returncode == 1 and "Traceback" not in run.stderr
-    assert "\nerror: model 'llama-3.1-70b' asks for 4 nodes (nodes.distill), which only a profile with" in run.stderr
+    ended = snakemake(*arguments, "results/checkpoints/llama-3.1-70b/swiftkv-50")
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert "\nerror: model 'llama-3.1-70b' asks for 4 nodes (nodes.distill), which only a profile with" in ended.stderr
 
 
 def test_every_rule_has_docstring_log_and_benchmark():
@@ -220,16 +209,16 @@ def test_every_rule_has_docstring_log_and_benchmark():
 def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):
     file = tmp_path / "override.yaml"
     file.write_text(override)
-    run = snakemake("--dry-run", "--cores", "1", "--configfile", str(file))
-    assert run.returncode != 0
-    assert sentence in run.stderr and "Traceback" not in run.stderr
-    assert len([line for line in run.stderr.splitlines() if line.startswith("error: ")]) == 1
+    ended = snakemake("--dry-run", "--cores", "1", "--configfile", str(file))
+    assert ended.returncode != 0
+    assert sentence in ended.stderr and "Traceback" not in ended.stderr
+    assert len([line for line in ended.stderr.splitlines() if line.startswith("error: ")]) == 1
 
 
 def test_the_workflow_runs_in_any_directory(tmp_path):
     where = ["--snakefile", ROOT / "Snakefile", "--directory", tmp_path]
-    run = snakemake(*where, "--cores", "1", "results/tables/table1.tex")
-    assert run.returncode == 0, run.stderr
+    made = run(SNAKEMAKE, *where, "--cores", "1", "results/tables/table1.tex")
+    assert made.returncode == 0, made.stderr
     assert (tmp_path / "results/tables/table1.tex").read_text().startswith("%")
     assert "Nothing to be done" in snakemake(*where, "--cores", "1", "results/tables/table1.tex").stderr
     plans = snakemake(*where, "--dry-run", "--profile", ROOT / "profiles/smoke")
@@ -247,6 +236,6 @@ def test_the_workflow_runs_in_any_directory(tmp_path):
     ],
 )
 def test_a_command_that_cannot_be_meant_is_answered_with_what_may_be(words, sentence):
-    run = snakemake("--dry-run", "--cores", "1", *words)
-    assert run.returncode != 0 and "Traceback" not in run.stderr + run.stdout
-    assert re.search(f"(?s)error: .*{sentence}", run.stderr + run.stdout), run.stderr
+    ended = snakemake("--dry-run", "--cores", "1", *words)
+    assert ended.returncode != 0 and "Traceback" not in ended.stderr + ended.stdout
+    assert re.search(f"(?s)error: .*{sentence}", ended.stderr + ended.stdout), ended.stderr
