@@ -68,6 +68,7 @@ def note_steps(llm: LLM) -> None:
 def answer(case: dict) -> dict:
     """One case from start to stop of its engine."""
     start = time.monotonic()
+    gc.freeze()  # each of vLLM's collections would look at all that its libraries hold
     check = None
     if case.get("connector"):
         refusals.CONNECTORS.add(case["connector"])

@@ -35,7 +35,7 @@ def source(tmp_path_factory):
 
 def command(measure, source, tmp_path, **values):
     """The command line of a measurement of one kind."""
-    engine = ENGINE | {"max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
+    engine = ENGINE | {"dtype": "float32", "max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
     lengths = {"input_tokens": 100, "output_tokens": 4} if measure != "forward_time" else {}
     settings = {"measure": measure, "seed": 0, "engine": engine} | lengths | values
     return [
@@ -79,8 +79,8 @@ def test_throughput_of_a_tiny_model(source, tmp_path):
     assert record["result"]["mfu_percent"] is None  # nobody states the peak of a processor
     engine = record["engine"]
     assert engine["compilation"] == "eager" and engine["prefix_caching"] is False and engine["fast_prefill"] is False
-    # 8 layers, 2 heads of 32, K and V in bfloat16: 2 KB a token
-    assert engine["kv_cache_tokens"] == pytest.approx(0.05 * 2**30 / 2048, rel=0.01)
+    # 8 layers, 2 heads of 32, K and V in float32: 4 KB a token
+    assert engine["kv_cache_tokens"] == pytest.approx(0.05 * 2**30 / 4096, rel=0.01)
 
 
 def test_decoding_and_capacity_of_a_tiny_model(source, tmp_path):
