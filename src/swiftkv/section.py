@@ -101,7 +101,7 @@ def plain(value: Any) -> Any:
             name: plain(content)
             for name, content in written.items()
             if name in value.model_fields_set
-            and (content is not None or name in value.nullable or name not in fields or fields[name].is_required())
+            and (content is not None or name in value.nullable or (name in fields and fields[name].is_required()))
         }
     if isinstance(value, dict):
         return {name: plain(content) for name, content in value.items()}

@@ -159,8 +159,8 @@ def package_files(package: str, pattern: str) -> list[Path]:
 
 
 def file_identity(source: dict[str, Any], files: list[Path]) -> dict[str, Any]:
-    """kind, id, revision (a package's version) and content hash of the files that a package, local or url source stands for."""
-    kind = next(kind for kind in ("package", "local", "url") if kind in source)
+    """kind, id, revision (a package's version) and content hash of the files that a package or local source stands for."""
+    kind = next(kind for kind in ("package", "local") if kind in source)
     total = hashlib.sha256(b"".join(bytes.fromhex(checksum(file)) for file in files))
     version = importlib.metadata.version(source["package"]) if kind == "package" else None
     return {"kind": kind, "id": source[kind], "revision": version, "resolved": f"sha256:{total.hexdigest()}"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from swiftkv.measure.engines import Engines
 from swiftkv.measure.memory import Budget
@@ -16,7 +16,6 @@ from swiftkv.measure.worker import Worker, module, worker
 from swiftkv.points import Requests
 
 Numbers = dict[str, Any]
-Answer = TypeVar("Answer")
 BASELINE, OWN = "baseline", "own"  # the sides of a measurement in turns
 
 
@@ -143,30 +142,17 @@ def _program(engines: Engines, command: list[str], log: Path, environment: dict[
 def in_turns(
     sides: Mapping[str, Worker], job: Mapping[str, Any], repeats: int, warm_up: Mapping[str, Any] | None = None
 ) -> dict[str, list[dict[str, float]]]:
-    """Each side's answers to a job, as `turns` has them.
+    """Each side's answers to a job, in turns (A B B A ...), so that a slower minute of the machine meets all of them.
 
     Args:
         warm_up: a job before each: an engine's memory cools while it waits.
     """
-
-    def answer(side: str, turn: int) -> dict[str, float]:
-        if warm_up is not None:
-            sides[side].ask(warm_up)
-        return sides[side].ask(job)
-
-    return turns(list(sides), answer, repeats)
-
-
-def turns(sides: Sequence[str], measure: Callable[[str, int], Answer], repeats: int) -> dict[str, list[Answer]]:
-    """What `measure` says of each side, in turns (A B B A ...), so that a slower minute of the machine meets all of them.
-
-    Args:
-        measure: takes a side and the number of the turn.
-    """
-    answers: dict[str, list[Answer]] = {side: [] for side in sides}
+    answers: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for turn in range(repeats):
-        for side in reversed(sides) if turn % 2 else sides:
-            answers[side].append(measure(side, turn))
+        for side in reversed(list(sides)) if turn % 2 else sides:
+            if warm_up is not None:
+                sides[side].ask(warm_up)
+            answers[side].append(sides[side].ask(job))
     return answers
 
 
