@@ -38,7 +38,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         axis.set_title(_mode(serving, point), fontsize=7)
     axes[0].set_ylabel("Good requests a second")
     title = f"{serving.title(model)}: {entry['title']} ({entry['label']})"
-    headline(figure, title, _machine(serving.of(model)), serving.load)
+    headline(figure, title, _machine(serving.of(model)))
     handles = [handle(look(*case), serving.label(case), bars=True) for case in serving.cases]
     legend(figure, handles, notes=[*_notes(serving), *serving.notes])
     return Drawing(figure, frame(serving))

@@ -11,7 +11,6 @@ from swiftkv.artifacts.drawing import COLUMN, DASHES, Drawing, headline, legend,
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, read_published, read_records
 from swiftkv.artifacts.text import enumeration, heading, variant_label
-from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 _COLUMNS = (
@@ -28,7 +27,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     if drawn.empty:
         raise UserError(f"{entry['name']} has no point to draw: {data['missing'].iloc[0]}")
     published = _published(entry, files)
-    notes = [*entry.get("notes", []), *training_notes(entry, files)]
+    notes = entry.get("notes", [])
     figure = new_figure(COLUMN, 4.0, notes)
     headline(figure, heading(entry))
     upper, lower = figure.subplots(2, 1, sharex=True)
