@@ -65,8 +65,8 @@ vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of REL
 	$(ACTIVATE) && python -m tests.contract.check $(RELEASES)
 
 bench: .venv/.ready  ## paired performance measurements; nothing else should run meanwhile
-	$(ACTIVATE) && python performance/train_throughput.py --output results/bench/train_throughput.json
-	$(ACTIVATE) && python performance/serving.py --output results/bench/serving.json
+	$(ACTIVATE) && python performance/bench.py training --output results/bench/training.json
+	$(ACTIVATE) && python performance/bench.py serving --output results/bench/serving.json
 
 lint: .venv/.ready  ## style of Python and Snakemake files, and types of src/
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && pyrefly check

@@ -40,7 +40,7 @@ def checked(tmp_path):
 @pytest.mark.parametrize("kl", [0.48, 0.5, 0.5199])
 def test_a_value_within_its_tolerance_passes(checked, kl):
     (line,), page, told = checked(EXPECTED, kl=kl)
-    assert line["verdict"] == "passed" and "1 of 1 checks passed." in page
+    assert line["verdict"] == "passed" and "passed" in page
     assert told.returncode == 0 and told.stdout.startswith("1 of 1 checks passed")
 
 

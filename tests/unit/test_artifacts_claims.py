@@ -299,19 +299,6 @@ def test_the_table_of_claims(tmp_path, config):
     assert (loss["verdict"], round(loss["value"], 3), round(loss["stderr"], 3)) == (AGREES, 1.0, 0.141)
     assert (loss["model"], loss["high"], loss["direction_high"]) == ("Llama-3.1-8B-Instruct", 1.5, 3.0)
     assert by_id.loc["loss-70b", "verdict"] == UNMEASURED
-    assert table.notes[0].startswith(f"{len(by_id)} claims: 2 agrees, ")
-    assert "by 1 different measurements" in table.notes[0]
     assert by_id.loc["loss-8b-blog", "same_as"] == "loss-50" and by_id["same_as"].notna().sum() == 1
     (note,) = (note for note in table.notes if "the measurement of" in note)
     assert '"8B: 50 % costs about 1 point", paper, Sec. 4.2' in note
-
-
-def test_a_stated_scatter_stands_in_the_notes(tmp_path):
-    config = scale()
-    config["artifacts"]["claims"]["scatter_percent"] = 3
-    entry = contents.resolve(typed(config), "claims")
-    tables = [tmp_path / f"{name}.csv" for name in entry["judged_on"]]
-    for file in tables:
-        file.write_text("model,variant,row\n")
-    table = KINDS["claims"].make(entry, {"claims": [PAPER / "claims.yaml"], "tables": tables})
-    assert any("is given one of 3 %, which is stated, not measured" in note for note in table.notes)

@@ -81,14 +81,13 @@ def test_average_is_over_accuracies_above_chance(table):
     assert row["average_tasks"] == "arc-easy"
     assert row["average"] == pytest.approx(row["arc-easy"])
     assert row["average_difference"] == pytest.approx(row["arc-easy_difference"])
-    assert "Avg. is the mean over ARC-Easy, in which the baseline is above chance" in to_markdown(table)
+    assert "Avg.: mean over ARC-Easy." in to_markdown(table)
 
 
 def test_no_task_above_chance_leaves_no_average(tmp_path):
     found = [scored("mmlu-continuation", variant) for variant in VARIANTS]
     table = made(entry(tasks=["mmlu-continuation"]), scores=saved(tmp_path, found))
     assert table.values["average"].isna().all()
-    assert "There is no average" in to_markdown(table)
 
 
 def test_steps_count_fewer_bits_as_better(table):
@@ -100,9 +99,6 @@ def test_steps_count_fewer_bits_as_better(table):
     printed = table.panels[2].frame.iloc[2]
     (column,) = (name for name in printed.index if name.startswith("GSM8K"))
     assert printed[column] == f"+{-mean:.3f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{error:.3f}"
-    text = to_markdown(table)
-    assert "swiftkv-25 is better than swiftkv-62.5 by more than 2 standard errors in ARC-Easy and GSM8K answers" in text
-    assert "; not in MMLU (cloze)." in text
 
 
 def test_published_scores_say_whether_settings_agree(table):
@@ -114,8 +110,6 @@ def test_published_scores_say_whether_settings_agree(table):
     assert printed.loc["ARC-Easy", "Apart,\nstandard errors"] == f"{apart:+.1f}"
     assert printed.loc["ARC-Easy", "Within errors"] == ("yes" if abs(apart) <= 2 else "no") == "no"
     assert printed.loc["MMLU (cloze)", "Settings"].startswith("differ: ")
-    assert "Where the settings agree, ARC-Easy is not." in to_markdown(table)
-    assert to_markdown(table).count("4-bit ones (Q4_1)") == 1
 
 
 def test_other_questions_are_not_paired(tmp_path):
@@ -168,7 +162,6 @@ def test_answers_that_changed_are_counted_also_where_accuracy_stays(tmp_path):
     (column,) = (name for name in table.panels[0].frame.columns if name.startswith("ARC-Easy"))
     cell = table.panels[0].frame.set_index("Variant").loc["difference", column]
     assert cell.startswith("≈ +0.0") and cell.endswith("(15%)")
-    assert "≈, in HTML grey: within noise" in to_markdown(table)
 
 
 def test_closeness_comes_first(tmp_path):

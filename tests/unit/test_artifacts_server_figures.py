@@ -41,9 +41,6 @@ def test_latency_curves_limits_and_boundaries(tmp_path):
     figure, data = made.figure, made.data
     own, legend, title = texts(figure)
     assert "50% SingleInputKV: OOM" in own and {"4 to 8", "8 to 16\n1.00 to 4.00×"} <= set(own)
-    assert "50% SingleInputKV: at least 1.00× the rate, and up to 4.00× only by the width" in legend[-1].replace(
-        "\n", " "
-    )
     named = {"rate not sustained", "highest sustained rate", "highest rate the FLOPs allow", "limit by FLOPs"}
     assert named | {"99th percentile"} <= set(legend)
     assert "paper's Figure 0" in title and "published: 1.2-1.3x" in legend[-1]
@@ -99,9 +96,8 @@ def test_a_boundary_that_was_not_reached_is_a_lower_bound(tmp_path):
     ]
     points = {"p": {"input_tokens": 2000, "request_rates": RATES}}
     made = make(tmp_path, entry("latency", points, CASES), records)
-    own, legend, _ = texts(made.figure)
+    own, _, _ = texts(made.figure)
     assert "≥ 16\n≥ 2.00×" in own and any("n/a" in text for text in own)
-    assert "2.00× the rate is above the 1.80× that the FLOPs allow" in legend[-1].replace("\n", " ")
     assert made.data["sustained_rate_speedup"].isna().all() and made.data["sustained_rate_speedup_least"].max() == 2
     assert made.data.groupby("variant")["boundary_found"].first()["baseline"]
     assert not made.data[made.data["variant"] == "swiftkv-50"]["boundary_found"].any()

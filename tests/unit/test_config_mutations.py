@@ -55,7 +55,7 @@ ENTRY = re.compile(
     r"|.*\.(checkpoints|num_key_value_layers|splits|columns|random|shards|resources))\.[^/]+|.*\.\d+"
 )
 OPTIONAL = re.compile(
-    r"architecture|assistant|backend|better|cards|chance|chat_template|checkpoints|chats|columns|dataset|distinct_characters"
+    r"architecture|assistant|backend|cards|chance|chat_template|checkpoints|chats|columns|dataset|distinct_characters"
     r"|early_exit|enforce_eager|gated|gradient_checkpointing|item|kv_heads|large_models|limit|local_cache|matrices"
     r"|max_gen_toks|memory_gib|merge_all_layers|min_requests|model_type|name|node_gpus|notes|optional|orders"
     r"|output_tokens|parts|plugin|published|quality|quantization|random|recipe|record|refine_steps"

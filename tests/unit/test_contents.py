@@ -96,7 +96,6 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
     for name, line in lines.iterrows():
         assert [pd.isna(line["reason"]), pd.notna(line["files"])] == [name in made] * 2, name
     assert sum(len(panel.frame) for panel in table.panels) == len(lines)
-    assert table.notes[0].startswith(f"{len(made)} of {len(lines)} entries are made")
 
 
 def test_the_page_names_the_models_and_files(config):
@@ -143,3 +142,23 @@ def test_speed_beside_quality_needs_both(config):
     unmeasured = contents.resolve(typed(config), "speed_and_quality")["unmeasured"]["llama-3.1-8b"]
     assert unmeasured["baseline"] == "it cannot be scored"
     assert not any("llama-3.1-8b" in path for path in contents.needs(typed(config), "speed_and_quality")["scores"])
+
+
+@pytest.mark.parametrize(
+    ("name", "scale_name", "shown"),
+    [
+        ("table3", "local", "table2"),
+        ("figureB1", "local", "figure4"),
+        ("blog_figure4", "local", "blog_figure3"),
+        ("blog_figure3", "local", None),  # of a whole node, which figure3 is not
+        ("figureA1", "local", None),  # it has every pair of layers
+        ("blog_table5", "", None),  # beside the blog's own values
+    ],
+)
+def test_what_repeats_the_records_of_another_artifact_is_not_made(name, scale_name, shown):
+    config = typed(artifact_helpers.scale(scale_name))
+    assert contents.repeated(config, name) == shown
+    assert (name in contents.names(config)) == (shown is None)
+    if shown:
+        with pytest.raises(UserError, match=f"{name} is not made at this scale: {shown} shows the same records"):
+            contents.check_made(config, name)

@@ -2,9 +2,7 @@
 
 import csv
 import itertools
-import json
 import statistics
-import tarfile
 from dataclasses import replace
 
 import pandas as pd
@@ -19,16 +17,15 @@ from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
 from swiftkv.predict.device import Device, constants, devices
 from swiftkv.predict.engine import Limits, decode_step, poisson, roofline_speedup, run
-from swiftkv.predict.fit import bench_observations, factors, fit, published_baselines
+from swiftkv.predict.fit import factors, fit, published_baselines
 from swiftkv.predict.memory import cache_tokens
 from swiftkv.predict.published import BASELINE, BLOG, PAPER, SWIFTKV, cells, statements
 from swiftkv.predict.step import Served
-from swiftkv.pricing.size import dimensions
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 from tests.unit.artifact_helpers import LLAMA as LLAMA_8B
 from tests.unit.artifact_helpers import PAPER as PUBLISHED
-from tests.unit.artifact_helpers import ROOT, SMOL, resolved, saved, scale, throughput, typed
+from tests.unit.artifact_helpers import ROOT, resolved, saved, scale, throughput, typed
 
 H100 = Device.load("h100-sxm")
 CONFIGS = {
@@ -204,25 +201,6 @@ def test_sentences_are_read_with_their_bounds():
     assert speedups["llama-3.1-8b", 2000] == (1.2, 1.3) and speedups["llama-3.1-70b", 128000] == (1.8, 2)
     (early,) = (one for one in found if one.quantity == "ttft_reduction_percent")
     assert early.error(40) == 0 and early.error(60) == pytest.approx(0.2)
-
-
-def test_a_processor_is_fitted_on_the_baseline_of_a_measured_record_and_predicts_the_other_side():
-    with tarfile.open(ROOT / "docs/measurements/raw.tar.xz") as archive:
-        record = json.load(archive.extractfile("2026-11-22-serving-cpu.json"))
-    xeon, smollm = Device.load("xeon-amx"), Dimensions.from_config(dimensions(typed(scale("local")), SMOL, ROOT))
-    found, _ = fit(xeon, bench_observations(record, smollm, "baseline"), "bench", ("flops", "row", "layer"))
-    assert found.flops == pytest.approx(xeon.flops, rel=0.01)
-    assert found.layer == pytest.approx(xeon.layer, rel=0.01)
-    sides = [bench_observations(record, smollm, side) for side in ("baseline", "swiftkv")]
-    twice = record | {"throughput": [row | {"chunk": chunk} for row in record["throughput"] for chunk in (2048, 4096)]}
-    assert len(bench_observations(twice, smollm, "baseline")) == len(sides[0])  # larger steps are no second baseline
-    for base, other in list(zip(*sides, strict=True))[:4]:  # throughput; the others only decode
-        ratio = other.predicted(xeon) / base.predicted(xeon)
-        assert ratio == pytest.approx(other.measured / base.measured, rel=0.06)
-        assert other.predicted(xeon) == pytest.approx(other.measured, rel=0.12)
-
-
-# Artifacts
 
 
 @pytest.mark.parametrize(

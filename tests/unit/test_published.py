@@ -6,12 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from artifact_helpers import made, resolved, saved
-from artifact_helpers import record as made_up
 from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
-from swiftkv.artifacts.scored import CLOSENESS
 from swiftkv.errors import UserError
 from swiftkv.models import save_swiftkv
 from swiftkv.published import fetch_checkpoint
@@ -81,18 +78,3 @@ def test_an_incomplete_one_is_refused(source, released, tmp_path):
     save_file(tensors, released / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="no tensor model.norm_swiftkv.weight"):
         fetch(released, source, tmp_path / "checkpoint")
-
-
-def test_tables_say_whose_training_a_row_is(tmp_path):
-    entry = resolved("quality", models=["released"], variants=["swiftkv-50", "swiftkv-50-published"])
-    assert [case for case, _ in entry["cases"]] == ["swiftkv-50", "swiftkv-50-published"]
-    origin = {"kind": "hub", "id": "Snowflake/Llama-3.1-SwiftKV-8B-Instruct", "revision": "main", "resolved": "abc"}
-    close = {name: {"value": 0.5, "stderr": 0.1, "n": 4} for name in CLOSENESS}
-    result = close | {"start": None, "tokens": 9, "documents": 4}
-    records = [
-        made_up("fidelity", "llama-3.1-8b", "swiftkv-50", result),
-        made_up("fidelity", "llama-3.1-8b", "swiftkv-50-published", result, weights="published", checkpoint=origin),
-    ]
-    notes = made(entry, fidelity=saved(tmp_path, records)).notes
-    told = [note for note in notes if "not trained here" in note]
-    assert told == [f"swiftkv-50-published was not trained here: it is the published checkpoint {origin['id']} (abc)."]

@@ -17,7 +17,6 @@ from typing import Any
 from swiftkv.artifacts.inputs import FOLDERS, inputs, players, rows
 from swiftkv.artifacts.kind import MODELS, ArtifactKind, Common, Entry, Listed
 from swiftkv.artifacts.kinds import KINDS
-from swiftkv.artifacts.text import enumeration
 from swiftkv.config import Config
 from swiftkv.config.trained_on import check_untrained
 from swiftkv.errors import UserError
@@ -67,6 +66,26 @@ def left_out(config: Config, name: str) -> str | None:
     if scopes and not any(players(config, scope["models"]) for scope in scopes):
         roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
         return f"no model of this scale plays the role {roles}"
+    other = repeated(config, name)
+    return other and f"{other} shows the same records"
+
+
+def repeated(config: Config, name: str) -> str | None:
+    """The first artifact of this scale that shows all records of `name` in the same form; None if there is none.
+
+    An entry about a model with published numbers repeats nothing: those beside its records are its own.
+    """
+    raw = config["artifacts"][name]
+    mine = _measured(config, raw)
+    roles = [role for scope in _scopes(raw) for key in MODELS for role in scope.get(key, [])]
+    if not mine or any(config.models[model["name"]].published for model in players(config, roles)):
+        return None
+    for earlier, other in config["artifacts"].items():
+        if earlier == name:
+            break
+        alike = other["kind"] == raw["kind"] and all(other.get(key) == raw.get(key) for key in KINDS[raw["kind"]].own)
+        if alike and mine <= _measured(config, other) and left_out(config, earlier) is None:
+            return earlier
     return None
 
 
@@ -82,8 +101,6 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
         * points: name -> the point with what all points share; tasks: name -> the task;
         * settings: name in the kind's `needs` -> what else these measurements are made with;
-        * notes: the entry's, and what stands for something else at this scale;
-        * mixes, of kinds that need trainings: mix of chats -> its sources; weights: model -> what is special of its weights;
         * parts: as the entry's, each with models and cases.
 
     Raises:
@@ -122,59 +139,17 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         entry |= kind.extra(config, entry) or {}
     if kind.of_page is not None:
         page = {
-            other: Listed(kind_of(config, other).form, label(listed), left_out(config, other))
+            other: Listed(kind_of(config, other).form, label(listed), left_out(config, other), repeated(config, other))
             for other, listed in config["artifacts"].items()
         }
         entry |= kind.of_page(config, entry, page)
     entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in kind.needs}
-    if notes := [*raw.get("notes", []), *_substitutes(config, name)]:
-        entry["notes"] = notes
-    if "training" in kind.needs:
-        entry["mixes"] = {
-            mix: [source.get("name") or source["hub"] for source in content["sources"]]
-            for mix, content in config["data"].items()
-        }
-        entry["weights"] = {
-            model["name"]: weights for model in entry["models"] if (weights := _weights(config, model["name"]))
-        }
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:
             raise UserError(
                 f"artifacts.{name}: kind {raw['kind']} shows {number} of {what}, but here it has {len(entry[what])}"
             )
     return entry
-
-
-def _substitutes(config: Config, name: str) -> list[str]:
-    """Sentences on models that play several parts, on variants that stand in for others, and on measurements shown before."""
-    raw, notes = config["artifacts"][name], []
-    parts: dict[str, dict[str, str | None]] = {}  # by the title of a model: its roles, each with the part it has there
-    for scope in _scopes(raw):
-        for role in dict.fromkeys(role for key in MODELS for role in scope.get(key, [])):
-            for model in players(config, [role]):
-                parts.setdefault(model["title"], {}).setdefault(role, scope.get("title") if "parts" in raw else None)
-    for title, roles in parts.items():
-        if len(roles) > 1:
-            several = enumeration(list(roles.values())) if "parts" in raw else f"{len(roles)} different models"
-            notes.append(f"{title} stands for {several}.")
-    replaced: dict[str, str] = {}
-    for item in [
-        item for scope in _scopes(raw) if "variants" in scope for item in members(config, "variants", scope["variants"])
-    ]:
-        ((variant, kv_cache),) = cases(config, [item])
-        if (here := variant + (f"/{kv_cache}" if kv_cache != "auto" else "")) != item:
-            replaced[item] = here
-    if replaced:
-        notes.append("; ".join(f"{item}: {here} here" for item, here in replaced.items()) + ".")
-    mine = _measured(config, raw)
-    for earlier, other in config["artifacts"].items():
-        if earlier == name or not mine:
-            break
-        if other["kind"] == raw["kind"] and mine <= _measured(config, other) and left_out(config, earlier) is None:
-            shown = earlier if other["source"] == "ours" else f"the {label(other)}"
-            notes.append(f"Same measurements as {shown}.")
-            break
-    return notes
 
 
 def _scopes(raw: Entry) -> list[Entry]:
@@ -197,18 +172,6 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
             for case in cases(config, scope["variants"]) if "variants" in scope else [()]:
                 found |= {(model["name"], *case, need, what) for need, names in listed.items() for what in names}
     return found
-
-
-_QUANTIZED = re.compile(r"[.-](I?Q(\d)\w*)\.gguf")
-
-
-def _weights(config: Config, model: str) -> str | None:
-    """What is special of a model's weights, by the name of the file they are from; None where nothing is known to be."""
-    source = config["models"][model]["source"]
-    kind = _QUANTIZED.search(source.get("gguf", ""))
-    if source.get("random"):
-        return "random weights"
-    return kind and f"{kind[2]}-bit weights, {kind[1]}, read as bfloat16"
 
 
 def _settings(config: Config) -> dict[str, Any]:

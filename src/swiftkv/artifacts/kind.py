@@ -58,11 +58,13 @@ class Listed(NamedTuple):
         form: that of its kind, table or figure.
         label: "paper's Table 2", "blog's Figure 5" or "not in the paper".
         left_out: why it is not made; None if it is.
+        repeated: the artifact that shows the same records at this scale; None if there is none.
     """
 
     form: str
     label: str
     left_out: str | None
+    repeated: str | None
 
 
 @dataclass(frozen=True)

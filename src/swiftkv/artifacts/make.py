@@ -10,7 +10,7 @@ from swiftkv.artifacts.contents import PROJECT
 from swiftkv.artifacts.drawing import write_figure
 from swiftkv.artifacts.kind import FORMS
 from swiftkv.artifacts.kinds import KINDS
-from swiftkv.artifacts.records import check_settings
+from swiftkv.artifacts.records import check_settings, provenance
 from swiftkv.artifacts.table import write_table
 from swiftkv.artifacts.text import heading
 from swiftkv.errors import UserError
@@ -31,8 +31,8 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     """
     paths = {name: [Path(file) for file in group] for name, group in files.items()}
     outputs = {path.suffix.removeprefix("."): path for path in output}
-    check_settings(entry, paths)
-    made = KINDS[entry["kind"]].make(entry, paths)
+    below = [*entry.get("notes", []), *provenance(check_settings(entry, paths))]
+    made = KINDS[entry["kind"]].make({**entry, "notes": below}, paths)
     forms = FORMS[entry["form"]]
     if set(outputs) != set(forms):
         raise UserError(f"{entry['name']} is a {entry['form']}; it is written as {', '.join(forms)}")

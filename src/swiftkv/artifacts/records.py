@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from swiftkv.artifacts.kind import Entry, Files
-from swiftkv.artifacts.text import some
 from swiftkv.errors import UserError
 from swiftkv.measure.point import Point
 from swiftkv.measure.run import asked
@@ -23,7 +22,6 @@ Published = Mapping[str, Any]
 """A row of a file of resources/paper."""
 
 MISSING, OOM = "n/a", "OOM"
-HELDOUT = "heldout.jsonl"  # the file of held-out chats, as records name it
 _SECTIONS = (
     "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
 )  # fmt: skip
@@ -133,18 +131,6 @@ class Record:
         return self.settings.get("task") or self.settings.get("point") or ""
 
     @property
-    def text(self) -> str:
-        """Which chats it was measured on, and where they were cut; empty where it was not on chats."""
-        if not (self.data and self.data.get("sources") and "documents" in self.settings):
-            return ""
-        number, kind = self.result.get("documents", self.settings["documents"]), "training"
-        if self.data.get("chats") == HELDOUT:
-            kind = "held-out"
-        return (
-            f"{number} {kind} chats of {some(self.data['sources'])}, each cut at {self.settings['max_length']:,} tokens"
-        )
-
-    @property
     def case(self) -> tuple[str, str]:
         """Variant and KV-cache format."""
         return self.variant, self.kv_cache
@@ -193,6 +179,14 @@ class Record:
                     " ".join(filter(None, [self.dummy and "dummy", quantization and quantization.upper(), "weights"]))
                 )
         return ", ".join(parts)
+
+    @property
+    def software(self) -> str:
+        """The engine of a served model, or the library that computed."""
+        if self.engine:
+            return self.conditions(hardware=False)
+        library = "lm-eval" if self.measure == "score" else "transformers"
+        return f"{library} {self.provenance.get('libraries', {}).get(library)}"
 
     @property
     def dummy(self) -> bool:
@@ -251,22 +245,27 @@ def read_records(entry: Entry, files: Iterable[str | Path], measure: str) -> Rec
     return Records(measure, records, entry.get("unmeasured", {}))
 
 
-def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> None:
+def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
     """Refuse records of other settings, or of another spec, than the entry that labels them; compared is what both name.
 
     Args:
-        entry, files: as `make.make` takes them; files that are no records are passed over.
+        entry, files: as `make.make_artifact` takes them; files that are no records are passed over.
+
+    Returns:
+        The records.
 
     Raises:
         UserError: the first record that differs, or that was computed in another number format than the others.
     """
     formats: dict[tuple[str, str], tuple[str | Path, str]] = {}
+    records = []
     for name, paths in files.items():
         for path in (path for path in paths if Path(path).suffix == ".json"):
             try:
                 record = Record.read(path)
             except UserError:
                 continue
+            records.append(record)
             shown, found = _shown(entry, name, record), {**record.settings, "spec": record.spec}
             if found["spec"] and shown.get("spec"):  # a record's has its reductions too
                 found["spec"] = {key: found["spec"].get(key) for key in shown["spec"]}
@@ -283,6 +282,31 @@ def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | 
                         f"{entry['name']} would compare {first}, computed in {before}, with {path}, computed in {dtype}; "
                         "delete the records of one of the two machines and run again"
                     )
+    return records
+
+
+def provenance(records: Sequence[Record]) -> list[str]:
+    """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
+    made = [record for record in records if record.exists]
+    if not made:
+        return []
+
+    def distinct(values: Iterable[Any]) -> str:
+        return ", ".join(str(value) for value in dict.fromkeys(values) if value is not None)
+
+    days = sorted({record.provenance["finished"][:10] for record in made if record.provenance.get("finished")})
+    seeds = distinct(sorted({seed for record in made if (seed := record.settings.get("seed")) is not None}))
+    parts = [
+        distinct(record.model["title"] for record in made),
+        distinct(record.machine for record in made if record.provenance.get("hardware")),
+        distinct(sorted({record.software for record in made})),
+        f"{len(made)} record{'s' if len(made) > 1 else ''}",
+        seeds and f"seed {seeds}",
+        " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+    ]
+    if any(record.ok and record.value("n") and record.value("n") < record.value("n_total") for record in made):
+        parts.append("scored on random subsets of the questions")
+    return ["; ".join(filter(None, parts)) + "."]
 
 
 def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any]:

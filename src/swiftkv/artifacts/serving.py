@@ -11,7 +11,6 @@ import pandas as pd
 
 from swiftkv.artifacts.drawing import Look, look
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
-from swiftkv.artifacts.load import load_line
 from swiftkv.artifacts.records import Published, Record, Records, read_records, read_statements
 from swiftkv.artifacts.text import enumeration, variant_label
 from swiftkv.errors import UserError
@@ -131,34 +130,6 @@ class Serving:
         return pd.concat([data, pd.DataFrame(rows)], ignore_index=True)
 
     @property
-    def turns_note(self) -> list[str]:
-        """What the errors of ratios are, where something was measured repeatedly."""
-        reach = "±, and the whiskers of bars: half of what Student's t gives for 95 % over"
-        if any(record.value(f"baseline_samples_{unit}") for record in self.records for unit in ("seconds", "ms")):
-            return [
-                f"{reach} turns in which baseline and variant were measured one after the other on engines that stay up; another "
-                "start of the engines may differ by more.",
-            ]
-        return [f"{reach} the repeats of either."] if any(record.scatter for record in self.records) else []
-
-    @property
-    def load(self) -> str:
-        """What every request is and how many come, in one line."""
-        records = [[cell.record for cell in self.cells(point=point)] for point in self.points]
-        sent = [[one.settings.get("num_prompts") or one.value("num_prompts") for one in some] for some in records]
-        prompts = [max(filter(None, counts)) for counts in sent if any(counts)]
-        return load_line(list(self.entry["points"].values()), prompts, repeated=not self.predicted)
-
-    @property
-    def load_note(self) -> list[str]:
-        """The same below a table, which says how long prompts are as well."""
-        lengths = dict.fromkeys(
-            f"{point['input_tokens']:,}" for point in self.entry["points"].values() if "input_tokens" in point
-        )
-        parts = [f"{enumeration(list(lengths))} input tokens"] if lengths else []
-        return [f"Load: {'; '.join([*parts, self.load])}."] if parts or self.load else []
-
-    @property
     def heading(self) -> str:
         """A table's title: the models that ran, their machines and engine, and what is shown of them."""
         engine, differ = self._shared(hardware=False)
@@ -172,19 +143,19 @@ class Serving:
     def captions(self) -> tuple[list[str], dict[str, list[str]]]:
         """A figure's headline, and the lines above each model's panel where there are several.
 
-        What all models share (machine, engine, load) stands in the headline, the rest above the panels.
+        What all models share (machine, engine) stands in the headline, the rest above the panels.
         """
         after = ", predicted, not measured" if self.predicted else f" ({self.entry['label']})"
         title = self.entry["title"] + after
         if len(self.models) == 1:
             model = self.models[0]
-            return [f"{self.title(model)}: {title}", conditions(self.of(model)), self.load], {}
+            return [f"{self.title(model)}: {title}", conditions(self.of(model))], {}
         parts = [self._shared(software=False), self._shared(hardware=False)]
         above = {model: [self.title(model)] for model in self.models}
         for model, lines in above.items():
             lines += filter(None, [differ.get(model) for _, differ in parts])
         shared = ", ".join(shared for shared, _ in parts if shared)
-        return [title[0].upper() + title[1:], shared, self.load], above
+        return [title[0].upper() + title[1:], shared], above
 
     def _shared(self, **part: bool) -> tuple[str, dict[str, str]]:
         """The hardware or software that all models with records ran on, or else that of each."""

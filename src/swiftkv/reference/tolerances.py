@@ -1,6 +1,6 @@
 """What may differ between two runs of a scale on two machines, and by how much; every line with its reason.
 
-Where two machines were compared, they are those of docs/measurements/2026-11-23-local.md (Intel Xeon with AMX) and an
+Where two machines were compared, they are those of docs/measurements/2026-11-24-local.md (Intel Xeon with AMX) and an
 AMD EPYC with AVX-512, which ran the same settings in the same week: seven variants, three measures of closeness, two benchmarks.
 """
 

@@ -12,7 +12,6 @@ from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import Record, read_records, read_statements
 from swiftkv.artifacts.text import heading
-from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 
@@ -24,8 +23,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         raise UserError(f"{entry['name']} has nothing to draw: {record.why}")
     data = _frame(record)
     bounds = [row for row in read_statements(entry, files) if row["low"]]
-    text = [f"Text: {record.text}."] if record.text else []
-    notes = [*entry.get("notes", []), *text, *training_notes(entry, files)]
+    notes = entry.get("notes", [])
     figure = new_figure(COLUMN, 3.3, notes)
     headline(figure, heading(entry))
     density = figure.subplots()
@@ -86,7 +84,7 @@ def _frame(record: Record) -> pd.DataFrame:
 KIND = ArtifactKind(
     "figure",
     ("models", "variants"),
-    ("early_exit", "training"),
+    ("early_exit",),
     make,
     exactly={"models": 1, "cases": 1},
     extra=early_exit.extra,

@@ -33,15 +33,11 @@ def make(entry: Entry, files: Files) -> Table:
         Column("Last token,\ns", "seconds", digits(3)),
         Column("First token,\nspeed-up", _speedup),
     ]
-    asked = {line["question"]: line["prompt_tokens"] for line in lines if line["question"]}
-    notes = [
-        *(f"Asked, in {tokens} tokens: {_cut(question)}" for question, tokens in asked.items()),
-        "Greedy decoding, one request at a time; medians. What SwiftKV shortens is the prompt's part, the time to the first "
-        "token.",
-        *serving.turns_note,
-        *entry.get("notes", []),
-    ]
-    return table(entry, lines, [grid(lines, columns, footnotes)], notes, footnotes, serving.heading)
+    asked = dict.fromkeys(line["question"] for line in lines if line["question"])
+    caption = "; ".join(map(_cut, asked)) or None
+    return table(
+        entry, lines, [grid(lines, columns, footnotes, caption)], entry.get("notes", []), footnotes, serving.heading
+    )
 
 
 def _line(cell: Cell, side: str = "") -> dict[str, Any]:

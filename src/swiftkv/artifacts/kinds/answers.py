@@ -10,7 +10,6 @@ from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.kinds import early_exit
 from swiftkv.artifacts.records import read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Table
-from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 from swiftkv.section import Names
 
@@ -58,14 +57,7 @@ def make(entry: Entry, files: Files) -> Table:
         grid([line for line in lines if line["question"] == question], columns, footnotes, question)
         for question in entry["questions"]
     ]
-    cut = f", at most {record.settings['max_new_tokens']} tokens" if record.ok else ""
-    notes = [
-        f"Greedy decoding{cut}. Exited: of the tokens after the first, which prefill predicts, those that left at layer l "
-        f"because the early exit's largest probability was above {100 * entry['threshold']:g} %.",
-        *entry.get("notes", []),
-        *training_notes(entry, files),
-    ]
-    return table(entry, lines, panels, notes, footnotes)
+    return table(entry, lines, panels, entry.get("notes", []), footnotes)
 
 
 def _answer(row: Mapping[str, Any] | None, way: str, missing: str | None) -> dict[str, Any]:
@@ -89,7 +81,7 @@ def _exited(line: Line) -> str | None:
 KIND = ArtifactKind(
     "table",
     ("models", "variants"),
-    ("early_exit", "training"),
+    ("early_exit",),
     make,
     own={"questions": Names},
     exactly={"models": 1, "cases": 1},

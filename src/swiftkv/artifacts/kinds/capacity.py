@@ -30,13 +30,7 @@ def make(entry: Entry, files: Files) -> Table:
     serving = read_serving(entry, files, "kv_capacity")
     lines, footnotes = [_line(cell) for cell in serving.cells()], Footnotes()
     panel = grid(lines, [*models(lines), *_COLUMNS], footnotes)
-    notes = [
-        "KV tokens are vLLM's own count. Against baseline is the ratio of tokens for one byte of cache: variants with "
-        "more weights leave a little less memory to the cache. vLLM rounds to whole blocks.",
-        "Cost model allows: layers that keep a cache of their own (l, one for each AcrossKV group, one for "
-        "Merge-all-Layers) against the model's L, and one byte a number with FP8 against two.",
-    ]
-    return table(entry, lines, [panel], [*notes, *entry.get("notes", [])], footnotes, serving.heading)
+    return table(entry, lines, [panel], entry.get("notes", []), footnotes, serving.heading)
 
 
 def _line(cell: Cell) -> dict[str, Any]:

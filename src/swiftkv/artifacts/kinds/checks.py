@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from swiftkv.artifacts.checked import bounds, count, verdict
+from swiftkv.artifacts.checked import bounds, verdict
 from swiftkv.artifacts.columns import Column, Line, grid, table
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files, Listed
 from swiftkv.artifacts.records import read_published
@@ -65,12 +65,9 @@ def make(entry: Entry, files: Files) -> Table:
         Column("", "verdict"),
     ]
     footnotes = Footnotes()
-    notes = [
-        f"{count(lines)}.",
-        "An expected value stands with how far from it a run on another processor may end: processors round differently.",
-        *entry.get("notes", []),
-    ]
-    return table(entry, lines, [grid(lines, columns, footnotes, block=lambda line: None)], notes, footnotes)
+    return table(
+        entry, lines, [grid(lines, columns, footnotes, block=lambda line: None)], entry.get("notes", []), footnotes
+    )
 
 
 def _line(check: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from swiftkv.artifacts.quantities import Measured, Scene
 from swiftkv.artifacts.records import read_published
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import show
-from swiftkv.artifacts.verdicts import ARITHMETIC, CONTRADICTS, SAME, UNMEASURED, VERDICTS, Verdict, judge
+from swiftkv.artifacts.verdicts import ARITHMETIC, CONTRADICTS, SAME, UNMEASURED, Verdict, judge
 from swiftkv.section import Positive
 
 PROJECT = Path(__file__).parents[4]
@@ -24,9 +24,12 @@ PROJECT = Path(__file__).parents[4]
 def _of_page(config: Config, entry: Entry, page: Mapping[str, Listed]) -> dict[str, Any]:
     """What the claims are judged on at this scale: the models by role, and artifacts and variants that are not there."""
     named = {artifact: page[artifact] for artifact in _named_artifacts() if artifact in page}
-    absent = {artifact: listed.left_out for artifact, listed in named.items() if listed.left_out is not None}
+    shown_by = {artifact: listed.repeated or artifact for artifact, listed in named.items()}
+    absent = {artifact: reason for artifact, other in shown_by.items() if (reason := page[other].left_out) is not None}
+    shown_by = {artifact: other for artifact, other in shown_by.items() if artifact not in absent}
     return {
-        "judged_on": {artifact: listed.form for artifact, listed in named.items() if artifact not in absent},
+        "judged_on": {other: page[other].form for other in shown_by.values()},
+        "shown_by": shown_by,
         "absent": absent,
         "roles": {role: next(iter(players(config, [role])), None) for role in config["roles"]},
         "tasks": list(config["tasks"]),
@@ -44,8 +47,9 @@ def _named_artifacts() -> tuple[str, ...]:
 def make(entry: Entry, files: Files) -> Table:
     """One line a claim: what it says and where, the value it states, the measured one, and the verdict."""
     content, scatter = read_claims(files["claims"][0]), entry.get("scatter_percent")
+    drawn = {file.stem: read_published([file]) for file in files["tables"]}
     scene = Scene(
-        tables={file.stem: read_published([file]) for file in files["tables"]},
+        tables={artifact: drawn[other] for artifact, other in entry["shown_by"].items() if other in drawn},
         roles=entry["roles"],
         models=content["models"],
         benchmarks=content["benchmarks"],
@@ -57,7 +61,7 @@ def make(entry: Entry, files: Files) -> Table:
         tasks=entry["tasks"],
     )
     lines = [_line(title, claim, judge(claim, scene)) for title, group in content["claims"].items() for claim in group]
-    different = _mark_repeats(lines)
+    _mark_repeats(lines)
     footnotes = Footnotes()
 
     def verdict(line: Line) -> str:
@@ -77,31 +81,13 @@ def make(entry: Entry, files: Files) -> Table:
         grid([line for line in lines if line["about"] == title], columns, footnotes, title, lambda line: None)
         for title in content["claims"]
     ]
-    counts = {name: sum(line["verdict"] == name for line in lines) for name in VERDICTS}
-    notes = [
-        f"{len(lines)} claims: {', '.join(f'{count} {name}' for name, count in counts.items() if count)}. Those that are "
-        f"judged by what was measured are judged by {different} different measurements; repeats are marked.",
-        "agrees: the stated value lies within two standard errors of the measured one, and its direction, in brackets, is "
-        "clear: the error bar does not reach over it. same direction: that is clear, but the stated value was missed, or it "
-        "is another case: another model; another setting, which is hardware, lengths or fewer benchmarks; or other requests, "
-        "which are fewer, shorter or of made-up weights. undecided: the error bar reaches over the bound, or no error is "
-        "known. contradicts: the whole error bar lies beyond. by arithmetic: it follows from the model's dimensions. limit "
-        "chosen for it: as stated, under a limit that was chosen for that.",
-        f"A small loss agrees where it is at most twice the stated one and two errors are at most {content['resolution']:g} "
-        "points. Differences of rows of one table are paired: of the same questions, or chats. A sustained rate has the error "
-        "of its bracket, another speed that of its turns or repeats. "
-        + (
-            f"A speed measured once is given one of {scatter:g} %, which is stated, not measured."
-            if scatter
-            else "A speed measured once has none and decides nothing."
-        ),
-        *entry.get("notes", []),
-    ]
-    return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")
+    return table(
+        entry, lines, panels, entry.get("notes", []), footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}"
+    )
 
 
-def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
-    """Say in each line whose measurement an earlier one has; returns how many different ones judge."""
+def _mark_repeats(lines: Iterable[dict[str, Any]]) -> None:
+    """Name in each line the first claim that is judged by the same measurement."""
     first: dict[Any, dict[str, Any]] = {}
     for line in lines:
         if line["verdict"] in (ARITHMETIC, UNMEASURED):
@@ -111,7 +97,6 @@ def _mark_repeats(lines: Iterable[dict[str, Any]]) -> int:
         if earlier is not line:
             line["same_as"] = earlier["id"]
             line["_repeats"] = f'the measurement of "{earlier["text"]}", {earlier["place"]}'
-    return len(first)
 
 
 def needed(claim: Claim) -> str:

@@ -52,14 +52,9 @@ def make(entry: Entry, files: Files) -> Table:
         grid([line for line in lines if line["section"] == section], columns, footnotes, section, lambda line: None)
         for section in dict.fromkeys(line["section"] for line in lines)
     ]
-    published = [line["made"] for line in lines if line["item"] != "not in the paper"]
-    notes = [
-        f"{sum(line['made'] for line in lines)} of {len(lines)} entries are made at this scale; of the {len(published)} of "
-        f"the paper and the blog post, {sum(published)}.",
-        "Models: the role, or the roles, and the model that plays them at this scale.",
-        *entry.get("notes", []),
-    ]
-    return table(entry, lines, panels, notes, footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}")
+    return table(
+        entry, lines, panels, entry.get("notes", []), footnotes, f"{entry['title'][0].upper()}{entry['title'][1:]}"
+    )
 
 
 KIND = ArtifactKind("table", (), (), make, of_page=_of_page)

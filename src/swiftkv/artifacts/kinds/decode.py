@@ -29,20 +29,8 @@ def make(entry: Entry, files: Files) -> Table:
     if compared := [line for line in lines if (line["variant"], line["kv_cache"]) != BASELINE]:
         caption = "(b) Ratio to the baseline"
         panels.append(grid(compared, head + across(Column("", _ratio), headers), footnotes, caption, lambda line: None))
-    notes = [
-        *serving.load_note,
-        "All sequences of a batch are in decoding and no prompt is computed. SwiftKV decodes through every layer, so a "
-        "ratio below 1 comes from reading a smaller KV cache, and one above 1 is overhead.",
-        *(
-            serving.turns_note
-            or [
-                "In brackets: from the fastest repeat over the baseline's slowest to the slowest over the baseline's fastest."
-            ]
-        ),
-        *entry.get("notes", []),
-    ]
     values = [line[size] for line in lines for size in headers]
-    return table(entry, values, panels, notes, footnotes, serving.heading)
+    return table(entry, values, panels, entry.get("notes", []), footnotes, serving.heading)
 
 
 def _line(cell: Cell, size: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import Record, read_records
 from swiftkv.artifacts.table import Footnotes, Table
 from swiftkv.artifacts.text import digits, variant_label
-from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 
@@ -48,20 +47,7 @@ def make(entry: Entry, files: Files) -> Table:
         Column("Same\ntokens (%)", "equal_tokens_percent", ".1f"),
     ]
     panel = grid(lines, columns, footnotes)
-    sure = f"above {100 * entry['threshold']:g} %"
-    notes = [
-        f"Sure: positions of held-out chats where the early exit's largest probability is {sure}. Aligned: of those, and of all "
-        "positions, the share where it finds the same token most likely as the full model.",
-        f"Exited: of the tokens decoded after the first, which prefill predicts, those whose early exit was {sure}; layers l "
-        "and above only got their keys and values. Greedy decoding in Hugging Face, one sequence at a time.",
-        "Time ratio: seconds a token with early exit over those of the same prompt at full depth without the second head, "
-        "mean of the pairs. Same tokens: places where both answers have the same token; one different token changes all "
-        "that follows.",
-        *entry.get("notes", []),
-        *dict.fromkeys(f"Text: {record.text}." for record in records if record.text),
-        *training_notes(entry, files),
-    ]
-    return table(entry, lines, [panel], notes, footnotes)
+    return table(entry, lines, [panel], entry.get("notes", []), footnotes)
 
 
 def _line(model: Mapping[str, Any], record: Record) -> dict[str, Any]:
@@ -89,4 +75,4 @@ def _line(model: Mapping[str, Any], record: Record) -> dict[str, Any]:
     }
 
 
-KIND = ArtifactKind("table", ("models", "variants"), ("early_exit", "training"), make, extra=extra)
+KIND = ArtifactKind("table", ("models", "variants"), ("early_exit",), make, extra=extra)

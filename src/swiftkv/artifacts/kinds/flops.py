@@ -10,8 +10,8 @@ from swiftkv.artifacts.columns import Column, grid, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, read_published
 from swiftkv.artifacts.table import Footnotes, Table
-from swiftkv.artifacts.text import digits, heading, percent, show, significant, variant_label
-from swiftkv.cost import GIBI, GIGA, cost_record
+from swiftkv.artifacts.text import digits, heading, percent, significant, variant_label
+from swiftkv.cost import GIGA, cost_record
 from swiftkv.errors import UserError
 from swiftkv.records import read_json
 from swiftkv.section import Whole
@@ -21,11 +21,10 @@ OUTPUT_TOKENS = 256  # of the request limit; what the paper's serving measuremen
 
 @dataclass(frozen=True)
 class _Count:
-    """How a source counts and rounds: its columns, significant digits (None: it does not round), and the rule in words."""
+    """How a source counts and rounds: its columns and significant digits; None: it does not round."""
 
     titles: Mapping[str, str]
     digits: int | None
-    rule: str
 
     def cells(self, gflops: Mapping[str, float]) -> dict[str, float]:
         """A printed row, without the last column: every cell is rounded, and the total is the sum of the printed cells."""
@@ -42,12 +41,10 @@ _COUNTS = {
     "paper": _Count(
         {"vocab": "Vocab", "kv": "K,V", "qo": "Q,O", "mlp": "MLP", "attention": "Attn."},
         2,
-        "Q, K, V and O are rounded to two digits before they are added (11 + 11 = 22, 1.3 + 1.3 = 2.6)",
     ),
     "blog": _Count(
         {"vocab": "Vocab", "q": "Q", "k": "K", "v": "V", "o": "O", "mlp": "MLP", "attention": "Attn."},
         3,
-        "cells have three digits",
     ),
 }
 _MODEL = Column("Model", "label")
@@ -72,7 +69,7 @@ def make(entry: Entry, files: Files) -> Table:
 
     The source's way of rounding is only followed where the model and length are its own.
     """
-    (record, shortened), footnotes = _cost(entry, files), Footnotes()
+    record, footnotes = _cost(entry, files), Footnotes()
     published = {
         row["variant"]: row
         for row in read_published(files.get("published", ()))
@@ -87,11 +84,6 @@ def make(entry: Entry, files: Files) -> Table:
     columns = [_MODEL, *columns, _amount("Total", "total", scale, 3), _RELATIVE]
     caption = f"{letter}Counted as in the {entry['count']}: {unit} per prefill token"
     panels = [grid(lines, columns, footnotes, caption, lambda line: line["variant"] if published else None)]
-    notes = [*entry.get("notes", []), _counting_note(record)]
-    if published:
-        sources = {row["source"] for row in published.values()}
-        remarks = {row["note"] for row in published.values() if row.get("note")}
-        notes += [_rounding_note(record, count), f"published: {'; '.join([*sorted(sources), *sorted(remarks)])}."]
     if exact:
         lines = [line | {"_below": None} for line in lines]
         columns = [
@@ -105,9 +97,8 @@ def make(entry: Entry, files: Files) -> Table:
         columns = [_MODEL, *columns, Column("Rel.", "exact_relative_percent", _PERCENT)]
         panels.append(grid(lines, columns, footnotes, f"(b) Exact count: {unit} per prefill token"))
         panels.append(grid(lines, _LIMITS, footnotes, "(c) Limits of each variant, by the exact count"))
-        notes += _exact_notes(record)
     title = f"{heading(entry)}, {record['sequence_length']:,} tokens"
-    return table(entry, lines, panels, [*notes, *shortened], footnotes, title)
+    return table(entry, lines, panels, entry.get("notes", []), footnotes, title)
 
 
 def _amount(title: str, name: str, scale: int, number: int) -> Column:
@@ -120,22 +111,16 @@ def _amount(title: str, name: str, scale: int, number: int) -> Column:
     )
 
 
-def _cost(entry: Entry, files: Files) -> tuple[dict[str, Any], list[str]]:
-    """The cost record, and a note where the model is made for fewer tokens than asked for."""
+def _cost(entry: Entry, files: Files) -> dict[str, Any]:
+    """The cost record, for as many tokens as the entry says or the model is made for."""
     (path,) = files["dimensions"]
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise UserError(f"{path} holds no model configuration: it has no `config`")
-    model, length, notes = entry["models"][0], entry["sequence_length"], []
-    longest = content["config"].get("max_position_embeddings")
-    if longest and longest < length:
-        notes.append(
-            f"{model['title']} takes {longest:,} tokens at most, so not {length:,} as in the {entry['source']}."
-        )
-        length = longest
+    model, length = entry["models"][0], entry["sequence_length"]
+    length = min(length, content["config"].get("max_position_embeddings") or length)
     specs = {variant: entry["specs"][model["name"]][variant] for variant, _ in entry["cases"]}
-    record = cost_record(model["name"], model["title"], content["config"], specs, length, OUTPUT_TOKENS)
-    return record, notes
+    return cost_record(model["name"], model["title"], content["config"], specs, length, OUTPUT_TOKENS)
 
 
 def _lines(
@@ -189,51 +174,6 @@ def _baseline(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """The unchanged model's cost; the first variant's where the table has no baseline."""
     costs = list(record["variants"].values())
     return next((cost for cost in costs if cost["spec"] is None), costs[0])
-
-
-def _counting_note(record: Mapping[str, Any]) -> str:
-    """How the paper and the blog post count."""
-    unit, scale = _unit(record)
-    arch, gflops = record["architecture"], _baseline(record)["published_gflops"]
-    vocab, counted = arch["vocab_size"], arch["published_vocab_size"]
-    wide = "" if vocab == counted else f", with the {vocab:,} entries counted as {counted // 1024}K = {counted:,}"
-    head, attention = 2 * vocab * arch["hidden_size"] / scale, gflops["attention"] / scale
-    return (
-        "The count of the paper and the blog post, found by working back from their numbers: Vocab is embedding and output "
-        f"head, each 2 V d FLOPs for every token{wide} (the head alone with V = {vocab:,} is {show(head, 3)} {unit}); "
-        "attention is causal, S/2 positions on average, and divided by 2³⁰ where all else is divided by 10⁹ (with 10⁹ the "
-        f"baseline's is {show(attention * GIBI, 4)}, not {show(attention * GIGA, 4)} {unit})."
-    )
-
-
-def _rounding_note(record: Mapping[str, Any], count: _Count) -> str:
-    """How the source rounds, and what that does to the totals."""
-    baseline = _baseline(record)["published_gflops"]
-    exact_base, base = sum(baseline.values()), count.cells(baseline)["total"]
-    parts = []
-    for cost in record["variants"].values():
-        exact, cells = sum(cost["published_gflops"].values()), count.cells(cost["published_gflops"])["total"]
-        parts.append(
-            f"{variant_label(cost['spec'])} {show(exact, 5)} ({100 * exact / exact_base:.2f}%), printed as "
-            f"{show(cells, 3)} ({100 * cells / base:.1f}%)"
-        )
-    return (
-        f"Rounding as published: {count.rule}, and Total and Rel. come from the printed cells. Without rounding: "
-        f"{'; '.join(parts)}. This is why the paper has 302 GFLOPs and 51.0% (4.3 + 2.6 + 22 + 113 + 160 = 301.9) "
-        "where the blog has 301 GFLOPs and 51.1% (4.29 + 10.7 + 1.34 + 1.34 + 10.7 + 113 + 160 = 301.37)."
-    )
-
-
-def _exact_notes(record: Mapping[str, Any]) -> list[str]:
-    tokens = f"{record['sequence_length']:,}"
-    return [
-        f"(b) counts only what has to be computed for a prompt of {tokens} tokens: no FLOPs for the embedding look-up, "
-        "no logits (the last token's, and its way through the skipped layers, are in the request), causal attention, "
-        "everything in units of 10⁹.",
-        "(c) are upper bounds: speed-up where compute is the bottleneck, KV capacity where memory is, both against the "
-        f"baseline with a bfloat16 cache. A request is {tokens} input and {record['output_tokens']:,} output tokens, "
-        "one at a time.",
-    ]
 
 
 KIND = ArtifactKind(

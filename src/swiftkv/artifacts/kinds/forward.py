@@ -25,11 +25,9 @@ from swiftkv.artifacts.kind import Config, Entry, Files
 from swiftkv.artifacts.kinds.similarity import (
     ROLES,
     draw_simscores,
-    error_note,
     read_similarity,
     similar,
     simscores,
-    text_note,
 )
 from swiftkv.artifacts.records import Record, read_statements
 from swiftkv.artifacts.serving import (
@@ -58,7 +56,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     models = entry.get("similar_models")
     records = read_similarity(entry, files) if models else {}
     curves = simscores(models or [], records, read_statements(entry, files))
-    notes = [*text_note(records), *error_note([curves]), *serving.notes, *serving.turns_note]
+    notes = serving.notes
     figure = new_figure(PAGE, 3.3 if models else 2.9, notes)
     axes = figure.subplots(1, 3 if models else 2, width_ratios=(1.25, 1, 1) if models else (1, 1))
     times, gains = axes[-2:]

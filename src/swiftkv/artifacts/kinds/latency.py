@@ -94,17 +94,6 @@ class _Curve(Cell):
             return None, None
         return low / base_high, ratio(high, base_low)
 
-    @property
-    def above_limit(self) -> str | None:
-        """What is wrong with a gain that is above what the FLOP count allows, or reaches there."""
-        least, most = self.gain
-        if least is None or self.limit is None or (most or least) <= self.limit:
-            return None
-        name = f"{_input(self)}, {self.label}: at least {least:.2f}× the rate"
-        if least > self.limit:
-            return f"{name} is above the {self.limit:.2f}× that the FLOPs allow: scatter, or not compute limits the baseline"
-        return f"{name}, and up to {most:.2f}× only by the width of the bracket: the FLOPs allow {self.limit:.2f}×"
-
 
 def make(entry: Entry, files: Files) -> Drawing:
     """TTFT, TPOT and the highest sustained rate of one model; one column a point, or one for all with `together`."""
@@ -135,8 +124,7 @@ def draw(serving: Serving, files: Files) -> Drawing:
             axes[0, number].set_title(title, pad=9)
     headline(figure, *serving.captions()[0], *(titles if single else []))
     handles = {curve.label: handle(curve.look, curve.label) for column in columns for curve in column}
-    above = [curve.above_limit for curve in curves if curve.above_limit]
-    legend(figure, [*handles.values(), *_keys(curves)], [claim["text"] for claim in claims], [*serving.notes, *above])
+    legend(figure, [*handles.values(), *_keys(curves)], [claim["text"] for claim in claims], serving.notes)
     data = pd.DataFrame([line for curve in curves for line in _lines(curve)])
     return Drawing(figure, serving.with_claims(data, claims))
 

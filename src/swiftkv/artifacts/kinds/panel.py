@@ -18,7 +18,6 @@ from swiftkv.artifacts.records import MISSING, Published, read_published
 from swiftkv.artifacts.scored import Row, Scored, Tasks, closeness_columns, in_bits, rows
 from swiftkv.artifacts.table import Footnotes, Panel, Table
 from swiftkv.artifacts.text import enumeration
-from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 from swiftkv.section import Names, Text, Unique
 from swiftkv.statistics import ERRORS, Difference
@@ -92,15 +91,8 @@ def make(entry: Entry, files: Files) -> Table:
         caption = f"({'abcdefg'[len(panels)]}) The baseline beside its published scores"
         origins = [{"Here": origin(baseline.head, card["task"]), "Published": PUBLISHED} for card in published]
         panels.append(Panel(pd.DataFrame(cards), caption, origins=tuple(origins)))
-    notes = [
-        *entry.get("notes", []),
-        *scored.noise_notes([*lines, *steps]),
-        *_notes(scored, averaged),
-        *(_order_note(by_variant[order[0]], by_variant[order[-1]], tasks) for order in entry["orders"]),
-        *([_cards_note(cards)] if cards else []),
-        *dict.fromkeys(card["note"] for card in published if card["note"]),
-        *training_notes(entry, files),
-    ]
+    over = f"Avg.: mean over {enumeration([tasks[task]['title'] for task in averaged])}."
+    notes = [*entry.get("notes", []), *([over] if averaged else [])]
     return table(entry, [*lines, *steps], panels, notes, footnotes)
 
 
@@ -156,49 +148,6 @@ def _card(card: Published, result: Mapping[str, Any], title: str, here: str) -> 
     }
 
 
-def _notes(scored: Scored, averaged: Sequence[str]) -> list[str]:
-    bits = [settings["title"] for settings in scored.tasks.values() if in_bits(settings)]
-    notes = [
-        "Accuracies are in percent; a difference is the mean over questions that both were asked, with the standard error "
-        "of that mean, so it is known better than either score.",
-    ]
-    if bits:
-        notes.append(
-            f"{enumeration(bits)}: bits the model needs for a byte of the right answer, of which fewer are better."
-        )
-    over = enumeration([scored.tasks[task]["title"] for task in averaged])
-    notes.append(
-        f"Avg. is the mean over {over}, in which the baseline is above chance by more than {ERRORS} standard errors."
-        if averaged
-        else f"There is no average: in no accuracy is the baseline above chance by more than {ERRORS} standard errors."
-    )
-    return [*notes, scored.subsets_note()]
-
-
-def _order_note(first: Row, last: Row, tasks: Tasks) -> str:
-    """In which tasks the first of an order is better than the last beyond the error."""
-    clear, unclear = [], []
-    for task, asked in tasks.items():
-        pair = (last, first) if in_bits(asked) else (first, last)
-        apart = paired.difference(task, *pair)
-        if apart:
-            (clear if apart.clear else unclear).append(asked["title"])
-    where = enumeration(clear) if clear else "no task"
-    text = f"{first.variant} is better than {last.variant} by more than {ERRORS} standard errors in {where}"
-    return text + (f"; not in {enumeration(unclear)}." if unclear else ".")
-
-
-def _cards_note(cards: Sequence[Mapping[str, str]]) -> str:
-    agreeing = [card for card in cards if card["Settings"] == "agree"]
-    outside = [card["Task"] for card in agreeing if card["Within errors"] == "no"]
-    text = f"Published scores are judged by the standard error of the score here: within {ERRORS} of them is within errors."
-    if agreeing and not outside:
-        text += " Where the settings agree, all are."
-    elif outside:
-        text += f" Where the settings agree, {enumeration(outside)} is not."
-    return text
-
-
 def _above_chance(scored: Scored, baseline: Row | None) -> list[str]:
     """Tasks that every row has an accuracy in and the baseline is clearly better than guessing: what is averaged."""
 
@@ -212,7 +161,7 @@ def _above_chance(scored: Scored, baseline: Row | None) -> list[str]:
 KIND = ArtifactKind(
     "table",
     ("models", "variants", "tasks"),
-    ("scores", "fidelity", "training"),
+    ("scores", "fidelity"),
     make,
     own={
         "orders": list[Annotated[Names, Field(min_length=2)]],

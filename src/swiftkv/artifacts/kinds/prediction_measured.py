@@ -53,9 +53,7 @@ def make(entry: Entry, files: Files) -> Table:
     panels = [grid(lines, columns, footnotes, None, lambda line: (line["model"], line["point"]))]
     names = sorted({record.device for record in predicted.records})
     remark = f"Predicted for {', '.join(names)}; where that is another machine than the one that measured, only ratios compare."
-    return table(
-        entry, lines, panels, [remark, *measured.load_note, *notes(entry, measured=True)], footnotes, measured.heading
-    )
+    return table(entry, lines, panels, [remark, *notes(entry, measured=True)], footnotes, measured.heading)
 
 
 KIND = ArtifactKind("table", ("models", "variants", "points"), ("serving", "dimensions", "devices"), make, extra=extra)

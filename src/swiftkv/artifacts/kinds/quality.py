@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from swiftkv.artifacts import paired
 from swiftkv.artifacts.columns import Column, Line, grid, models, table
-from swiftkv.artifacts.contrary import contrary_notes, pairs
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import CLOSENESS, Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.table import Footnotes, Table
-from swiftkv.artifacts.text import enumeration, heads_label, percent
-from swiftkv.artifacts.trained import training_notes, unread_notes
+from swiftkv.artifacts.text import heads_label, percent
 from swiftkv.errors import UserError
-from swiftkv.section import Names
 
 _START = {"kl": "KL before\ntraining", "top1_agreement": "Top-1 before\ntraining, %"}
 _COMPUTED = "computed from the published scores of the averaged tasks"
 
 
-def _extra(config: Config, entry: Entry) -> dict[str, Any]:
-    """The pairs of which the paper has the first better; refuses an entry with both parts and variants, or neither."""
+def _check(config: Config, entry: Entry) -> None:
+    """Refuse an entry with both parts and variants, or neither."""
     if ("parts" in entry) == ("cases" in entry):
         raise UserError(f"artifacts.{entry['name']} takes either models and variants, or parts")
-    return {"better": pairs(config, entry)} if "better" in entry else {}
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -76,7 +69,13 @@ def make(entry: Entry, files: Files) -> Table:
         benchmarks.append(Column("Avg.", "average", f".{scored.digits}f", below=published_mean))
         theirs = [row.published and ("published", row.published.get("note")) for row in scored.rows]
         both = [line | {"_below": below} for line, below in zip(lines, theirs, strict=True)]
-        grids.append(("Benchmarks: mean ± standard error, in percent", both, [*head, *benchmarks]))
+        grids.append(
+            (
+                "Benchmarks, %: ± standard error, [ ] Wilson interval, ≈ within noise",
+                both,
+                [*head, *benchmarks],
+            )
+        )
     closeness = closeness_columns()
     for measure, header in _START.items():
         number = Column(header, f"start_{measure}", CLOSENESS[measure][2])
@@ -90,14 +89,14 @@ def make(entry: Entry, files: Files) -> Table:
     ]:
         names = [column for column in head if column.header in ("Model", "Variant", "KV cache")]
         differences = [*names, Column("against", "against"), *paired.columns(shown)]
-        grids.append(("Differences on the same chats and questions", compared, differences))
+        grids.append(
+            ("Differences on the same chats and questions; ( ) share of answers that changed", compared, differences)
+        )
     panels = [
         grid(shown, columns, footnotes, f"({letter}) {caption}" if len(grids) > 1 else caption, block)
         for letter, (caption, shown, columns) in zip("abc", grids, strict=False)
     ]
-    against = contrary_notes(entry.get("better", []), scored.rows)
-    notes = [*entry.get("notes", []), *against, *scored.noise_notes([*lines, *compared]), *_notes(scored, quantized)]
-    notes += training_notes(entry, files)
+    notes = [*entry.get("notes", []), *scored.average_note()]
     return table(entry, [*lines, *compared_lines], panels, notes, footnotes)
 
 
@@ -153,81 +152,12 @@ def _published_cache(line: Line) -> str:
     return "" if saved is None else f"{across} ({saved:g}%)" if saved else across
 
 
-def _notes(scored: Scored, quantized: bool) -> list[str]:
-    notes, found = [], scored.rows
-    layers = sorted({row.spec["num_hidden_layers"] for row in found if row.spec})
-    if layers:
-        notes.append(
-            f"Reductions are those of the model at hand, L = {enumeration([str(count) for count in layers])}: "
-            "(L - l) / L for prefill, and the exact share of the KV cache saved"
-            + (", where FP8 halves the bytes (its scales are not counted)." if quantized else ".")
-        )
-    if scored.tasks:
-        notes.append(scored.subsets_note())
-        notes += unread_notes(scored)
-    notes += scored.average_note()
-    documents, tokens = (
-        "/".join(f"{number:,}" for number in sorted({row.closeness[name] for row in found if row.closeness}))
-        for name in ("documents", "tokens")
-    )
-    if documents:
-        texts = [text for text in dict.fromkeys(row.fidelity.text for row in found) if text]
-        over = enumeration(texts) if texts else f"{documents} held-out documents"
-        notes.append(
-            f"Closeness is over {over} ({tokens} tokens in all), standard errors over documents. KL is "
-            "KL(teacher ‖ student) at temperature 1; the teacher is the row's own model, unchanged, with the ordinary "
-            "KV cache."
-        )
-    notes += _caches(found)
-    others = {
-        row.variant: record.checkpoint
-        for row in found
-        for record in (*row.scores.values(), row.fidelity)
-        if record.checkpoint
-    }
-    for variant, origin in others.items():
-        text = f"it is the published checkpoint {origin['id']} ({origin['resolved']})"
-        notes.append(f"{variant} was not trained here: {text}.")
-    if any(row.published for row in found):
-        sources = sorted({row.published["source"] for row in found if row.published})
-        notes.append(" ".join([f"published: {enumeration(sources)}.", *_nominal(found)]))
-    return notes
-
-
-def _caches(found: Sequence[Row]) -> list[str]:
-    """What each row's cache saves, where the KV heads of some were replaced: the rows are meant to save the same."""
-    shown = [row for row in found if row.spec and row.cache_reduction is not None]
-    if not any(row.spec["num_key_value_heads"] for row in shown):
-        return []
-    saved = {row.variant: percent(row.cache_reduction) for row in shown}
-    if len(set(saved.values())) == 1:
-        return [f"Every row saves {next(iter(saved.values()))} of the KV cache."]
-    shares = enumeration([f"{variant} {share}" for variant, share in saved.items()])
-    return [f"The rows do not save the same share of the KV cache: {shares}."]
-
-
-def _nominal(found: Sequence[Row]) -> list[str]:
-    """Which published reductions are not those of the model."""
-    sentences = []
-    for what, column in (("prefill", "prefill_reduction_percent"), ("cache", "kv_cache_reduction_percent")):
-        differing = []
-        for row in found:
-            theirs = row.published.get(column)
-            ours = row.cache_reduction if what == "cache" else row.prefill_reduction
-            if theirs is not None and ours is not None and abs(theirs - 100 * ours) >= 0.05:
-                differing.append(f"{theirs:g}% of {row.variant} is {percent(ours)}")
-        if differing:
-            sentences.append(f"Its {what} reductions are nominal: {enumeration(list(dict.fromkeys(differing)))}.")
-    return sentences
-
-
 _SCOPE = ("models", "variants", "tasks", "parts")
 KIND = ArtifactKind(
     "table",
     _SCOPE,
-    ("scores", "fidelity", "training"),
+    ("scores", "fidelity"),
     make,
-    own={"better": list[Annotated[Names, Field(min_length=2, max_length=2)]]},
-    optional=(*_SCOPE, "better"),
-    extra=_extra,
+    optional=_SCOPE,
+    extra=_check,
 )

@@ -12,7 +12,6 @@ from swiftkv.artifacts.drawing import COLUMN, PAGE, Drawing, headline, line_styl
 from swiftkv.artifacts.inputs import players
 from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING, Published, Record, read_records, read_statements
-from swiftkv.artifacts.text import enumeration
 from swiftkv.section import Text, Unique
 from swiftkv.statistics import ERRORS
 
@@ -40,7 +39,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     curves = {name: simscores(models, records, read_statements(entry, files)) for name, models in groups}
     measured = [records[model["name"]] for model in every if model["name"] in records]
     matrices, single = bool(entry.get("matrices") and measured), len(every) == 1
-    notes = [*text_note(records), *error_note(curves.values()), *entry.get("notes", [])]
+    notes = entry.get("notes", [])
     if matrices:
         columns = max(2, min(3, len(measured)))
         below = 2.2 * -(-len(measured) // columns)
@@ -99,20 +98,6 @@ def simscores(models: Models, records: Mapping[str, Record], claims: Iterable[Pu
                 published = stated.get((model["published"], layer))
                 rows.append((*head, total, layer, 100 * layer / total, score, error, published))
     return pd.DataFrame(rows, columns=columns).astype({"simscore_stderr": float})
-
-
-def text_note(records: Mapping[str, Record]) -> list[str]:
-    """Which chats the models read, and how much of them."""
-    read: dict[str, list[str]] = {}
-    for record in (record for record in records.values() if record.text):
-        read.setdefault(record.text, []).append(f"{record.result['tokens']:,} tokens of {record.model['title']}")
-    return [f"Text: {what}; {enumeration(tokens)}." for what, tokens in read.items()]
-
-
-def error_note(curves: Iterable[pd.DataFrame]) -> list[str]:
-    """What the bands are, where some are drawn."""
-    drawn = any(data["simscore_stderr"].notna().any() for data in curves)
-    return [f"Bands: {ERRORS} standard errors over chats."] if drawn else []
 
 
 def draw_simscores(axis, entry: Entry, models: Models, data: pd.DataFrame, above: str | None = None) -> None:

@@ -8,7 +8,6 @@ from swiftkv.artifacts.records import Record
 from swiftkv.artifacts.scored import Row, Scored, closeness_columns, rows
 from swiftkv.artifacts.serving import BASELINE, Case, Cell, length_label, read_serving
 from swiftkv.artifacts.table import Footnotes, Table
-from swiftkv.artifacts.trained import training_notes
 from swiftkv.errors import UserError
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
@@ -44,21 +43,7 @@ def make(entry: Entry, files: Files) -> Table:
     ]
     columns = [*models(printed), Column("Variant", "_variant"), *speeds, *closeness_columns()]
     columns.append(Column("Avg.\nscore, %", "average", f".{scored.digits}f", why="_average"))
-    notes = [
-        *entry.get("notes", []),
-        "Speed-up: input and output tokens a second over the baseline's; limit: what the FLOP count of such a request allows "
-        "where compute is the bottleneck.",
-        *serving.load_note,
-        *serving.turns_note,
-        "Speed and quality of a row are of one checkpoint: the same model in the same revision, rewired in the same way. "
-        "KL, agreement and perplexity are on held-out chats.",
-        scored.subsets_note(),
-        *scored.average_note(),
-        *training_notes(entry, files),
-        *scored.noise_notes(printed),
-    ]
-    if any(row.kv_cache == "fp8" for row in scored.rows):
-        notes.append("FP8: served with one scale a tensor (vLLM's), scored with one scale a token (Section 5.3).")
+    notes = [*entry.get("notes", []), *scored.average_note()]
     panel = grid(printed, columns, footnotes)
     return table(entry, lines, [panel], notes, footnotes, serving.heading)
 
@@ -110,7 +95,7 @@ def _line(cell: Cell, quality: Line) -> Line:
 KIND = ArtifactKind(
     "table",
     ("models", "variants", "points", "tasks"),
-    ("serving", "scores", "fidelity", "training"),
+    ("serving", "scores", "fidelity"),
     make,
     extra=_check,
 )

@@ -13,16 +13,14 @@ from swiftkv.artifacts.kind import ArtifactKind, Config, Entry, Files
 from swiftkv.artifacts.records import MISSING
 from swiftkv.artifacts.scored import Row, Scored, rows
 from swiftkv.artifacts.table import Footnotes, Panel, Table
-from swiftkv.artifacts.text import enumeration, percent
-from swiftkv.artifacts.trained import training_notes
+from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
 from swiftkv.section import Names, Section, Text
 
 
 def make(entry: Entry, files: Files) -> Table:
     """The averages of each model's cases; a model that stands for several parts has one column."""
-    columns, footnotes, notes = _columns(rows(entry, files)), Footnotes(), []
-    every = Scored([row for cases in columns.values() for row in cases.values()], entry["tasks"])
+    columns, footnotes, notes = _columns(rows(entry, files)), Footnotes(), list(entry.get("notes", []))
     same: dict[tuple[str, ...], dict[str, Scored]] = {}  # columns by the tasks they average over
     printed, lines = [{"Variant": shown["title"]} for shown in entry["rows"]], []
     origins: list[dict[str, str]] = [{} for _ in printed]
@@ -44,16 +42,6 @@ def make(entry: Entry, files: Files) -> Table:
     for alike in same.values():
         of = f" of {enumeration(list(alike))}" if len(same) > 1 else ""
         notes += next(iter(alike.values())).average_note(of)
-    notes = [
-        *entry.get("notes", []),
-        *every.noise_notes(lines),
-        every.subsets_note(),
-        *notes,
-        *_reductions(every.rows),
-        *training_notes(entry, files),
-    ]
-    if sources := sorted({row.published["source"] for row in every.rows if row.published}):
-        notes.append(f"published: {enumeration(sources)}.")
     caption = "Average score: mean ± standard error, in percent"
     panel = Panel(pd.DataFrame(printed), caption, origins=tuple(origins))
     return table(entry, lines, [panel], notes, footnotes)
@@ -123,18 +111,6 @@ def _line(title: str, row: Row, scored: Scored) -> dict[str, Any]:
     }
 
 
-def _reductions(found: Sequence[Row]) -> list[str]:
-    """The exact reductions behind the nominal names of the rows."""
-    exact: dict[str, list[str]] = {}
-    for row in found:
-        if row.known and row.spec:
-            saved = f" and {percent(row.cache_reduction)} of the cache" if row.cache_reduction else ""
-            exact.setdefault(row.model["title"], []).append(
-                f"{row.variant} {percent(row.spec['prefill_reduction'])}{saved}"
-            )
-    return [f"Exact reductions of {title}: {', '.join(variants)}." for title, variants in exact.items()]
-
-
 class _TableRow(Section, called="a row"):
     """One row: the first of these variants that a model has."""
 
@@ -145,7 +121,7 @@ class _TableRow(Section, called="a row"):
 KIND = ArtifactKind(
     "table",
     ("parts", "tasks"),
-    ("scores", "training"),
+    ("scores",),
     make,
     own={
         "rows": Annotated[list[_TableRow], Field(min_length=1)],

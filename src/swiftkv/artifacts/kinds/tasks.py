@@ -8,9 +8,7 @@ from typing import Any
 from swiftkv.artifacts.columns import Column, Line, grid, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import MISSING, Record, read_published, read_records
-from swiftkv.artifacts.scored import backends_note
 from swiftkv.artifacts.table import Footnotes, Table
-from swiftkv.artifacts.text import enumeration
 from swiftkv.errors import UserError
 
 # What belongs to the task and not to the variant.
@@ -66,19 +64,7 @@ def make(entry: Entry, files: Files) -> Table:
         grid(lines, settings, footnotes, "(a) Prompt and metric"),
         grid(lines, runs, footnotes, "(b) What was run"),
     ]
-    notes = [
-        *entry.get("notes", []),
-        "Generation limit: tokens a generated answer may have; log-likelihood tasks generate nothing.",
-        "The paper's metric names are those of neuralmagic's lm-evaluation-harness branch llama_3.1_instruct; "
-        "exact_match / strict_match is their counterpart in lm-eval 0.4.",
-    ]
-    if splits := _splits(records, entry["tasks"]):
-        notes.append(f"Files in place of a task's own splits: {splits}.")
-    if made := backends_note(records, entry["tasks"]):
-        notes.append(made)
-    if sources := sorted({row["source"] for row in published.values()}):
-        notes.append(f"(paper): {enumeration(sources)}.")
-    return table(entry, lines, panels, notes, footnotes)
+    return table(entry, lines, panels, entry.get("notes", []), footnotes)
 
 
 def _record_of(task: str, records: Iterable[Record]) -> Record | None:
@@ -133,15 +119,6 @@ def _source(source: Mapping[str, Any]) -> str:
     if version and str(version) not in words:
         words.append(str(version)[:12])
     return " ".join(words) or "not recorded"
-
-
-def _splits(records: Iterable[Record], tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which files of its data set each task asked, where they are not its own splits."""
-    found: dict[str, None] = {}
-    for record in records:
-        for split, files in ((record.data or {}).get("splits") or {}).items():
-            found[f"{tasks[record.settings['task']]['title']} {split} {files}"] = None
-    return "; ".join(found)
 
 
 def _limit(line: Line) -> str | None:

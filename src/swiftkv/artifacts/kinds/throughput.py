@@ -75,7 +75,7 @@ def draw(serving: Serving, files: Files) -> Drawing:
     limits = [limit_handle()] + (
         [limit_handle(ROOFLINE)] if any(cell.record.roofline for cell in serving.cells()) else []
     )
-    legend(figure, [*cases, *limits], [claim["text"] for claim in claims], [*serving.notes, *serving.turns_note])
+    legend(figure, [*cases, *limits], [claim["text"] for claim in claims], serving.notes)
     return Drawing(figure, serving.with_claims(frame(serving, node), claims))
 
 

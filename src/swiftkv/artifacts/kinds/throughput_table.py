@@ -12,14 +12,13 @@ from swiftkv.artifacts.serving import (
     BASELINE,
     Case,
     Cell,
-    Serving,
     length_label,
     on_paper_hardware,
     read_serving,
     serving_kind,
 )
 from swiftkv.artifacts.table import Footnotes, Table
-from swiftkv.artifacts.text import digits, enumeration
+from swiftkv.artifacts.text import digits
 
 
 def make(entry: Entry, files: Files) -> Table:
@@ -30,13 +29,13 @@ def make(entry: Entry, files: Files) -> Table:
     """
     serving, footnotes = read_serving(entry, files, "throughput"), Footnotes()
     published = read_published(files.get("published", ()))
-    lines, sources = [], set()
+    lines, beside = [], False
     for model in serving.models:
         for point in serving.points:
             cells = serving.cells(model, point)
             key, place, head = _place(cells[0])
             theirs = _beside(cells, key, place, published)
-            sources |= {theirs["source"]} if theirs else set()
+            beside |= bool(theirs)
             below = ("published", None) if theirs else None
             line = cells[0].place | {"_head": head, "_below": below}
             lines.append(line | {cell.case: _line(cell, theirs) for cell in cells})
@@ -51,7 +50,7 @@ def make(entry: Entry, files: Files) -> Table:
     labels = {case: serving.label(case) for case in serving.cases}
     speed = Column("", "tokens_per_second", digits(3), why="reason", below=_published)
     caption = "(a) Input and output tokens a second"
-    panels = [grid(lines, head + across(speed, labels), footnotes, caption, lambda line: bool(sources) and id(line))]
+    panels = [grid(lines, head + across(speed, labels), footnotes, caption, lambda line: beside and id(line))]
     alone = [line | {"_below": None} for line in lines]
     compared = {case: label for case, label in labels.items() if case != BASELINE}
     for caption, text, shown in (
@@ -60,10 +59,8 @@ def make(entry: Entry, files: Files) -> Table:
     ):
         if shown:
             panels.append(grid(alone, head + across(Column("", text), shown), footnotes, caption, lambda line: None))
-    stated = [f"published: {enumeration(sorted(sources))}."] if sources else []
-    notes = [*_notes(serving), *serving.turns_note, *stated, *entry.get("notes", [])]
     values = [line[case] for line in lines for case in labels]
-    return table(entry, values, panels, notes, footnotes, serving.heading)
+    return table(entry, values, panels, entry.get("notes", []), footnotes, serving.heading)
 
 
 def published_column(case: Case) -> str:
@@ -130,36 +127,6 @@ def _line(cell: Cell, published: Published) -> dict[str, Any]:
         "speedup_published": theirs / their_base if numbers else None,
         "_cell": cell,
     }
-
-
-def _notes(serving: Serving) -> list[str]:
-    notes = []
-    if serving.entry["head"] == "memory":
-        notes.append(
-            "Memory is the stated limit for weights and KV cache, on a GPU for activations too; GB here are 2^30 bytes. "
-            "OOM: nothing is left for a KV cache that holds one request."
-        )
-    if settings := [cell.record.settings for cell in serving.cells() if cell.record.exists]:
-        names = ("num_prompts", "input_tokens", "output_tokens", "max_num_batched_tokens")
-        values = [sorted({asked[name] for asked in settings if asked.get(name)}) for name in names]
-        requests, *lengths = ([f"{value:,}" for value in several] for several in values)
-        counts = " to ".join(dict.fromkeys([requests[0], requests[-1]])) if requests else "all"
-        prompt, answer, chunk = map(enumeration, lengths)
-        notes.append(
-            f"{counts} request{'' if counts == '1' else 's'} of {prompt} input and {answer} forced output tokens, all "
-            f"sent at once; chunked prefill of {chunk} tokens, no prefix caching."
-        )
-    notes.append(
-        "limit: the FLOPs of such a request in the baseline over those in the variant (swiftkv.cost). It holds where "
-        "compute is the bottleneck; a variant with a smaller cache can pass it where memory keeps the baseline's "
-        "batches small."
-    )
-    if any(cell.record.roofline for cell in serving.cells()):
-        notes.append(
-            "roofline: the same with the bytes of every step, too: weights are read once a step, for however few rows "
-            "(swiftkv.predict)."
-        )
-    return notes
 
 
 KIND = serving_kind("table", make, own={"head": Literal["memory", "input_tokens"]})

@@ -9,7 +9,7 @@ from swiftkv.artifacts.columns import PUBLISHED, Column, grid, models, table
 from swiftkv.artifacts.kind import ArtifactKind, Entry, Files
 from swiftkv.artifacts.records import Published, Record, read_records, read_statements
 from swiftkv.artifacts.table import Footnotes, Table
-from swiftkv.artifacts.text import digits, enumeration
+from swiftkv.artifacts.text import digits
 
 _QUANTITIES = {
     "training_hours": ("hours", "hours"),
@@ -56,13 +56,6 @@ def make(entry: Entry, files: Files) -> Table:
         Column("Last\nloss", "loss_last", digits(4)),
     ]
     panels = [grid(lines, columns, footnotes, "(a) Measured" if statements else None)]
-    notes = [
-        *entry.get("notes", []),
-        "Hours are those of the optimizer steps, without loading, packing, stored teacher states and checkpoints. Tokens "
-        "are those that counted in the loss, every epoch anew. A loss is that of the recipe's own objective.",
-    ]
-    if any((row["gpus"] or 0) % 1 for row in lines):
-        notes.append("GPUs are a mean over the hours where a training went on with another number of them.")
     if statements:
         columns = [
             Column("Model", "model"),
@@ -73,8 +66,7 @@ def make(entry: Entry, files: Files) -> Table:
         ]
         stated = [{**row, "_origins": {"Value": PUBLISHED}} for row in statements]
         panels.append(grid(stated, columns, footnotes, "(b) Published", lambda row: None))
-        notes += _contradictions(entry, statements)
-    return table(entry, lines, panels, notes, footnotes)
+    return table(entry, lines, panels, entry.get("notes", []), footnotes)
 
 
 def _statements(entry: Entry, files: Files) -> list[Published]:
@@ -118,18 +110,6 @@ def _amount(row: Published) -> str:
 
 def _number(value: float) -> str:
     return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:g}"
-
-
-def _contradictions(entry: Entry, statements: Sequence[Published]) -> list[str]:
-    """Where the sources state different values of one thing."""
-    notes = []
-    for model in entry["models"]:
-        for quantity, (_, named) in _QUANTITIES.items():
-            rows = [row for row in statements if (row["model"], row["quantity"]) == (model["published"], quantity)]
-            different = list(dict.fromkeys(_amount(row) for row in rows))
-            if len(different) > 1:
-                notes.append(f"The sources do not agree on the {named} of {model['title']}: {enumeration(different)}.")
-    return notes
 
 
 KIND = ArtifactKind("table", ("models", "variants"), ("training",), make)

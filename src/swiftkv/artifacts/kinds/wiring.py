@@ -37,12 +37,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         _panel(axis, spec)
         axis.set_title(variant_label(described(entry["specs"][model["name"]][variant])))
     headline(figure, f"{model['title']}: {entry['title']} ({entry['label']})")
-    notes = [
-        "Layers count from 0, upward. Generated tokens and the last prompt token go through every layer; their keys and values "
-        "of skipped layers are projected from the same input as a prompt token's.",
-        *entry.get("notes", []),
-    ]
-    legend(figure, _handles(list(specs.values())), notes=notes)
+    legend(figure, _handles(list(specs.values())), notes=entry.get("notes", []))
     return Drawing(figure, frame(entry))
 
 
