@@ -34,10 +34,7 @@ from swiftkv.measure.kind import in_turns
 from swiftkv.measure.point import engine_environment
 from swiftkv.measure.process import terminates_cleanly
 from swiftkv.measure.worker import Worker, module, worker
-from swiftkv.predict.device import Device
-from swiftkv.predict.engine import Limits, roofline_speedup
-from swiftkv.predict.step import Served
-from swiftkv.records import processor, processor_flags, provenance, read_json, write_json
+from swiftkv.records import provenance, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
 SIDES = ("baseline", "swiftkv")
@@ -84,7 +81,6 @@ QUICK_THROUGHPUT = (Load(32, 1, 4, 1), Load(256, 4, 2, 1))
 QUICK_DECODE = (Load(32, 8, 1, 1), Load(32, 8, 8, 1))
 WARM_UP = 2000  # input tokens at most of the request before each turn: an engine's memory cools while it waits
 PARTS = ("starts", "prompts", "decode")
-GOAL = 0.97  # of the roofline, at least
 # Starts of an engine: what is served, and VLLM_PLUGINS.
 STARTS = {
     "baseline, no plugin": ("baseline", ""),
@@ -208,18 +204,13 @@ Numbers = dict[str, Any]
 Pairs = list[dict[str, list[dict[str, float]]]]  # of engines: the answers of their turns, by side
 
 
-def allowed(load: Load, arch: Dimensions, spec: SwiftKVSpec, options: argparse.Namespace, scale: int) -> Numbers:
-    """How much faster SwiftKV can be with `scale` times the baseline's tokens a step.
+def allowed(load: Load, arch: Dimensions, spec: SwiftKVSpec) -> Numbers:
+    """How much faster SwiftKV can be.
 
     Returns:
-        limit: by FLOPs. roofline: by FLOPs and bytes on this machine; None where nothing is known of its processor.
+        limit: by FLOPs.
     """
-    device, roofline = Device.found([], processor(), processor_flags()), None
-    if device is not None:
-        served = Served(arch, spec, device, options.threads)
-        baseline, own = (Limits(chunk, SEQUENCES) for chunk in (options.chunk, scale * options.chunk))
-        roofline = roofline_speedup(served, own, load.input, load.output, load.prompts, baseline)
-    return {"limit": speedup_limits(arch, spec, load.input, load.output)["request_speedup"], "roofline": roofline}
+    return {"limit": speedup_limits(arch, spec, load.input, load.output)["request_speedup"]}
 
 
 def throughput_result(pairs: Pairs, limits: Numbers) -> Numbers:
@@ -228,7 +219,7 @@ def throughput_result(pairs: Pairs, limits: Numbers) -> Numbers:
         [{side: [run["tokens"] / run["seconds"] for run in pair[side]] for side in SIDES} for pair in pairs]
     )
     shares = {f"share_of_{name}": limit and compared["ratio"] / limit for name, limit in limits.items()}
-    return {**compared, **limits, **shares, "goal": GOAL, "runs": pairs}
+    return {**compared, **limits, **shares, "runs": pairs}
 
 
 def decode_result(pairs: Pairs) -> Numbers:
@@ -274,7 +265,7 @@ def measure_mode(
             both = [{"baseline": pair["baseline"], "swiftkv": pair[side]} for pair in measured]
             row = {"mode": mode, **asdict(load), "chunk": scale * options.chunk}
             if do == "throughput":
-                rows[do].append(row | throughput_result(both, allowed(load, arch, spec, options, scale)))
+                rows[do].append(row | throughput_result(both, allowed(load, arch, spec)))
             else:
                 rows[do].append(row | decode_result(both))
     return rows, ran
@@ -308,21 +299,18 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """All that was measured as Markdown; goals as reached or missed."""
+    """All that was measured as Markdown."""
     lines = []
     if result["throughput"]:
         lines += [
             "| mode | tokens in, out | SwiftKV's tokens a step | baseline tokens/s | SwiftKV tokens/s | "
-            "speed-up (lowest to highest) | FLOPs allow | roofline allows | goal |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "speed-up (lowest to highest) | FLOPs allow |",
+            "|---|---|---|---|---|---|---|",
         ]
     for row in result["throughput"]:
-        reached = "unknown"
-        if row["roofline"]:
-            reached = f"{row['goal']:.0%} {'reached' if row['share_of_roofline'] >= row['goal'] else 'missed'}"
         lines.append(
             f"| {row['mode']} | {row['input']}, {row['output']} | {row['chunk']} | {row['baseline']:.0f} | "
-            f"{row['swiftkv']:.0f} | {spread(row)} | {share(row, 'limit')} | {share(row, 'roofline')} | {reached} |"
+            f"{row['swiftkv']:.0f} | {spread(row)} | {share(row, 'limit')} |"
         )
     if result["decode"]:
         lines += [

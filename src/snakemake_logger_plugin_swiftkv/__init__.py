@@ -1,4 +1,4 @@
-"""Snakemake's `--logger swiftkv`: what a run says on the terminal, as `swiftkv.planning.progress` has it.
+"""Snakemake's `--logger swiftkv`: what a run says on the terminal, as `swiftkv.progress` has it.
 
 The run hands its `Progress` over in a record (`onstart` in the Snakefile). Until then, and of a dry run or a report, all is
 said as Snakemake says it, but for its preparations.
@@ -19,7 +19,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 if TYPE_CHECKING:
-    from swiftkv.planning.progress import Progress
+    from swiftkv.progress import Progress
 
 # Preparations of every run, and what the summary says better.
 UNSAID = re.compile(

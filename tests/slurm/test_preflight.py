@@ -1,9 +1,9 @@
 """A real SLURM judges requests as the stand-ins of the unit tests do; it keeps no accounts."""
 
 import pytest
+from swiftkv.preflight import slurm
 
 from swiftkv.errors import UserError
-from swiftkv.preflight import slurm
 from tests.slurm.cluster import run
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, requests
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from swiftkv.preflight.slurm import slurm_requests
 from swiftkv.pricing.work import PlannedJob, Resources
+
 from tests.programs import write_program
 
 SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from swiftkv.errors import UserError
 from swiftkv.planning import jobs
 from swiftkv.planning.estimate import ESTIMATED, MEASURED, SCALED, UNKNOWN, estimate, estimates, written
 from swiftkv.planning.plan import WRITTEN, estimate_plan, wall_seconds
@@ -16,6 +14,8 @@ from swiftkv.planning.profile import Profile, read_profile
 from swiftkv.planning.report import report
 from swiftkv.pricing.size import Size
 from swiftkv.pricing.work import PlannedJob, Resources, Work
+
+from swiftkv.errors import UserError
 from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.stages import STAGES, distill, stage_of

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from huggingface_hub import errors
 from snakemake.utils import update_config
-
-from swiftkv.errors import UserError
 from swiftkv.preflight.hub import Hub, in_cache
 from swiftkv.pricing.work import Download, PlannedJob, Work, once
+
+from swiftkv.errors import UserError
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES
 from swiftkv.stages import STAGES
 from tests.unit.artifact_helpers import ROOT, typed

@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
-
-from swiftkv.errors import UserError
 from swiftkv.planning.profile import memory_mb
 from swiftkv.preflight import machine
 from swiftkv.preflight.checks import Report
 from swiftkv.preflight.machine import GB, Gpu, check_versions, lock_file
 from swiftkv.pricing.work import PlannedJob, Resources
+
+from swiftkv.errors import UserError
 from tests.programs import write_program
 
 

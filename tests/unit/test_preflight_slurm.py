@@ -3,13 +3,13 @@
 import os
 
 import pytest
-
-from swiftkv.errors import UserError
 from swiftkv.planning.profile import Profile
 from swiftkv.preflight import slurm
 from swiftkv.preflight.checks import problems_at_start
 from swiftkv.preflight.nodes import read_nodes, unmet
 from swiftkv.pricing.work import PlannedJob, Resources
+
+from swiftkv.errors import UserError
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, WRONG_ACCOUNT, install, requests
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
-
-from snakemake_logger_plugin_swiftkv import LogHandler
 from swiftkv.planning.profile import Profile
 from swiftkv.planning.progress import Progress
 from swiftkv.pricing.work import PlannedJob
+
+from snakemake_logger_plugin_swiftkv import LogHandler
 
 TRAIN, SCORE, TABLE, OTHER = 7, 3, 11, 5  # Snakemake numbers jobs as it likes
 MODEL = {"model": "m", "variant": "v"}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from swiftkv.distill import losses
 from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import Profile
 from swiftkv.planning.report import report
 from swiftkv.pricing.size import Size
 from swiftkv.pricing.training import LOSS_NUMBERS, LOSS_ROWS, training_memory
 from swiftkv.pricing.work import PlannedJob, Resources
+
+from swiftkv.distill import losses
 from tests.unit.artifact_helpers import typed
 from tests.unit.distill_helpers import environment
 

@@ -11,14 +11,14 @@ import sys
 import pytest
 import yaml
 from safetensors.numpy import save_file
-
-from swiftkv.artifacts.contents import KINDS
 from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
 from swiftkv.planning.report import report
 from swiftkv.preflight import checks
 from swiftkv.pricing.work import Work
+
+from swiftkv.artifacts.contents import KINDS
 from swiftkv.records import read_json
 from tests.programs import ROOT, run
 

@@ -5,11 +5,11 @@ import re
 import sys
 
 import pytest
-
-from swiftkv.errors import UserError
 from swiftkv.planning.jobs import plan_jobs
 from swiftkv.planning.plan import estimate_plan
 from swiftkv.planning.profile import read_config, read_profile
+
+from swiftkv.errors import UserError
 from tests.programs import ROOT, run
 
 LOCAL_MINUTES = 80  # measured on two cores without set-up, docs/measurements/2026-11-24-local.md

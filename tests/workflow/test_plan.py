@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from swiftkv.planning.jobs import dry_run
 
 ROOT = Path(__file__).parents[2]

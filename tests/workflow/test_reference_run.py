@@ -4,10 +4,10 @@ import csv
 import sys
 
 import pytest
-
-from swiftkv.artifacts.report import read_artifacts
 from swiftkv.planning.claims import claims_page
 from swiftkv.planning.profile import read_config, read_profile
+
+from swiftkv.artifacts.report import read_artifacts
 from swiftkv.records import write_json
 from swiftkv.reference import folder, shown
 from swiftkv.reference.redraw import REDRAWN, redraw

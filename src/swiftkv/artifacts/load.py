@@ -8,13 +8,12 @@ from typing import Any
 from swiftkv.artifacts.text import enumeration
 
 
-def load_line(points: Sequence[Mapping[str, Any]], prompts: Sequence[int] = (), *, repeated: bool = True) -> str:
+def load_line(points: Sequence[Mapping[str, Any]], prompts: Sequence[int] = ()) -> str:
     """The load of an artifact's points, in the words of their settings; empty where these say nothing.
 
     Args:
         points: their settings, in order; what differs between them is listed in that order.
         prompts: requests that are sent at once, one number a point.
-        repeated: whether it was measured as often as the points say; what is predicted was not.
     """
 
     def listed(name: str) -> str:
@@ -32,6 +31,6 @@ def load_line(points: Sequence[Mapping[str, Any]], prompts: Sequence[int] = (), 
         parts.append(f"arrivals for {seconds} s a rate" + (f", at least {least} requests" if least else ""))
     if each := listed("requests_each"):
         parts.append(f"{each} requests in each place, one after the other")
-    if repeated and (repeats := listed("repeats")) not in ("", "1"):
+    if (repeats := listed("repeats")) not in ("", "1"):
         parts.append(f"measured {repeats} times")
     return "; ".join(parts)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from swiftkv.errors import UserError
 from swiftkv.points import Goodput
-from swiftkv.predict.device import devices
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.section import undefined
 from swiftkv.spec import SwiftKVSpec
@@ -33,8 +32,6 @@ def check_references(config: Config) -> None:
     _defined("recipes", config.family.recipe, config.recipes, "family")
     for name in config.planning.data:
         _defined("data", name, config.data, "planning.data")
-    for kind in ("gpu", "cpu"):
-        _defined("resources/devices", getattr(config.planning, kind).device, devices(), f"planning.{kind}.device")
     for section in ("fidelity", "family", "early_exit"):
         documents, chats = getattr(config, section).documents, config.heldout.chats
         if documents > chats:

@@ -54,7 +54,6 @@ TOLERANCES = (
         "*:engine.vllm",
         "*:engine.attention_backend",
         "*:engine.kv_cache_gib",
-        "*:cost.roofline_*",
         "training:result.attention",
         "training:result.gpus",
         "training:result.accelerator",

@@ -100,10 +100,7 @@ def _gain(line: Line) -> str:
     if cell.speedup is None:
         return f"– (baseline {cell.base.blank})"
     bound = cell.record.limit()
-    roofline = cell.record.roofline
-    limits = (f"limit {bound:.2f}×" if bound else "", f"roofline {roofline:.2f}×" if roofline else "")
-    stated = ", ".join(filter(None, limits))
-    return cell.times + (f" ({stated})" if stated else "")
+    return cell.times + (f" (limit {bound:.2f}×)" if bound else "")
 
 
 def _line(cell: Cell, published: Published) -> dict[str, Any]:
@@ -154,11 +151,6 @@ def _notes(serving: Serving) -> list[str]:
         "compute is the bottleneck; a variant with a smaller cache can pass it where memory keeps the baseline's "
         "batches small."
     )
-    if any(cell.record.roofline for cell in serving.cells()):
-        notes.append(
-            "roofline: the same with the bytes of every step, too: weights are read once a step, for however few rows "
-            "(swiftkv.predict)."
-        )
     return notes
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swiftkv.config.local import check_description
 from swiftkv.errors import UserError
 from swiftkv.hub import SECOND_COPIES, answer
-from swiftkv.pricing.work import Download
+from swiftkv.sizes import Download
 from swiftkv.sources import MODEL_FILES, check_checkpoint
 
 HUB_SECONDS = 10
+DESCRIPTION = ["config.json", "tokenizer_config.json", "chat_template.jinja"]  # of a model, a few KB
 
 
 class Silent(UserError):
@@ -32,6 +36,7 @@ class Hub:
         token: whether there is a token here.
         offline: do not ask the hub.
         seconds: how long an answer may take.
+        fetch: downloads the `DESCRIPTION` of a model to a folder.
     """
 
     def __init__(
@@ -39,13 +44,22 @@ class Hub:
         api: Any,
         cached: Callable[[Download], bool],
         *,
+        fetch: Callable[[Download, Path], Any] | None = None,
         token: bool,
         offline: bool = False,
         seconds: float = HUB_SECONDS,
     ) -> None:
         self.api, self.cached, self.token, self.seconds = api, cached, token, seconds
+        self.fetch = fetch or partial(fetch_description, api)
         self.silence = "HF_HUB_OFFLINE is set" if offline else ""
         self.missing = 0
+
+    @classmethod
+    def here(cls) -> Hub:
+        """Return the hub as this machine reaches it."""
+        from huggingface_hub import HfApi, constants, get_token
+
+        return cls(HfApi(), in_cache, token=get_token() is not None, offline=constants.HF_HUB_OFFLINE)
 
     def look(self, item: Download) -> str:
         """Whether jobs will be able to load a repository.
@@ -65,6 +79,8 @@ class Hub:
             raise
         if info is None:
             return f"in the local cache ({self.silence})"
+        if item.layers is not None or item.template:
+            self._describe(item)
         if cached:
             return "accessible, and in the local cache"
         size = self._size(item, info)
@@ -89,6 +105,16 @@ class Hub:
                 raise UserError(sentence) from None
             self.silence = f"the hub cannot be reached ({type(error).__name__})"
             return None
+
+    def _describe(self, item: Download) -> None:
+        """Refuse a model by its description, before its weights are downloaded."""
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                answer(lambda: self.fetch(item, Path(folder)), 2 * self.seconds)
+            except Exception as error:  # a network fails in many ways
+                self.silence = f"the hub cannot be reached ({type(error).__name__})"
+                raise Silent(f"{self.silence}, and the description of {item.hub} is not here") from None
+            check_description(Path(folder), item.hub, item.layers, template=item.template)
 
     def _refusal(self, item: Download, error: Exception) -> str | None:
         """What the hub refuses; None where it is the network that fails."""
@@ -120,6 +146,11 @@ class Hub:
             key=lambda file: file.rfilename,
         )
         return sum(file.size or 0 for file in files)
+
+
+def fetch_description(api: Any, item: Download, folder: Path) -> None:
+    """Download the `DESCRIPTION` of a model, beside the hub cache, to which a part of a model would look like all of it."""
+    api.snapshot_download(item.hub, revision=item.revision, allow_patterns=DESCRIPTION, local_dir=folder)
 
 
 def in_cache(item: Download) -> bool:

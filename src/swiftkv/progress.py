@@ -10,11 +10,9 @@ from pathlib import Path
 from swiftkv.artifacts.text import some
 from swiftkv.config import Config
 from swiftkv.cost import GIGA
-from swiftkv.planning.estimate import estimates, net_seconds
-from swiftkv.planning.jobs import ancestors, parents
-from swiftkv.planning.plan import duration, wall_seconds
-from swiftkv.planning.profile import Profile
-from swiftkv.pricing.work import PlannedJob, Work
+from swiftkv.estimate import Work, estimates, speed_of
+from swiftkv.jobs import PlannedJob, Profile, ancestors, parents
+from swiftkv.plan import duration, wall_seconds
 
 PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
@@ -71,9 +69,11 @@ class Progress:
             finished: other jobs of the same configuration; how long they took tells how long their like takes.
         """
         made = {number: job for number, job in jobs.items() if job.outputs}
-        works = [Work(job, config, root) for job in made.values()]
-        priced = estimates(works, [Work(job, config, root) for job in finished if job.outputs])
-        return cls(made, net_seconds(priced), profile, config.pathvars.results, logs)
+        speed = speed_of(profile, config, made.values())
+        works = [Work(job, config, root, speed) for job in made.values()]
+        others = [Work(job, config, root, speed) for job in finished if job.outputs]
+        taken = estimates(works, others, in_turn=profile.cores is not None)
+        return cls(made, [estimate.seconds for estimate in taken], profile, config.pathvars.results, logs)
 
     def beginning(self) -> str:
         """What the run has to do, and how long that takes."""

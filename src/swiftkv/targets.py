@@ -1,4 +1,4 @@
-"""What a run names and nothing knows: files that no stage makes, and rules and resources of a profile that do not exist."""
+"""Error messages for unknown targets, and for rules and resources of a profile that do not exist."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECTIONS = {"kv_cache": ["auto", "fp8"]}  # wildcards of paths that are no secti
 
 
 def why_not_made(config: Config, file: str) -> str:
-    """Why no stage makes a file at this scale, and which file may be meant."""
+    """Say why no stage makes a file at this scale, and which file may be meant."""
     results, place = config["pathvars"]["results"], Path(file)
     name = place.name if place.name in config["artifacts"] else place.stem
     if place.parent.name in ("tables", "figures") or name in config["artifacts"] or len(place.parts) == 1:
@@ -31,10 +31,10 @@ def why_not_made(config: Config, file: str) -> str:
             contents.check_made(config, name)
         except UserError as error:
             return str(error)
-        stage = STAGES[contents.kind_of(config, name).form]
-        files = [f"{results}/{output.format(artifact=name)}" for output in stage.outputs]
+        form = contents.kind_of(config, name).form
+        files = [f"{results}/{output.format(artifact=name)}" for output in STAGES[form].outputs]
         meant = next((output for output in files if Path(output).suffix == place.suffix), files[0])
-        return f"nothing makes {file}: {name} is a {stage.name} of this scale, such as {meant}"
+        return f"nothing makes {file}: {name} is a {form} of this scale, such as {meant}"
     if not file.startswith(f"{results}/"):
         return (
             f"nothing makes {file}: results of this scale lie in {results}/ (a --configfile replaces the profile's own; "
