@@ -18,7 +18,8 @@ PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
 UNFINISHED = ("training-state", "serving-state", "score-state")  # folders that only unfinished work goes on from
 FIRST = ("claims", "panel", "contents", "demo")  # artifacts to look at first
-OWN_SHARE = 0.1  # of the plan's time, before which a run's own pace says little
+OWN_SHARE = 0.1  # of the plan's time, before which a run's own pace says little; of a step, that a late one has left
+FIRST_LINE, NEXT_LINE = 60, 300  # seconds after which a running step has a line, and between further ones
 LONGEST = 160  # characters of what a step says of itself
 
 
@@ -47,7 +48,7 @@ class Progress:
         self.place = {number: place for place, number in enumerate(jobs)}
         self.logs = [logs.get(number, []) for number in jobs]
         self.seconds, self.graph = list(seconds), parents(self.jobs)
-        self.began, self.starts = clock(), dict[int, float]()
+        self.began, self.starts, self.due = clock(), dict[int, float](), dict[int, float]()
         self.took: dict[int, float] = {}
         self.failures: dict[int, str] = {}
 
@@ -85,6 +86,7 @@ class Progress:
         """A step begins."""
         if number in self.place:
             self.starts[self.place[number]] = self.clock()
+            self.due[self.place[number]] = self.clock() + FIRST_LINE
             self.failures.pop(self.place[number], None)  # it is tried again
 
     def finish(self, number: int) -> str | None:
@@ -128,15 +130,25 @@ class Progress:
         ]
         return f"{self._head()}  now: {'; '.join(steps) or 'waiting'}"
 
+    def long_running(self) -> list[str]:
+        """Return a line for each step that has run for a minute, and again every five minutes, for output to a file."""
+        lines, now = [], self.clock()
+        for place, since in list(self.starts.items()):  # a copy: steps begin and end meanwhile
+            if now >= self.due[place]:
+                self.due[place] += NEXT_LINE
+                step = f"{self._name(place)}, {duration(now - since)}{self._said_so_far(place)}"
+                lines.append(f"{self._head()}  still running: {step}")
+        return lines
+
     def left(self) -> float:
-        """Seconds until all is done, as far as can be said: the plan's, at the pace of what has been done."""
+        """Return the seconds until all is done: the plan's, at the run's own pace once a tenth of it is done."""
         lost, spent = self._lost(), self.clock() - self.began
         whole = self._wall(lost, {})
         left = self._wall(
             lost | self.took.keys(), dict(self.starts)
         )  # a copy: the terminal asks while steps begin and end
-        prior = OWN_SHARE * whole
-        return left * (spent + prior) / (whole - left + prior) if whole > left else left
+        done = whole - left
+        return left * spent / done if done > 0 and done >= OWN_SHARE * whole else left
 
     def summary(self) -> list[str]:
         """What was made and what was not, how long each stage took, where to look first, and how to free disk."""
