@@ -59,7 +59,7 @@ def test_decoding_differs_only_where_all_pairs_say_so(module, ratios, said):
 
 @pytest.fixture
 def measured(module, tmp_path, monkeypatch):
-    """The rows of two pairs of engines that answer every job at once, and what was done to which engine, on a processor."""
+    """The rows of two pairs of engines that answer every job at once, and what was done to which engine."""
     serving, order = module("serving"), []
 
     @contextlib.contextmanager
@@ -72,13 +72,11 @@ def measured(module, tmp_path, monkeypatch):
         yield SimpleNamespace(ask=ask, job=SimpleNamespace(text=lambda: ""))
         order.append((model.name, "stop"))
 
-    def measure(processor, *flags):
+    def measure():
         models = {side: tmp_path / side for side in (*serving.SIDES, serving.DOUBLED)}
         models["baseline"].mkdir()
         (models["baseline"] / "config.json").write_text(json.dumps(LLAMA))
         monkeypatch.setattr(serving, "engine", start)
-        monkeypatch.setattr(serving, "processor", lambda: processor)
-        monkeypatch.setattr(serving, "processor_flags", lambda: flags)
         options = serving.parse(["--quick"])
         options.pairs = 2
         rows, _ = serving.measure_mode("compiled", models, options, tmp_path)
@@ -88,7 +86,7 @@ def measured(module, tmp_path, monkeypatch):
 
 
 def test_each_pair_has_engines_of_its_own_that_start_in_the_other_order(module, measured):
-    rows, order = measured("a processor")
+    rows, order = measured()
     base, own, doubled = [*module("serving").SIDES, module("serving").DOUBLED]
     starts = {side: (side, f"start, {256 * (1 + (side == doubled))} tokens a step") for side in (base, own, doubled)}
     assert [each for each in order if each in starts.values() or each[1] == "stop"] == [
@@ -101,22 +99,6 @@ def test_each_pair_has_engines_of_its_own_that_start_in_the_other_order(module, 
     assert [len(pair[base]) for row in rows["decode"] for pair in row["runs"]] == 4 * [1]
     found = [(row["input"], row["chunk"], row["ratio"]) for row in rows["throughput"]]
     assert found == [(32, 256, 1.0), (256, 256, 1.0), (256, 512, 2.0)]
-
-
-def test_a_share_of_the_roofline_is_the_goal_where_the_processor_is_known(module, measured):
-    rows = measured("Intel(R) Xeon(R) Processor", "amx_bf16")[0]["throughput"]
-    assert all(row["roofline"] < row["limit"] for row in rows)
-    one, two = (row["roofline"] for row in rows[1:])
-    assert one < two  # the upper half's weights are read half as often
-    printed = module("serving").table({"throughput": rows, "decode": [], "start_up": None}).splitlines()
-    assert [line.endswith("97% reached |") for line in printed[2:]] == [False, False, True]
-
-
-def test_without_a_known_processor_there_is_no_roofline(module, measured):
-    rows = measured("a processor")[0]["throughput"]
-    assert {row["share_of_roofline"] for row in rows} == {None} and all(row["share_of_limit"] > 0 for row in rows)
-    printed = module("serving").table({"throughput": rows, "decode": [], "start_up": None})
-    assert printed.count("unknown | unknown |") == 3
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 import yaml
-from swiftkv.planning.jobs import dry_run
 
+from swiftkv.jobs import dry_run
 from tests.programs import ROOT
 
 

@@ -5,10 +5,10 @@ import re
 import shlex
 
 import pytest
-from swiftkv.planning.profile import read_config, read_profile
-from swiftkv.pricing.size import Size
 
 from swiftkv.gpus import PRETEND
+from swiftkv.jobs import read_config, read_profile
+from swiftkv.sizes import Size
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
 
 GOLDEN = ROOT / "tests" / "golden"

@@ -1,5 +1,6 @@
 """Hub repositories that jobs could not load are named, and no token is."""
 
+import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,12 +10,12 @@ import pytest
 import yaml
 from huggingface_hub import errors
 from snakemake.utils import update_config
-from swiftkv.preflight.hub import Hub, in_cache
-from swiftkv.pricing.work import Download, PlannedJob, Work, once
 
+from swiftkv.check.hub import Hub, in_cache
 from swiftkv.errors import UserError
+from swiftkv.jobs import PlannedJob
+from swiftkv.sizes import Download, downloads, once
 from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES
-from swiftkv.stages import STAGES
 from tests.unit.artifact_helpers import ROOT, typed
 
 MODEL = Download("model", "org/name", files=tuple(MODEL_FILES))
@@ -79,6 +80,29 @@ def test_what_the_hub_refuses(error, words):
         hub(Api(fails=error)).look(MODEL)
 
 
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "words"),
+    [
+        ({"model_type": "llama", "num_hidden_layers": 8}, {"chat_template": "{{ messages }}"}, None),
+        ({"model_type": "gpt2", "num_hidden_layers": 8}, {"chat_template": "{{ messages }}"}, "does not know 'gpt2'"),
+        ({"model_type": "llama", "num_hidden_layers": 9}, {"chat_template": "{{ messages }}"}, "org/name has 9 layers"),
+        ({"model_type": "llama", "num_hidden_layers": 8}, {}, "the tokenizer of org/name has no chat template"),
+    ],
+)
+def test_a_model_is_refused_by_its_description_before_its_weights_are_downloaded(config, tokenizer, words):
+    def describe(item, folder):
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+
+    found, item = hub(Api(), fetch=describe), replace(MODEL, layers=8, template=True)
+    if words is None:
+        assert found.look(item).startswith("accessible")
+    else:
+        with pytest.raises(UserError, match=words):
+            found.look(item)
+        assert found.missing == 0
+
+
 def test_an_unreachable_hub_is_asked_once():
     api = Api(fails=httpx.ConnectError("no route"))
     found = hub(api)
@@ -110,8 +134,8 @@ def test_offline_the_hub_is_not_asked():
 
 
 def test_the_cache_is_looked_up():
-    assert not in_cache(Download("model", "swiftkv-preflight/absent", files=tuple(MODEL_FILES)))
-    assert not in_cache(Download("data set", "swiftkv-preflight/absent"))
+    assert not in_cache(Download("model", "swiftkv-check/absent", files=tuple(MODEL_FILES)))
+    assert not in_cache(Download("data set", "swiftkv-check/absent"))
 
 
 def test_the_sources_of_planned_jobs():
@@ -120,13 +144,13 @@ def test_the_sources_of_planned_jobs():
         update_config(config, yaml.safe_load((ROOT / name).read_text()))
     config["workloads"]["code"]["source"] = {"hub": "some/traces", "file": "code.jsonl"}
 
-    def downloads(*jobs):
-        works = [Work(PlannedJob(rule, wildcards), typed(config), ROOT) for rule, wildcards in jobs]
+    def fetched(*jobs):
+        planned = [PlannedJob(rule, wildcards) for rule, wildcards in jobs]
         return {
-            item.hub: item for item in once(item for work in works for item in STAGES[work.job.rule].downloads(work))
+            item.hub: item for item in once(item for job in planned for item in downloads(job, typed(config), ROOT))
         }
 
-    found = downloads(
+    found = fetched(
         ("resolve_model", {"model": "llama-3.1-8b-base"}),
         ("resolve_model", {"model": "llama-3.1-8b"}),
         ("dummy_checkpoint", {"model": "qwen2.5-7b"}),
@@ -145,5 +169,5 @@ def test_the_sources_of_planned_jobs():
     assert found["some/traces"].files == ("code.jsonl",)
     assert found["meta-llama/Llama-3.1-8B-Instruct"].files == tuple(MODEL_FILES)  # not only its chat template's
     assert found["meta-llama/Llama-3.1-8B-Instruct"].gated and not found["openai/gsm8k"].optional
-    alone = downloads(("resolve_model", {"model": "llama-3.1-8b-base"}))
+    alone = fetched(("resolve_model", {"model": "llama-3.1-8b-base"}))
     assert alone["meta-llama/Llama-3.1-8B-Instruct"].files == tuple(TOKENIZER_FILES)
