@@ -2,10 +2,14 @@
 SHELL := /bin/bash
 ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
-RESULTS = results/$(filter-out slurm gpu,$(PROFILE))
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check claims compare redraw reference report test test-thorough test-slurm test-faults smoke bench lint
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check compare redraw reference report test test-thorough test-slurm test-faults smoke bench lint
+
+# A variable that is misspelt would be passed over without a word.
+MISSPELT := TARGET=TARGETS CONFIGS=CONFIG CONFIGFILE=CONFIG PROFIL=PROFILE PROFILES=PROFILE RESULT=RESULTS
+$(foreach pair,$(MISSPELT),$(if $(filter command line,$(origin $(firstword $(subst =, ,$(pair))))),\
+    $(error there is no variable $(firstword $(subst =, ,$(pair))): did you mean $(lastword $(subst =, ,$(pair)))?)))
 
 # PROFILE names the scale, CONFIG files that are added to its own, TARGETS files to be made.
 SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
@@ -25,18 +29,14 @@ reproduce: .venv/.ready  ## every table and figure, on a small real model if PRO
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
 	@$(ACTIVATE) && python workflow/scripts/scale.py plan $(SCALE)
 
-report: .venv/.ready  ## results/local/report.html and gallery.md anew, of all that was made so far; PROFILE names the scale
-	@$(ACTIVATE) && python -m swiftkv.stages report_page --results $(RESULTS) --benchmarks $(RESULTS)/benchmarks \
-	    --page $(RESULTS)/report.html --gallery $(RESULTS)/gallery.md
+report: .venv/.ready  ## report.html and gallery.md anew, of all that was made so far
+	@$(ACTIVATE) && python workflow/scripts/scale.py report $(RESULTS:%=--results %) $(SCALE)
 
 check: .venv/.ready  ## what a run needs, before hours are lost
 	$(ACTIVATE) && python workflow/scripts/scale.py check $(SCALE)
 
-claims: .venv/.ready  ## each claim: the command that judges it, its minutes, disk and GPUs, and what is to come out
-	@$(ACTIVATE) && python workflow/scripts/scale.py claims $(SCALE)
-
 compare: .venv/.ready  ## whether what was made agrees with the shipped reference run; RESULTS names another folder of results
-	@$(ACTIVATE) && python workflow/scripts/scale.py compare $(addprefix --results ,$(RESULTS)) $(addprefix --reference ,$(REFERENCE)) $(SCALE)
+	@$(ACTIVATE) && python workflow/scripts/scale.py compare $(RESULTS:%=--results %) $(REFERENCE:%=--reference %) $(SCALE)
 
 redraw: .venv/.ready  ## tables and figures of the shipped reference run, in results/reference
 	@$(ACTIVATE) && python workflow/scripts/scale.py redraw $(SCALE)
@@ -53,7 +53,7 @@ test-thorough: .venv/.ready  ## the same for every kind of engine, and all that 
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
 test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs
-	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_preflight.py
+	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_check.py
 
 test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM; the figures go to results/faults.xml
 	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py --junitxml results/faults.xml -o junit_family=xunit1

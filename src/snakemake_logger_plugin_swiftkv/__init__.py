@@ -1,4 +1,4 @@
-"""Snakemake's `--logger swiftkv`: what a run says on the terminal, as `swiftkv.planning.progress` has it.
+"""Snakemake's `--logger swiftkv`: what a run says on the terminal, as `swiftkv.progress` has it.
 
 The run hands its `Progress` over in a record (`onstart` in the Snakefile). Until then, and of a dry run or a report, all is
 said as Snakemake says it, but for its preparations.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 if TYPE_CHECKING:
-    from swiftkv.planning.progress import Progress
+    from swiftkv.progress import Progress
 
 # Preparations of every run, and what the summary says better.
 UNSAID = re.compile(
@@ -42,8 +43,11 @@ OF_STEPS = (
 )
 
 
+LOOK_SECONDS = 5  # between looks for steps that have run long
+
+
 class LogHandler(LogHandlerBase, ColorizingTextHandler):
-    """A line for each finished step, and while it runs on a terminal a last line with what runs now."""
+    """A line for each finished step; while steps run, a last line on a terminal, and a line now and then in a file."""
 
     writes_to_stream = True
     writes_to_file = False
@@ -57,6 +61,7 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
         self.console = Console(stderr=not settings.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self.progress: Progress | None = None
         self.live: Live | None = None
+        self.closed = threading.Event()
         self.ended = False  # by its user, so steps that end now have not failed
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -72,6 +77,7 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
     def close(self) -> None:
         """End with the summary; Snakemake closes more than once."""
         progress, self.progress = self.progress, None
+        self.closed.set()
         if self.live is not None:
             self.live.stop()
         if progress is not None:
@@ -90,6 +96,8 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
 
                 self.live = Live(get_renderable=now, console=self.console, refresh_per_second=1, transient=True)
                 self.live.start()
+            else:
+                threading.Thread(target=self._tell_of_long_steps, args=[begun], daemon=True).start()
         elif event == LogEvent.JOB_INFO and progress:
             progress.start(record.jobid)
         elif event == LogEvent.JOB_FINISHED and progress:
@@ -104,3 +112,8 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
             repeated = event == LogEvent.ERROR and progress and REPEATED.search(said)
             if not (repeated or UNSAID.match(said)):
                 self.console.print(said)
+
+    def _tell_of_long_steps(self, progress: Progress) -> None:
+        while not self.closed.wait(LOOK_SECONDS):
+            for line in progress.long_running():
+                self.console.print(line)

@@ -104,7 +104,7 @@ def regenerated(record: dict, longest: int) -> list[str]:
     from swiftkv.measure.kind import Run
     from swiftkv.measure.point import Point, Subject, printable
     from swiftkv.measure.run import KINDS
-    from swiftkv.planning.profile import read_config, read_profile
+    from swiftkv.jobs import read_config, read_profile
 
     config = read_config(ROOT, read_profile("local", ROOT))
     model, variant = record["model"]["name"], record["variant"]

@@ -51,22 +51,6 @@ def test_throughput_bars_limits_and_data(tmp_path):
     assert "node_tokens_per_second" not in data and "speedup_over_first_model" not in data
     stated = data[data["row"] == "published"]
     assert list(stated["quantity"]) == ["speedup"] and list(stated["high"]) == [1.3]
-    assert "roofline limit (FLOPs and bytes)" not in legend
-
-
-def test_the_roofline_stands_beside_the_limit_by_flops_where_it_is_known(tmp_path):
-    known = {"cost": {"roofline_speedup_limit": 1.6}}
-    made = throughput(tmp_path, throughput_records(**known))
-    assert "roofline limit (FLOPs and bytes)" in texts(made.figure)[1]
-    one = made.data.set_index(["point", "variant"]).loc[("batch-2k", "swiftkv-50")]
-    assert one["fraction_of_roofline"] == pytest.approx(1.3 / 1.6)
-    below = made.figure.legends[0]
-    handles = dict(zip((text.get_text() for text in below.get_texts()), below.legend_handles, strict=True))
-    flops, roofline = handles["limit by FLOPs"], handles["roofline limit (FLOPs and bytes)"]
-    assert (flops.get_linestyle(), roofline.get_linestyle()) == ("-", ":")
-    assert (flops.get_marker(), roofline.get_marker()) == ("", "D")  # to be seen where both are equal
-    diamonds = [line for line in made.figure.axes[0].lines if line.get_marker() == "D"]
-    assert [line.get_ydata()[0] for line in diamonds] == [32000, 32000]
 
 
 def test_ratios_of_turns_have_their_scatter(tmp_path):

@@ -172,10 +172,6 @@ def escaped(sentence):
         (recipe(data="nothing"), "recipes.distillation: 'nothing' is not defined under data"),
         ({"heldout": {"data": "nothing"}}, "heldout: 'nothing' is not defined under data"),
         ({"planning": {"data": {"x": MIX}}}, "planning.data: 'x' is not defined under data"),
-        (
-            {"planning": {"gpu": {"device": "h100"}}},
-            "planning.gpu.device: 'h100' is not defined under resources/devices .did you mean 'h100-sxm'",
-        ),
     ],
 )
 def test_a_mistake_is_named(config, override, sentence):

@@ -29,8 +29,9 @@ def configuration(layers=8, **changes):
 def folder(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 8}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 8}))
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     save_file({"weight": np.zeros(2, np.float32)}, folder / "model.safetensors")
     return folder
 
@@ -68,3 +69,19 @@ def test_an_incomplete_folder_is_named(folder, file, sentence):
 def test_a_source_that_is_not_there_is_named(folder, config, sentence):
     with pytest.raises(UserError, match=f"config, at {sentence}"):
         check_local_sources(config, folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("config.json", {"model_type": "gpt2", "num_hidden_layers": 8}, "SwiftKV does not know 'gpt2' models, only"),
+        ("tokenizer_config.json", {}, "the tokenizer of .* has no chat template: use an instruction-tuned model"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_while_planning(folder, file, content, sentence):
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"config, at models.mine.source: .*{sentence}"):
+        check_local_sources(configuration(), folder.parent)
+    (folder / "chat_template.jinja").touch()
+    if file == "tokenizer_config.json":
+        check_local_sources(configuration(), folder.parent)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from swiftkv import device
 from swiftkv.cost import GIBI, cost_record, parameter_count
 from swiftkv.errors import UserError
-from swiftkv.measure import latency, memory, reference, run, steps, throughput
+from swiftkv.measure import latency, memory, reference, steps, throughput
 from swiftkv.measure.dummy import write_dummy
 from swiftkv.measure.engine import EngineFailure, OutOfMemory
 from swiftkv.measure.memory import cpu_budget, gpu_budget, weight_bytes
@@ -311,24 +311,6 @@ def test_costs_are_those_of_the_cost_model(tmp_path):
     assert cost(fp8, 9, 9)["capacity_limit"] == 2
     merged = subject(tmp_path / "g", merge_all_layers=True)
     assert cost(merged, 9, 9)["capacity_limit"] == 8
-
-
-def test_the_roofline_is_of_the_machine_that_measured(tmp_path, monkeypatch):
-    config = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
-    model = subject(tmp_path / "m", spec=SwiftKVSpec(32, 16))
-    (tmp_path / "m/config.json").write_text(json.dumps(config))
-    gpus = ["NVIDIA H100 80GB HBM3"]
-    monkeypatch.setattr(run, "hardware", lambda: {"gpus": gpus})
-    monkeypatch.setattr(run, "processor", lambda: "a processor nobody knows")
-    asked = point("throughput", gpus=1, input_tokens=2000, output_tokens=256, total_tokens=15_000_000)
-    limit = run.roofline(model, asked, 2000, 256)["roofline_speedup_limit"]
-    assert 1.2 < limit < cost(model, 2000, 256)["request_speedup_limit"]
-    steps = run.roofline(model, point("forward_time", gpus=1, batch_tokens=[16, 2048], repeats=1), 2048, 1)
-    short, full = steps["roofline_speedup_limits"]
-    assert 1 < short < 1.05 < 1.6 < full == steps["roofline_speedup_limit"]
-    assert run.roofline(model, point("throughput", total_tokens=9), 9, 9) == {"roofline_speedup_limit": None}
-    gpus.clear()  # a job with GPUs whose names nobody can tell
-    assert run.roofline(model, asked, 2000, 256) == {"roofline_speedup_limit": None}
 
 
 @pytest.mark.parametrize(

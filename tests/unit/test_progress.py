@@ -8,9 +8,8 @@ import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakemake_logger_plugin_swiftkv import LogHandler
-from swiftkv.planning.profile import Profile
-from swiftkv.planning.progress import Progress
-from swiftkv.pricing.work import PlannedJob
+from swiftkv.jobs import PlannedJob, Profile
+from swiftkv.progress import Progress
 
 TRAIN, SCORE, TABLE, OTHER = 7, 3, 11, 5  # Snakemake numbers jobs as it likes
 MODEL = {"model": "m", "variant": "v"}
@@ -47,7 +46,7 @@ def test_the_time_left_is_the_plan_s_at_the_pace_of_what_is_done(progress, clock
     assert progress.left() == pytest.approx(602)
     clock.now += 900  # twice the estimate
     progress.finish(TRAIN)
-    assert 1.5 * 302 < progress.left() < 2 * 302
+    assert progress.left() == pytest.approx(2 * 302)
     for number in (SCORE, TABLE, OTHER):
         progress.start(number)
         progress.finish(number)
@@ -61,6 +60,24 @@ def test_a_finished_step_is_a_line_with_what_came_of_it(progress, clock):
     assert progress.finish(TRAIN) == "[1/4]  5 min left  distill m v, 10 min: training: step 2/2, loss 0.43"
     progress.start(OTHER)
     assert progress.finish(OTHER).endswith("left  ready: r/figure1.png")
+
+
+def test_a_step_that_runs_long_says_so_in_a_file(progress, clock):
+    progress.start(TRAIN)
+    clock.now += 59
+    progress.start(OTHER)
+    assert progress.long_running() == []
+    say(progress, TRAIN, "training: step 1/2\n")
+    found = []
+    for seconds in (1, 30, 270, 40, 260):  # 60, 90, 360, 400 and 660 s after its start
+        clock.now += seconds
+        progress.finish(OTHER)
+        found.append(progress.long_running())
+    assert [len(lines) for lines in found] == [1, 0, 1, 0, 1]
+    assert found[0][0].endswith("still running: distill m v, 60 s: training: step 1/2")
+    progress.finish(TRAIN)
+    clock.now += 1000
+    assert progress.long_running() == []
 
 
 def test_what_has_no_part_in_the_plan_has_no_line(progress):

@@ -50,7 +50,6 @@ def serving(ratio=1.85):
         "samples_seconds": seconds, "baseline_samples_seconds": [ratio * each for each in seconds],
     }  # fmt: skip
     content["engine"] |= {"kv_cache_tokens": 46592}
-    content["cost"] |= {"roofline_speedup_limit": 1.99}
     return content
 
 
@@ -118,7 +117,6 @@ def elsewhere():
         "seconds": 8.1, "tokens_per_second": 12096 / 8.1, "samples_seconds": own,
         "baseline_samples_seconds": [1.55 * each for each in own],
     }  # fmt: skip
-    run[SERVING]["cost"]["roofline_speedup_limit"] = 1.8
     return run
 
 

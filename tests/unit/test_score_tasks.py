@@ -9,9 +9,9 @@ import pytest
 from score_helpers import arrow_file
 from score_tasks import COMPLETIONS, PANEL, TASKS
 
+from swiftkv.check import check_tasks
 from swiftkv.errors import UserError
-from swiftkv.preflight.checks import check_tasks
-from swiftkv.pricing.work import PlannedJob
+from swiftkv.jobs import PlannedJob
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.score.data import open_questions, read_table
 from swiftkv.score.tasks import build_benchmark, check_task, choose

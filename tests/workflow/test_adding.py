@@ -12,14 +12,13 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
+from swiftkv import check
 from swiftkv.artifacts.contents import KINDS
-from swiftkv.planning.jobs import plan_jobs
-from swiftkv.planning.plan import estimate_plan
-from swiftkv.planning.profile import read_config, read_profile
-from swiftkv.planning.report import report
-from swiftkv.preflight import checks
-from swiftkv.pricing.work import Work
+from swiftkv.estimate import Work
+from swiftkv.jobs import plan_jobs, read_config, read_profile
+from swiftkv.plan import estimate_plan, report
 from swiftkv.records import read_json
+from swiftkv.sizes import downloads
 from tests.programs import ROOT, run
 
 pytestmark = pytest.mark.thorough
@@ -93,6 +92,7 @@ def test_every_page_can_be_planned_and_checked(project, start, monkeypatch):
     dimensions = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
     (model / "config.json").write_text(json.dumps(dimensions | {"num_hidden_layers": 8}))
     (model / "tokenizer.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
     save_file({}, model / "model.safetensors")
     files = [name for page in PAGES for name in write_files(page, project, page.stem) if name.endswith(".yaml")]
     asked = yaml.safe_load((project / "taskmine.yaml").read_text())
@@ -110,13 +110,12 @@ def test_every_page_can_be_planned_and_checked(project, start, monkeypatch):
     config, jobs = read_config(project, profile), plan_jobs(profile, project)
     plan = estimate_plan(project, profile, config, jobs)
     added = {name for page in PAGES for name in re.findall(r"^  (my_\w+):$", page.read_text(), re.MULTILINE)}
-    assert len(added) == len(PAGES) - 1 and added <= set(plan.artifacts)  # a stage is no artifact
+    assert len(added) == len(PAGES) - 1 and added <= {job.wildcards.get("artifact") for job in jobs}
     assert "sciq" in report(plan)
-    monkeypatch.setattr("swiftkv.preflight.checks.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
+    monkeypatch.setattr("swiftkv.check.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
     lines: list[str] = []
-    works = [Work(job, config, project) for job in jobs]
-    checks.check_disks(checks.Report(lines.append), project, works, 0)
-    checks.check_hub(checks.Report(lines.append), works)
+    check.check_disks(check.Report(lines.append), project, [Work(job, config, project) for job in jobs], 0)
+    check.check_hub(check.Report(lines.append), [item for job in jobs for item in downloads(job, config, project)])
     assert re.match("FAIL  hub: HF_HUB_OFFLINE is set, and .*sciq", lines[-1]), lines
 
     shells = re.findall(r"^Shell command: ?(.*?)(?=\n\n|\n\S)", ended.stdout, re.MULTILINE | re.DOTALL)

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import yaml
 
-from swiftkv.planning.jobs import dry_run
+from swiftkv.jobs import dry_run
 from tests.programs import ROOT
 
 

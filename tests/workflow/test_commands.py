@@ -12,7 +12,6 @@ DONE = {  # what neither of them plans, and the tests that do it
     r"pip install --no-deps": "tests/unit/test_packaging.py",
     r"git clone|export HF_|cp -rL profiles/slurm": "tests/slurm/conftest.py",
     r".*\bCONFIG=mine\.yaml": "tests/serve/test_own_model.py",
-    r"python -m swiftkv\.predict\.fit": "tests/unit/test_predict.py",
     r"python workflow/scripts/scale\.py": "tests/workflow/test_costs.py",
 }
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]

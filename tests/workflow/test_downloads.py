@@ -8,7 +8,6 @@ import pytest
 
 from swiftkv.records import read_json
 from swiftkv.stages import STAGES
-from swiftkv.stages.stage import Stage
 from tests.hub import running
 from tests.programs import ROOT, SNAKEMAKE, run
 
@@ -37,12 +36,6 @@ def test_only_rules_that_download_ask_the_hub():
             found[re.match(r"rule (\w+)", block)[1]] = block
     assert {name for name, block in found.items() if re.search(r"^\s+online python ", block, re.MULTILINE)} == DOWNLOADS
     assert not [name for name in DOWNLOADS if "on_gpus(" in found[name]]
-
-
-def test_plans_price_what_stages_download():
-    assert {name for name, stage in STAGES.items() if stage.downloads is not Stage.downloads} == {
-        name for name, stage in STAGES.items() if stage.online
-    }
 
 
 def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):

@@ -21,6 +21,7 @@ def start(tmp_path):
     (folder / "model").mkdir(parents=True)
     (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 8}))
     (folder / "model/tokenizer.json").write_text("{}")
+    (folder / "model/chat_template.jinja").write_text("{{ messages }}")
     save_file({"weight": torch.ones(64, 64)}, folder / "model/model.safetensors")
     (folder / "chats.jsonl").write_text("".join(f'{{"q": "{number}", "a": "b"}}\n' for number in range(2000)))
     mix = {"sources": [{"name": "c", "local": "chats.jsonl", "user": "{{ q }}", "assistant": "{{ a }}"}]}

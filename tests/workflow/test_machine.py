@@ -28,8 +28,8 @@ VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-l
 PRETEND = """
 import sys
 from snakemake.cli import main
-from swiftkv.planning import profile
-profile.memory_mb, sys.executable = (lambda: int(sys.argv[1])), sys.argv[2]
+from swiftkv import jobs
+jobs.memory_mb, sys.executable = (lambda: int(sys.argv[1])), sys.argv[2]
 main(sys.argv[3:])
 """
 # Notes how many of its kind run, and fails: the job is over then.

@@ -1,13 +1,10 @@
-"""`make claims`, `make compare` and `make redraw`, of which none measures anything."""
+"""`make compare` and `make redraw`, which measure nothing."""
 
 import csv
 import sys
 
-import pytest
-
 from swiftkv.artifacts.report import read_artifacts
-from swiftkv.planning.claims import claims_page
-from swiftkv.planning.profile import read_config, read_profile
+from swiftkv.jobs import read_config, read_profile
 from swiftkv.records import write_json
 from swiftkv.reference import folder, shown
 from swiftkv.reference.redraw import REDRAWN, redraw
@@ -48,28 +45,3 @@ def test_the_readme_shows_what_the_shipped_records_give(tmp_path, monkeypatch):
     made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
     text = (ROOT / shown.README).read_text(encoding="utf-8")
     assert text.partition(shown.BEGIN)[2].partition(shown.END)[0] == shown.part(*map(made.get, wanted))
-
-
-@pytest.fixture
-def verdicts(tmp_path, monkeypatch):
-    """A reference run's line of one claim."""
-    monkeypatch.setattr(folder, "FOLDER", str(tmp_path))
-    file = tmp_path / "local" / folder.CLAIMS
-    file.parent.mkdir(parents=True)
-    file.write_text("id,value,stderr,unit,verdict\nloss-50,3.04,2.21,points,undecided\n")
-
-
-def test_every_claim_of_a_scale_has_a_command_its_cost_and_what_is_to_come_out(monkeypatch, verdicts):
-    monkeypatch.chdir(ROOT)
-    blocks = claims_page(ROOT, "local").split("\n\n")
-    (table2,) = (
-        block for block in blocks if block.startswith("make reproduce TARGETS=results/local/tables/table2.csv\n")
-    )
-    takes, *claims = table2.splitlines()[1:]
-    assert " min, " in takes and takes.endswith(" GB, no GPU")
-    place = claims.index("  - 8B: 50 % costs about 1 point (paper, Sec. 4.2)")
-    assert claims[place + 1] == (
-        "      stated ≤ 1.5 points, weaker form ≤ 3; reference run 3.04 ± 2.2 points, undecided"
-    )
-    assert any(block.startswith('make reproduce TARGETS="results/local/tables/') for block in blocks)  # of two tables
-    assert "claims at this scale" in blocks[-1] and "no model of this scale plays the role moe" in blocks[-1]

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from swiftkv.gpus import PRETEND
-from swiftkv.planning.profile import read_config, read_profile
-from swiftkv.pricing.size import Size
+from swiftkv.jobs import read_config, read_profile
+from swiftkv.sizes import Size
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
 
 GOLDEN = ROOT / "tests" / "golden"

@@ -90,7 +90,7 @@ def launcher(w, resources):
 
 def share_machine():
     """What jobs on this machine share besides GPUs, unless the run states it: its memory in MB, and turns at the GPUs."""
-    from swiftkv.planning.profile import machine_resources
+    from swiftkv.jobs import machine_resources
 
     for name, amount in machine_resources().items():
         if workflow.global_resources.get(name).value is None:
@@ -103,7 +103,7 @@ def share_machine():
 
 def planned(job):
     """A job of this run as plans have it."""
-    from swiftkv.pricing.work import PlannedJob, Resources
+    from swiftkv.jobs import PlannedJob, Resources
 
     return PlannedJob(
         job.rule.name,
@@ -119,9 +119,9 @@ def planned(job):
 
 def refuse_what_cannot_run():
     """Stop a run before its first job if one could not run, and share out this machine's memory; jobs run without this hook."""
+    from swiftkv.check import problems_at_start
     from swiftkv.gpus import python_of_jobs
-    from swiftkv.planning.profile import Profile
-    from swiftkv.preflight.checks import problems_at_start
+    from swiftkv.jobs import Profile
 
     executor = workflow.executor_plugin.name
     if executor not in ("slurm", "local"):
@@ -136,7 +136,7 @@ def refuse_what_cannot_run():
         directory=workflow.workdir_init,
         slurm=workflow.executor_settings if executor == "slurm" else None,
     )
-    problems = problems_at_start(profile, scale, jobs)
+    problems = problems_at_start(profile, jobs)
     if executor == "slurm" and any(
         job.rule.name == "measure"
         and measured_alone(job.wildcards)
@@ -155,7 +155,7 @@ def refuse_what_cannot_run():
 
 def hand_over_progress(profile):
     """Give the terminal what it tells of this run: its steps, and how long each takes by the plan."""
-    from swiftkv.planning.progress import Progress
+    from swiftkv.progress import Progress
 
     dag = workflow.dag
     needed = {job.jobid: job for job in dag.needrun_jobs()}

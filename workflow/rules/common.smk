@@ -9,9 +9,9 @@ from swiftkv.artifacts import contents
 from swiftkv.artifacts.kind import FORMS
 from swiftkv.config import PACKING, TEACHING, load_yaml
 from swiftkv.errors import UserError, command_line
+from swiftkv.jobs import checked
 from swiftkv.measure.job import ask
 from swiftkv.measure.run import KINDS
-from swiftkv.planning.profile import checked
 from swiftkv.records import code_digest
 from swiftkv.score import fetch
 from swiftkv.section import plain

@@ -1,6 +1,6 @@
-"""What is said of a run that names what nobody knows, or nothing at all."""
+"""Error messages for unknown targets and missing profiles."""
 
-from swiftkv.planning import targets
+from swiftkv import targets
 
 
 @command_line

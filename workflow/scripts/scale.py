@@ -1,4 +1,4 @@
-"""Plan, check or run a scale, say what its claims take, or set it beside its reference run, as the Makefile's commands do."""
+"""Plan, check or run a scale, or report on what it made, as the Makefile's commands do."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ HERE = Path(os.path.relpath(ROOT))  # as it is told
 def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["plan", "check", "run", "claims", *REFERENCE])
+    parser.add_argument("command", choices=["plan", "check", "run", *MADE])
     parser.add_argument("--profile", required=True, help="folder of the profile, or its name under profiles/")
     parser.add_argument("--configfile", action="append", default=[], help="added to the profile's; may be repeated")
     parser.add_argument("--all", action="store_true", help="plan what is finished, too")
-    parser.add_argument("--results", type=Path, help="what to compare, if it is not in the scale's folder of results")
+    parser.add_argument(
+        "--results", type=Path, help="what to compare or to report on, if it is not in the scale's folder of results"
+    )
     parser.add_argument(
         "--reference", type=Path, help="a reference run, or a folder of results, in place of the shipped one"
     )
@@ -30,29 +32,24 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     where = (ROOT, options.profile, options.targets, options.configfile)
     if options.command == "plan":
-        from swiftkv.planning.plan import make_plan
-        from swiftkv.planning.report import report
+        from swiftkv.plan import make_plan, report
 
         print(report(make_plan(*where, everything=options.all)))
     elif options.command == "check":
-        from swiftkv.preflight.checks import check
+        from swiftkv.check import check
 
         check(*where)
-    elif options.command == "claims":
-        from swiftkv.planning.claims import claims_page
-
-        print(claims_page(ROOT, options.profile, options.configfile))
-    elif options.command in REFERENCE:
-        REFERENCE[options.command](options)
+    elif options.command in MADE:
+        MADE[options.command](options)
     else:
-        from swiftkv.planning.profile import read_profile
+        from swiftkv.jobs import read_profile
 
         snakemake(read_profile(options.profile, ROOT, options.configfile).command(ROOT, options.targets))
 
 
 def compare(options: argparse.Namespace) -> None:
     """Compare the scale's results with its reference run."""
-    from swiftkv.planning.profile import read_config, read_profile
+    from swiftkv.jobs import read_config, read_profile
     from swiftkv.reference.compare import compare, report
     from swiftkv.reference.folder import folder
 
@@ -65,9 +62,20 @@ def compare(options: argparse.Namespace) -> None:
         raise UserError(f"this run and the reference run disagree in {count} quantit{'y' if count == 1 else 'ies'}")
 
 
+def report(options: argparse.Namespace) -> None:
+    """Write the report and the gallery of what the scale has made."""
+    from swiftkv.artifacts.report import write_report
+    from swiftkv.jobs import read_config, read_profile
+
+    places = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile)).pathvars
+    results = options.results or Path(places.results)
+    benchmarks = results / "benchmarks" if options.results else Path(places.benchmarks)
+    write_report(results, benchmarks, results / "report.html", results / "gallery.md")
+
+
 def redraw(options: argparse.Namespace) -> None:
     """Draw tables and figures of the reference run."""
-    from swiftkv.planning.profile import read_config, read_profile
+    from swiftkv.jobs import read_config, read_profile
     from swiftkv.reference.folder import folder
     from swiftkv.reference.redraw import redraw
 
@@ -82,7 +90,7 @@ def redraw(options: argparse.Namespace) -> None:
 
 def keep(options: argparse.Namespace) -> None:
     """Make the scale's results its reference run, which at local scale the README and the gallery show."""
-    from swiftkv.planning.profile import read_config, read_profile
+    from swiftkv.jobs import read_config, read_profile
     from swiftkv.reference.folder import folder, keep
     from swiftkv.reference.shown import show
 
@@ -92,7 +100,7 @@ def keep(options: argparse.Namespace) -> None:
         print(show(Path(config.pathvars.results), HERE))
 
 
-REFERENCE = {"compare": compare, "redraw": redraw, "keep": keep}
+MADE = {"report": report, "compare": compare, "redraw": redraw, "keep": keep}
 
 
 def snakemake(words: list[str]) -> None:

@@ -41,14 +41,7 @@ STYLE = {
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper
 _PRINT, _LINE = 6, 0.1  # points of the small print, and inches of a line of it
 LIMIT = "limit by FLOPs"
-ROOFLINE = "roofline limit (FLOPs and bytes)"
-# How the two limits are told apart, also where they are equal: a solid dash, and a dotted one with a diamond; curves have the
-# same dots, and long dashes for what a dash is over a bar.
-_LIMITS: Mapping[str, Mapping[str, Any]] = {
-    LIMIT: {"linestyle": "-", "marker": ""},
-    ROOFLINE: {"linestyle": ":", "marker": "D"},
-}
-LIMIT_CURVES: Mapping[str, Any] = {LIMIT: (0, (6, 2)), ROOFLINE: ":"}
+LIMIT_CURVE = (0, (6, 2))  # the line style of a curve's limit; over a bar it is a dash
 
 # Color, marker and hatch of variants; they are the same in every figure.
 _LOOKS = {
@@ -79,27 +72,23 @@ class Drawing:
 class Look:
     """How a variant is drawn.
 
-    `second` is its dashed, doubly hatched form (FP8 KV cache, speculation). What is `predicted` has hatched boxes without a
-    filling, and short dashes.
+    `second` is its dashed, doubly hatched form (FP8 KV cache, speculation).
     """
 
     color: str
     marker: str
     hatch: str
     second: bool = False
-    predicted: bool = False
 
     @property
     def line(self) -> Any:
         """The dash pattern of its lines."""
-        return (0, (4, 1.5)) if self.second else (0, (1.5, 1)) if self.predicted else "-"
+        return (0, (4, 1.5)) if self.second else "-"
 
     @property
     def fill(self) -> dict[str, Any]:
         """Keyword arguments of its bars and boxes."""
         hatch = self.hatch + ("\\\\\\\\" if self.second else "")
-        if self.predicted:
-            return {"facecolor": "white", "edgecolor": self.color, "linewidth": 0.8, "hatch": hatch or "----"}
         return {"facecolor": self.color, "edgecolor": "white", "linewidth": 0, "hatch": hatch or None}
 
 
@@ -108,7 +97,7 @@ _ABOVE, _GAP = "above a bar", 2  # what a text is, and its distance in points
 
 @dataclass(frozen=True)
 class Bar:
-    """A value with its limits by FLOPs and by roofline, its error and the text above it; without a value `note` says why.
+    """A value with its limit by FLOPs, its error and the text above it; without a value `note` says why.
 
     The error is a standard error, or how far the value may lie below and above.
     """
@@ -118,7 +107,6 @@ class Bar:
     text: str = ""
     note: str = ""
     error: float | tuple[float, float] | None = None
-    roofline: float | None = None
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -164,12 +152,12 @@ def _make_room(figure: Figure) -> None:
             axis.set_ylim(0, max(top, axis.get_ylim()[1]))
 
 
-def look(variant: str, kv_cache: str = "auto", second: bool = False, predicted: bool = False) -> Look:
+def look(variant: str, kv_cache: str = "auto", second: bool = False) -> Look:
     """How a variant is drawn; one without a look of its own gets one from its name."""
     number = sum(variant.encode())
     cycles = (_OTHER_COLORS, MARKERS, _HATCHES)
     other = tuple(cycle[number % len(cycle)] for cycle in cycles)
-    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8", predicted)
+    return Look(*_LOOKS.get(variant, other), second or kv_cache == "fp8")
 
 
 def line_style(number: int) -> dict[str, Any]:
@@ -179,11 +167,11 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
-    """Grouped bars, one group a name in `groups`; dashes are limits (`_LIMITS`); texts stand above all of them."""
+    """Grouped bars, one group a name in `groups`; dashes are limits; texts stand above all of them."""
     from matplotlib import patheffects
 
     width = 0.84 / len(series)
-    tops = ((bar.limit, bar.roofline, bar.value and bar.value + bar.reach[1]) for _, bars in series for bar in bars)
+    tops = ((bar.limit, bar.value and bar.value + bar.reach[1]) for _, bars in series for bar in bars)
     highest = max((top for several in tops for top in several if top), default=1.0)
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
@@ -195,14 +183,10 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
             top = bar.value + bar.reach[1]
             if bar.error is not None:
                 axis.errorbar(x, bar.value, [[end] for end in bar.reach], color="black", linewidth=0.8, capsize=1.5)
-            for limit, style in ((bar.limit, _LIMITS[LIMIT]), (bar.roofline, _LIMITS[ROOFLINE])):
-                if limit is None:
-                    continue
-                ends = (x - 0.46 * width, x + 0.46 * width)
-                mark = axis.hlines(limit, *ends, color="black", linewidth=1.3, linestyle=style["linestyle"])
+            if bar.limit is not None:
+                mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
-                axis.plot(x, limit, color="black", markerfacecolor="white", markersize=2.5, marker=style["marker"])
-                top = max(top, limit)
+                top = max(top, bar.limit)
             offset = {"xytext": (0, _GAP), "textcoords": "offset points"}
             axis.annotate(bar.text, (x, top), ha="center", va="bottom", fontsize=6, gid=_ABOVE, **offset)
     axis.set_xticks(range(len(groups)), groups)
@@ -256,9 +240,9 @@ def handle(appearance: Look, label: str, bars: bool = False) -> Any:
     return line_entry(label, color=appearance.color, marker=appearance.marker, linestyle=appearance.line)
 
 
-def limit_handle(label: str = LIMIT) -> Any:
-    """The legend entry of a limit over bars, `LIMIT` or `ROOFLINE`."""
-    return line_entry(label, color="black", linewidth=1.3, markerfacecolor="white", markersize=2.5, **_LIMITS[label])
+def limit_handle() -> Any:
+    """The legend entry of limits over bars."""
+    return line_entry(LIMIT, color="black", linewidth=1.3)
 
 
 def line_entry(label: str, **style: Any) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from swiftkv.artifacts.kind import Config, Entry
-from swiftkv.predict import published
-from swiftkv.predict.device import FOLDER
 from swiftkv.stages import STAGES
 
 CLAIMS = "resources/paper/claims.yaml"
@@ -73,11 +71,6 @@ def _dimensions(config: Config, entry: Entry) -> list[str]:
     return [dimensions_of(config, model["name"]) for model in entry["models"]]
 
 
-def _devices(config: Config, entry: Entry) -> list[str]:
-    """What the models of a prediction are served on."""
-    return [f"{FOLDER}/{on['device']}.json" for on in entry["served_on"].values()]
-
-
 def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
     return lambda config, entry: [STAGES[stage].file(config, **row) for row in _rows(entry)]
 
@@ -90,10 +83,6 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "training": _training,
     "similarity": _similarity,
     "dimensions": _dimensions,
-    "devices": _devices,
-    "fitted_device": lambda config, entry: [f"{FOLDER}/{published.DEVICE}.json"],
-    "speeds": lambda config, entry: [f"resources/paper/{name}.csv" for name in published.TABLES],
-    "architectures": lambda config, entry: [f"resources/architectures/{name}.json" for name in published.MODELS],
     "claims": lambda config, entry: [CLAIMS],
     "tables": lambda config, entry: [
         STAGES[form].file(config, artifact=name) for name, form in entry["judged_on"].items()

@@ -197,11 +197,6 @@ class Record:
         """The speed-up over the baseline that the FLOP count allows; None where nothing is known."""
         return self.cost.get(name)
 
-    @property
-    def roofline(self) -> float | None:
-        """The same by FLOPs and bytes of every step; None where nothing is known of the machine."""
-        return self.limit("roofline_speedup_limit")
-
 
 @dataclass(frozen=True)
 class Records:

@@ -30,14 +30,10 @@ BASELINE = Case("baseline")
 
 @dataclass(frozen=True)
 class Serving:
-    """What a serving artifact shows: its resolved entry and its records; a missing record stays visibly missing.
-
-    What was `predicted` never stands among records that were measured.
-    """
+    """What a serving artifact shows: its resolved entry and its records; a missing record stays visibly missing."""
 
     entry: Entry
     records: Records
-    predicted: bool = False
 
     @property
     def models(self) -> list[str]:
@@ -77,7 +73,7 @@ class Serving:
 
     def look(self, case: Case, second: bool = False) -> Look:
         """How a case is drawn."""
-        return look(*case, second, self.predicted)
+        return look(*case, second)
 
     def label(self, case: Case, kv_format: bool = True) -> str:
         """A case in the paper's words where that is the same for all models, else the variant's name.
@@ -120,9 +116,9 @@ class Serving:
     def with_claims(self, data: pd.DataFrame, claims: Sequence[Published]) -> pd.DataFrame:
         """The plotted data, with the published statements as rows of their own where they may stand beside it.
 
-        The column `row` tells them apart: measured (or predicted) and published.
+        The column `row` tells them apart: measured and published.
         """
-        data = data.assign(row="predicted" if self.predicted else "measured")
+        data = data.assign(row="measured")
         if not claims:
             return data
         names = ("model", "variant", "input_tokens", "quantity", "low", "high", "text", "source")
@@ -145,8 +141,7 @@ class Serving:
 
         What all models share (machine, engine) stands in the headline, the rest above the panels.
         """
-        after = ", predicted, not measured" if self.predicted else f" ({self.entry['label']})"
-        title = self.entry["title"] + after
+        title = f"{self.entry['title']} ({self.entry['label']})"
         if len(self.models) == 1:
             model = self.models[0]
             return [f"{self.title(model)}: {title}", conditions(self.of(model))], {}
@@ -205,15 +200,13 @@ class Cell:
 
     @property
     def speedups(self) -> dict[str, float | None]:
-        """The speed-up with its error, and beside its limits by FLOPs and by roofline, as columns."""
-        speedup, limit, roofline = self.speedup, self.record.limit(), self.record.roofline
+        """The speed-up with its error, and beside its limit by FLOPs, as columns."""
+        speedup, limit = self.speedup, self.record.limit()
         return {
             "speedup": speedup,
             "speedup_stderr": self.speedup_stderr,
             "speedup_limit": limit,
             "fraction_of_limit": ratio(speedup, limit),
-            "roofline_speedup_limit": roofline,
-            "fraction_of_roofline": ratio(speedup, roofline),
         }
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from swiftkv.errors import UserError
-from swiftkv.predict.device import devices
 from swiftkv.score.catalogue import KNOWN
 from swiftkv.section import undefined
 from swiftkv.spec import SwiftKVSpec
@@ -29,8 +28,6 @@ def check_references(config: Config) -> None:
         _defined("data", getattr(config, section).data, config.data, section)
     for name in config.planning.data:
         _defined("data", name, config.data, "planning.data")
-    for kind in ("gpu", "cpu"):
-        _defined("resources/devices", getattr(config.planning, kind).device, devices(), f"planning.{kind}.device")
     for section in ("fidelity", "early_exit"):
         documents, chats = getattr(config, section).documents, config.heldout.chats
         if documents > chats:

@@ -1,9 +1,18 @@
-"""What plans rest on (make plan), where nothing has been measured yet."""
+"""What plans rest on where nothing has been measured yet: lengths of text, and speeds of machines."""
 
 from __future__ import annotations
 
-from swiftkv.predict.device import Assumption, Proportion
-from swiftkv.section import Name, Section, Text, key
+from typing import Literal
+
+from swiftkv.section import Name, Quantity, Section, Text, key
+
+
+class Assumption(Section, called="an assumption"):
+    """A number that plans rest on."""
+
+    value: Quantity = key("The number.")
+    sure: Literal["measured", "data sheet", "published", "assumed"] = key("Where it is from.")
+    why: Text = key("What it is, and measured where or assumed why.")
 
 
 class Mix(Section):
@@ -17,7 +26,6 @@ class Host(Section):
     """Jobs that run no model, and the network."""
 
     start: Assumption = key("A small job, seconds.")
-    artifact: Assumption = key("A table or figure, seconds.")
     read_tokens: Assumption = key("Tokens a second while chats are gathered.")
     pack_tokens: Assumption = key("Tokens a second while they are tokenized and packed.")
     convert_gb: Assumption = key("A packaged model made a checkpoint, GB/s.")
@@ -25,21 +33,28 @@ class Host(Section):
 
 
 class Device(Section):
-    """One GPU, or one core of a processor, and what a job on it takes."""
+    """One GPU, or one core of a processor, and the jobs that run a model on it."""
 
-    device: Text = key("What it is: a file of resources/devices, which has its peaks and what serving reaches of them.")
-    float32: Proportion = key("Float32 products, as a share of the peak.")
-    training: Proportion = key("Share of the peak in training.")
-    forward: Proportion = key("Share of the peak in forward passes of transformers.")
-    comparing: Proportion = key("The same, one text at a time, where logits are compared.")
-    training_memory: Proportion | None = key("Share of a GPU's memory that a training's tensors may take.", None)
-    layer_ms: Assumption = key("A layer of a decoding step of transformers, besides reading its weights; milliseconds.")
+    training: Assumption = key("TFLOP/s of a training.")
+    forward: Assumption = key("TFLOP/s of forward passes of transformers.")
+    serving: Assumption = key("TFLOP/s of a busy vLLM engine, 2 FLOPs a parameter and token.")
+    layer_ms: Assumption = key("Milliseconds of a layer in a decoding step.")
     load_gb: Assumption = key("Loading weights, GB/s.")
     start: Assumption = key("Start of a job that runs a model, seconds.")
-    trainer: Assumption = key("What a training's start and end take besides, seconds.")
     task: Assumption = key("Reading a benchmark, seconds.")
     engine: Assumption = key("Start of a vLLM engine, seconds.")
-    server: Assumption = key("Start of a vLLM server and its client, seconds.")
+
+
+class Gpu(Device):
+    """One GPU."""
+
+    node: Assumption = key("GPUs of a node, which a job counts that has the node to itself.")
+
+
+class Core(Device):
+    """One core of the processor that the speeds were measured on."""
+
+    product: Assumption = key("GFLOP/s of torch.nn.Linear(576, 1536) over 512 rows on one thread.")
 
 
 class Planning(Section, called="planning"):
@@ -47,5 +62,5 @@ class Planning(Section, called="planning"):
 
     data: dict[Name, Mix] = key("By data mix.")
     host: Host
-    gpu: Device
-    cpu: Device
+    gpu: Gpu
+    cpu: Core

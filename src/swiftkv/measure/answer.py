@@ -75,6 +75,5 @@ KIND = Kind(
         f"first token after {result['first_token_ms']:.0f} ms, {result['tokens']} tokens after "
         f"{result['seconds']:.2f} s"
     ),
-    waiting=lambda point: 1,
     alone=True,
 )

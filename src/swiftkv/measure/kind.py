@@ -78,7 +78,6 @@ class Kind:
         numbers: runs the command and gives the record's `result`; raises `EngineFailure`.
         headline: the main number of a result, in words.
         seen: prompt and output tokens of the requests as they came, where only the result tells; for the costs.
-        waiting: requests that the engine has before it at once, for the roofline limit: as many as keep it busy.
         alone: it times single requests or steps, so on a cluster no other job may run on its node. Those wait for the
             processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
         server: it asks a server, others an engine.
@@ -91,7 +90,6 @@ class Kind:
     numbers: Callable[[Run, list[str]], Numbers]
     headline: Callable[[Numbers], str]
     seen: Callable[[Point, Numbers], tuple[int, int]] | None = None
-    waiting: Callable[[Point], int] = lambda point: 2 * point.engine["max_num_seqs"]
     alone: bool = False
     server: bool = False
     single: bool = False

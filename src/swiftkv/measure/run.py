@@ -17,10 +17,7 @@ from swiftkv.measure.engines import Engines
 from swiftkv.measure.kind import Kind, Run
 from swiftkv.measure.point import Point, Subject, printable, speculation
 from swiftkv.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
-from swiftkv.predict.device import Device
-from swiftkv.predict.engine import Limits, roofline_speedup
-from swiftkv.predict.step import Served
-from swiftkv.records import describe_spec, hardware, measurement, processor, processor_flags, weights_of
+from swiftkv.records import describe_spec, measurement, weights_of
 
 KINDS: dict[str, Kind] = {
     "throughput": throughput.KIND,
@@ -63,8 +60,7 @@ def measure(
         refuse_unless_installed(subject.spec, subject.variant)
         plugin = f"{REFERENCE} {VERSIONS[REFERENCE]}"
     spec = describe_spec(subject.spec, subject.architecture.num_key_value_heads)
-    lengths = kind.lengths(point)
-    costs = cost(subject, *lengths)
+    costs = cost(subject, *kind.lengths(point))
     work.mkdir(parents=True, exist_ok=True)
     budget = command = result = reason = None
     status = "ok"
@@ -87,8 +83,7 @@ def measure(
             memory.refuse_neighbors(budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
         reason = str(error)
     if kind.seen and result:
-        lengths = kind.seen(point, result)
-        costs = cost(subject, *lengths)
+        costs = cost(subject, *kind.seen(point, result))
     engine = observed(engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
     return measurement(
         point.settings.measure,
@@ -113,8 +108,7 @@ def measure(
             "command": command and printable(command, {str(subject.folder): "MODEL", str(work): "WORK"}),
         },
         engine=engine | {"plugin": plugin},
-        # Only now is this process asked what GPUs there are: before, its own context would have taken memory of theirs.
-        cost=costs | roofline(subject, point, *lengths),
+        cost=costs,
         result=result,
         seconds=time.monotonic() - started,
     )
@@ -172,27 +166,6 @@ def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
         "kv_bytes_per_token": size,
         "capacity_limit": kv_bytes_per_token(arch, None) / size,
     }
-
-
-def roofline(subject: Subject, point: Point, prompt: int, output: int) -> dict[str, Any]:
-    """The limits by FLOPs and bytes, step by step, on this machine.
-
-    Returns:
-        roofline_speedup_limit: as `roofline_speedup`; None where nothing is known of the machine's devices. Where single steps
-        are timed, roofline_speedup_limits has that of each batch.
-    """
-    gpus = hardware()["gpus"][: point.gpus]
-    device = Device.found(gpus, processor(), processor_flags()) if gpus or not point.gpus else None
-    if device is None:
-        return {"roofline_speedup_limit": None}
-    fp8, fp8_cache = subject.quantization == "fp8" or "quantization_config" in subject.config, subject.kv_cache == "fp8"
-    served = Served(subject.architecture, subject.spec, device, point.gpus or point.threads, fp8, fp8_cache)
-    limits = Limits(point.engine["max_num_batched_tokens"], point.engine["max_num_seqs"])
-    waiting = KINDS[point.settings.measure].waiting(point)
-    found: dict[str, Any] = {"roofline_speedup_limit": roofline_speedup(served, limits, prompt, output, waiting)}
-    if batches := getattr(point.settings, "batch_tokens", None):
-        found["roofline_speedup_limits"] = [roofline_speedup(served, limits, tokens, 1, 1) for tokens in batches]
-    return found
 
 
 def headline(record: dict[str, Any]) -> str:

@@ -87,7 +87,6 @@ def _kind(
         command=engine_command(lengths),
         numbers=numbers,
         headline=lambda result: ", ".join(headline(result)),
-        waiting=lambda point: 1,
         alone=True,
         single=single,
     )

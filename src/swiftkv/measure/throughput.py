@@ -12,12 +12,14 @@ from swiftkv.dimensions import Dimensions
 from swiftkv.measure.kind import OWN, Kind, Numbers, Run, engine_command, engines, in_turns, repeats, requested, samples
 from swiftkv.measure.point import Point
 from swiftkv.points import Throughput
-from swiftkv.predict.device import constants
 from swiftkv.records import hardware
 
-# The GPUs whose utilization is stated, by CUDA's name: SXM boards, as PCIe and NVL ones have other clocks.
-_HOPPER = re.compile(r"NVIDIA (H100 80GB HBM3|H200|H800)")
-_AMPERE, _AMPERE_TFLOPS = re.compile(r"NVIDIA A100[- ](?!.*MIG).*"), 312.0  # in 16 bits, dense, by its data sheet
+# The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;
+# of Hopper SXM boards, as PCIe and NVL ones have other clocks.
+_PEAKS: Mapping[str, Mapping[str | None, float]] = {
+    r"NVIDIA (H100 80GB HBM3|H200|H800)": {None: 989.4, "fp8": 1978.9},
+    r"NVIDIA A100[- ](?!.*MIG).*": {None: 312.0},
+}
 
 
 def number_of_prompts(point: Point[Throughput]) -> int:
@@ -97,10 +99,8 @@ def peak_tflops(gpu: str, dtype: str, quantization: str | None) -> float | None:
     """Dense TFLOP/s of a GPU, named as by CUDA, in the number format that is served; None where one is not known."""
     if quantization is None and dtype not in ("bfloat16", "float16"):
         return None
-    if _HOPPER.fullmatch(gpu):
-        name = {None: "tflops", "fp8": "fp8_tflops"}.get(quantization)
-        return name and constants("h100-sxm")[name]["value"]
-    return _AMPERE_TFLOPS if _AMPERE.fullmatch(gpu) and quantization is None else None
+    peaks = next((peaks for names, peaks in _PEAKS.items() if re.fullmatch(names, gpu)), {})
+    return peaks.get(quantization)
 
 
 KIND = Kind(
@@ -109,5 +109,4 @@ KIND = Kind(
     command=engine_command(requested),
     numbers=numbers,
     headline=lambda result: f"{result['tokens_per_second']:.1f} tokens/s",
-    waiting=number_of_prompts,
 )

@@ -57,7 +57,6 @@ TOLERANCES = (
         "*:engine.dtype",
         "*:settings.dtype",
         "kv_capacity:result.kv_cache_bytes",
-        "*:cost.roofline_*",
         "training:result.attention",
         "training:result.gpus",
         "training:result.accelerator",

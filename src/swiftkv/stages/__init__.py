@@ -1,12 +1,65 @@
-"""The stages of the pipeline: every module of this folder is one, by the name of its rule; importing them imports no torch."""
-
-import importlib
-import pkgutil
+"""The stages of the pipeline, by the names of their rules; importing them imports no torch."""
 
 from swiftkv.stages.stage import Stage
 
-MODULES = [name for _, name, _ in pkgutil.iter_modules(__path__) if name not in ("__main__", "command", "stage")]
-STAGES: dict[str, Stage] = {name: importlib.import_module(f"{__name__}.{name}").STAGE for name in MODULES}
+STAGES = {
+    # Sources
+    "resolve_model": Stage("models/{model}/source.json", "swiftkv.sources:write_source", online=True),
+    "fetch_checkpoint": Stage("checkpoints/{model}/{variant}", "swiftkv.published:fetch_checkpoint", online=True),
+    "dummy_checkpoint": Stage("dummy/{model}/{variant}", "swiftkv.measure.dummy:dummy_checkpoint", online=True),
+    "heldout": Stage("data/heldout.jsonl", "swiftkv.data.build:draw_heldout", more=("data/heldout.json",), online=True),
+    "corpus": Stage(
+        "data/{data}/train.jsonl", "swiftkv.data.build:build_corpus", more=("data/{data}/source.json",), online=True
+    ),
+    "fetch_questions": Stage("questions/{task}", "swiftkv.score.fetch:fetch_questions", online=True),
+    # Training
+    "pack": Stage("packed/{model}/{recipe}.safetensors", "swiftkv.distill.packing:pack_chats"),
+    "teacher_states": Stage(
+        "teacher/{model}/{recipe}.safetensors", "swiftkv.distill.teacher:write_teacher_states", gpus="score"
+    ),
+    "moments": Stage("moments/{model}/{recipe}.safetensors", "swiftkv.distill.teacher:write_moments", gpus="score"),
+    "distill": Stage(
+        "training/{model}/{variant}.json",
+        "swiftkv.distill.trainer:train",
+        more=("training/{model}/{variant}.csv", "checkpoints/{model}/{variant}"),
+        gpus="distill",
+    ),
+    # Quality
+    "score": Stage("scores/{model}/{variant}/{kv_cache}/{task}.json", "swiftkv.score.run:measure_scores", gpus="score"),
+    "score_shard": Stage(
+        "score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
+        "swiftkv.score.run:measure_scores",
+        gpus="score",
+    ),
+    "merge_scores": Stage(
+        "scores/{model}/{variant}/{kv_cache}/{task}.json", "swiftkv.score.shards:merge_scores", local=True
+    ),
+    "fidelity": Stage(
+        "fidelity/{model}/{variant}/{kv_cache}.json", "swiftkv.score.fidelity:measure_fidelity", gpus="score"
+    ),
+    "similarity": Stage("similarity/{model}.json", "swiftkv.score.similarity:measure_similarity", gpus="score"),
+    "early_exit": Stage(
+        "early_exit/{model}/{variant}.json", "swiftkv.score.early_exit:measure_early_exit", gpus="score"
+    ),
+    # Serving
+    "measure": Stage(
+        "serving/{point}/{model}/{variant}/{kv_cache}.json", "swiftkv.measure.job:measure_point", gpus="serve"
+    ),
+    # Tables and figures
+    "table": Stage(
+        "tables/{artifact}.csv",
+        "swiftkv.artifacts.make:make_artifact",
+        more=("tables/{artifact}.tex", "tables/{artifact}.md", "tables/{artifact}.html", "tables/{artifact}.json"),
+        local=True,
+    ),
+    "figure": Stage(
+        "figures/{artifact}.csv",
+        "swiftkv.artifacts.make:make_artifact",
+        more=("figures/{artifact}.pdf", "figures/{artifact}.png", "figures/{artifact}.json"),
+        local=True,
+    ),
+    "report_page": Stage("report.html", "swiftkv.artifacts.report:write_report", more=("gallery.md",), local=True),
+}
 
 
 def stage_of(rule: str) -> Stage:

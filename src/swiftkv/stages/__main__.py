@@ -11,7 +11,7 @@ def main() -> None:
     name, *words = sys.argv[1:] or ["none"]
     if name not in STAGES:
         raise UserError(f"there is no stage {name!r}; the stages are {', '.join(STAGES)}")
-    STAGES[name].start(words)
+    STAGES[name].start(name, words)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swiftkv.config import Config
-from swiftkv.pricing.training import Memory
-from swiftkv.pricing.work import Download, Work
-
-SMALL = 10**5  # bytes of any output whose stage says nothing else
-
-
-def small(work: Work) -> dict[str, float]:
-    """What a job writes that writes little."""
-    return {"other": SMALL * len(work.job.outputs)}
 
 
 @dataclass(frozen=True)
@@ -25,33 +16,20 @@ class Stage:
     """One rule of the workflow.
 
     Attributes:
-        name: the rule's name.
         output: pattern of the file or folder that the stage is for, below `<results>`; wildcards in braces.
         run: "module:function" that a job calls; the function's signature and docstring are the job's command line.
         more: patterns of what the rule writes besides.
         gpus: which of a model's `gpus` its jobs ask for: "distill", "score" or "serve"; None runs no model.
         local: whether its jobs run beside Snakemake, also where others go to a cluster.
         online: whether its jobs may ask the network; all others are offline.
-        seconds: estimate of a job's wall time, from `planning` in the configuration.
-        engine: the engine that a job starts and may share with others of its kind that name the same one, and its start's
-            share of `seconds`.
-        memory: of one of the GPUs of a job that trains.
-        downloads: what a job fetches.
-        written: bytes that a job leaves, by a name of `swiftkv.planning.plan.WRITTEN`.
     """
 
-    name: str
     output: str
     run: str
     more: tuple[str, ...] = ()
     gpus: str | None = None
     local: bool = False
     online: bool = False
-    seconds: Callable[[Work], float] = Work.start
-    engine: Callable[[Work], tuple[str, float]] | None = None
-    memory: Callable[[Work], Memory] | None = None
-    downloads: Callable[[Work], list[Download]] = lambda work: []
-    written: Callable[[Work], Mapping[str, float]] = small
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -68,10 +46,11 @@ class Stage:
         module, _, name = self.run.partition(":")
         return getattr(importlib.import_module(module), name)
 
-    def start(self, words: Sequence[str]) -> None:
+    def start(self, name: str, words: Sequence[str]) -> None:
         """Run a job of the stage.
 
         Args:
+            name: what help and errors call the stage.
             words: its command line. Where the stage runs a model, `--threads` and `--gpus` belong to it, and count before
                 anything is imported that may look for a GPU; the function gets them if it has such parameters.
 
@@ -86,4 +65,4 @@ class Stage:
         if self.gpus:
             gpus.compute_with(threads, number)
         takes_machine = not self.gpus or "gpus" in inspect.signature(self.function).parameters
-        command.call(self.function, words if takes_machine else rest, f"python -m swiftkv.stages {self.name}")
+        command.call(self.function, words if takes_machine else rest, f"python -m swiftkv.stages {name}")

@@ -8,9 +8,8 @@ import pandas as pd
 
 from swiftkv.artifacts.drawing import (
     LIMIT,
-    LIMIT_CURVES,
+    LIMIT_CURVE,
     PAGE,
-    ROOFLINE,
     Drawing,
     handle,
     headline,
@@ -49,7 +48,7 @@ def _extra(config: Config, entry: Entry) -> dict[str, Any]:
 def make(entry: Entry, files: Files) -> Drawing:
     """Time of a forward pass and speed-up over the baseline by tokens in the batch; to their left SimScore, if asked for.
 
-    Thin lines are limits (`LIMIT_CURVES`); that by FLOPs is the baseline's time divided by the prefill speed-up limit.
+    Thin lines are limits: the baseline's time divided by the prefill speed-up that the FLOP count allows.
     """
     serving = read_serving(entry, files, "forward_time")
     data = frame(serving).assign(panel="forward")
@@ -66,9 +65,8 @@ def make(entry: Entry, files: Files) -> Drawing:
     _curves(times, gains, serving, data[data["panel"] == "forward"])
     headline(figure, *serving.captions()[0])
     labels = [handle(look(*cell.case), _label(cell)) for cell in serving.cells()]
-    limits = [LIMIT, *([ROOFLINE] if data["roofline_speedup_limit"].notna().any() else [])]
-    lines = [line_entry(name, color="black", linewidth=0.8, linestyle=LIMIT_CURVES[name]) for name in limits]
-    legend(figure, [*labels, *lines], notes=notes)
+    line = line_entry(LIMIT, color="black", linewidth=0.8, linestyle=LIMIT_CURVE)
+    legend(figure, [*labels, line], notes=notes)
     return Drawing(figure, data)
 
 
@@ -76,16 +74,13 @@ def frame(serving: Serving) -> pd.DataFrame:
     """What the panels show: median milliseconds of a forward pass by tokens in the batch and case.
 
     `milliseconds_limit` is the baseline's time divided by `speedup_limit`, the prefill speed-up that the FLOP count
-    allows at the largest batch; `roofline_speedup_limit` is each batch's own, by FLOPs and bytes.
+    allows at the largest batch.
     """
     return pd.DataFrame([line for cell in serving.cells() for line in _lines(cell)])
 
 
 def _lines(cell: Cell) -> list[dict[str, Any]]:
     record, bound = cell.record, cell.record.limit("prefill_speedup_limit")
-    rooflines = dict(
-        zip(record.value("batch_tokens") or [], record.cost.get("roofline_speedup_limits") or [], strict=False)
-    )
     base, median, fastest = _times(cell.base), _times(record), _times(record, "min")
     gains: dict[int | None, tuple[float | None, float | None]] = {}
     for place, tokens in enumerate(median):
@@ -101,7 +96,6 @@ def _lines(cell: Cell) -> list[dict[str, Any]]:
             "milliseconds_limit": _milli(ratio(base.get(tokens), bound)),
             **dict(zip(("speedup", "speedup_stderr"), gains.get(tokens, (None, None)), strict=True)),
             "speedup_limit": bound,
-            "roofline_speedup_limit": rooflines.get(tokens),
             "what": record.value("what"),
         }
         for tokens in median or [None]
@@ -143,10 +137,8 @@ def _curves(times, gains, serving: Serving, data: pd.DataFrame) -> None:
             error = curve["speedup_stderr"].astype(float)
             gains.errorbar(curve["batch_tokens"], curve["speedup"], error, fmt="none", capsize=1.5, **thin)
         if curve["speedup_limit"].notna().all():
-            times.plot(curve["batch_tokens"], curve["milliseconds_limit"], linestyle=LIMIT_CURVES[LIMIT], **thin)
-            gains.axhline(curve["speedup_limit"].iloc[0], linestyle=LIMIT_CURVES[LIMIT], **thin)
-        if curve["roofline_speedup_limit"].notna().all():
-            gains.plot(curve["batch_tokens"], curve["roofline_speedup_limit"], linestyle=LIMIT_CURVES[ROOFLINE], **thin)
+            times.plot(curve["batch_tokens"], curve["milliseconds_limit"], linestyle=LIMIT_CURVE, **thin)
+            gains.axhline(curve["speedup_limit"].iloc[0], linestyle=LIMIT_CURVE, **thin)
     drawn = data.dropna(subset="milliseconds")
     for axis in (times, gains):
         wide_axis(axis.xaxis, drawn["batch_tokens"])

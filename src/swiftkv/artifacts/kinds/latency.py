@@ -10,7 +10,6 @@ import pandas as pd
 
 from swiftkv.artifacts.drawing import (
     PAGE,
-    ROOFLINE,
     Bar,
     Drawing,
     Look,
@@ -25,7 +24,7 @@ from swiftkv.artifacts.drawing import (
 )
 from swiftkv.artifacts.kind import Entry, Files
 from swiftkv.artifacts.records import Record
-from swiftkv.artifacts.serving import BASELINE, Cell, Serving, rate_cells, ratio, read_serving, serving_kind
+from swiftkv.artifacts.serving import BASELINE, Cell, rate_cells, ratio, read_serving, serving_kind
 from swiftkv.statistics import bracket
 
 _METRICS = {"ttft": "Time to first\ntoken (ms)", "tpot": "Time per output\ntoken (ms)"}
@@ -75,16 +74,8 @@ class _Curve(Cell):
     @property
     def highest_limit(self) -> float | None:
         """What no sustained rate can exceed by FLOPs: the lowest that the baseline does not sustain, times `limit`."""
-        return self._times_base(self.limit)
-
-    @property
-    def highest_roofline(self) -> float | None:
-        """The same by FLOPs and bytes."""
-        return self._times_base(self.record.roofline)
-
-    def _times_base(self, bound: float | None) -> float | None:
         low, high = _bracket(self.base)
-        return high * bound if low and high and bound and self.limit else None
+        return high * self.limit if low and high and self.limit else None
 
     @property
     def gain(self) -> tuple[float | None, float | None]:
@@ -97,12 +88,8 @@ class _Curve(Cell):
 
 def make(entry: Entry, files: Files) -> Drawing:
     """TTFT, TPOT and the highest sustained rate of one model; one column a point, or one for all with `together`."""
-    return draw(read_serving(entry, files, "latency"), files)
-
-
-def draw(serving: Serving, files: Files) -> Drawing:
-    """The curves of records, measured or predicted."""
-    entry, claims = serving.entry, serving.claims(files)
+    serving = read_serving(entry, files, "latency")
+    claims = serving.claims(files)
     curves = [_Curve(serving, cell.model, cell.point, cell.case) for cell in serving.cells()]
     columns = [[curve for curve in curves if curve.point == point] for point in serving.points]
     titles = [_input(column[0]) for column in columns]
@@ -156,7 +143,6 @@ def _lines(curve: _Curve) -> list[dict[str, Any]]:
         "sustained_rate_speedup_least": least,
         "sustained_rate_speedup_most": most,
         "sustained_rate_speedup_limit": curve.limit,
-        "roofline_speedup_limit": curve.record.roofline,
         "criterion": curve.record.value("criterion"),
     }
     base, lines = {rate["request_rate"]: rate for rate in _rates(curve.base)}, []
@@ -227,7 +213,7 @@ def _highest_bar(curve: _Curve) -> Bar:
     if least is not None:
         text += f"\n≥ {least:.2f}×" if most is None else f"\n{least:.2f} to {most:.2f}×"
     error = None if high is None else (0.0, high - low)
-    return Bar(low, curve.highest_limit, text, error=error, roofline=curve.highest_roofline)
+    return Bar(low, curve.highest_limit, text, error=error)
 
 
 def _keys(curves: Sequence[_Curve]) -> list[Any]:
@@ -244,7 +230,7 @@ def _keys(curves: Sequence[_Curve]) -> list[Any]:
     if any(curve.highest_limit for curve in curves):
         empty = {"color": gray, "marker": "v", "markerfacecolor": "white", "linestyle": ""}
         keys += [line_entry("highest rate the FLOPs allow", **empty), limit_handle()]
-    return keys + [limit_handle(ROOFLINE)] * any(curve.highest_roofline for curve in curves)
+    return keys
 
 
 KIND = serving_kind("figure", make, own={"together": bool}, optional=("together",), exactly={"models": 1})

@@ -9,7 +9,6 @@ import pandas as pd
 
 from swiftkv.artifacts.drawing import (
     PAGE,
-    ROOFLINE,
     Bar,
     Drawing,
     draw_bars,
@@ -40,12 +39,7 @@ def make(entry: Entry, files: Files) -> Drawing:
     twice the model's parameters, as the paper counts (Sec. 4.3, footnote 2). With it, it is the tokens a second of a
     node of so many GPUs, each group of them serving a replica.
     """
-    return draw(read_serving(entry, files, "throughput"), files)
-
-
-def draw(serving: Serving, files: Files) -> Drawing:
-    """The bars of records, measured or predicted."""
-    entry, node = serving.entry, serving.entry.get("node_gpus")
+    serving, node = read_serving(entry, files, "throughput"), entry.get("node_gpus")
     claims = serving.claims(files)
     on_gpus = any(record.gpus for record in serving.records)
     panels = {"tokens_per_second": f"Tokens / s on {node} GPUs" if node and on_gpus else "Input and output\ntokens / s"}
@@ -72,10 +66,7 @@ def draw(serving: Serving, files: Files) -> Drawing:
         axis.set_title("\n".join(lines))
     headline(figure, *above)
     cases = [handle(serving.look(case), serving.label(case), bars=True) for case in serving.cases]
-    limits = [limit_handle()] + (
-        [limit_handle(ROOFLINE)] if any(cell.record.roofline for cell in serving.cells()) else []
-    )
-    legend(figure, [*cases, *limits], [claim["text"] for claim in claims], serving.notes)
+    legend(figure, [*cases, limit_handle()], [claim["text"] for claim in claims], serving.notes)
     return Drawing(figure, serving.with_claims(frame(serving, node), claims))
 
 
@@ -144,9 +135,9 @@ def _bar(cell: Cell, quantity: str, node_gpus: int | None) -> Bar:
     if cell.case == BASELINE or cell.speedup is None:
         return Bar(value)
     reference = (cell.base.value(quantity) or 0) * replicas(cell.base, node_gpus)
-    limits = [reference * limit if reference and limit else None for limit in (bound, record.roofline)]
+    limit = reference * bound if reference and bound else None
     error = None if cell.speedup_stderr is None else cell.speedup_stderr * reference
-    return Bar(value, limits[0], cell.times.replace(" ±", "\n±"), error=error, roofline=limits[1])
+    return Bar(value, limit, cell.times.replace(" ±", "\n±"), error=error)
 
 
 KIND = serving_kind("figure", make, own={"node_gpus": Whole}, optional=("node_gpus",))

@@ -97,10 +97,7 @@ def _gain(line: Line) -> str:
     if cell.speedup is None:
         return f"– (baseline {cell.base.blank})"
     bound = cell.record.limit()
-    roofline = cell.record.roofline
-    limits = (f"limit {bound:.2f}×" if bound else "", f"roofline {roofline:.2f}×" if roofline else "")
-    stated = ", ".join(filter(None, limits))
-    return cell.times + (f" ({stated})" if stated else "")
+    return cell.times + (f" (limit {bound:.2f}×)" if bound else "")
 
 
 def _line(cell: Cell, published: Published) -> dict[str, Any]:

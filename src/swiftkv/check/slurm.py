@@ -1,0 +1,189 @@
+"""What SLURM says of the planned jobs before one of them is submitted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from swiftkv.errors import UserError
+
+JOB_NAME = "check"
+PROGRAMS = ("sbatch", "squeue", "scontrol")
+ANSWER_SECONDS = 60  # a busy controller may take this long
+# What SLURM says where no node fits a job just now; a submitted job waits for one, for ever if none ever fits.
+PASSING = (
+    "Required node not available",
+    "Requested node configuration is not available",
+    "Requested nodes are busy",
+    "Nodes required for job are DOWN",
+    "Requested partition configuration not available now",
+)
+# What SLURM refuses -> the keys of the profile or site file to correct.
+KEYS = {
+    "invalid partition": "slurm_partition",
+    "invalid account": "slurm_account",
+    "invalid qos": "qos or slurm-qos",
+    "invalid feature": "constraint",
+    "time limit": "runtime",
+    "node configuration": "slurm_partition, gpu_model, the memory or the processors",
+    "memory specification": "the memory",
+}
+
+
+@dataclass
+class Request:
+    """What some jobs ask of SLURM.
+
+    Attributes:
+        words: arguments of sbatch.
+        resources: as the rules and the profile state them.
+        rules: the rules whose jobs ask for it.
+    """
+
+    words: tuple[str, ...]
+    resources: Any
+    rules: list[str]
+
+
+class Verdict(NamedTuple):
+    """What SLURM says of the planned jobs.
+
+    Attributes:
+        refused: a sentence for each request that SLURM does not take.
+        waiting: a sentence for each that no node fits at present.
+    """
+
+    refused: list[str]
+    waiting: list[str]
+
+
+def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Request]:
+    """Return the distinct requests of jobs, in the words of the plugin that will submit them.
+
+    Args:
+        jobs: (rule, job), where a job has `threads` and `resources`; one of Snakemake's own will do.
+        settings: the plugin's: requeue, no_requeue, qos, reservation.
+
+    Raises:
+        UserError: the plugin refuses a job's resources.
+    """
+    from snakemake.exceptions import WorkflowError
+    from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+    from snakemake_executor_plugin_slurm.utils import set_gres_string
+
+    found: dict[tuple[str, ...], Request] = {}
+    for rule, job in jobs:
+        account, partition = (job.resources.get(name) for name in ("slurm_account", "slurm_partition"))
+        parameters = {
+            "run_uuid": JOB_NAME,
+            "slurm_logfile": os.devnull,
+            "comment_str": JOB_NAME,
+            "workdir": None,
+            "account": f"-A {shlex.quote(str(account))}" if account else "",
+            "partition": f"-p {shlex.quote(str(partition))}" if partition else "",
+        }
+        try:
+            command = get_submit_command(job, parameters, settings=settings) + set_gres_string(job)
+        except WorkflowError as error:
+            raise UserError(f"rule {rule} cannot be submitted: {' '.join(str(error).split())}") from None
+        words = tuple(word for word in shlex.split(command)[1:] if word != "--parsable")
+        request = found.setdefault(words, Request(words, job.resources, []))
+        if rule not in request.rules:
+            request.rules.append(rule)
+    return list(found.values())
+
+
+def controller() -> str:
+    """Check that SLURM is here and answers.
+
+    Raises:
+        UserError: it is not, or does not.
+    """
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        raise UserError(
+            f"{', '.join(missing)} not found, so this machine has no SLURM: run on a login node of the cluster, or load "
+            "its SLURM module"
+        )
+    _, said = _ask("scontrol", "ping")
+    if " is UP" not in said:
+        raise UserError(
+            "SLURM's controller does not answer (`scontrol ping`): wait until it does, or ask the administrators"
+        )
+    return "the controller answers"
+
+
+def verdict(requests: Iterable[Request]) -> Verdict:
+    """Have SLURM judge every request (`sbatch --test-only`)."""
+    refused: dict[str, list[str]] = {}
+    waiting: dict[str, list[str]] = {}
+    for request in requests:
+        status, said = _ask("sbatch", "--test-only", *request.words, "--wrap", "true")
+        if status == 0:
+            continue
+        message = _message(said)
+        key = next((key for words, key in KEYS.items() if words in message.lower()), None)
+        value = f", now {request.resources[key]!r}," if key and request.resources.get(key) else ""
+        where = "under gpu_jobs in the profile's site.yaml" if request.resources.get("gpu") else "in the profile"
+        mend = f"correct {key}{value} {where}; " if key else ""
+        found = waiting if any(words in message for words in PASSING) else refused
+        found.setdefault(f"SLURM says {message!r}: {mend}ask it yourself: `{_shown(request)}`", []).extend(
+            request.rules
+        )
+    return Verdict(_sentences(refused), _sentences(waiting))
+
+
+def _sentences(found: dict[str, list[str]]) -> list[str]:
+    return [f"of rule {', '.join(dict.fromkeys(rules))} {text}" for text, rules in found.items()]
+
+
+def earlier_jobs(folder: str | os.PathLike) -> str:
+    """Check that no job of an earlier controller of this working directory is still in the queue.
+
+    A controller that is killed leaves its jobs running; they write the files that the next one's jobs would write.
+
+    Raises:
+        UserError: there are some; it names them.
+    """
+    status, said = _ask("squeue", "--me", "--noheader", "--format", "%i|%Z|%k")
+    if status:
+        raise UserError(f"SLURM does not say which of your jobs are in the queue: {_message(said)}")
+    found = {}
+    for line in said.splitlines():
+        number, _, rest = line.strip().partition("|")
+        where, _, comment = rest.partition("|")
+        if comment.startswith(("rule_", "group_")) and os.path.realpath(where) == os.path.realpath(folder):
+            found[number] = re.sub(r"_wildcards.*", "", comment).partition("_")[2]
+    if found:
+        named = ", ".join(f"{number} ({rule})" for number, rule in found.items())
+        raise UserError(
+            f"jobs of an earlier run in this directory are still in SLURM's queue and would write the same results: {named}; "
+            f"wait until they have ended, or end them with `scancel {' '.join(found)}`, and run again"
+        )
+    return "no job of an earlier run is in the queue"
+
+
+def _ask(*command: str) -> tuple[int, str]:
+    """Exit status of a program of SLURM, and all it says."""
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 127, f"{command[0]}: {type(error).__name__}"
+    return run.returncode, run.stdout + run.stderr
+
+
+def _message(said: str) -> str:
+    """The last thing that a program said, without its name."""
+    lines = [re.sub(r"^\w+: (error: )?|^allocation failure: ", "", line.strip()) for line in said.splitlines()]
+    return re.sub(r"^allocation failure: ", "", next((line for line in reversed(lines) if line), "nothing"))
+
+
+def _shown(request: Request) -> str:
+    names = ("--job-name", "--output", "--comment", "--export=ALL")
+    words = [word for word in request.words if word not in (*names, JOB_NAME, os.devnull)]
+    return shlex.join(["sbatch", "--test-only", *words, "--wrap", "true"])

@@ -1,0 +1,146 @@
+"""What this machine or SLURM lacks for a run is named before anything runs."""
+
+import os
+import shutil
+
+import pytest
+
+from swiftkv import check
+from swiftkv.check import Report, check_gpus, check_memory, check_space, problems_at_start, slurm
+from swiftkv.cost import GIGA
+from swiftkv.errors import UserError
+from swiftkv.jobs import PlannedJob, Profile, Resources
+from tests.programs import write_program
+from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, requests
+
+
+def job(mem_mb, threads=1, rule="distill"):
+    return PlannedJob(rule, threads=threads, resources=Resources(mem_mb=mem_mb))
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    folder = tmp_path / "results" / "local"
+    assert "at least 0.0 GB to be written" in check_space(folder, 0)
+    with pytest.raises(UserError, match=r"results/local has .* GB free and at least 1000000000.0 GB"):
+        check_space(folder, 10**9 * GIGA)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: pytest.fail("asked of a folder that cannot be written"))
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    with pytest.raises(UserError, match="results/local cannot be written to"):
+        check_space(folder, 0)
+
+
+def test_too_little_memory():
+    jobs = [job(5000), job(5000), job(8000, threads=4, rule="measure"), PlannedJob("all")]
+    room = "2 cores and 16.0 GB of memory"  # the cores alone let one measure at a time
+    assert check_memory(jobs, 2, 16000) == room
+    assert check_memory(jobs, 8, 15000).endswith("so at most 1 of rule measure at once (8.0 GB each)")
+    assert "at most 3 of rule distill at once" in check_memory([job(5000)], 8, 16000)
+    assert "at once" not in check_memory([PlannedJob("all")], 8, 16000)
+    with pytest.raises(UserError, match="a job of rule measure takes 8000 MB of memory and there are 6000"):
+        check_memory(jobs, 2, 6000)
+
+
+def test_too_few_gpus(tmp_path, monkeypatch):
+    write_program(tmp_path / "nvidia-smi", 'echo "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)"')
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert check_gpus(1) == "1 here, 1 shared out"
+    with pytest.raises(UserError, match="shares out 8 GPUs and this machine has 1"):
+        check_gpus(8)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="nvidia-smi is not here"):
+        check_gpus(1)
+
+
+def test_a_report_goes_on_after_a_failure():
+    def fails():
+        raise UserError("it is broken")
+
+    lines = []
+    report = Report(lines.append)
+    assert report.check("first", fails) is None
+    assert report.check("second", lambda: 2, lambda number: f"{number} found") == 2
+    assert lines == ["FAIL  first: it is broken", "ok    second: 2 found"]
+    with pytest.raises(UserError, match="1 of the checks failed"):
+        report.end()
+
+
+# SLURM
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A folder whose bin/ is on PATH and has the stand-ins; the queue is empty."""
+    monkeypatch.setenv("PATH", f"{install(tmp_path / 'bin')}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("QUEUE", str(tmp_path / "queue"))
+    (tmp_path / "queue").touch()
+    return tmp_path
+
+
+def test_jobs_that_ask_for_the_same_are_one_request():
+    found = requests(("score", GPU_JOB), ("fidelity", GPU_JOB), ("pack", CPU_JOB))
+    assert [request.rules for request in found] == [["score", "fidelity"], ["pack"]]
+    words = " ".join(found[0].words)
+    assert "-A swiftkv -p h100 -t 1440 --mem 880000 --nodes=1 --requeue --cpus-per-gpu=12 --gpus=h100:8" in words
+
+
+def test_what_slurm_takes_is_not_refused(cluster):
+    assert slurm.verdict(requests(("distill", GPU_JOB), ("pack", CPU_JOB))) == ([], [])
+
+
+@pytest.mark.parametrize(("resources", "words"), FAULTS)
+def test_a_fault_is_named_with_the_key_to_correct(cluster, resources, words):
+    verdict = slurm.verdict(requests(("distill", resources)))
+    (sentence,) = [*verdict.refused, *verdict.waiting]
+    assert sentence.startswith("of rule distill SLURM says ")
+    assert all(word in sentence for word in words), sentence
+
+
+def test_a_fault_of_many_rules_is_one_sentence(cluster):
+    wrong = GPU_JOB | {"slurm_partition": "h200"}
+    (found,) = slurm.verdict(requests(("distill", wrong), ("score", wrong), ("pack", CPU_JOB))).refused
+    assert found.startswith("of rule distill, score SLURM says")
+
+
+def test_nodes_that_are_down_stop_no_run_but_a_check(cluster, monkeypatch, capsys):
+    monkeypatch.setenv("DRAINED", "1")
+    profile, jobs = (
+        Profile(cluster, slurm=SETTINGS, directory=cluster),
+        [PlannedJob("pack", resources=Resources(CPU_JOB))],
+    )
+    assert problems_at_start(profile, jobs) == []
+    assert "Requested node configuration is not available" in capsys.readouterr().err
+    report = Report(lambda line: None)
+    check.check_environment(report, profile, jobs, strict=True)
+    assert len(report.failures) == 1
+
+
+def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch):
+    assert slurm.controller()
+    monkeypatch.setenv("CONTROLLER", "DOWN")
+    with pytest.raises(UserError, match="SLURM's controller does not answer"):
+        slurm.controller()
+    monkeypatch.setenv("PATH", str(install(cluster / "fewer", sbatch=None, scontrol=None)))
+    with pytest.raises(UserError, match="^sbatch, scontrol not found"):
+        slurm.controller()
+
+
+def test_jobs_of_an_earlier_controller_are_named(cluster):
+    here, elsewhere = cluster / "here", cluster / "elsewhere"
+    lines = [
+        f"11|{here}|rule_distill_wildcards_llama_swiftkv-50",
+        f"12|{elsewhere}|rule_distill_wildcards_x",
+        f"13|{here}|(null)",
+        f"14|{here}|rule_heldout",
+    ]
+    (cluster / "queue").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"11 \(distill\), 14 \(heldout\).*scancel 11 14"):
+        slurm.earlier_jobs(here)
+    assert slurm.earlier_jobs(cluster)
+
+
+def test_all_problems_at_the_start_are_said(cluster):
+    wrong = [GPU_JOB | {"slurm_partition": "h200"}, GPU_JOB | {"constraint": "nvlink"}, CPU_JOB]
+    jobs = [PlannedJob("distill", resources=Resources(resources)) for resources in wrong]
+    for cuda, problems in (("13.0", 2), ("None", 3)):
+        profile = Profile(cluster, slurm=SETTINGS, directory=cluster, python=("bash", "-c", f"echo {cuda}"))
+        assert len(problems_at_start(profile, jobs)) == problems

@@ -1,0 +1,308 @@
+"""What a plan says: sizes that are published, times near published ones, what makes a job longer, and what is not known."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swiftkv import jobs
+from swiftkv.errors import UserError
+from swiftkv.estimate import Work, estimates, processor_speed
+from swiftkv.jobs import PlannedJob, Profile, Resources, memory_mb, read_profile
+from swiftkv.plan import estimate_plan, report, wall_seconds
+from swiftkv.records import read_json
+from swiftkv.sizes import Size
+from swiftkv.spec import SwiftKVSpec
+from swiftkv.stages import stage_of
+from tests.unit.artifact_helpers import typed
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = Profile(Path("slurm"), jobs=2)
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """The paper's configuration, in a folder where nothing has run."""
+    monkeypatch.chdir(tmp_path)
+    names = ("config.yaml", "artifacts.yaml")
+    return {key: section for name in names for key, section in yaml.safe_load((ROOT / name).read_text()).items()}
+
+
+def job(rule, gpus=0, inputs=(), outputs=(), benchmark=None, threads=1, extra=None, **wildcards):
+    resources = Resources({"gpu": gpus, "nodes": 1, "slurm_extra": extra} if gpus else {})
+    return PlannedJob(
+        rule, wildcards, tuple(inputs), tuple(outputs), benchmark, threads, resources, stage_of(rule).local
+    )
+
+
+def distilling(model="llama-3.1-8b", variant="swiftkv-50", gpus=8, **more):
+    return job("distill", gpus, model=model, variant=variant, **more)
+
+
+def seconds(config, planned, speed=1.0):
+    return Work(planned, typed(config), ROOT, speed).seconds()
+
+
+# Profiles and machines
+
+
+def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
+    monkeypatch.setattr("swiftkv.jobs.memory_mb", lambda: 16000)
+    slurm, local = (read_profile(name, ROOT) for name in ("slurm", "local"))
+    assert (slurm.jobs, slurm.cores, slurm.attempts) == (32, None, 4) and slurm.configfiles
+    assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm
+    assert local.jobs is None and local.cores >= 1
+    assert [file.name for file in local.configfiles] == ["override.yaml"]
+    assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"mem_mb": 16000, "gpu_turn": 1, "gpu": 1}
+    assert not slurm.resources and slurm.python == (sys.executable,)
+    with pytest.raises(UserError, match="there is no profile 'slrum'; it is one of gpu, local,"):
+        read_profile("slrum", ROOT)
+    with pytest.raises(UserError, match=r"there is no configuration file 'nosuch.yaml': correct CONFIG"):
+        read_profile("local", ROOT, ["nosuch.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "free"),
+    [
+        ("0::/\n", {}, 20000),
+        # Of version 2: a limit of a group above the own one, most of whose pages can be dropped.
+        (
+            "0::/pod/job\n",
+            {"pod/memory.max": "8000000000", "pod/memory.current": "5000000000", "pod/job/memory.max": "max",
+             "pod/memory.stat": "anon 1\ninactive_file 3000000000\n"},
+            6000,
+        ),
+        # Of version 1: the group's own limit.
+        (
+            "4:memory:/pod\n3:cpuset:/\n0::/\n",
+            {"memory/pod/memory.limit_in_bytes": "3000000000", "memory/pod/memory.usage_in_bytes": "1000000000",
+             "memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7000000000"},
+            2000,
+        ),
+    ],
+)  # fmt: skip
+def test_memory_is_what_the_control_groups_leave(tmp_path, groups, files, free):
+    contents = {"proc/meminfo": "MemTotal: 99 kB\nMemAvailable:   19531250 kB\n", "proc/self/cgroup": groups}
+    for name, text in (contents | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_mb(tmp_path) == free
+    assert memory_mb() > 0
+
+
+def test_the_processor_is_timed(config):
+    assert 0.001 < processor_speed(typed(config), seconds=0.02) < 100
+
+
+# How big a model is
+
+
+def test_a_packaged_model_is_measured_without_loading_it(config):
+    config["models"]["small"] = yaml.safe_load((ROOT / "profiles/local/override.yaml").read_text())["models"][
+        "smollm2-135m"
+    ]
+    size = Size.of(typed(config), "small", ROOT)
+    assert (size.layers, size.width, size.parameters) == (30, 576, 134515008)
+
+
+def test_sizes_are_the_published_ones(config):
+    assert Size.of(typed(config), "llama-3.1-405b", ROOT).bytes == pytest.approx(401.7e9 + 2 * 4.2e9, rel=0.001)
+    moe = Size(read_json(ROOT / "resources/architectures/deepseek-v2-lite.json")["config"])
+    assert moe.passed == pytest.approx(2.4e9, rel=0.1)  # of 15.7e9
+    dense = Size(read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"])
+    assert dense.trained(SwiftKVSpec(32, 16), "qkv") == 16 * 4096 * (4096 + 2 * 1024)
+
+
+def test_an_unknown_architecture_is_refused(config, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "num_hidden_layers": 32}')
+    config["models"]["llama-3.1-8b"] |= {"source": {"local": str(tmp_path)}, "architecture": None}
+    with pytest.raises(UserError, match="SwiftKV does not know 'gpt2' models"):
+        Size.of(typed(config), "llama-3.1-8b", ROOT)
+
+
+# How long it takes
+
+
+@pytest.mark.parametrize(("model", "gpus", "published"), [("llama-3.1-8b", 8, 3), ("llama-3.1-70b", 32, 5)])
+def test_training_takes_about_as_long_as_published(config, model, gpus, published):
+    hours = seconds(config, distilling(model, gpus=gpus)) / 3600
+    assert published / 2 < hours < published * 2  # resources/paper/claims.yaml
+
+
+@pytest.mark.parametrize(
+    ("cheaper", "dearer"),
+    [
+        ({"teacher_states": "stored"}, {}),
+        ({}, {"gradient_checkpointing": True}),
+        ({"loss": "lm"}, {}),
+        ({}, {"train": "upper_layers"}),
+        ({}, {"epochs": 9}),
+    ],
+)
+def test_what_makes_a_training_longer(config, cheaper, dearer):
+    recipe = config["recipes"]["distillation"] | {"gradient_checkpointing": False}
+    config["recipes"] |= {"cheaper": recipe | cheaper, "dearer": recipe | dearer}
+    times = []
+    for name in ("cheaper", "dearer"):
+        config["variants"]["swiftkv-50"]["recipe"] = name
+        times.append(seconds(config, distilling()))
+    assert 0 < times[0] < times[1]
+
+
+def test_a_slower_processor_takes_longer_and_changes_nothing_of_gpus(config):
+    similarity = {"model": "llama-3.1-8b"}
+    assert seconds(config, job("similarity", **similarity), 0.5) > 1.9 * seconds(
+        config, job("similarity", **similarity)
+    )
+    assert seconds(config, job("similarity", 1, **similarity), 0.5) == seconds(
+        config, job("similarity", 1, **similarity)
+    )
+
+
+def test_a_benchmark_is_priced_by_one_entry(config):
+    config["tasks"]["new"] = config["tasks"]["arc-easy"] | {"task": "new_one", "source": {"hub": "org/new"}}
+    scoring = job("score", 1, model="llama-3.1-8b", variant="baseline", kv_cache="auto", task="new")
+    plan = estimate_plan(ROOT, CLUSTER, typed(config), [scoring, job("fetch_questions", task="new")])
+    assert plan.downloads[0].hub == "org/new"
+    said = "not counted 1 job, as nothing says how much benchmark 'new' asks; state it under tasks.new.asks"
+    assert said in report(plan)
+    config["tasks"]["new"]["asks"] = {"questions": 1000, "prompt": 50, "choices": 4, "choice": 5}
+    few = seconds(config, scoring)
+    config["tasks"]["new"]["asks"]["questions"] = 10**6
+    many = seconds(config, scoring)
+    config["tasks"]["new"]["limit"] = 1000
+    assert 0 < few == seconds(config, scoring) < many
+
+
+def test_a_model_of_unknown_size_is_said_to_be_unknown(config):
+    del config["models"]["qwen2.5-7b"]["architecture"]
+    planned = [job("similarity", 1, model="qwen2.5-7b", outputs=["results/similarity/qwen2.5-7b.json"])]
+    plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
+    text = report(plan)
+    assert plan.gpu_hours == 0 and "not counted 1 job, as nothing says how big model 'qwen2.5-7b' is" in text
+    assert "GPU-hours   at least 0.0" in text and re.search(r"similarity +1 +cluster +1 +0.0 \+ \? ", text)
+
+
+def test_packed_rows_are_counted_where_they_are(config, tmp_path):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    path = "results/packed/llama-3.1-8b/distillation.safetensors"
+    (tmp_path / path).parent.mkdir(parents=True)
+    save_file({"input_ids": np.zeros((320, 2), dtype=np.int32)}, tmp_path / path)
+    assert 10 * seconds(config, distilling(inputs=[path])) < seconds(config, distilling())
+
+
+def test_measured_times_take_the_place_of_estimates(config, tmp_path):
+    def record(variant, took):
+        file = tmp_path / f"results/benchmarks/{variant}.tsv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"s\th:m:s\n{took}\t0:00:01\n")
+        return distilling(variant=variant, benchmark=str(file.relative_to(tmp_path)))
+
+    def taken(planned, finished=()):
+        return estimates(*([Work(job, typed(config), ROOT) for job in some] for some in (planned, finished)))
+
+    same, like = record("swiftkv-50", 1234.5), distilling(variant="swiftkv-62.5")
+    other = distilling(model="qwen2.5-7b")
+    finished = record("swiftkv-25", 2 * seconds(config, distilling(variant="swiftkv-25")))
+    found = taken([same, like, other], [finished])
+    assert [estimate.measured for estimate in found] == [True, True, False]
+    assert found[0].seconds == 1234.5 and found[2].seconds == seconds(config, other)
+    assert 1234.5 / seconds(config, same) < found[1].seconds / seconds(config, like) < 2
+    (tmp_path / same.benchmark).write_text("s\th:m:s\n")
+    assert not taken([same])[0].measured
+
+
+def point(name, variant="baseline", **more):
+    wildcards = {"point": name, "model": "llama-3.1-8b", "variant": variant, "kv_cache": "auto"}
+    return job("measure", 1, outputs=[f"results/serving/{name}/{variant}.json"], **wildcards, **more)
+
+
+def test_points_of_one_engine_start_it_once_where_they_come_one_after_another(config):
+    planned = [point("batch-2k"), point("batch-8k"), point("batch-8k", "swiftkv-50"), point("memory-16gib")]
+    machine, cluster = (
+        estimate_plan(ROOT, profile, typed(config), planned) for profile in (Profile(Path("gpu"), cores=8), CLUSTER)
+    )
+    saved = [
+        one.seconds - other.seconds for one, other in zip(cluster.estimates, machine.estimates, strict=True)
+    ]  # batch-8k finds the engine of batch-2k
+    assert saved == pytest.approx([0, config["planning"]["gpu"]["engine"]["value"], 0, 0])
+
+
+def test_a_rate_is_estimated_by_its_time_up_to_the_first_at_which_requests_wait(config):
+    asked = config["serving"]["points"]["p"] = {"measure": "latency", "input_tokens": 1000, "seconds": 60}
+    times = []
+    for asked["request_rates"] in ([1], [1, 2], [1, 2, 1000], [1, 2, 1000, 2000]):
+        times.append(seconds(config, point("p")))
+    first, second, waiting, untried = times
+    assert 60 < second - first < 80 and waiting - second > 60 and untried == waiting
+
+
+def test_an_exclusive_node_counts_whole(config):
+    shared, alone = (
+        estimate_plan(ROOT, CLUSTER, typed(config), [point("interactive-2k", extra=extra)])
+        for extra in (None, "--mail-type=FAIL --exclusive")
+    )
+    assert 0 < 8 * shared.gpu_hours == pytest.approx(alone.gpu_hours)
+    assert "up to 8 GPUs a job" in report(alone)
+
+
+# When it ends
+
+
+@pytest.mark.parametrize(
+    ("taken", "profile", "least"),
+    [
+        ([5, 10, 4, 3], Profile(Path("slurm"), jobs=9), 15),  # the longest chain
+        ([5, 10, 4, 30], Profile(Path("slurm"), jobs=1), 49),  # one job at a time
+        ([5, 10, 4, 3], Profile(Path("gpu"), cores=8, resources={"gpu": 2}), 15),
+        ([5, 10, 40, 3], Profile(Path("gpu"), cores=8, resources={"gpu": 2}), 46.5),  # GPU-hours on two GPUs
+        ([5, 10, 4, 3], Profile(Path("local"), cores=1), 22),
+    ],
+)
+def test_a_run_takes_at_least_its_longest_chain_and_its_share_of_what_is_scarce(taken, profile, least):
+    planned = [
+        job("pack", outputs=["a"]),
+        job("score", 1, inputs=["a"], outputs=["b"]),
+        job("score", 2),
+        job("score", 1),
+    ]
+    graph = jobs.parents(planned)
+    assert graph == {0: [], 1: [0], 2: [], 3: []} and jobs.ancestors(1, graph) == {0, 1}
+    assert wall_seconds(planned, taken, graph, profile) == least
+
+
+def test_a_measurement_takes_all_cores_and_local_rules_no_place_in_the_queue():
+    def least(planned, taken, profile):
+        return wall_seconds(planned, taken, dict.fromkeys(range(len(planned)), ()), profile)
+
+    serving = [job("score"), job("score"), job("measure", threads=8)]
+    assert least(serving, [2, 3, 4], Profile(Path("local"), cores=2)) == 6.5
+    assert least([job("table"), job("score", 1)], [9, 5], Profile(Path("slurm"), jobs=1)) == 9
+
+
+# What it leaves and fetches
+
+
+def test_a_training_leaves_a_checkpoint_and_three_states(config):
+    trained = 16 * 4096 * (4096 + 2 * 1024)
+    assert Work(distilling(), typed(config), ROOT).written() == 2 * 8030261248 + 2 * trained + 3 * 12 * trained
+
+
+def test_each_source_is_downloaded_once_and_gated_ones_are_named(config):
+    planned = [
+        job("resolve_model", outputs=["a"], model="llama-3.1-8b"),
+        job("resolve_model", outputs=["b"], model="llama-3.1-8b-base"),
+        job("resolve_model", outputs=["c"], model="qwen2.5-7b"),
+        job("dummy_checkpoint", outputs=["d"], model="llama-3.1-8b", variant="baseline"),
+    ]
+    plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
+    found = {item.hub: (item.what, item.gated, item.bytes) for item in plan.downloads}
+    assert len(found) == len(plan.downloads) == 3
+    assert found["meta-llama/Llama-3.1-8B-Instruct"] == ("model", True, 2 * 8030261248)
+    assert found["Qwen/Qwen2.5-7B-Instruct"][1] is False
+    text = report(plan)
+    assert "accept it at https://huggingface.co/meta-llama/Llama-3.1-8B\n" in text + "\n" and "HF_TOKEN" in text
