@@ -100,11 +100,11 @@ def commands() -> dict[str, dict]:
 
 def regenerated(record: dict, longest: int) -> list[str]:
     """The command line of a record by the present code."""
+    from swiftkv.jobs import read_config, read_profile
     from swiftkv.measure.engines import Engines
     from swiftkv.measure.kind import Run
     from swiftkv.measure.point import Point, Subject, printable
     from swiftkv.measure.run import KINDS
-    from swiftkv.jobs import read_config, read_profile
 
     config = read_config(ROOT, read_profile("local", ROOT))
     model, variant = record["model"]["name"], record["variant"]
