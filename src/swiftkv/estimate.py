@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from swiftkv.config import Config
+from swiftkv.config import TEACHING, Config
 from swiftkv.config.sources import PackagedModel
 from swiftkv.cost import GIGA
 from swiftkv.distill.recipe import Recipe
@@ -250,7 +250,8 @@ class Work:
             stored = 1 + len(self.config.stored_layers(self.job.wildcards["model"], recipes))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored
         if rule == "moments":  # a float32 fit of keys and values for each l and layer above, and three covariances an l
-            below = self.config.models[self.job.wildcards["model"]].layers_below
+            recipes = self.config.alike(self.job.wildcards["recipe"], TEACHING)
+            below = self.config.fitted_layers(self.job.wildcards["model"], recipes)
             fits = sum(self.size.layers - layer for layer in below) * self.size.dimensions.cached()
             return 4 * self.size.width * (fits + 3 * len(below) * self.size.width)
         if rule in ("pack", "corpus"):

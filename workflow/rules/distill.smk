@@ -67,7 +67,7 @@ rule teacher_states:
 
 
 rule moments:
-    """Regressions to the teacher's keys and values that starts are fitted by, for every l of the variants."""
+    """Regressions to the teacher's keys and values that starts are fitted by, for every l of variants with the recipe."""
     input:
         model="<results>/models/{model}/source.json",
         data=packed_rows,
@@ -83,7 +83,7 @@ rule moments:
         **on_gpus("score"),
     params:
         recipe=recipe_json,
-        layers=lambda w: scale.models[w.model].layers_below,
+        layers=lambda w: scale.fitted_layers(w.model, scale.alike(w.recipe, TEACHING)),
     shell:
         """
         exec &> >(tee {log:q})

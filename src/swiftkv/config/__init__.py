@@ -174,6 +174,13 @@ class Config(Section, called="the configuration"):
                 layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
+    def fitted_layers(self, model: str, recipes: list[str]) -> list[int]:
+        """Return every l of the variants that one of `recipes` trains from a fitted start, largest first."""
+        layers = self.models[model].num_key_value_layers
+        fitted = {name for name in recipes if self.recipes[name].start == "fitted"}
+        reductions = {variant.prefill_reduction for variant in self.variants.values() if variant.recipe in fitted}
+        return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
+
     def shards(self, model: str, task: str) -> int:
         """How many jobs score a task on a model; 1 where `shards` says nothing of it."""
         shards = self.tasks[task].shards or 1
