@@ -53,7 +53,7 @@ test-thorough: .venv/.ready  ## the same for every kind of engine, and all that 
 
 # As root, with Debian's slurmctld, slurmd, slurmdbd, slurm-client, munge and mariadb-server.
 test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs
-	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_check.py
+	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_slurm_check.py
 
 test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM; the figures go to results/faults.xml
 	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py --junitxml results/faults.xml -o junit_family=xunit1

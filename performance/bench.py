@@ -32,7 +32,7 @@ from swiftkv.distill.step import make_step
 from swiftkv.distill.trainer import Loop, keep_freed_memory, make_engine, start_distributed
 from swiftkv.errors import command_line
 from swiftkv.measure.engines import Engines
-from swiftkv.measure.kind import BASELINE, OWN, turns
+from swiftkv.measure.kind import BASELINE, OWN
 from swiftkv.measure.point import Point, Subject, max_model_len
 from swiftkv.measure.process import terminates_cleanly
 from swiftkv.measure.run import KINDS, measure
@@ -107,7 +107,7 @@ def training(folder: Path, layers: int, repeats: int, tiny: bool) -> dict[str, A
     length, batch = (64, 2) if tiny else (512, 4)
     settings = yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]["distillation"]
     settings |= {"batch_size": batch, "micro_batch_size": batch, "max_length": length, "zero_stage": 2}
-    recipe = Recipe.from_dict(settings | {"teacher_states": "online"})
+    recipe = Recipe.from_dict(settings | {"teacher_states": "online"}).on_this_device()
     identity = read_source(folder / "source.json")
     vocabulary = identity["config"]["vocab_size"]
     random = np.random.default_rng(0)
@@ -136,7 +136,10 @@ def training(folder: Path, layers: int, repeats: int, tiny: bool) -> dict[str, A
 
     for step in steps.values():  # to warm up
         step(0)
-    times = turns(list(steps), seconds, repeats)
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    for turn in range(repeats):
+        for side in reversed(list(steps)) if turn % 2 else steps:
+            times[side].append(seconds(side, turn))
     tokens = [rows.counted(numbers[turn + 1]) for turn in range(repeats)]
     speeds = {
         side: statistics.median(count / each for count, each in zip(tokens, found, strict=True))

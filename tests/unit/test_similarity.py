@@ -8,6 +8,7 @@ import pytest
 import torch
 from score_helpers import SHAPE, write_chats, write_source
 
+from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
 from swiftkv.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 
@@ -61,7 +62,7 @@ def test_record(tiny_teacher, tmp_path):
     written = measure_similarity(source, chats, 4, 20, 7, tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text()) == written
     assert (written["measure"], written["variant"], written["model"]["title"]) == ("similarity", "baseline", "Tiny")
-    assert written["settings"] == {"documents": 4, "max_length": 20, "seed": 7}
+    assert written["settings"] == {"documents": 4, "max_length": 20, "seed": 7, "dtype": dtype_name()}
     record = written["result"]
     assert (record["documents"], record["num_hidden_layers"]) == (4, 6)
     assert record["tokens"] == 4 * 20

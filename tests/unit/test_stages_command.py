@@ -110,7 +110,9 @@ def test_threads_and_gpus_are_taken_out_wherever_they_stand():
 
 def test_an_unknown_stage_is_one_sentence():
     run = subprocess.run([sys.executable, "-m", "swiftkv.stages", "nosuch"], capture_output=True, text=True)
-    assert run.returncode == 1 and run.stderr.startswith("error: there is no stage 'nosuch'; the stages are corpus, ")
+    assert run.returncode == 1 and run.stderr.startswith(
+        "error: there is no stage 'nosuch'; the stages are resolve_model, "
+    )
 
 
 def test_plans_import_nothing_of_what_jobs_run():

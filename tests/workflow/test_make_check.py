@@ -47,7 +47,7 @@ def test_all_faults_are_seen_at_once(site):
         r"request: of rule distill SLURM says 'Requested node configuration .* --mem 2000000",
         r"hub: HF_HUB_OFFLINE is set, and these are not in the local cache: meta-llama/Llama-3.1-8B-Instruct, Hugging",
     ):
-        assert sum(bool(re.match(words, line)) for line in failed) == 1, (words, failed)
+        assert any(re.match(words, line) for line in failed), (words, failed)
     for words in ("configuration", "plan: 83 jobs to run", "slurm"):
         assert f"\nok    {words}" in ended.stdout, ended.stdout
     assert re.search(
@@ -61,10 +61,12 @@ def test_a_run_with_a_wrong_partition_submits_nothing(site):
     command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--profile", site.folder, TABLE]
     ended = site(*command)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
-    torch, sentence = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    torch, *sentences = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
     assert re.match(f"error: {FOR_THE_PROCESSOR}", torch)
-    assert sentence.startswith("error: of rule ") and "correct slurm_partition, now 'h200', under gpu_jobs" in sentence
-    assert "distill" in sentence and "table" not in sentence
+    assert any("distill" in sentence for sentence in sentences)
+    for sentence in sentences:
+        assert sentence.startswith("error: of rule ") and "slurm_partition, now 'h200', under gpu_jobs" in sentence
+        assert "table" not in sentence
     assert not (site.folder / "submitted").exists()
 
 
