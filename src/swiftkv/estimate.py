@@ -47,14 +47,14 @@ class Work:
         job: as Snakemake plans it.
         config: the configuration.
         root: folder of the project.
-        speed: how fast this machine's processor is, relative to the one that the speeds were measured on.
+        speed: of a matrix product on this machine's processor, relative to the one that the speeds were measured on.
     """
 
     def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
         self.job, self.config, self.root = job, config, root
         self.kind = "gpu" if job.gpus else "cpu"
         self.speeds = getattr(config.planning, self.kind)
-        self.faster = 1.0 if job.gpus else speed
+        self.product = speed
         self.devices = job.gpus or job.threads
 
     @cached_property
@@ -105,8 +105,15 @@ class Work:
         return self.speeds.start.value + weights + function()
 
     def compute(self, flops: float, work: str, devices: int) -> float:
-        """Return the seconds of so many FLOPs; `work` is training, forward or serving."""
-        return flops / (devices * getattr(self.speeds, work).value * TERA * self.faster)
+        """Return the seconds of so many FLOPs; `work` is training, forward or serving.
+
+        On a processor only the time within matrix products follows this machine's; that between them is taken as it was
+        measured.
+        """
+        seconds = 1 / (getattr(self.speeds, work).value * TERA)
+        if self.kind == "cpu":
+            seconds += (1 / self.product - 1) / (self.speeds.product.value * GIGA)
+        return flops * seconds / devices
 
     def forward(self, tokens: float) -> float:
         """Return the seconds of forward passes of transformers, in which one GPU works at a time."""
