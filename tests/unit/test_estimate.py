@@ -163,9 +163,7 @@ def test_what_makes_a_training_longer(config, cheaper, dearer):
 
 def test_a_slower_processor_takes_longer_and_changes_nothing_of_gpus(config):
     similarity = {"model": "llama-3.1-8b"}
-    assert seconds(config, job("similarity", **similarity), 0.5) > 1.9 * seconds(
-        config, job("similarity", **similarity)
-    )
+    assert seconds(config, job("similarity", **similarity), 0.5) > seconds(config, job("similarity", **similarity))
     assert seconds(config, job("similarity", 1, **similarity), 0.5) == seconds(
         config, job("similarity", 1, **similarity)
     )
