@@ -123,7 +123,7 @@ def test_latency_and_forward_time(source, tmp_path):
 @pytest.mark.slow
 def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
     # Room for the weights and 0.1 MB, but not for the 0.5 MB of one request.
-    limit = (weight_bytes(read_json(source)["config"], None) + 100_000) / GIBI
+    limit = (weight_bytes(read_json(source)["config"], None, "float32") + 100_000) / GIBI
     record = measured("kv_capacity", source, tmp_path, memory_gib=limit)
     assert record["status"] == "oom" and record["reason"].startswith("vLLM has not enough memory: ")
 
