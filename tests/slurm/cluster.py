@@ -163,7 +163,8 @@ class Cluster:
                 or str(self.folder) in command
             ):
                 found.append(process)
-        return [process for process in found if process.pid != os.getpid()]
+        # A daemon may have ended since the list was taken.
+        return [process for process in found if process.pid != os.getpid() and alive(process)]
 
     def states(self) -> set[str]:
         """States of the nodes."""
@@ -260,6 +261,14 @@ class Cluster:
             process = psutil.Process(int(file.read_text()))
             process.send_signal(number)
             process.wait(20)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether the process still runs; a zombie does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
