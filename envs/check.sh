@@ -29,7 +29,7 @@ import transformers
 import vllm
 
 if "swiftkv" not in entry_points(group="vllm.general_plugins").names:
-    sys.exit("error: this project is not installed here, so vLLM would not find its plugin; pip install --no-deps -e .")
+    sys.exit("error: this project is not installed here, so vLLM would not find its plugin; pip install --no-deps -e . -e ./workflow")
 print(f"torch {torch.__version__} (CUDA {torch.version.cuda}), vLLM {vllm.__version__}, transformers {transformers.__version__}")
 if torch.cuda.is_available():
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()

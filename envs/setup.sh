@@ -64,13 +64,13 @@ case $kind in
 
         step "installing $(grep -c '^[a-zA-Z]' envs/cpu.lock) packages (about 2 minutes, 3 GB)"
         quietly "${pip[@]}" install --no-deps -r envs/cpu.lock || fail "a package of envs/cpu.lock could not be installed; see $log"
-        quietly "${pip[@]}" install --no-deps --no-build-isolation ./envs/vllm-metadata -e . ||
+        quietly "${pip[@]}" install --no-deps --no-build-isolation ./envs/vllm-metadata -e . -e ./workflow ||
             fail "this project could not be installed; see $log"
         ;;
     gpu)
         step "installing $(grep -c '^[a-zA-Z]' envs/gpu.lock) packages (4.1 GB to download)"
         quietly "${pip[@]}" install -r envs/gpu.lock || fail "a package of envs/gpu.lock could not be installed; see $log"
-        quietly "${pip[@]}" install --no-deps --no-build-isolation -e . || fail "this project could not be installed; see $log"
+        quietly "${pip[@]}" install --no-deps --no-build-isolation -e . -e ./workflow || fail "this project could not be installed; see $log"
         step "checking what was installed"
         bash envs/check.sh .venv/bin/python
         ;;

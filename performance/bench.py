@@ -26,19 +26,20 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from pipeline.measure.engines import Engines
+from pipeline.measure.kind import BASELINE, OWN
+from pipeline.measure.point import Point, Subject, max_model_len
+from pipeline.measure.process import terminates_cleanly
+from pipeline.measure.run import KINDS, measure
+from pipeline.records import provenance
+from pipeline.sources import read_source, resolve_model
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import make_step
 from swiftkv.distill.trainer import Loop, keep_freed_memory, make_engine, start_distributed
 from swiftkv.errors import command_line
-from swiftkv.measure.engines import Engines
-from swiftkv.measure.kind import BASELINE, OWN
-from swiftkv.measure.point import Point, Subject, max_model_len
-from swiftkv.measure.process import terminates_cleanly
-from swiftkv.measure.run import KINDS, measure
+from swiftkv.io import write_json
 from swiftkv.models import load_base, rewire, save_swiftkv
-from swiftkv.records import provenance, write_json
-from swiftkv.sources import read_source, resolve_model
 from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).resolve().parents[1]

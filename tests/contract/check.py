@@ -49,7 +49,7 @@ class Finding:
 
 def users() -> list[str]:
     """The modules that import vLLM."""
-    files = sorted((ROOT / "src/swiftkv").rglob("*.py"))
+    files = sorted(file for folder in ("src/swiftkv", "workflow/pipeline") for file in (ROOT / folder).rglob("*.py"))
     return [str(file.relative_to(ROOT)) for file in files if _IMPORTS.search(file.read_text())]
 
 

@@ -34,7 +34,7 @@ def redraw() -> dict[str, str]:
     """Redraw the shipped reference run; the text of each CSV by its path below the results."""
     for file in REDRAWN.rglob("*.csv"):
         file.unlink()
-    words = [sys.executable, "workflow/scripts/scale.py", "redraw", "--profile", "local"]
+    words = [sys.executable, "-m", "pipeline.run", "redraw", "--profile", "local"]
     subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     files = sorted(REDRAWN.rglob("*.csv"))
     return {str(file.relative_to(REDRAWN)): file.read_bytes().decode() for file in files}
@@ -100,11 +100,11 @@ def commands() -> dict[str, dict]:
 
 def regenerated(record: dict, longest: int) -> list[str]:
     """The command line of a record by the present code."""
-    from swiftkv.jobs import read_config, read_profile
-    from swiftkv.measure.engines import Engines
-    from swiftkv.measure.kind import Run
-    from swiftkv.measure.point import Point, Subject, printable
-    from swiftkv.measure.run import KINDS
+    from pipeline.measure.engines import Engines
+    from pipeline.measure.kind import Run
+    from pipeline.measure.point import Point, Subject, printable
+    from pipeline.measure.run import KINDS
+    from pipeline.run.jobs import read_config, read_profile
 
     config = read_config(ROOT, read_profile("local", ROOT))
     model, variant = record["model"]["name"], record["variant"]

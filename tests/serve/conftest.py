@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from swiftkv.data.build import draw_heldout
-from swiftkv.models import load_any, load_base, rewire, save_swiftkv
-from swiftkv.sources import resolve_model
-from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
+
+from pipeline.sources import resolve_model
+from pipeline.sources.chats import draw_heldout
+from swiftkv.models import load_any, load_base, rewire, save_swiftkv
+from swiftkv.spec import SwiftKVSpec
 
 if importlib.util.find_spec("vllm") is None:
     raise pytest.UsageError("tests/serve needs vLLM, which is not installed: `make setup` installs it")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lm_eval.api.instance import Instance
 
-from swiftkv.score.run import questions, run_benchmark
-from swiftkv.score.served_program import ServedLM
+from pipeline.score.run import questions, run_benchmark
+from pipeline.score.served_program import ServedLM
 
 if __name__ == "__main__":
     job = json.loads(Path(sys.argv[1]).read_text())

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import openai
 import psutil
-
-from swiftkv.measure.process import free_port
 from tests.serve.conftest import engine_environment
+
+from pipeline.measure.process import free_port
 
 START_SECONDS, STOP_SECONDS = 600, 60
 LENGTH = 512

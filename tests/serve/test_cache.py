@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiftkv.measure.engine import Unsupported, require_fp8_cache
+from pipeline.measure.engine import Unsupported, require_fp8_cache
 
 pytestmark = pytest.mark.thorough
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.serve.conftest import engine_environment
 
 pytestmark = [

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-
-from swiftkv.models import load_swiftkv
-from swiftkv.records import read_json
 from tests.serve.conftest import engine_environment, reference
 from tests.serve.server import ask, client, serving
+
+from swiftkv.io import read_json
+from swiftkv.models import load_swiftkv
 
 ROOT = Path(__file__).parents[2]
 QUESTION = [{"role": "user", "content": "What is two and two?"}]
@@ -46,7 +46,7 @@ def test_an_own_model_becomes_a_checkpoint_a_table_and_an_answer(architecture, c
         *("--profile", profile, "--configfile", profile / "override.yaml", tmp_path / "mine.yaml"),
         *("--", made / table, made / served),
     ]
-    environment = engine_environment(tmp_path) | {"PYTHONPATH": str(ROOT / "src")}
+    environment = engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
 

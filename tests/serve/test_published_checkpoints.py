@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from swiftkv.models import load_any
 from tests.published import CHECKPOINTS, TINY, tensors, write
 from tests.quantized import quantize
 from tests.serve.conftest import QWEN2, reference
+
+from swiftkv.models import load_any
 
 pytestmark = pytest.mark.thorough
 

@@ -7,11 +7,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.quantized import FORMS, QUANTIZATION, quantize, write
+from tests.serve.conftest import reference
 
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
-from tests.quantized import FORMS, QUANTIZATION, quantize, write
-from tests.serve.conftest import reference
 
 pytestmark = pytest.mark.thorough
 

@@ -11,15 +11,15 @@ import psutil
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from tests.serve.conftest import ENGINE_SECONDS, engine_environment
 from transformers import AutoTokenizer
 
+from pipeline.score.lm import CachedLM
+from pipeline.score.run import measure_scores, questions, run_benchmark
+from pipeline.score.served import MAX_GEN_TOKS, repetition_penalty
+from swiftkv.io import read_json
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
-from swiftkv.records import read_json
-from swiftkv.score.lm import CachedLM
-from swiftkv.score.run import measure_scores, questions, run_benchmark
-from swiftkv.score.served import MAX_GEN_TOKS, repetition_penalty
 from swiftkv.spec import SwiftKVSpec
-from tests.serve.conftest import ENGINE_SECONDS, engine_environment
 
 pytestmark = pytest.mark.thorough
 

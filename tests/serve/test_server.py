@@ -6,10 +6,10 @@ from typing import NamedTuple
 import openai
 import pytest
 import torch
-
-from swiftkv.models import load_any
 from tests.serve.conftest import MARGIN, reference
 from tests.serve.server import CACHED_AND_SPECULATING, LENGTH, NAME, ask, client, serving
+
+from swiftkv.models import load_any
 
 pytestmark = pytest.mark.thorough
 

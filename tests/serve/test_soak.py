@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
-
-from swiftkv.models import load_any
 from tests.serve.conftest import MARGIN, reference
 from tests.serve.server import CACHED_AND_SPECULATING, NAME, ask, client, serving
+
+from swiftkv.models import load_any
 
 REQUESTS, AT_ONCE = 10_000, 64
 # Before them: the worker of any model grows until it has met most sizes of a step (docs/serving.md).

@@ -48,7 +48,7 @@ def test_exactness(python, file):
     ended = subprocess.run(
         [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not versions", f"tests/serve/{file}"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

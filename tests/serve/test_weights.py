@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.conftest import tiny_teacher
 
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.serve.weights import load_weights
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import tiny_teacher
 
 # A linear layer's tensors in a checkpoint, after its name: of vLLM's parameters all but those that may be absent.
 FORMS = {

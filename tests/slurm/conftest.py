@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-
-from swiftkv.gpus import PRETEND
 from tests.slurm.cluster import running
+
+from pipeline.gpus import PRETEND
 
 ROOT = Path(__file__).parents[2]
 

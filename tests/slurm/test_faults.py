@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from tests.slurm.cluster import run
 from tests.slurm.conftest import Workflow
 
@@ -75,7 +74,7 @@ def ranks(workflow: Workflow) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if {"swiftkv.stages", "distill"} <= set(words) and not any("torchrun" in word for word in words):
+        if {"pipeline.stages", "distill"} <= set(words) and not any("torchrun" in word for word in words):
             with contextlib.suppress(psutil.Error):
                 found += [process] if Path(process.cwd()) == workflow.folder else []
     return found

@@ -1,11 +1,11 @@
 """A real SLURM judges requests as the stand-ins of the unit tests do; it keeps no accounts."""
 
 import pytest
-
-from swiftkv.check import slurm
-from swiftkv.errors import UserError
 from tests.slurm.cluster import run
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, requests
+
+from pipeline.run.check import slurm
+from swiftkv.errors import UserError
 
 pytestmark = pytest.mark.slurm
 

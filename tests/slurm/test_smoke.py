@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-from swiftkv.stages import stage_of
 from tests.slurm.cluster import ETC, run, running
 from tests.slurm.conftest import ROOT
+
+from pipeline.stages import stage_of
 
 pytestmark = pytest.mark.slurm
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import yaml
 from snakemake.utils import update_config
 
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.kinds import KINDS
-from swiftkv.config import Config
-from swiftkv.records import describe_spec, write_json
+from pipeline.artifacts import contents
+from pipeline.artifacts.kinds import KINDS
+from pipeline.config import Config
+from pipeline.records import describe_spec
+from swiftkv.io import write_json
 from swiftkv.section import read
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """Made-up claims, rows of the tables that judge them, and what they are judged on."""
 
-from swiftkv.artifacts.quantities import Scene
+from pipeline.artifacts.quantities import Scene
 
 MODEL = {"name": "mine", "title": "My model", "published": "theirs"}
 OTHER = {"name": "small", "title": "Small model", "published": "small"}

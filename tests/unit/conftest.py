@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from tests.unit.distill_helpers import make_inputs, train
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import tiny_teacher
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -24,10 +25,9 @@ from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.trainer import Loop
 from swiftkv.models import load_any
-from tests.conftest import tiny_teacher
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGE = ("-m", "swiftkv.stages")
+STAGE = ("-m", "pipeline.stages")
 GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
 RECIPE = {
@@ -40,7 +40,7 @@ RECIPE = {
     "zero_stage": 2, "dtype": "float32", "attention": "auto", "seed": 7, "checkpoint_every": 3, "checkpoint_minutes": 20,
 }  # fmt: skip
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "deepspeed", "swiftkv.stages", "swiftkv.distill.trainer"])
+FORKS.set_forkserver_preload(["pytest", "deepspeed", "pipeline.stages", "swiftkv.distill.trainer"])
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
@@ -110,7 +110,7 @@ def stage(name: str, options: dict[str, Any], ranks: int = 1) -> list[str]:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    places = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join([str(ROOT / "src"), str(ROOT / "workflow"), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": places} | changes
 
 
@@ -129,11 +129,11 @@ def run(words: list[str], **changes: str) -> subprocess.CompletedProcess:
 
 
 def run_stage(words: list[str], printed: str, said: str) -> None:
-    """Be `python -m swiftkv.stages` with some words; stdout and stderr go to files."""
+    """Be `python -m pipeline.stages` with some words; stdout and stderr go to files."""
     for number, name in ((1, printed), (2, said)):
         os.dup2(os.open(name, os.O_WRONLY), number)
-    sys.argv = ["swiftkv.stages", *words]
-    runpy.run_module("swiftkv.stages", run_name="__main__")
+    sys.argv = ["pipeline.stages", *words]
+    runpy.run_module("pipeline.stages", run_name="__main__")
 
 
 def train(inputs: Path, output: Path, **arguments) -> str:

@@ -1,4 +1,4 @@
-"""Points and subjects for the tests of swiftkv.measure."""
+"""Points and subjects for the tests of pipeline.measure."""
 
 import contextlib
 import json
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import psutil
 
-from swiftkv.measure import latency, run
-from swiftkv.measure.client import rate_result
-from swiftkv.measure.engines import Engines
-from swiftkv.measure.kind import Run
-from swiftkv.measure.point import Point, Subject
+from pipeline.measure import latency, run
+from pipeline.measure.client import rate_result
+from pipeline.measure.engines import Engines
+from pipeline.measure.kind import Run
+from pipeline.measure.point import Point, Subject
 from swiftkv.spec import SwiftKVSpec
 
 ENGINE = {

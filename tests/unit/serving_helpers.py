@@ -1,4 +1,4 @@
-"""Made-up serving records in the form that swiftkv.measure writes, and entries that show them; the numbers mean nothing."""
+"""Made-up serving records in the form that pipeline.measure writes, and entries that show them; the numbers mean nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import io
 from artifact_helpers import H100, LLAMA, fields, made, saved, scale
 from artifact_helpers import record as any_record
 
-from swiftkv.artifacts.kinds import KINDS
-from swiftkv.measure.rates import boundary
+from pipeline.artifacts.kinds import KINDS
+from pipeline.measure.rates import boundary
 
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
 TITLES = {LLAMA: "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}

@@ -6,9 +6,10 @@ has four nodes without GPUs and 100000 MB. Both allow 24 hours. The only account
 
 from types import SimpleNamespace
 
-from swiftkv.check.slurm import slurm_requests
-from swiftkv.jobs import PlannedJob, Resources
 from tests.programs import write_program
+
+from pipeline.run.check.slurm import slurm_requests
+from pipeline.run.jobs import PlannedJob, Resources
 
 SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
 GPU_JOB = {

@@ -4,7 +4,7 @@ import copy
 import math
 from pathlib import Path
 
-from swiftkv.artifacts.records import read_published
+from pipeline.artifacts.records import read_published
 
 PAPER = Path(__file__).parents[2] / "resources" / "paper"
 LLAMA, LARGE = "llama-3.1-8b", "llama-3.1-70b"

@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.make import make_artifact
-from swiftkv.errors import UserError
 from tests.unit.artifact_helpers import scale, typed
+
+from pipeline.artifacts import contents
+from pipeline.artifacts.make import make_artifact
+from swiftkv.errors import UserError
 
 KL = {"what": "KL", "artifact": "recipes", "column": "kl", "where": {"variant": "swiftkv-50"}}
 EXPECTED = KL | {"expected": 0.5, "tolerance": 0.02}
@@ -30,7 +30,7 @@ def checked(tmp_path):
         outputs = [tmp_path / f"demo.{form}" for form in ("csv", "tex", "md", "html", "json")]
         make_artifact(entry, {"tables": [str(table)]}, outputs)
         told = subprocess.run(
-            [sys.executable, "-m", "swiftkv.artifacts.checked", outputs[0]], capture_output=True, text=True
+            [sys.executable, "-m", "pipeline.artifacts.checked", outputs[0]], capture_output=True, text=True
         )
         return list(csv.DictReader(outputs[0].open())), outputs[2].read_text(), told
 
@@ -86,6 +86,6 @@ def test_a_check_of_nothing_is_refused(checked, check, sentence):
 
 def test_a_table_that_is_not_made_is_one_sentence(tmp_path):
     told = subprocess.run(
-        [sys.executable, "-m", "swiftkv.artifacts.checked", tmp_path / "demo.csv"], capture_output=True, text=True
+        [sys.executable, "-m", "pipeline.artifacts.checked", tmp_path / "demo.csv"], capture_output=True, text=True
     )
     assert told.returncode == 1 and told.stderr.startswith("error: ") and "has not been made" in told.stderr

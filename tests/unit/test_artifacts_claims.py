@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.claims_file import bounds, cells, read_claims
-from swiftkv.artifacts.kinds import KINDS
-from swiftkv.artifacts.quantities import Scene
-from swiftkv.artifacts.verdicts import AGREES, ARITHMETIC, CONTRADICTS, SAME, UNDECIDED, UNMEASURED, judge
-from swiftkv.errors import UserError
 from tests.unit.artifact_helpers import scale, typed
 from tests.unit.claim_helpers import made_claim, made_row
 from tests.unit.sources_as_measured import LLAMA, PAPER, TASKS, described_figures, published_tables
+
+from pipeline.artifacts import contents
+from pipeline.artifacts.claims_file import bounds, cells, read_claims
+from pipeline.artifacts.kinds import KINDS
+from pipeline.artifacts.quantities import Scene
+from pipeline.artifacts.verdicts import AGREES, ARITHMETIC, CONTRADICTS, SAME, UNDECIDED, UNMEASURED, judge
+from swiftkv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 # The columns of each kind's CSV that claims may name.

@@ -8,14 +8,14 @@ import pytest
 from artifact_helpers import LLAMA, scale, typed
 from artifact_helpers import record as any_record
 from matplotlib.figure import Figure
-
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.drawing import Drawing, look, write_figure
-from swiftkv.artifacts.kinds import similarity, wiring
-from swiftkv.errors import UserError
-from swiftkv.records import write_json
 from tests.unit.serving_helpers import entry as serving_entry
 from tests.unit.serving_helpers import make, record, values_csv
+
+from pipeline.artifacts import contents
+from pipeline.artifacts.drawing import Drawing, look, write_figure
+from pipeline.artifacts.kinds import similarity, wiring
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
 LAYERS = {"one": 4, "two": 6, "three": 5, "big": 9}
 

@@ -3,12 +3,12 @@
 import pytest
 from artifact_helpers import PAPER, ROOT, made, resolved, scale, typed
 
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.table import to_markdown
-from swiftkv.artifacts.text import percent, show, significant, with_error
+from pipeline.artifacts import contents
+from pipeline.artifacts.table import to_markdown
+from pipeline.artifacts.text import percent, show, significant, with_error
 from swiftkv.cost import cost_record
 from swiftkv.errors import UserError
-from swiftkv.records import write_json
+from swiftkv.io import write_json
 
 LARGE = ROOT / "resources/architectures/llama-3.1-70b.json"
 

@@ -3,11 +3,11 @@
 import pytest
 from artifact_helpers import SMOL, closeness, made, resolved, saved, scale, score, typed
 
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.paired import reference
-from swiftkv.artifacts.scored import rows
-from swiftkv.artifacts.table import to_html
-from swiftkv.statistics import mean_and_stderr
+from pipeline.artifacts import contents
+from pipeline.artifacts.paired import reference
+from pipeline.artifacts.scored import rows
+from pipeline.artifacts.table import to_html
+from pipeline.statistics import mean_and_stderr
 
 
 def local(**raw):

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from artifact_helpers import SMOL, closeness, made, resolved, saved, scale, score
 
-from swiftkv.artifacts.table import to_latex, to_markdown
+from pipeline.artifacts.table import to_latex, to_markdown
+from pipeline.statistics import paired_difference
 from swiftkv.errors import UserError
-from swiftkv.statistics import paired_difference
 
 VARIANTS = ["baseline", "swiftkv-25", "swiftkv-50", "swiftkv-62.5"]
 ORDER = ["swiftkv-25", "swiftkv-50", "swiftkv-62.5"]

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, saved, scale, score, typed
 
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.records import Record, check_settings, provenance
-from swiftkv.artifacts.table import to_markdown
+from pipeline.artifacts import contents
+from pipeline.artifacts.records import Record, check_settings, provenance
+from pipeline.artifacts.table import to_markdown
 from swiftkv.errors import UserError
 
 TASKS = ["winogrande", "gsm8k"]

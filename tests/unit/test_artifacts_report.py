@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from artifact_helpers import ROOT, scale, typed
-
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.make import make_artifact
-from swiftkv.artifacts.report import write_report
-from swiftkv.artifacts.report.origins import Origins
-from swiftkv.errors import UserError
-from swiftkv.records import write_json
-from swiftkv.reference import shown
 from tests.unit.test_contents_walk import FORMS, provide
+
+from pipeline.artifacts import contents
+from pipeline.artifacts.make import make_artifact
+from pipeline.artifacts.report import write_report
+from pipeline.artifacts.report.origins import Origins
+from pipeline.run.reference import shown
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
 MADE = ("table2", "panel", "training_cost", "speed_and_quality", "figure3", "figure1", "contents", "claims")
 BENCHMARK = "s\th:m:s\tmax_rss\tmax_vms\tmax_uss\tmax_pss\tio_in\tio_out\tmean_load\tcpu_time\n"

@@ -2,8 +2,6 @@
 
 import pandas as pd
 import pytest
-
-from swiftkv.artifacts.serving import Case
 from tests.unit.serving_helpers import (
     CLAIM,
     entry,
@@ -14,6 +12,8 @@ from tests.unit.serving_helpers import (
     texts,
     values_csv,
 )
+
+from pipeline.artifacts.serving import Case
 
 CASES = [Case("baseline"), Case("swiftkv-50"), Case("swiftkv-50-across4")]
 RATES = [1, 2, 4, 8, 16]

@@ -2,18 +2,18 @@
 
 import pytest
 from artifact_helpers import PAPER, saved
+from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
-from swiftkv.artifacts.records import Record, read_records
-from swiftkv.artifacts.serving import (
+from pipeline.artifacts.records import Record, read_records
+from pipeline.artifacts.serving import (
     Case,
     Serving,
     check_comparable,
     length_label,
     variant_of,
 )
-from swiftkv.artifacts.table import to_html, to_latex, to_markdown
+from pipeline.artifacts.table import to_html, to_latex, to_markdown
 from swiftkv.errors import UserError
-from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
 CASES = [Case("baseline"), Case("merge-all-layers"), Case("swiftkv-50"), Case("swiftkv-50-across4"),
          Case("swiftkv-50-across4", "fp8")]  # fmt: skip

@@ -2,10 +2,10 @@
 
 import pandas as pd
 import pytest
-
-from swiftkv.artifacts.serving import Case
-from swiftkv.errors import UserError
 from tests.unit.serving_helpers import CLAIM, CPU, H100, entry, make, record, shows, speed, texts, values_csv
+
+from pipeline.artifacts.serving import Case
+from swiftkv.errors import UserError
 
 CASES = [Case("baseline"), Case("swiftkv-50"), Case("swiftkv-50-across4")]
 SPEEDS = {"batch-2k": (20000, 26000, 27000), "batch-8k": (None, 24000, 0)}

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, scale, score, training, typed
 
-from swiftkv.artifacts import columns, contents
-from swiftkv.artifacts.columns import Column, grid, measured, models
-from swiftkv.artifacts.make import make_artifact
-from swiftkv.artifacts.records import MISSING, OOM
-from swiftkv.artifacts.table import Footnotes, Panel, Table, to_html, to_latex, to_markdown
+from pipeline.artifacts import columns, contents
+from pipeline.artifacts.columns import Column, grid, measured, models
+from pipeline.artifacts.make import make_artifact
+from pipeline.artifacts.records import MISSING, OOM
+from pipeline.artifacts.table import Footnotes, Panel, Table, to_html, to_latex, to_markdown
 from swiftkv.errors import UserError
 
 QUALITY = ("quality", "summary", "tasks")

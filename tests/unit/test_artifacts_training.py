@@ -14,7 +14,7 @@ from artifact_helpers import (
     training,
 )
 
-from swiftkv.artifacts.table import to_markdown
+from pipeline.artifacts.table import to_markdown
 from swiftkv.errors import UserError
 
 VALUES = [PAPER / "values.csv"]

@@ -1,10 +1,11 @@
 """Verdicts on claims stay within their error bars, and on other models and hardware they say only the direction."""
 
 import pytest
+from tests.unit.claim_helpers import MODEL, OTHER, made_claim, made_row, made_scene
 
-from swiftkv.artifacts.quantities import MODEL as OTHER_MODEL
-from swiftkv.artifacts.quantities import REQUESTS, SETTING
-from swiftkv.artifacts.verdicts import (
+from pipeline.artifacts.quantities import MODEL as OTHER_MODEL
+from pipeline.artifacts.quantities import REQUESTS, SETTING
+from pipeline.artifacts.verdicts import (
     AGREES,
     ARITHMETIC,
     CHOSEN,
@@ -15,7 +16,6 @@ from swiftkv.artifacts.verdicts import (
     judge,
 )
 from swiftkv.errors import UserError
-from tests.unit.claim_helpers import MODEL, OTHER, made_claim, made_row, made_scene
 
 
 def verdict(rows, made, **changes):

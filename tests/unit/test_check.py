@@ -4,14 +4,14 @@ import os
 import shutil
 
 import pytest
-
-from swiftkv import check
-from swiftkv.check import Report, check_gpus, check_memory, check_space, problems_at_start, slurm
-from swiftkv.cost import GIGA
-from swiftkv.errors import UserError
-from swiftkv.jobs import PlannedJob, Profile, Resources
 from tests.programs import write_program
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, requests
+
+from pipeline.run import check
+from pipeline.run.check import Report, check_gpus, check_memory, check_space, problems_at_start, slurm
+from pipeline.run.jobs import PlannedJob, Profile, Resources
+from swiftkv.cost import GIGA
+from swiftkv.errors import UserError
 
 
 def job(mem_mb, threads=1, rule="distill"):

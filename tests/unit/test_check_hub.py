@@ -10,13 +10,13 @@ import pytest
 import yaml
 from huggingface_hub import errors
 from snakemake.utils import update_config
-
-from swiftkv.check.hub import Hub, in_cache
-from swiftkv.errors import UserError
-from swiftkv.jobs import PlannedJob
-from swiftkv.sizes import Download, downloads, once
-from swiftkv.sources import MODEL_FILES, TOKENIZER_FILES
 from tests.unit.artifact_helpers import ROOT, typed
+
+from pipeline.run.check.hub import Hub, in_cache
+from pipeline.run.jobs import PlannedJob
+from pipeline.run.sizes import Download, downloads, once
+from pipeline.sources import MODEL_FILES, TOKENIZER_FILES
+from swiftkv.errors import UserError
 
 MODEL = Download("model", "org/name", files=tuple(MODEL_FILES))
 RESPONSE = httpx.Response(403, request=httpx.Request("GET", "https://hub.invalid/api"))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from swiftkv.config import check
-from swiftkv.errors import UserError
 from tests.unit import artifact_helpers
+
+from pipeline.config import check
+from swiftkv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 

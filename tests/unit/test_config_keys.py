@@ -3,9 +3,9 @@
 import jsonschema
 import pytest
 import yaml
-
-from swiftkv.artifacts.editor import editor_schema
 from tests.unit.artifact_helpers import ROOT
+
+from pipeline.artifacts.editor import editor_schema
 
 
 @pytest.fixture(scope="module")

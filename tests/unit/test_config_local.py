@@ -7,7 +7,7 @@ import pytest
 from artifact_helpers import scale, typed
 from safetensors.numpy import save_file
 
-from swiftkv.config.local import check_local_sources
+from pipeline.config.local import check_local_sources
 from swiftkv.errors import UserError
 
 PAPER = scale()

@@ -6,11 +6,11 @@ import random
 import re
 
 import pytest
-
-from swiftkv.artifacts import contents
-from swiftkv.config import check
-from swiftkv.errors import UserError
 from tests.unit import artifact_helpers
+
+from pipeline.artifacts import contents
+from pipeline.config import check
+from swiftkv.errors import UserError
 
 SEED, MUTATIONS = 18, 300
 

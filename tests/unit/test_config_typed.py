@@ -1,10 +1,10 @@
 """What the typed configuration says of models, variants, scores and points."""
 
 import pytest
-
-from swiftkv.config import check
-from swiftkv.errors import UserError
 from tests.unit.artifact_helpers import fields, scale, typed
+
+from pipeline.config import check
+from swiftkv.errors import UserError
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swiftkv.config import load_yaml
+from pipeline.config import load_yaml
 from swiftkv.errors import UserError
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.kinds import KINDS
-from swiftkv.errors import UserError
 from tests.unit import artifact_helpers
 from tests.unit.artifact_helpers import typed
+
+from pipeline.artifacts import contents
+from pipeline.artifacts.kinds import KINDS
+from swiftkv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 PAPER = ROOT / "resources" / "paper"

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 from snakemake.utils import update_config
-
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.make import make_artifact
-from swiftkv.artifacts.records import check_settings
-from swiftkv.errors import UserError
-from swiftkv.measure import run
-from swiftkv.measure.point import Point
-from swiftkv.points import POINTS
-from swiftkv.records import write_json
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
 from tests.unit.serving_helpers import latencies, speed
+
+from pipeline.artifacts import contents
+from pipeline.artifacts.make import make_artifact
+from pipeline.artifacts.records import check_settings
+from pipeline.config.points import POINTS
+from pipeline.measure import run
+from pipeline.measure.point import Point
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
 FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 

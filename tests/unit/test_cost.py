@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.conftest import GROUPED_QUERY, SHAPE
+from tests.conftest import LATENT as LATENT_SHAPE
 
 from swiftkv.cost import (
     OPERATIONS,
@@ -21,8 +23,6 @@ from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import GROUPED_QUERY, SHAPE
-from tests.conftest import LATENT as LATENT_SHAPE
 
 RESOURCES = Path(__file__).parents[2] / "resources"
 TINY = {

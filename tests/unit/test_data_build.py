@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from swiftkv.data.build import build_corpus, draw_heldout
-from swiftkv.data.read import read_chats
+from pipeline.sources.chats import build_corpus, draw_heldout
+from swiftkv.chats import read_chats
 from swiftkv.errors import UserError
 
 GOOD = {"messages": [{"role": "user", "content": "x"}]}

@@ -6,10 +6,10 @@ import json
 import pytest
 from score_helpers import CHATML, byte_tokenizer, write_chats
 
-from swiftkv.data.read import choose_chats, draw_documents, tokenize_chat
+from pipeline.measure.prompts import chat_prompts, opening
+from swiftkv.chats import choose_chats, draw_documents, tokenize_chat
 from swiftkv.distill.packing import tokenize
 from swiftkv.errors import UserError
-from swiftkv.measure.prompts import chat_prompts, opening
 
 DATED = "Today is {{ strftime_now('%d %b %Y') }}. " + CHATML
 STRICT = "{% if 'x' in messages[0].content %}{{ raise_exception('roles must alternate') }}{% endif %}" + CHATML

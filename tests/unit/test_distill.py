@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conftest import tiny_teacher
+from tests.unit.distill_helpers import RECIPE
 
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
@@ -12,8 +14,6 @@ from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE
 
 SPEC = SwiftKVSpec(6, 3, 2)
 

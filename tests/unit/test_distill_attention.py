@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conftest import tiny_teacher
+from tests.unit.test_distill import SPEC, batch, recipe
 
 from swiftkv.distill import attention
 from swiftkv.distill.step import DistillationStep, FineTuningStep
 from swiftkv.errors import UserError
-from tests.conftest import tiny_teacher
-from tests.unit.test_distill import SPEC, batch, recipe
 
 
 def test_short_window_keeps_the_models_own_attention():

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.conftest import tiny_teacher
+from tests.unit.distill_helpers import RECIPE, SPEC, assert_alike, log, train
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, next_tokens
 from swiftkv.models import load_swiftkv
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE, SPEC, assert_alike, log, train
 
 EXIT = SPEC | {"early_exit": True}
 HEAD = "early_exit_head_swiftkv.weight"

@@ -5,12 +5,12 @@ import re
 
 import numpy as np
 import pytest
+from tests.unit.distill_helpers import RECIPE, TEMPLATE, random_samples, run, stage, tokenizer
 
-from swiftkv.data.read import read_chats
+from swiftkv.chats import read_chats
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer
-from tests.unit.distill_helpers import RECIPE, TEMPLATE, random_samples, run, stage, tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}
 CHAT = {"messages": [USER, ASSISTANT]}

@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.quantized import quantize
+from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, mean_loss, plain_adamw, train
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep
@@ -15,8 +17,6 @@ from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv
 from swiftkv.quantize.linear import quantize_rows
 from swiftkv.spec import SwiftKVSpec
-from tests.quantized import quantize
-from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, mean_loss, plain_adamw, train
 
 FP8 = torch.float8_e4m3fn
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.unit.distill_helpers import RECIPE, SPEC, environment
 
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.recipe import Recipe
@@ -17,7 +18,6 @@ from swiftkv.distill.step import make_step
 from swiftkv.distill.trainer import Loop
 from swiftkv.models import load_base
 from swiftkv.spec import SwiftKVSpec
-from tests.unit.distill_helpers import RECIPE, SPEC, environment
 
 STEPS = 3
 BF16 = RECIPE | {"dtype": "bfloat16", "micro_batch_size": 1, "max_steps": STEPS}  # 4 rows: 2 ranks x 2, or 1 x 4

@@ -19,12 +19,12 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
 from torch.distributed.launcher.api import LaunchConfig
 
 from swiftkv import device
 from swiftkv.distill import record
 from swiftkv.tensor_file import write
-from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
 
 pytestmark = pytest.mark.thorough
 

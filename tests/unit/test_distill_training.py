@@ -8,12 +8,6 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep, next_tokens
-from swiftkv.models import load_any, load_tokenizer
-from swiftkv.spec import SwiftKVSpec
 from tests.conftest import tiny_teacher
 from tests.unit.distill_helpers import (
     GOLDEN,
@@ -31,6 +25,12 @@ from tests.unit.distill_helpers import (
     tensors,
     train,
 )
+
+from swiftkv.distill.packing import PackedRows
+from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.step import DistillationStep, next_tokens
+from swiftkv.models import load_any, load_tokenizer
+from swiftkv.spec import SwiftKVSpec
 
 
 def test_training_is_plain_adamw_on_the_plain_loss(inputs, finished):

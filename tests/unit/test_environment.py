@@ -11,7 +11,6 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
 from tests.programs import ROOT, write_program
 
 ENVS = ROOT / "envs"

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from swiftkv import jobs
-from swiftkv.errors import UserError
-from swiftkv.estimate import Work, estimates, processor_speed
-from swiftkv.jobs import PlannedJob, Profile, Resources, memory_mb, read_profile
-from swiftkv.plan import estimate_plan, report, wall_seconds
-from swiftkv.records import read_json
-from swiftkv.sizes import Size
-from swiftkv.spec import SwiftKVSpec
-from swiftkv.stages import stage_of
 from tests.unit.artifact_helpers import typed
+
+from pipeline.run import jobs
+from pipeline.run.estimate import Work, estimates, processor_speed
+from pipeline.run.jobs import PlannedJob, Profile, Resources, memory_mb, read_profile
+from pipeline.run.plan import estimate_plan, report, wall_seconds
+from pipeline.run.sizes import Size
+from pipeline.stages import stage_of
+from swiftkv.errors import UserError
+from swiftkv.io import read_json
+from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Profile(Path("slurm"), jobs=2)
@@ -49,7 +49,7 @@ def seconds(config, planned, speed=1.0):
 
 
 def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
-    monkeypatch.setattr("swiftkv.jobs.memory_mb", lambda: 16000)
+    monkeypatch.setattr("pipeline.run.jobs.memory_mb", lambda: 16000)
     slurm, local = (read_profile(name, ROOT) for name in ("slurm", "local"))
     assert (slurm.jobs, slurm.cores, slurm.attempts) == (32, None, 4) and slurm.configfiles
     assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm

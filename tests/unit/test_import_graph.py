@@ -1,4 +1,4 @@
-"""Imports point down: each package and module of src/ and workflow/scripts/ builds on those of lower floors only.
+"""Imports point down: each package and module of src/ and workflow/pipeline/ builds on those of lower floors only.
 
 Imports inside functions count. Those for annotations alone do not: what is annotated is given, not fetched.
 """
@@ -10,29 +10,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# From the ground up, what lies directly below src/swiftkv; the top floor is workflow/scripts.
+# From the ground up, what lies directly below src/swiftkv, the method, and workflow/pipeline, which builds on it.
 FLOORS = [
-    "device errors spec statistics swiftkv",
-    "architectures gpus hub quantize records section tensor_file",
-    "dimensions models sources",
-    "cost data published serve start",
-    "points",
-    "distill measure",
-    "score",
+    "device errors spec swiftkv pipeline",
+    "architectures chats io quantize section tensor_file",
+    "dimensions models records",
+    "cost serve start",
+    "distill gpus sources statistics",
     "config",
-    "stages",
-    "artifacts",
-    "jobs reference targets",
-    "sizes",
-    "estimate",
-    "check plan",
-    "progress",
-    "scripts",
+    "measure stages training",
+    "artifacts score",
+    "run",
 ]
-PLUGINS = "swiftkv.artifacts.kinds"  # imports all modules of its folder by name
+PLUGINS = "pipeline.artifacts.kinds"  # imports all modules of its folder by name
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"): path
-    for files in ("src/swiftkv/**/*.py", "workflow/scripts/*.py")
+    for files in ("src/swiftkv/**/*.py", "workflow/pipeline/**/*.py")
     for path in ROOT.glob(files)
 }
 
@@ -60,7 +53,7 @@ def imported(module, source):
 
 
 def package(module):
-    return module.removeprefix("swiftkv.").partition(".")[0]
+    return module.removeprefix("swiftkv.").removeprefix("pipeline.").partition(".")[0]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +67,7 @@ def test_modules_import_in_no_circle(graph):
 
 def test_packages_import_from_lower_floors_only(graph):
     floors = {package: floor for floor, packages in enumerate(FLOORS) for package in packages.split()}
-    assert {package(module) for module in FILES} == floors.keys(), "each package has its place in FLOORS"
+    assert {package(module) for module in FILES} == floors.keys(), "each package has its place"
     arrows = [
         (above, below) for above, modules in graph.items() for below in modules if package(above) != package(below)
     ]
@@ -84,12 +77,12 @@ def test_packages_import_from_lower_floors_only(graph):
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("import swiftkv.hub", {"swiftkv.hub"}),
-        ("from swiftkv import config as cfg", {"swiftkv.config"}),
-        ("def late():\n    from swiftkv.hub import ask", {"swiftkv.hub"}),
-        ("if TYPE_CHECKING:\n    from swiftkv.hub import ask", set()),
+        ("import pipeline.sources.hub", {"pipeline.sources.hub"}),
+        ("from pipeline import config as cfg", {"pipeline.config"}),
+        ("def late():\n    from pipeline.sources.hub import ask", {"pipeline.sources.hub"}),
+        ("if TYPE_CHECKING:\n    from pipeline.sources.hub import ask", set()),
         ("import torch", set()),
     ],
 )
 def test_imports_are_found(source, names):
-    assert imported("swiftkv.sources", source) == names
+    assert imported("pipeline.sources", source) == names

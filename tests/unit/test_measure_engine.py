@@ -2,7 +2,7 @@
 
 import pytest
 
-from swiftkv.measure.engine import EngineFailure, OutOfMemory, failure, observed
+from pipeline.measure.engine import EngineFailure, OutOfMemory, failure, observed
 
 # Printed by vLLM 0.32.0 on a CPU; long fields cut out.
 CPU_LOG = """\

@@ -5,16 +5,16 @@ import json
 from types import SimpleNamespace
 
 import pytest
-
-from swiftkv.artifacts.records import Record
-from swiftkv.measure import kind, latency
-from swiftkv.measure.client import rate_result
-from swiftkv.measure.engine import EngineFailure, OutOfMemory
-from swiftkv.measure.engines import Engines
-from swiftkv.measure.job import Wanted, ask, measure_point
-from swiftkv.measure.memory import Device
-from swiftkv.records import read_json, write_json
 from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT, point, subject
+
+from pipeline.artifacts.records import Record
+from pipeline.measure import kind, latency
+from pipeline.measure.client import rate_result
+from pipeline.measure.engine import EngineFailure, OutOfMemory
+from pipeline.measure.engines import Engines
+from pipeline.measure.job import Wanted, ask, measure_point
+from pipeline.measure.memory import Device
+from swiftkv.io import read_json, write_json
 
 SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "total_tokens": 500}
 POINTS = {

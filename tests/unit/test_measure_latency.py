@@ -5,16 +5,16 @@ import os
 from types import SimpleNamespace
 
 import pytest
-
-from swiftkv.errors import UserError
-from swiftkv.measure import latency
-from swiftkv.measure.client import rate_result
-from swiftkv.measure.dummy import write_dummy
-from swiftkv.measure.engine import EngineFailure
-from swiftkv.measure.memory import Device
-from swiftkv.measure.prompts import chat_prompts, random_prompts
-from swiftkv.measure.worker import module, worker
 from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject
+
+from pipeline.measure import latency
+from pipeline.measure.client import rate_result
+from pipeline.measure.dummy import write_dummy
+from pipeline.measure.engine import EngineFailure
+from pipeline.measure.memory import Device
+from pipeline.measure.prompts import chat_prompts, random_prompts
+from pipeline.measure.worker import module, worker
+from swiftkv.errors import UserError
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_server_that_dies_ends_the_wait_for_the_client(tmp_path):
         raise EngineFailure("the vLLM server ended with status 1")
 
     with (
-        worker(module("swiftkv.measure.client"), tmp_path / "client.log", os.environ, "the client") as client,
+        worker(module("pipeline.measure.client"), tmp_path / "client.log", os.environ, "the client") as client,
         pytest.raises(EngineFailure, match="the vLLM server"),
     ):
         client.ask({"no_such": "option"}, check)

@@ -10,22 +10,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.measure import latency, memory, reference, steps, throughput
+from pipeline.measure.dummy import write_dummy
+from pipeline.measure.engine import EngineFailure, OutOfMemory
+from pipeline.measure.memory import cpu_budget, gpu_budget, weight_bytes
+from pipeline.measure.point import engine_arguments, engine_environment, max_model_len
+from pipeline.measure.run import cost, headline
+from pipeline.measure.throughput import peak_tflops, throughput_result
 from swiftkv import device
 from swiftkv.cost import GIBI, cost_record, parameter_count
 from swiftkv.errors import UserError
-from swiftkv.measure import latency, memory, reference, steps, throughput
-from swiftkv.measure.dummy import write_dummy
-from swiftkv.measure.engine import EngineFailure, OutOfMemory
-from swiftkv.measure.memory import cpu_budget, gpu_budget, weight_bytes
-from swiftkv.measure.point import engine_arguments, engine_environment, max_model_len
-from swiftkv.measure.run import cost, headline
-from swiftkv.measure.throughput import peak_tflops, throughput_result
+from swiftkv.io import read_json
 from swiftkv.models.rewire import swiftkv_config
-from swiftkv.records import read_json
 from swiftkv.spec import SwiftKVSpec
-from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,7 @@ def option(command, name):
 def test_throughput_sends_the_paper_s_requests(tmp_path):
     asked = point("throughput", input_tokens=2000, output_tokens=256, total_tokens=15_000_000)
     command = throughput.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
-    assert command[1:3] == ["-m", "swiftkv.measure.engine_program"]
+    assert command[1:3] == ["-m", "pipeline.measure.engine_program"]
     assert throughput.KIND.settings(asked)["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
     assert option(command, "--max-num-batched-tokens") == "2048" and option(command, "--max-num-seqs") == "256"
     assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill"} <= set(command)

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-
-from swiftkv.measure.engine import EngineFailure, OutOfMemory
-from swiftkv.measure.process import free_port, running
-from swiftkv.measure.server import served_names, serving
 from tests.unit.measure_helpers import alive
+
+from pipeline.measure.engine import EngineFailure, OutOfMemory
+from pipeline.measure.process import free_port, running
+from pipeline.measure.server import served_names, serving
 
 # A stand-in for `vllm serve`: an engine process that ignores a polite end, and a server that lists a model.
 FAKE = """
@@ -131,7 +131,7 @@ def test_a_server_that_dies_says_why(fake, tmp_path, line, kind, sentence):
 
 PROGRAM = """
 import sys, time
-from swiftkv.measure.server import serving
+from pipeline.measure.server import serving
 with serving(sys.argv[2:], "m", sys.argv[1], timeout=20):
     print("up", flush=True)
     time.sleep(600)

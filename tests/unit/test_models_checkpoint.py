@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.published import LLAMA_8B, TINY, random_like, tensors, write
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from swiftkv.errors import UserError
@@ -17,7 +18,6 @@ from swiftkv.models.checkpoint import _dispatch
 from swiftkv.models.classes import CLASSES
 from swiftkv.models.quantized import check_places
 from swiftkv.spec import SwiftKVSpec
-from tests.published import LLAMA_8B, TINY, random_like, tensors, write
 
 PUBLISHED_CONFIG = LLAMA_8B | TINY
 

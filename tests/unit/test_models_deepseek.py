@@ -12,21 +12,21 @@ from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE as SCORED
 from score_helpers import SPEC as SCORED_SPEC
 from score_helpers import write_chats, write_source
+from tests.conftest import LATENT
+from tests.unit.distill_helpers import GOLDEN
+from tests.unit.test_distill import batch, recipe
 from torch.nn.functional import silu
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from pipeline.score.fidelity import measure_fidelity
 from swiftkv.cost import parameter_count
 from swiftkv.distill.step import DistillationStep
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.checkpoint import _saved_shapes
-from swiftkv.records import read_json
-from swiftkv.score.fidelity import measure_fidelity
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import LATENT
-from tests.unit.distill_helpers import GOLDEN
-from tests.unit.test_distill import batch, recipe
 
 ROOT = Path(__file__).parents[2]
 L = 6

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.conftest import tiny_teacher
 from transformers.cache_utils import DynamicCache
 
 from swiftkv.errors import UserError
@@ -13,7 +14,6 @@ from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_b
 from swiftkv.models.checkpoint import _dispatch
 from swiftkv.models.early_exit import decode, early_logits
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import tiny_teacher
 
 PROMPT = [3, 9, 27, 81, 12, 36]
 HEAD = "early_exit_head_swiftkv.weight"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.conftest import randomise_biases
 from torch.nn.functional import silu
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
@@ -13,7 +14,6 @@ from transformers.masking_utils import sdpa_mask
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import randomise_biases
 
 L = 6
 # (l, g, KV heads): one group a layer, pairs, a ragged last group, one group of all, one layer, and C.1's heads.

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.conftest import tiny_teacher
 from transformers.cache_utils import DynamicCache
 
 from swiftkv.models import LowerState, rewire
 from swiftkv.models.attention import each_table
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import tiny_teacher
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 PROMPT, TOKENS = 15, 24

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.published import CHECKPOINTS, TINY, random_like, write, written
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swiftkv.models import load_swiftkv, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
-from tests.published import CHECKPOINTS, TINY, random_like, write, written
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.conftest import randomise_biases
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import randomise_biases
 
 L = 6
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,58 +13,20 @@ import pytest
 from swiftkv.serve import TESTED
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src/swiftkv"
+METHOD, PIPELINE = ROOT / "src/swiftkv", ROOT / "workflow/pipeline"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# Which files of the package need which extra; all others belong to the base.
-PARTS = {
-    "serve": ("measure/",),
-    "train": ("distill/", "start/"),
-    "score": ("score/", "similarity.py"),
-    "pipeline": (
-        "artifacts/",
-        "check/",
-        "data/",
-        "reference/",
-        "stages/",
-        "config/",
-        "estimate.py",
-        "hub.py",
-        "jobs.py",
-        "plan.py",
-        "points.py",
-        "progress.py",
-        "published.py",
-        "section.py",
-        "sizes.py",
-        "sources.py",
-        "statistics.py",
-        "targets.py",
-    ),
-}
-BASE = (
-    "models/",
-    "quantize/",
-    "serve/",
-    "__init__.py",
-    "architectures.py",
-    "cost.py",
-    "device.py",
-    "dimensions.py",
-    "errors.py",
-    "gpus.py",
-    "records.py",
-    "spec.py",
-    "tensor_file.py",
-)
-# Used without having to be imported here: the workflow is run by Snakemake, whose plugin for the terminal, a package beside this
-# one, uses rich; and transformers reads GGUF with gguf.
+TRAINING = ("distill/", "start/", "chats.py", "section.py")  # of the method, what the plugin does not need
+# Used without having to be imported here: the workflow is run by Snakemake, whose plugin for the terminal, a package beside the
+# pipeline, uses rich; and transformers reads GGUF with gguf.
 RUN = {"snakemake", "snakemake-executor-plugin-slurm", "gguf", "rich"}
 NAMES = {"yaml": "pyyaml", "PIL": "pillow"}
 
 
-def part_of(file):
-    path = file.relative_to(SOURCE).as_posix()
-    return next((part for part, places in PARTS.items() if path.startswith(places)), "base")
+def files_of(part):
+    if part == "pipeline":
+        return list(PIPELINE.rglob("*.py"))
+    files = METHOD.rglob("*.py")
+    return [file for file in files if file.relative_to(METHOD).as_posix().startswith(TRAINING) == (part == "train")]
 
 
 def imported(file):
@@ -77,35 +40,28 @@ def imported(file):
 
 def needed(part):
     """Distributions that the files of a part import."""
-    modules = {
-        name.partition(".")[0] for file in SOURCE.rglob("*.py") if part_of(file) == part for name in imported(file)
+    modules = {name.partition(".")[0] for file in files_of(part) for name in imported(file)}
+    return {
+        NAMES.get(name, name.replace("_", "-")) for name in modules - sys.stdlib_module_names - {"swiftkv", "pipeline"}
     }
-    return {NAMES.get(name, name.replace("_", "-")) for name in modules - sys.stdlib_module_names - {"swiftkv"}}
 
 
 def named(requirements):
     return {re.match(r"[A-Za-z0-9._-]+", requirement)[0] for requirement in requirements}
 
 
-def test_every_file_belongs_to_a_part():
-    places = [place for part in PARTS.values() for place in part] + list(BASE)
-    for file in SOURCE.rglob("*.py"):
-        assert file.relative_to(SOURCE).as_posix().startswith(tuple(places)), f"{file} belongs to no part"
-
-
 def test_the_base_names_what_the_models_and_the_plugin_import():
     assert named(PROJECT["dependencies"]) == needed("base") - {"vllm"}  # vLLM loads the plugin, not the other way round
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_an_extra_names_what_its_part_imports_beside_the_base(part):
-    imports = needed(part) - named(PROJECT["dependencies"]) | ({"vllm"} if part == "serve" else set())
-    assert named(PROJECT["optional-dependencies"][part]) - RUN == imports - RUN
+@pytest.mark.parametrize("part", ["train", "pipeline"])
+def test_an_extra_names_what_its_part_imports(part):
+    others = named(PROJECT["dependencies"]) | (set() if part == "train" else {"deepspeed", "vllm", "psutil"})
+    assert named(PROJECT["optional-dependencies"][part]) - RUN == needed(part) - others - RUN
 
 
 def test_what_is_run_is_named():
     assert named(PROJECT["optional-dependencies"]["pipeline"]) >= RUN
-    assert PROJECT["optional-dependencies"]["all"] == [f"{PROJECT['name']}[{','.join(PARTS)}]"]
 
 
 def test_the_vllm_asked_for_is_no_older_than_the_tested_ones():
@@ -113,13 +69,34 @@ def test_the_vllm_asked_for_is_no_older_than_the_tested_ones():
     assert vllm == "vllm>={}.{}".format(*TESTED[0])
 
 
-def test_the_base_imports_no_other_part():
-    modules = {f"swiftkv.{place.strip('/').removesuffix('.py')}" for place in BASE}
-    for file in SOURCE.rglob("*.py"):
-        if part_of(file) == "base":
-            own = {name for name in imported(file) if name and name.startswith("swiftkv.")}
-            outside = {name for name in own if not any(f"{name}.".startswith(f"{module}.") for module in modules)}
-            assert not outside, f"{file} imports {outside}"
+def test_the_method_knows_nothing_of_the_pipeline():
+    for file in METHOD.rglob("*.py"):
+        assert not [name for name in imported(file) if name and name.split(".")[0] == "pipeline"], file
+    training = {f"swiftkv.{place.strip('/').removesuffix('.py')}" for place in TRAINING}
+    for file in files_of("base"):
+        names = [".".join(name.split(".")[:2]) for name in imported(file) if name]
+        assert not training.intersection(names), file
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_method_alone(tmp_path):
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        tmp_path,
+    ]
+    subprocess.run([*build, ROOT], check=True)
+    (wheel,) = tmp_path.glob("swiftkv-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {name.split("/")[0] for name in archive.namelist()}
+        assert any(name.endswith("serve/model.py") for name in archive.namelist())
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"swiftkv"}
 
 
 def run_without(modules, code):
@@ -134,7 +111,7 @@ ABSENT = ["deepspeed", "lm_eval", "snakemake", "pandas", "matplotlib", "datasets
 
 
 def test_models_and_plugin_import_without_the_libraries_of_the_pipeline():
-    code = "import swiftkv.serve, swiftkv.models, swiftkv.quantize, swiftkv.records, swiftkv.cost"
+    code = "import swiftkv.serve, swiftkv.models, swiftkv.quantize, swiftkv.cost"
     run_without([*ABSENT, "pydantic"], code)
 
 
@@ -146,4 +123,4 @@ def test_the_plugin_needs_nothing_that_a_vllm_does_not_bring():
 
 def test_an_absent_library_would_be_noticed():
     with pytest.raises(AssertionError, match="ModuleNotFoundError"):
-        run_without(["yaml"], "import swiftkv.config")
+        run_without(["yaml"], "import pipeline.config")

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from pipeline.run.jobs import PlannedJob, Profile
+from pipeline.run.progress import Progress
 from snakemake_logger_plugin_swiftkv import LogHandler
-from swiftkv.jobs import PlannedJob, Profile
-from swiftkv.progress import Progress
 
 TRAIN, SCORE, TABLE, OTHER = 7, 3, 11, 5  # Snakemake numbers jobs as it likes
 MODEL = {"model": "m", "variant": "v"}

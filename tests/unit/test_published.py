@@ -9,11 +9,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
+from pipeline.score.fidelity import measure_fidelity
+from pipeline.sources.published import fetch_checkpoint
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 from swiftkv.models import save_swiftkv
-from swiftkv.published import fetch_checkpoint
-from swiftkv.records import read_json
-from swiftkv.score.fidelity import measure_fidelity
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import as_trained, randomise_biases, tiny_swiftkv, tiny_teacher
+from tests.quantized import QUANTIZATION, quantize
 
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, quantize_rows
 from swiftkv.spec import SwiftKVSpec
-from tests.conftest import as_trained, randomise_biases, tiny_swiftkv, tiny_teacher
-from tests.quantized import QUANTIZATION, quantize
 
 FP8 = torch.float8_e4m3fn
 SPEC = SwiftKVSpec(6, 3, 2)

@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 
-from swiftkv import records
+from pipeline import records
+from pipeline.records import describe_spec, key_value_heads, measurement
 from swiftkv.errors import UserError
-from swiftkv.records import atomic_path, describe_spec, key_value_heads, measurement, read_json, write_json
+from swiftkv.io import atomic_path, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 
 SOURCE = {"name": "m", "title": "M", "kind": "local", "id": "x", "revision": None, "resolved": "y", "path": "/place"}

@@ -7,16 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
-
-from swiftkv.artifacts.records import Record
-from swiftkv.errors import UserError
-from swiftkv.records import read_json, write_json
-from swiftkv.reference.compare import compare, leaves, report
-from swiftkv.reference.folder import folder, keep, records, verdicts
-from swiftkv.reference.redraw import redraw
-from swiftkv.reference.tolerances import ROUNDING, tolerance
-from swiftkv.statistics import mean_and_stderr
 from tests.unit.artifact_helpers import ROOT, SMOL, closeness, record, scale, score, throughput, training, typed
+
+from pipeline.artifacts.records import Record
+from pipeline.run.reference.compare import compare, leaves, report
+from pipeline.run.reference.folder import folder, keep, records, verdicts
+from pipeline.run.reference.redraw import redraw
+from pipeline.run.reference.tolerances import ROUNDING, tolerance
+from pipeline.statistics import mean_and_stderr
+from swiftkv.errors import UserError
+from swiftkv.io import read_json, write_json
 
 ANSWERS = [1.0, 0.0, 0.0, 1.0, 0.0] * 20
 LAYERS = 4

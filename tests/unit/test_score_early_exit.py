@@ -10,13 +10,13 @@ import pytest
 import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
-from swiftkv.data.read import choose_chats, tokenize_chat
+from pipeline.records import ORIGIN
+from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
+from pipeline.statistics import share
+from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.early_exit import early_logits
-from swiftkv.records import ORIGIN
-from swiftkv.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
-from swiftkv.statistics import share
 
 EXIT = replace(SPEC, early_exit=True)
 SETTINGS = {
@@ -53,7 +53,7 @@ def test_agreement_is_counted_by_confidence(place, monkeypatch):
     model, document = load_swiftkv(place[2], torch.float32), list(range(3, 60))
     confidence, same = plain(model, document)
     for positions in (128, 7):
-        monkeypatch.setattr("swiftkv.score.early_exit.POSITIONS", positions)
+        monkeypatch.setattr("pipeline.score.early_exit.POSITIONS", positions)
         found = agreement(model, document, 10, 0.25)
         for number in range(10):
             inside = (confidence >= number / 10) & (confidence < (number + 1) / 10)

@@ -12,14 +12,14 @@ import datasets
 import pytest
 from score_helpers import SHAPE, write_source
 from score_tasks import TASKS
-
-from swiftkv.errors import UserError
-from swiftkv.records import read_json
-from swiftkv.score import fetch
-from swiftkv.score.data import open_questions
-from swiftkv.score.run import measure_scores
-from swiftkv.score.tasks import build_benchmark
 from tests.hub import COMMIT, running
+
+from pipeline.score import fetch
+from pipeline.score.data import open_questions
+from pipeline.score.run import measure_scores
+from pipeline.score.tasks import build_benchmark
+from swiftkv.errors import UserError
+from swiftkv.io import read_json
 
 WINOGRANDE = TASKS["winogrande"] | {"source": {"hub": "org/winogrande", "revision": "v1"}, "limit": 3, "shots": 1}
 CARD = """---
@@ -32,7 +32,7 @@ configs:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("swiftkv.hub.WAITS", ())
+    monkeypatch.setattr("pipeline.sources.hub.WAITS", ())
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # a silent hub sets them
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -63,7 +63,7 @@ def script(hub, folder: Path) -> subprocess.CompletedProcess:
     command = [
         sys.executable,
         "-m",
-        "swiftkv.stages",
+        "pipeline.stages",
         "fetch_questions",
         *(word for pair in arguments.items() for word in pair),
     ]
@@ -141,7 +141,7 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
 def test_a_silent_hub_does_not_hold_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: __import__("time").sleep(5))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("swiftkv.hub.HUB_SECONDS", 0.1)
+    monkeypatch.setattr("pipeline.sources.hub.HUB_SECONDS", 0.1)
     fetch_from({"hub": "truthfulqa/truthful_qa", "optional": True}, tmp_path)
     assert "TimeoutError" in read_json(tmp_path / "q/source.json")["reason"]
 
@@ -181,7 +181,7 @@ def test_an_attempt_is_repeated_when_the_source_answers_and_not_before(monkeypat
 
 def test_a_task_that_the_catalogue_lacks_names_its_data_set(monkeypatch):
     known = fetch.KNOWN["gsm8k_cot"]
-    monkeypatch.setattr("swiftkv.score.catalogue.KNOWN", {"gsm8k_cot": known})  # its index of all tasks takes 10 s
+    monkeypatch.setattr("pipeline.config.catalogue.KNOWN", {"gsm8k_cot": known})  # its index of all tasks takes 10 s
     monkeypatch.setattr(fetch, "KNOWN", {})
     assert fetch.data_set("gsm8k_cot") == known.hub
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 from transformers.cache_utils import DynamicCache
 
-from swiftkv.data.read import choose_chats, tokenize_chat
+from pipeline.score import fidelity
+from pipeline.score.fidelity import compare, measure_fidelity
+from pipeline.statistics import ratio
+from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
-from swiftkv.score import fidelity
-from swiftkv.score.fidelity import compare, measure_fidelity
-from swiftkv.statistics import ratio
 
 
 def test_compare_equals_the_definition(monkeypatch):

@@ -13,11 +13,12 @@ from score_helpers import SHAPE, byte_tokenizer, write_source
 from score_tasks import PANEL, TASKS, TRUTHFULQA
 from transformers import LlamaForCausalLM
 
+from pipeline.records import provenance
+from pipeline.score.kept import KeptAnswers
+from pipeline.score.lm import CachedLM, PrefixSharingLM
+from pipeline.score.run import measure_scores
+from swiftkv.io import read_json
 from swiftkv.models import load_any
-from swiftkv.records import provenance, read_json
-from swiftkv.score.kept import KeptAnswers
-from swiftkv.score.lm import CachedLM, PrefixSharingLM
-from swiftkv.score.run import measure_scores
 
 
 class Ended(BaseException):
@@ -75,8 +76,8 @@ def kind(request, monkeypatch) -> type:
         steps = {"tokens_per_forward": 60} if request.param is PrefixSharingLM else {}
         return request.param(load_any(folder, torch.bfloat16), byte_tokenizer(), kv_cache, **steps)
 
-    monkeypatch.setattr("swiftkv.score.run.load_lm", load)
-    monkeypatch.setattr("swiftkv.score.lm.BATCHES", 1)
+    monkeypatch.setattr("pipeline.score.run.load_lm", load)
+    monkeypatch.setattr("pipeline.score.lm.BATCHES", 1)
     return request.param
 
 
@@ -119,9 +120,9 @@ def test_answers_of_something_else_are_not_taken(changed, source, tasks, passes,
         other.save_pretrained(source.parent / "checkpoint")
     if changed == "libraries":
         origin = provenance(0) | {"libraries": {"torch": "0.1"}}
-        monkeypatch.setattr("swiftkv.score.run.provenance", lambda _: origin)
+        monkeypatch.setattr("pipeline.score.run.provenance", lambda _: origin)
     if changed == "code":
-        monkeypatch.setattr("swiftkv.score.run.__file__", tmp_path / "swiftkv/score/run.py")
+        monkeypatch.setattr("pipeline.score.run.project_code", lambda: "other code")
     every = passes.of(lambda: score(source, tasks, None, **change))
     fresh = written(source, tasks)
     assert passes.of(lambda: score(source, tasks, state, **change)) == every

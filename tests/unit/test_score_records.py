@@ -14,14 +14,14 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from score_helpers import SHAPE, SPEC, arrow_file, byte_tokenizer, write_source
 from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, entry
 
+from pipeline.config.catalogue import KNOWN, leaf_entries
+from pipeline.score.data import open_questions, read_table
+from pipeline.score.run import bits_per_byte, measure_scores
+from pipeline.score.tasks import build_benchmark
+from pipeline.stages.command import call
+from pipeline.statistics import mean_and_stderr, mean_of_turns, wilson
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
-from swiftkv.score.catalogue import KNOWN, leaf_entries
-from swiftkv.score.data import open_questions, read_table
-from swiftkv.score.run import bits_per_byte, measure_scores
-from swiftkv.score.tasks import build_benchmark
-from swiftkv.stages.command import call
-from swiftkv.statistics import mean_and_stderr, mean_of_turns, wilson
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher
 )
 def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(accuracy, bits, source, monkeypatch):
     """The questions are asked once, and the bits are those of the right choice alone."""
-    from swiftkv.score import run
+    from pipeline.score import run
 
     asked, ask = [], run.lm_eval_samples
     monkeypatch.setattr(run, "lm_eval_samples", lambda *what: asked.append(what) or ask(*what))
@@ -139,7 +139,7 @@ def test_the_same_questions_are_known_by_their_hash(source):
 
 
 def test_tasks_share_one_loading_of_the_model(source, monkeypatch):
-    from swiftkv.score import run
+    from pipeline.score import run
 
     loaded, load = [], run.load_lm
     monkeypatch.setattr(run, "load_lm", lambda *files: loaded.append(files) or load(*files))
@@ -235,7 +235,7 @@ def test_answers_that_are_all_alike_leave_an_error(answer):
 def test_an_unavailable_source_is_a_result_without_a_model(source, monkeypatch, tmp_path):
     (tmp_path / "truthfulqa").mkdir()
     (tmp_path / "truthfulqa/source.json").write_text('{"status": "unavailable", "reason": "the hub is silent"}')
-    monkeypatch.setattr("swiftkv.score.run.load_lm", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("pipeline.score.run.load_lm", lambda *_: pytest.fail("a model was loaded"))
     record = score(source, "truthfulqa", TRUTHFULQA, fetched=[tmp_path / "truthfulqa"])
     assert (record["status"], record["reason"], record["result"]) == ("unavailable", "the hub is silent", None)
     assert (record["settings"]["task"], record["settings"]["lm_eval_task"]) == ("truthfulqa", "truthfulqa_mc2")

@@ -5,10 +5,10 @@ import json
 import pytest
 from score_helpers import SHAPE, write_source
 
+from pipeline.config.catalogue import output_type
+from pipeline.score.run import measure_scores
+from pipeline.score.served import check_task, repetition_penalty
 from swiftkv.errors import UserError
-from swiftkv.score.catalogue import output_type
-from swiftkv.score.run import measure_scores
-from swiftkv.score.served import check_task, repetition_penalty
 
 GSM8K = {
     "title": "GSM8K", "task": "gsm8k_llama", "shots": 0, "metric": "exact_match", "filter": "strict_match", "limit": 4,

@@ -10,10 +10,10 @@ import pytest
 from score_helpers import SHAPE, write_source
 from score_tasks import TASKS
 
+from pipeline.score.run import measure_scores
+from pipeline.score.shards import EXAMPLES, merge_scores
 from swiftkv.errors import UserError
-from swiftkv.records import read_json
-from swiftkv.score.run import measure_scores
-from swiftkv.score.shards import EXAMPLES, merge_scores
+from swiftkv.io import read_json
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,12 +9,12 @@ import pytest
 from score_helpers import arrow_file
 from score_tasks import COMPLETIONS, PANEL, TASKS
 
-from swiftkv.check import check_tasks
+from pipeline.config.catalogue import KNOWN
+from pipeline.run.check import check_tasks
+from pipeline.run.jobs import PlannedJob
+from pipeline.score.data import open_questions, read_table
+from pipeline.score.tasks import build_benchmark, check_task, choose
 from swiftkv.errors import UserError
-from swiftkv.jobs import PlannedJob
-from swiftkv.score.catalogue import KNOWN
-from swiftkv.score.data import open_questions, read_table
-from swiftkv.score.tasks import build_benchmark, check_task, choose
 
 
 def test_all_are_taken_without_a_limit():

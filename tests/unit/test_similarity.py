@@ -8,9 +8,9 @@ import pytest
 import torch
 from score_helpers import SHAPE, write_chats, write_source
 
+from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
-from swiftkv.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 
 
 def layer_inputs(model, document: list[int]) -> torch.Tensor:
@@ -29,7 +29,7 @@ def layer_inputs(model, document: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("chunk", [256, 3])
 def test_pairwise_equals_the_direct_computation(tiny_teacher, architecture, chunk, monkeypatch):
-    monkeypatch.setattr("swiftkv.score.similarity.CHUNK", chunk)
+    monkeypatch.setattr("pipeline.score.similarity.CHUNK", chunk)
     model = tiny_teacher(architecture)
     documents = [[3, 4, 5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16]]
     sums, tokens = layer_similarity(model, documents)

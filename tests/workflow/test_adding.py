@@ -11,15 +11,15 @@ import sys
 import pytest
 import yaml
 from safetensors.numpy import save_file
-
-from swiftkv import check
-from swiftkv.artifacts.contents import KINDS
-from swiftkv.estimate import Work
-from swiftkv.jobs import plan_jobs, read_config, read_profile
-from swiftkv.plan import estimate_plan, report
-from swiftkv.records import read_json
-from swiftkv.sizes import downloads
 from tests.programs import ROOT, run
+
+from pipeline.artifacts.contents import KINDS
+from pipeline.run import check
+from pipeline.run.estimate import Work
+from pipeline.run.jobs import plan_jobs, read_config, read_profile
+from pipeline.run.plan import estimate_plan, report
+from pipeline.run.sizes import downloads
+from swiftkv.io import read_json
 
 pytestmark = pytest.mark.thorough
 
@@ -61,7 +61,7 @@ def write_files(page, project, prefix=""):
 @pytest.fixture
 def start(project):
     """Function that runs a program of the copy."""
-    places = os.pathsep.join([str(project / "src"), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join([str(project / "src"), str(project / "workflow"), os.environ.get("PYTHONPATH", "")])
     return lambda *words: run(*words, cwd=project, PYTHONPATH=places)
 
 
@@ -104,7 +104,7 @@ def test_every_page_can_be_planned_and_checked(project, start, monkeypatch):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
     monkeypatch.chdir(project)
-    kind = runpy.run_path(project / "src/swiftkv/artifacts/kinds/agreement.py")["KIND"]
+    kind = runpy.run_path(project / "workflow/pipeline/artifacts/kinds/agreement.py")["KIND"]
     monkeypatch.setitem(KINDS, "agreement", kind)
     profile = read_profile("smoke", project, files)
     config, jobs = read_config(project, profile), plan_jobs(profile, project)
@@ -112,7 +112,7 @@ def test_every_page_can_be_planned_and_checked(project, start, monkeypatch):
     added = {name for page in PAGES for name in re.findall(r"^  (my_\w+):$", page.read_text(), re.MULTILINE)}
     assert len(added) == len(PAGES) - 1 and added <= {job.wildcards.get("artifact") for job in jobs}
     assert "sciq" in report(plan)
-    monkeypatch.setattr("swiftkv.check.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
+    monkeypatch.setattr("pipeline.run.check.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
     lines: list[str] = []
     check.check_disks(check.Report(lines.append), project, [Work(job, config, project) for job in jobs], 0)
     check.check_hub(check.Report(lines.append), [item for job in jobs for item in downloads(job, config, project)])

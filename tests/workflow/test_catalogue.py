@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 import yaml
-
-from swiftkv.jobs import dry_run
 from tests.programs import ROOT
+
+from pipeline.run.jobs import dry_run
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import re
 import shlex
 
 import pytest
-
 from tests.programs import ROOT, run
 
 DONE = {  # what neither of them plans, and the tests that do it

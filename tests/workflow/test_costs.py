@@ -5,11 +5,11 @@ import re
 import sys
 
 import pytest
-
-from swiftkv.errors import UserError
-from swiftkv.jobs import plan_jobs, read_config, read_profile
-from swiftkv.plan import estimate_plan
 from tests.programs import ROOT, run
+
+from pipeline.run.jobs import plan_jobs, read_config, read_profile
+from pipeline.run.plan import estimate_plan
+from swiftkv.errors import UserError
 
 LOCAL_MINUTES = 80  # measured on two cores without set-up, docs/measurements/2026-11-24-local.md
 GIBIBYTE = 2**20  # in KiB
@@ -24,7 +24,7 @@ sys.exit(status)
 
 
 def plan(*arguments):
-    return run(sys.executable, "-c", WATCHED, sys.executable, "workflow/scripts/scale.py", "plan", *arguments)
+    return run(sys.executable, "-c", WATCHED, sys.executable, "-m", "pipeline.run", "plan", *arguments)
 
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):

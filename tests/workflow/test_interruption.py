@@ -7,7 +7,6 @@ import time
 import psutil
 import pytest
 import yaml
-
 from tests.programs import ROOT, SNAKEMAKE, environment, run, snakemake
 
 STEPS = 24
@@ -66,7 +65,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     for process in psutil.Process(running.pid).children(recursive=True):
-        if {"swiftkv.stages", "distill"} <= set(process.cmdline()):
+        if {"pipeline.stages", "distill"} <= set(process.cmdline()):
             process.kill()
     assert running.wait() != 0
     assert not checkpoint(scale).exists() and not (scale / "results/training").exists()

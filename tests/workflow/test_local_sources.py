@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-
 from tests.programs import ROOT, SNAKEMAKE, run, snakemake
 
 TARGETS = ["results/models/mine/source.json", "results/data/heldout.jsonl"]

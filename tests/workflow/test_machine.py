@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import yaml
-
-from swiftkv import gpus
 from tests.programs import ROOT, run, snakemake, write_program
+
+from pipeline import gpus
 
 SMOKE = yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())
 TINY = "results/smoke/{}/tiny-random"
@@ -28,7 +28,7 @@ VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-l
 PRETEND = """
 import sys
 from snakemake.cli import main
-from swiftkv import jobs
+from pipeline.run import jobs
 jobs.memory_mb, sys.executable = (lambda: int(sys.argv[1])), sys.argv[2]
 main(sys.argv[3:])
 """
@@ -98,7 +98,7 @@ def test_every_program_with_gpus_ends_where_it_sees_none(tmp_path, monkeypatch):
     planned = snakemake(*smoke, "--forceall", "--", *TARGETS)
     assert planned.returncode == 0, planned.stderr
     said = planned.stdout
-    commands = dict(re.findall(r"^rule (\w+):\n(?:.+\n)*?.*-m swiftkv.stages (.*)", said, flags=re.MULTILINE))
+    commands = dict(re.findall(r"^rule (\w+):\n(?:.+\n)*?.*-m pipeline.stages (.*)", said, flags=re.MULTILINE))
     assert {"moments", "score_panel"} < set(commands), said
     rules = set(re.findall(r"^rule (\w+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
     assert len(rules) == len({rule for rule in commands if "--gpus" in commands[rule]}) == 11, rules
@@ -109,7 +109,7 @@ def test_every_program_with_gpus_ends_where_it_sees_none(tmp_path, monkeypatch):
         words = shlex.split(commands[rule].replace("$((1 / 1))", "1"))
         monkeypatch.setattr(sys, "argv", ["stages", *words])
         with pytest.raises(SystemExit, match="^error: this job asks for 1 GPUs and sees 0 on"):
-            runpy.run_module("swiftkv.stages", run_name="__main__")
+            runpy.run_module("pipeline.stages", run_name="__main__")
     gpus.compute_with(None, 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # 0 is the processor, also beside GPUs
 

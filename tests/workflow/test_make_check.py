@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import yaml
-
 from tests.programs import ROOT, run
 from tests.unit.slurm_stand_ins import install
 
@@ -37,7 +36,7 @@ def test_all_faults_are_seen_at_once(site):
     site.profile["default-resources"]["slurm_partition"] = "standard"
     site.site["mem_mb_per_node"] = 2000000  # only reached when jobs are tried again
     (site.folder / "queue").write_text(f"7|{site.folder}|rule_distill_wildcards_x\n")
-    ended = site(sys.executable, ROOT / "workflow/scripts/scale.py", "check", "--profile", site.folder, TABLE)
+    ended = site(sys.executable, "-m", "pipeline.run", "check", "--profile", site.folder, TABLE)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     failed = [line.removeprefix("FAIL  ") for line in ended.stdout.splitlines() if line.startswith("FAIL  ")]
     for words in (
@@ -78,6 +77,6 @@ def test_a_machine_whose_torch_is_for_the_processor_starts_no_job_with_gpus(site
 
 
 def test_a_profile_that_does_not_exist_is_named(site):
-    ended = site(sys.executable, ROOT / "workflow/scripts/scale.py", "check", "--profile", "nosuch")
+    ended = site(sys.executable, "-m", "pipeline.run", "check", "--profile", "nosuch")
     assert ended.returncode == 1
     assert "FAIL  profile: there is no profile 'nosuch'; it is one of gpu, local," in ended.stdout

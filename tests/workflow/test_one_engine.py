@@ -4,7 +4,6 @@ import json
 
 import pytest
 import yaml
-
 from tests.programs import ROOT, SNAKEMAKE, run
 
 POINTS = ("batch-2k", "decode", "kv-capacity")

@@ -5,9 +5,9 @@ import re
 from collections import Counter
 
 import pytest
-
-from swiftkv.jobs import dry_run
 from tests.programs import ROOT, SNAKEMAKE, run, snakemake
+
+from pipeline.run.jobs import dry_run
 
 
 def plan(*arguments):

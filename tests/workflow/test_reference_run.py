@@ -3,17 +3,18 @@
 import csv
 import sys
 
-from swiftkv.artifacts.report import read_artifacts
-from swiftkv.jobs import read_config, read_profile
-from swiftkv.records import write_json
-from swiftkv.reference import folder, shown
-from swiftkv.reference.redraw import REDRAWN, redraw
 from tests.programs import ROOT, run
 from tests.unit.test_reference import SMOL, similarity
 
+from pipeline.artifacts.report import read_artifacts
+from pipeline.run.jobs import read_config, read_profile
+from pipeline.run.reference import folder, shown
+from pipeline.run.reference.redraw import REDRAWN, redraw
+from swiftkv.io import write_json
+
 
 def scale(*words, cwd):
-    return run(sys.executable, ROOT / "workflow/scripts/scale.py", *words, "--profile", "local", cwd=cwd)
+    return run(sys.executable, "-m", "pipeline.run", *words, "--profile", "local", cwd=cwd)
 
 
 def test_the_reference_run_is_drawn_from_and_compared_with(tmp_path):

@@ -5,11 +5,11 @@ import re
 import shlex
 
 import pytest
-
-from swiftkv.gpus import PRETEND
-from swiftkv.jobs import read_config, read_profile
-from swiftkv.sizes import Size
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
+
+from pipeline.gpus import PRETEND
+from pipeline.run.jobs import read_config, read_profile
+from pipeline.run.sizes import Size
 
 GOLDEN = ROOT / "tests" / "golden"
 

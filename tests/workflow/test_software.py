@@ -5,9 +5,9 @@ import shlex
 import shutil
 
 import pytest
-
-from swiftkv.gpus import PRETEND
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
+
+from pipeline.gpus import PRETEND
 
 HELDOUT = "results/smoke/data/heldout.jsonl"
 SEVENTY = "results/checkpoints/llama-3.1-70b/swiftkv-50"
@@ -52,7 +52,7 @@ def start(project, profile, line, *arguments):
     variables = {
         "NOTES": str(project / "notes"),
         "IMAGE_PATH": f"{project}/image/bin{os.pathsep}/usr/bin{os.pathsep}/bin",
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow",
         PRETEND: "1",
     }
     command = [SNAKEMAKE, "--profile", f"profiles/{profile}", *arguments]
@@ -66,13 +66,13 @@ def test_jobs_use_the_image_and_the_code_of_the_checkout(project):
     words = shlex.split(notes[0])
     assert words[:5] == ["apptainer", "exec", "--home", str(project), "--nv"]
     assert words[-3:] == ["envs/gpu.sif", "bash", "-c"]
-    assert notes[1].startswith(f"image; {project}/src; -m swiftkv.stages heldout --sources ")
+    assert notes[1].startswith(f"image; {project}/src:{project}/workflow; -m pipeline.stages heldout --sources ")
 
 
 def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
     notes, said = start(project, "smoke", "software-deployment-method: conda", "--", HELDOUT)
     assert len(notes) == 1, said
-    assert notes[0].startswith(".conda; none 1; -m swiftkv.stages heldout --sources ")
+    assert notes[0].startswith(".conda; none 1; -m pipeline.stages heldout --sources ")
 
 
 @pytest.mark.parametrize(

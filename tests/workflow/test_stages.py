@@ -8,7 +8,7 @@ import pytest
 from snakemake.api import SnakemakeApi
 from snakemake.settings.types import ConfigSettings, OutputSettings, ResourceSettings
 
-from swiftkv.stages import STAGES, stage_of
+from pipeline.stages import STAGES, stage_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +48,7 @@ def test_a_rule_runs_its_stage_where_the_stage_says(rules, workflow):
     for name, rule in rules.items():
         stage = stage_of(name)
         online, run = re.search(
-            r"(online )?(?:python|\{params.launcher\}) -m swiftkv.stages (\w+) ", rule.shellcmd
+            r"(online )?(?:python|\{params.launcher\}) -m pipeline.stages (\w+) ", rule.shellcmd
         ).groups()
         assert STAGES[run].run == stage.run, name
         assert bool(online) == stage.online, name
@@ -60,7 +60,7 @@ def test_a_rule_runs_its_stage_where_the_stage_says(rules, workflow):
 
 def test_a_rule_gives_its_stage_all_that_it_must_be_told(rules):
     for name, rule in rules.items():
-        run = STAGES[re.search(r"-m swiftkv.stages (\w+) ", rule.shellcmd)[1]]
+        run = STAGES[re.search(r"-m pipeline.stages (\w+) ", rule.shellcmd)[1]]
         options = inspect.signature(run.function).parameters.values()
         needed = {option.name for option in options if option.default is option.empty}
         assert needed <= {option.replace("-", "_") for option in re.findall(r"--([\w-]+)", rule.shellcmd)}, name

@@ -3,7 +3,6 @@
 import re
 
 import yaml
-
 from tests.programs import ROOT, SNAKEMAKE, run
 
 

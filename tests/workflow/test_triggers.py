@@ -11,7 +11,7 @@ from snakemake.api import SnakemakeApi
 from snakemake.cli import main
 from snakemake.settings.types import OutputSettings, ResourceSettings
 
-from swiftkv.records import code_digest
+from pipeline.records import code_digest
 
 ROOT = Path(__file__).parents[2]
 TARGET = "results/smoke/serving/batch-2k/tiny-random/baseline/auto.json"
@@ -57,7 +57,7 @@ def test_another_way_to_draw_draws_anew(tmp_path):
         workflow = api.workflow(ResourceSettings(cores=1), snakefile=ROOT / "Snakefile")._workflow
         params = {rule.name: dict(rule.params.items()) for rule in workflow.rules}
     drawn = {rule: named["drawing"] for rule, named in params.items() if "drawing" in named}
-    assert drawn == dict.fromkeys(("table", "figure"), code_digest(ROOT / "src/swiftkv/artifacts"))
+    assert drawn == dict.fromkeys(("table", "figure"), code_digest(ROOT / "workflow/pipeline/artifacts"))
     (tmp_path / "kinds").mkdir()
     file = tmp_path / "kinds/bars.py"
     file.write_text("blue")

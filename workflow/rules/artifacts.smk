@@ -1,6 +1,6 @@
 """Tables and figures: one rule each, for every entry of artifacts.yaml.
 
-REQUIRED INPUTS: what the entry's kind needs (src/swiftkv/artifacts/kinds/), resources/paper/*.csv
+REQUIRED INPUTS: what the entry's kind needs (workflow/pipeline/artifacts/kinds/), resources/paper/*.csv
 OUTPUTS: <results>/tables/{artifact}.{csv,tex,md,html,json}, <results>/figures/{artifact}.{pdf,png,csv,json},
     <results>/report.html, <results>/gallery.md
 """
@@ -36,7 +36,7 @@ rule table:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages table \
+        python -m pipeline.stages table \
             --entry {params.entry:q} \
             --files {params.files:q} \
             --output {output:q}
@@ -75,7 +75,7 @@ rule report_page:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages report_page \
+        python -m pipeline.stages report_page \
             --results {params.results:q} \
             --benchmarks {params.benchmarks:q} \
             --page {output.page:q} \

@@ -73,7 +73,7 @@ def launcher(w, resources):
     patience = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3600"
     if resources.nodes == 1:
         return f"{patience} torchrun --standalone --nproc-per-node {resources.gpu}"
-    free_port = "from swiftkv.measure.process import free_port; print(free_port())"
+    free_port = "from pipeline.measure.process import free_port; print(free_port())"
     # This shell runs on the first node, where the ranks meet on a port of their own; of SLURM's variables Snakemake leaves
     # it the job's number only, so srun has to be told again what the job may use.
     nodes, gpus = resources.nodes, resources.gpu // resources.nodes
@@ -90,7 +90,7 @@ def launcher(w, resources):
 
 def share_machine():
     """What jobs on this machine share besides GPUs, unless the run states it: its memory in MB, and turns at the GPUs."""
-    from swiftkv.jobs import machine_resources
+    from pipeline.run.jobs import machine_resources
 
     for name, amount in machine_resources().items():
         if workflow.global_resources.get(name).value is None:
@@ -103,7 +103,7 @@ def share_machine():
 
 def planned(job):
     """A job of this run as plans have it."""
-    from swiftkv.jobs import PlannedJob, Resources
+    from pipeline.run.jobs import PlannedJob, Resources
 
     return PlannedJob(
         job.rule.name,
@@ -119,9 +119,9 @@ def planned(job):
 
 def refuse_what_cannot_run():
     """Stop a run before its first job if one could not run, and share out this machine's memory; jobs run without this hook."""
-    from swiftkv.check import problems_at_start
-    from swiftkv.gpus import python_of_jobs
-    from swiftkv.jobs import Profile
+    from pipeline.run.check import problems_at_start
+    from pipeline.gpus import python_of_jobs
+    from pipeline.run.jobs import Profile
 
     executor = workflow.executor_plugin.name
     if executor not in ("slurm", "local"):
@@ -155,7 +155,7 @@ def refuse_what_cannot_run():
 
 def hand_over_progress(profile):
     """Give the terminal what it tells of this run: its steps, and how long each takes by the plan."""
-    from swiftkv.progress import Progress
+    from pipeline.run.progress import Progress
 
     dag = workflow.dag
     needed = {job.jobid: job for job in dag.needrun_jobs()}

@@ -5,17 +5,17 @@ import sys
 from pathlib import Path
 
 from snakemake.logging import logger
-from swiftkv.artifacts import contents
-from swiftkv.artifacts.kind import FORMS
-from swiftkv.config import PACKING, TEACHING, load_yaml
+from pipeline.artifacts import contents
+from pipeline.artifacts.kind import FORMS
+from pipeline.config import PACKING, TEACHING, load_yaml
 from swiftkv.errors import UserError, command_line
-from swiftkv.jobs import checked
-from swiftkv.measure.job import ask
-from swiftkv.measure.run import KINDS
-from swiftkv.records import code_digest
-from swiftkv.score import fetch
+from pipeline.run.jobs import checked
+from pipeline.measure.job import ask
+from pipeline.measure.run import KINDS
+from pipeline.records import code_digest
+from pipeline.score import fetch
 from swiftkv.section import plain
-from swiftkv.sources import with_state
+from pipeline.sources import with_state
 
 try:
     # Snakemake itself lets a duplicate key win silently.

@@ -26,7 +26,7 @@ rule pack:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages pack \
+        python -m pipeline.stages pack \
             --model-source {input.model:q} \
             --data {input.chats:q} \
             --recipe {params.recipe:q} \
@@ -55,7 +55,7 @@ rule teacher_states:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages teacher_states \
+        python -m pipeline.stages teacher_states \
             --model-source {input.model:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -87,7 +87,7 @@ rule moments:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages moments \
+        python -m pipeline.stages moments \
             --model-source {input.model:q} \
             --recipe {params.recipe:q} \
             --data {input.data:q} \
@@ -131,7 +131,7 @@ rule distill:
     shell:
         """
         exec &> >(tee {log:q})
-        {params.launcher} -m swiftkv.stages distill \
+        {params.launcher} -m pipeline.stages distill \
             --model-source {input.model:q} \
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \

@@ -24,7 +24,7 @@ rule resolve_model:
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m swiftkv.stages resolve_model \
+        online python -m pipeline.stages resolve_model \
             --name {wildcards.model:q} \
             --title {params.title:q} \
             --source {params.source:q} \
@@ -52,7 +52,7 @@ rule fetch_checkpoint:
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m swiftkv.stages fetch_checkpoint \
+        online python -m pipeline.stages fetch_checkpoint \
             --model-source {input.model:q} \
             --variant {wildcards.variant:q} \
             --source {params.source:q} \
@@ -77,7 +77,7 @@ rule heldout:
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m swiftkv.stages heldout \
+        online python -m pipeline.stages heldout \
             --sources {params.sources:q} \
             --chats {params.chats} \
             --seed {params.seed} \
@@ -103,7 +103,7 @@ rule corpus:
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m swiftkv.stages corpus \
+        online python -m pipeline.stages corpus \
             --sources {params.sources:q} \
             --seed {params.seed} \
             --heldout {input.heldout:q} \
@@ -128,7 +128,7 @@ rule fetch_questions:
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m swiftkv.stages fetch_questions \
+        online python -m pipeline.stages fetch_questions \
             --task {params.task:q} \
             --attempts {output:q}.attempts \
             --output {output:q}

@@ -51,7 +51,7 @@ for group in [None, *scale.scoring.together]:
         shell:
             """
             exec &> >(tee {log.run:q})
-            python -m swiftkv.stages score \
+            python -m pipeline.stages score \
                 --model-source {input.model:q} \
                 --checkpoint {input.checkpoint:q} \
                 --variant {wildcards.variant:q} \
@@ -100,7 +100,7 @@ rule merge_scores:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages merge_scores \
+        python -m pipeline.stages merge_scores \
             --shards {input:q} \
             --output {output:q}
         """
@@ -131,7 +131,7 @@ rule fidelity:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages fidelity \
+        python -m pipeline.stages fidelity \
             --model-source {input.model:q} \
             --checkpoint {input.checkpoint:q} \
             --variant {wildcards.variant:q} \
@@ -170,7 +170,7 @@ rule early_exit:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages early_exit \
+        python -m pipeline.stages early_exit \
             --model-source {input.model:q} \
             --checkpoint {input.checkpoint:q} \
             --variant {wildcards.variant:q} \

@@ -22,7 +22,7 @@ rule dummy_checkpoint:
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m swiftkv.stages dummy_checkpoint \
+        online python -m pipeline.stages dummy_checkpoint \
             --source {input.source:q} \
             --spec {params.spec:q} \
             --tokenizer {params.tokenizer:q} \
@@ -66,7 +66,7 @@ rule measure:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages measure \
+        python -m pipeline.stages measure \
             --model {wildcards.model:q} \
             --title {params.title:q} \
             --weights {params.weights} \

@@ -27,7 +27,7 @@ rule similarity:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m swiftkv.stages similarity \
+        python -m pipeline.stages similarity \
             --model-source {input.model:q} \
             --data {input.chats:q} \
             --documents {params.documents} \

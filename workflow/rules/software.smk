@@ -40,7 +40,7 @@ def shell_prefix(method):
     if method == "apptainer":
         arguments = workflow.deployment_settings.apptainer_args
         here = (
-            f'export PYTHONPATH="{PROJECT}/src"; '
+            f'export PYTHONPATH="{PROJECT}/src:{PROJECT}/workflow"; '
             f'if [ -z "${{{{APPTAINER_CONTAINER:-}}}}${{{{SINGULARITY_CONTAINER:-}}}}" ]; then {here}'
             f'IN_IMAGE=(apptainer exec --home "{os.getcwd()}" {arguments} "{IMAGE}"); fi; '
         )

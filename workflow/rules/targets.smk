@@ -1,6 +1,6 @@
 """Error messages for unknown targets and missing profiles."""
 
-from swiftkv import targets
+from pipeline.run import targets
 
 
 @command_line

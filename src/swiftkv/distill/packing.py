@@ -14,12 +14,11 @@ import torch
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
-from swiftkv.data.read import Refusals, read_chats, render
+from swiftkv.chats import CHAT_DATE, Refusals, read_chats, render
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
+from swiftkv.io import atomic_path, read_json
 from swiftkv.models import load_tokenizer
-from swiftkv.records import CHAT_DATE, atomic_path
-from swiftkv.sources import read_source
 from swiftkv.tensor_file import open_tensors
 
 BATCH = 1000  # chats tokenized at once
@@ -43,30 +42,29 @@ class Sample:
         return len(self.ids)
 
 
-def pack_chats(model_source: Path, data: Path, recipe: Recipe, output: Path) -> None:
+def pack_chats(model: Path, data: Path, recipe: Recipe, output: Path, origin: dict[str, Any] | None = None) -> None:
     """Tokenize chats with a model's chat template and pack them into rows of the recipe's length.
 
     Args:
-        model_source: the model's source.json.
+        model: folder of the model's checkpoint, with its tokenizer.
         data: chats, one JSON object a line.
         recipe: what is trained with the rows.
         output: the packed rows, safetensors.
+        origin: identity of the model, kept beside the rows.
 
     Raises:
         UserError: a file is missing or damaged, the chat template refuses the chats, or the rows fill no training step.
     """
-    model = read_source(model_source)
-    tokenizer = load_tokenizer(model["path"])
+    tokenizer, config = load_tokenizer(model), read_json(model / "config.json")
     samples, refused = tokenize(tokenizer, read_chats(data))
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     needed = None if recipe.max_steps is None else recipe.max_steps * recipe.batch_size
-    longest = min(recipe.max_length, model["config"].get("max_position_embeddings") or recipe.max_length)
+    longest = min(recipe.max_length, config.get("max_position_embeddings") or recipe.max_length)
     arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding or 0, needed, longest)
     rows = len(arrays["input_ids"])
     recipe.total_steps(rows)
-    source = {key: model.get(key) for key in ("name", "id", "revision", "resolved")}
     description = {"rows": rows, "max_length": recipe.max_length, "longest": longest, "chat_date": str(CHAT_DATE)}
-    write_packed(output, arrays, {**description, "tokenizer": source, "refused": refused, **counts})
+    write_packed(output, arrays, {**description, "tokenizer": origin, "refused": refused, **counts})
     filled = counts["tokens"] / arrays["input_ids"].size
     print(
         f"{counts['samples']} chats, {counts['tokens']} tokens in {rows} rows of {recipe.max_length} "

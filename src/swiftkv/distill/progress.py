@@ -7,6 +7,9 @@ import datetime
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+from swiftkv.device import accelerator
 
 LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # the parts of the loss, as steps give them
 COLUMNS = (
@@ -59,3 +62,22 @@ class Progress:
         time_said = f"{clock} left" if done < self.total else f"{clock} in all"
         parts = [f"{self.what}: {self.unit} {done}/{self.total}", *([note] if note else []), time_said]
         print(", ".join(parts), file=sys.stderr, flush=True)
+
+
+class Machines:
+    """What a training's steps ran on, all attempts counted."""
+
+    def __init__(self, position: dict[str, Any], ranks: int) -> None:
+        """Go on from a training state's position; in one without machines all was as it is now."""
+        self._now = (ranks, accelerator())
+        before = position.get("machines", [[*self._now, position["seconds"]]])
+        self._seconds = {(count, name): seconds for count, name, seconds in before}
+
+    def add(self, seconds: float) -> None:
+        """Count a step."""
+        self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds
+
+    @property
+    def spent(self) -> list[list]:
+        """By machine [ranks, name of their GPUs or None, seconds of its steps], as JSON can hold it."""
+        return [[*machine, seconds] for machine, seconds in self._seconds.items()]

@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.records import atomic_path, checksum, digest, read_json, write_json
+from swiftkv.io import atomic_path, checksum, digest, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.tensor_file import write
 

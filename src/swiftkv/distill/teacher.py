@@ -22,9 +22,8 @@ from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep
 from swiftkv.errors import UserError
+from swiftkv.io import atomic_path, digest
 from swiftkv.models import load_base, spread
-from swiftkv.records import atomic_path, digest
-from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.moments import FINAL, MomentSums, write_fits
 from swiftkv.tensor_file import header, open_tensors
@@ -101,11 +100,11 @@ class Teacher:
             yield wanted, hidden, (text, inputs[1])
 
 
-def write_teacher_states(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
+def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over all packed rows and write its states, bit for bit those of a training with "online".
 
     Args:
-        model_source: the model's source.json.
+        model: folder of the ordinary checkpoint.
         data: packed rows.
         recipe: its micro-batch size and dtype decide the arithmetic.
         layers: every layer whose entering residual stream is wanted: each l, and what recipes compare.
@@ -114,7 +113,7 @@ def write_teacher_states(model_source: Path, data: Path, recipe: Recipe, layers:
     Raises:
         UserError: the model, the data or a layer is not what it has to be.
     """
-    model, recipe = Path(read_source(model_source)["path"]), recipe.on_this_device()
+    recipe = recipe.on_this_device()
     teacher = Teacher(model, data, recipe, layers)
     rows, description = teacher.rows, {"layers": teacher.layers, **states_identity(model, data, recipe)}
     names = {FINAL: FINAL} | {layer: entering(layer) for layer in teacher.layers}
@@ -130,11 +129,11 @@ def write_teacher_states(model_source: Path, data: Path, recipe: Recipe, layers:
             array.flush()
 
 
-def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
+def write_moments(model: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over the first `recipe.start_tokens` tokens and write their moments; alone, or as a rank of torchrun.
 
     Args:
-        model_source: the model's source.json.
+        model: folder of the ordinary checkpoint.
         data: packed rows.
         recipe: its micro-batch size and dtype decide the arithmetic.
         layers: every l that a fitted start may have.
@@ -143,7 +142,6 @@ def write_moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequen
     Raises:
         UserError: the model, the data or a layer is not what it has to be, or the text allows no fit.
     """
-    model = Path(read_source(model_source)["path"])
     with launched_ranks():
         recipe = recipe.on_this_device()
         teacher = Teacher(model, data, recipe, layers)

@@ -24,51 +24,65 @@ from swiftkv.device import compute_device, join_ranks
 from swiftkv.distill.attention import choose_for
 from swiftkv.distill.clock import Clock
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, LossLog, Progress
+from swiftkv.distill.progress import LOSSES, LossLog, Machines, Progress
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.record import Machines, training_record
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
 from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
+from swiftkv.io import atomic_path, read_json
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
 from swiftkv.quantize.linear import is_quantized
-from swiftkv.records import atomic_path, write_json
-from swiftkv.sources import read_source
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.fit import fitted_values
 from swiftkv.start.moments import Moments
 
 
+@dataclass(frozen=True)
+class Training:
+    """How a finished training ran.
+
+    Attributes:
+        rows: the packed rows it read.
+        ranks: processes of the last attempt.
+        machines: [ranks, name of their GPUs or None, seconds of optimizer steps] of all attempts.
+        attention: name of the attention function.
+    """
+
+    rows: PackedRows
+    ranks: int
+    machines: list[list]
+    attention: str
+
+
 def train(
-    model_source: Path,
-    variant: str,
+    model: Path,
     spec: SwiftKVSpec | None,
     recipe: Recipe,
     data: Path,
     state_dir: Path,
     checkpoint: Path,
     loss_log: Path,
-    record: Path,
     teacher_states: Path | None = None,
     moments: Path | None = None,
     minutes: float | None = None,
-) -> None:
+) -> Training | None:
     """Train one variant of a model, or go on with a training that was interrupted; alone, or as a rank of torchrun.
 
     Args:
-        model_source: the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
-        variant: name of the variant.
+        model: folder of an ordinary checkpoint with tokenizer.
         spec: the rewiring; null trains the model as it is.
         recipe: how it is trained.
         data: packed rows.
         state_dir: folder for resumable state.
         checkpoint: folder of the trained checkpoint.
         loss_log: CSV of the losses.
-        record: JSON of what the training cost.
         teacher_states: stored states of the teacher, for recipes that use them.
         moments: what a fitted start is fitted to, for recipes that have one.
         minutes: time that this process has; it saves its state and stops before. Without it there is no end.
+
+    Returns:
+        How the training ran; None on ranks other than the first.
 
     Raises:
         UserError: something given is impossible, missing or damaged, or the training was stopped; nothing is then
@@ -76,10 +90,9 @@ def train(
     """
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
-    source, stored_dtype = read_source(model_source), recipe.stored_dtype
-    model, recipe = Path(source["path"]), recipe.on_this_device()
+    stored_dtype, recipe = recipe.stored_dtype, recipe.on_this_device()
     recipe.check_spec(spec)
-    if recipe.train != "qkv" and is_quantized(source["config"]):
+    if recipe.train != "qkv" and is_quantized(read_json(model / "config.json")):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
     choose_for(recipe)  # what cannot work here has to show before the model is loaded
     own = spec is not None and spec.own_key_values
@@ -164,13 +177,13 @@ def train(
         (save_base if spec is None else save_swiftkv)(step.student, checkpoint, tokenizer=tokenizer, state_dict=tensors)
         with atomic_path(loss_log) as scratch:
             shutil.copyfile(state.log, scratch)
-        cost = training_record(source, variant, spec, recipe, rows, ranks, machines.spent, step.attention, state.log)
-        write_json(record, cost)
+    outcome = Training(rows, ranks, machines.spent, step.attention) if rank == 0 else None
     comm.barrier()
     engine.destroy()
     del engine, loop
     gc.collect()  # nothing may hold on to a process group, whose threads would abort the interpreter's exit
     torch.distributed.destroy_process_group()
+    return outcome
 
 
 @dataclass

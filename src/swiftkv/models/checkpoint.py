@@ -20,6 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
+from swiftkv.io import atomic_path, read_json
 from swiftkv.models.classes import SWIFTKV_TYPES
 from swiftkv.models.quantized import check_places, load_quantized
 from swiftkv.models.quiet import quiet
@@ -33,7 +34,6 @@ from swiftkv.quantize.linear import (
     stored_as_words,
     use_float8,
 )
-from swiftkv.records import atomic_path, read_json
 from swiftkv.spec import SwiftKVSpec
 
 

@@ -7,8 +7,8 @@ and checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill 
 the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
 """
 
+from swiftkv import installed_version
 from swiftkv.architectures import ARCHITECTURES
-from swiftkv.records import installed_version
 
 # Releases whose CPU builds pass the exactness tests (docs/serving.md has the table). Any other is judged by its features.
 TESTED = ((0, 26), (0, 32))

@@ -30,8 +30,8 @@ from torch import nn
 from swiftkv.architectures import architecture
 from swiftkv.device import ranks
 from swiftkv.errors import UserError
+from swiftkv.io import atomic_path
 from swiftkv.quantize.linear import dense_weight
-from swiftkv.records import atomic_path
 from swiftkv.start.received import received_attention
 from swiftkv.tensor_file import open_tensors
 

@@ -1,1 +1,0 @@
-"""Chats: built from sources (`build`), read and drawn for measuring (`read`)."""

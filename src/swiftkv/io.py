@@ -1,0 +1,75 @@
+"""Files written whole or not at all, JSON, and checksums; importing it imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swiftkv.errors import UserError
+
+SAMPLE = 2**20  # bytes of a file that `digest` reads at a time
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling of `path`; rename it onto `path` only if the block succeeds.
+
+    The block may create a file, a folder or a link there. An existing folder or link at `path` is replaced.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield scratch / path.name
+        if path.is_symlink():
+            path.unlink()
+        elif path.is_dir():
+            shutil.rmtree(path)
+        os.replace(scratch / path.name, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write `content` as indented JSON, atomically; a number that is NaN or infinite is a `UserError`."""
+    try:
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise UserError(
+            f"{path} is not written: one of its numbers is NaN or infinite, so nothing was measured"
+        ) from None
+    with atomic_path(path) as scratch:
+        scratch.write_text(text + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file; a missing or damaged one is a `UserError` that names it."""
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); delete it and run again") from None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 over the size and up to 64 evenly spaced MiB of a file: quick also for very large weights."""
+    total = hashlib.sha256(str(size := path.stat().st_size).encode())
+    with path.open("rb") as file:
+        for part in range(64):
+            file.seek(max(0, (size - SAMPLE) * part // 63) if size > 64 * SAMPLE else part * SAMPLE)
+            total.update(file.read(SAMPLE))
+    return total.hexdigest()
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

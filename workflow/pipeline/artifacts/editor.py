@@ -1,0 +1,34 @@
+"""The JSON schema of configuration files for editors; `python -m pipeline.artifacts.editor > FILE` writes it.
+
+It holds of config.yaml, artifacts.yaml and of every override alike, so no key is required by it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from pipeline.artifacts.kinds import KINDS
+from pipeline.config import Config
+
+
+def editor_schema() -> dict[str, Any]:
+    """What an editor needs to complete keys and to show what they mean."""
+    entries = [kind.entry(name) for name, kind in KINDS.items()]
+    references, schema = models_json_schema([(section, "validation") for section in (Config, *entries)])
+    definitions = schema["$defs"]
+    for definition in definitions.values():
+        definition.pop("required", None)
+    whole = definitions.pop(references[Config, "validation"]["$ref"].rpartition("/")[2])
+    for entry, kind in zip(entries, KINDS, strict=True):
+        definitions[entry.__name__]["properties"]["kind"]["const"] = kind
+    whole["properties"]["artifacts"]["additionalProperties"] = {
+        "anyOf": [references[entry, "validation"] for entry in entries]
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": definitions, **whole}
+
+
+if __name__ == "__main__":
+    print(json.dumps(editor_schema(), indent=1))

@@ -1,0 +1,47 @@
+"""Making one artifact: its kind draws it, and the forms are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.contents import PROJECT
+from pipeline.artifacts.drawing import write_figure
+from pipeline.artifacts.kind import FORMS
+from pipeline.artifacts.kinds import KINDS
+from pipeline.artifacts.records import check_settings, provenance
+from pipeline.artifacts.table import write_table
+from pipeline.artifacts.text import heading
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
+
+
+def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Sequence[Path]) -> None:
+    """Draw a table or a figure and write its files, each whole or not at all.
+
+    Args:
+        entry: as `contents.resolve` gives it.
+        files: measurement and published files by name, as `contents.needs` gives them.
+        output: one file a form: csv, tex, md and html of a table; pdf, png and csv of a figure; and json, what it is and which
+            files it is made of.
+
+    Raises:
+        UserError: a file is missing, damaged, not what the kind needs, or of other settings than the entry's.
+    """
+    paths = {name: [Path(file) for file in group] for name, group in files.items()}
+    outputs = {path.suffix.removeprefix("."): path for path in output}
+    below = [*entry.get("notes", []), *provenance(check_settings(entry, paths))]
+    made = KINDS[entry["kind"]].make({**entry, "notes": below}, paths)
+    forms = FORMS[entry["form"]]
+    if set(outputs) != set(forms):
+        raise UserError(f"{entry['name']} is a {entry['form']}; it is written as {', '.join(forms)}")
+    origin = {key: entry[key] for key in ("name", "form", "section", "label", "caption")}
+    shipped = {name: [_in_project(path) for path in group] for name, group in paths.items()}
+    write_json(outputs.pop("json"), {**origin, "title": heading(entry), "files": shipped})
+    (write_table if entry["form"] == "table" else write_figure)(made, outputs)
+
+
+def _in_project(path: Path) -> str:
+    """A path without the place of the project on this machine."""
+    return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)

@@ -1,0 +1,267 @@
+"""The configuration of a scale: every key of config.yaml, artifacts.yaml and the overrides of the profiles, and what follows."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from pipeline.config.checks import check_references
+from pipeline.config.planning import Planning
+from pipeline.config.points import Requests, Serving
+from pipeline.config.settings import (
+    Artifact,
+    DataMix,
+    EarlyExit,
+    Fidelity,
+    GpuJobs,
+    Heldout,
+    Model,
+    Pathvars,
+    Scoring,
+    Sets,
+    Similarity,
+    Task,
+    Variant,
+)
+from swiftkv.architectures import architecture, check_fit, check_latent_heads
+from swiftkv.distill.recipe import Recipe
+from swiftkv.errors import UserError
+from swiftkv.section import Name, Section, Text, key, plain, read
+from swiftkv.spec import SwiftKVSpec
+
+PACKING = ("data", "max_length", "seed", "max_steps", "batch_size")  # recipes that agree in these share packed rows
+TEACHING = (
+    *PACKING,
+    "teacher_states",
+    "dtype",
+    "micro_batch_size",
+    "attention",
+    "start_tokens",
+    "start_ridge",
+)  # and in these the teacher's states and moments
+YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
+
+
+class _UniqueKeyLoader(YAML):
+    """YAML lets a later duplicate key win silently; here it is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                mark = key_node.start_mark
+                raise UserError(f"{mark.name}, line {mark.line + 1}: key {key!r} stands twice in the same block")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(file: str | Path) -> dict[str, Any]:
+    """What a YAML file says; raises a `UserError` for the first duplicate key, at any level, or if it is not valid."""
+    try:
+        with open(file, encoding="utf-8") as stream:
+            return yaml.load(stream, Loader=_UniqueKeyLoader) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+class Config(Section, called="the configuration"):
+    """SwiftKV reproduction pipeline: every key of config.yaml, artifacts.yaml and the overrides of the profiles."""
+
+    pathvars: Pathvars
+    gpu_jobs: GpuJobs
+    models: dict[Name, Model] = key("The models, by name.")
+    variants: dict[Name, Variant] = key("What is done to a model, by name.")
+    recipes: dict[Name, Recipe] = key("How a variant is trained, by name.")
+    data: dict[Name, DataMix] = key("Mixes of chats, by name.")
+    heldout: Heldout
+    similarity: Similarity
+    fidelity: Fidelity
+    early_exit: EarlyExit
+    scoring: Scoring
+    tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
+    planning: Planning
+    roles: dict[Name, Text | None] = key("Which model plays a role of artifacts.yaml; null: none does.")
+    stand_ins: dict[Text, Text] = key("At smaller scales, the variant that stands for one the model cannot have.")
+    sets: Sets
+    artifacts: dict[Name, Artifact] = key("Tables and figures, by name.")
+    serving: Serving
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """All of it as mappings and lists."""
+        return plain(self)
+
+    def __getitem__(self, section: str) -> Any:
+        """A section as mappings and lists: as jobs and artifacts take it."""
+        return self.plain[section]
+
+    @cached_property
+    def in_use(self) -> list[str]:
+        """The models that play a role at this scale, or that an artifact names itself."""
+        scopes = [scope for entry in self.artifacts.values() for scope in (entry, *(entry.parts or []))]
+        named = {*self.roles.values(), *(name for scope in scopes for name in scope.models or [])}
+        return [name for name in self.models if name in named]
+
+    def spec(self, model: str, variant: str) -> SwiftKVSpec | None:
+        """The rewiring of one variant on one model; None for the unchanged model.
+
+        Raises:
+            UserError: the model has no such prefill reduction, or l, group size, KV heads or the start cannot be.
+        """
+        settings, rewiring = self.models[model], self.variants[variant]
+        reduction = rewiring.prefill_reduction
+        if reduction is None:
+            return None
+        if reduction not in settings.num_key_value_layers:
+            raise UserError(
+                f"variant {variant!r} asks for {reduction} % prefill reduction, but models.{model}.num_key_value_layers "
+                f"only has {', '.join(settings.num_key_value_layers)}; add its l, or let another variant stand in (stand_ins)"
+            )
+        if rewiring.recipe is None and variant not in settings.checkpoints:
+            raise UserError(
+                f"variant {variant!r} is not trained here, and models.{model}.checkpoints names none for it"
+            )
+        try:
+            spec = SwiftKVSpec(
+                settings.num_hidden_layers,
+                settings.num_key_value_layers[reduction],
+                rewiring.acrosskv,
+                rewiring.kv_heads,
+                rewiring.early_exit,
+                rewiring.own_key_values,
+            )
+            family = settings.family
+            check_latent_heads(family is not None and architecture(family).latent, rewiring.kv_heads)
+            if family and rewiring.recipe and self.recipes[rewiring.recipe].start == "fitted":
+                check_fit(family, rewiring.acrosskv)
+        except (ValueError, UserError) as error:
+            raise UserError(
+                f"variant {variant!r} cannot be made of model {model!r}: {error}; another may stand in (stand_ins)"
+            ) from None
+        return spec
+
+    def check_early_exit(self, variant: str) -> None:
+        """Raise a `UserError` where a variant has no head for early exit."""
+        having = [name for name, entry in self.variants.items() if entry.early_exit]
+        if variant not in having:
+            known = ", ".join(having) or "none"
+            raise UserError(f"variant {variant!r} has no early exit head; variants with early_exit: true are: {known}")
+
+    def recipe(self, model: str, name: str) -> Recipe:
+        """A training recipe as the trainer takes it: with the model's ZeRO stage."""
+        return self.recipes[name].model_copy(update={"zero_stage": self.models[model].zero_stage})
+
+    def alike(self, recipe: str, keys: tuple[str, ...]) -> list[str]:
+        """All recipes that agree with one in some keys; what they share has the name of the first."""
+
+        def values(name: str) -> list[Any]:
+            return [getattr(self.recipes[name], key) for key in keys]
+
+        return [name for name in self.recipes if values(name) == values(recipe)]
+
+    def stored_layers(self, model: str, recipes: list[str]) -> list[int]:
+        """The layers whose entering states `recipes` read from one file: every l, and what one of them compares."""
+        total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
+        for recipe in map(self.recipes.__getitem__, recipes):
+            layer = recipe.hidden_state_layer
+            if recipe.hidden_state_weight:
+                layers.add(layer + (total + 1 if layer < 0 else 0))
+        return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
+
+    def fitted_layers(self, model: str, recipes: list[str]) -> list[int]:
+        """Return every l of the variants that one of `recipes` trains from a fitted start, largest first."""
+        layers = self.models[model].num_key_value_layers
+        fitted = {name for name in recipes if self.recipes[name].start == "fitted"}
+        reductions = {variant.prefill_reduction for variant in self.variants.values() if variant.recipe in fitted}
+        return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
+
+    def shards(self, model: str, task: str) -> int:
+        """How many jobs score a task on a model; 1 where `shards` says nothing of it."""
+        shards = self.tasks[task].shards or 1
+        return shards.get(model, 1) if isinstance(shards, dict) else shards
+
+    def scored_together(self, task: str) -> list[str]:
+        """The tasks that one job scores with this one, itself among them: a set of `scoring.together`, or it alone."""
+        sets = (self.sets.tasks[name] for name in self.scoring.together)
+        return next((tasks for tasks in sets if task in tasks), [task])
+
+    def backend(self, task: str) -> Literal["transformers", "vllm"]:
+        """What computes a task's score where nothing speaks against it."""
+        return self.tasks[task].backend or self.scoring.backend
+
+    def scoring_engine(self, model: str, variant: str, kv_cache: str, task: str) -> dict[str, Any] | None:
+        """The vLLM engine that generates the answers of a task; None where transformers computes the score.
+
+        That it does for every task scored by log-likelihoods, as fast prefill has none of prompts; for an FP8 cache, as
+        vLLM's has one scale a tensor and not one a token (Section 5.3); and for variants that vLLM cannot serve.
+
+        Returns:
+            gpus, the tensor parallel size (0 is the processor), and what `serving.engine` says of a run.
+        """
+        if self.backend(task) == "transformers" or kv_cache != "auto":
+            return None
+        if self.unmeasured(model, variant, served=True) or not self.tasks[task].generated:
+            return None
+        return {"gpus": self.models[model].gpus.score, **self.serving.engine.of_a_run}
+
+    def check_served(self, model: str, place: str) -> None:
+        """Refuse to serve a model whose GPUs, or whose memory on a processor, are not stated.
+
+        Raises:
+            UserError: naming the key, and the `place` that asks for it.
+        """
+        gpus = self.models[model].gpus.serve
+        if gpus is None:
+            raise UserError(f"config, at {place}: models.{model}.gpus has no serve, the GPUs it is served on")
+        if gpus == 0 and self.serving.engine.cpu_kv_cache_gib is None:
+            raise UserError(
+                f"config, at {place}: model {model!r} is served on the processor, which needs "
+                "serving.engine.cpu_kv_cache_gib"
+            )
+
+    def unmeasured(self, model: str, variant: str, *, served: bool) -> str | None:
+        """Why a variant of a model cannot be measured, or None: what an artifact then shows in its place.
+
+        Args:
+            served: whether it would be served, rather than scored.
+        """
+        settings, rewiring = self.models[model], self.variants[variant]
+        if not served:
+            return settings.unmeasured("quality")
+        if reason := settings.unmeasured("serving"):
+            return reason
+        if (rewiring.kv_heads or 1) > 1:
+            return "of key/value heads that differ between layers, vLLM serves a number that divides the other, as 1 always does"
+        return architecture(settings.family).not_served or None if rewiring.rewired and settings.family else None
+
+    def in_turns(self, point: str) -> bool:
+        """Whether variants are measured in turns with the baseline at a point."""
+        return self.serving.in_turns and getattr(self.serving.points[point], "repeats", 1) > 1
+
+    def point(self, name: str) -> dict[str, Any]:
+        """A serving point with what all points share, as measurements take it."""
+        point = self.serving.points[name]
+        asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
+        if isinstance(point, Requests):
+            asked["output_tokens"] = self.serving.output_tokens
+        asked |= plain(point)
+        if self.in_turns(name):
+            asked["in_turns"] = True
+        return asked
+
+
+def check(config: dict[str, Any]) -> Config:
+    """The typed form of a merged configuration; artifacts are checked further by `contents.check`, which knows their kinds.
+
+    Raises:
+        UserError: a key or value cannot be, or refers to something undefined; one sentence that names the place.
+    """
+    typed = read(Config, config)
+    check_references(typed)
+    return typed

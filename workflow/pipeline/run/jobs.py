@@ -1,0 +1,312 @@
+"""Profiles as Snakemake reads them, the configuration that belongs to one, and the jobs that a run would do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.artifacts import contents
+from pipeline.config import Config, check, load_yaml
+from pipeline.config.local import check_local_sources
+from pipeline.gpus import python_of_jobs
+from pipeline.stages import stage_of
+from swiftkv.errors import UserError
+from swiftkv.section import nearest
+
+
+class Resources(dict):
+    """Resources of a job, as items and, as Snakemake's SLURM plugin reads them, as attributes; whole numbers are numbers."""
+
+    __getattr__ = dict.__getitem__
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job of a dry run.
+
+    Attributes:
+        rule: its name.
+        wildcards: by name.
+        inputs, outputs, benchmark: paths.
+        threads: on the processor.
+        resources: as rule, profile and site state them.
+        local: whether it runs beside Snakemake, also where others go to a cluster.
+    """
+
+    rule: str
+    wildcards: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    benchmark: str | None = None
+    threads: int = 1
+    resources: Resources = field(default_factory=Resources)
+    local: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all its nodes."""
+        return self.resources.get("gpu", 0)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A folder of profiles/, or a copy of one.
+
+    Attributes:
+        folder: the folder of the profile.
+        configfiles: what overrides config.yaml and artifacts.yaml, in order.
+        jobs: jobs in a cluster's queue at once; None where there is no cluster.
+        cores: cores of this machine that jobs share; None on a cluster.
+        resources: limits over all jobs, such as gpu; on this machine also `machine_resources`, unless others are stated.
+        attempts: how often a job is tried; what it asks for may grow each time.
+        directory: the folder that the run works in.
+        python: how jobs start Python.
+        slurm: settings of Snakemake's SLURM plugin; None where jobs do not go to SLURM.
+    """
+
+    folder: Path
+    configfiles: tuple[Path, ...] = ()
+    jobs: int | None = None
+    cores: int | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
+    attempts: int = 1
+    directory: Path = Path()
+    python: tuple[str, ...] = (sys.executable,)
+    slurm: Any = None
+
+    def command(self, root: Path, targets: Sequence[str] = ()) -> list[str]:
+        """The words after `snakemake` that run this scale.
+
+        Args:
+            root: folder of the project.
+            targets: files to make; none stands for all artifacts.
+        """
+        words = ["--snakefile", str(root / "Snakefile"), "--profile", str(self.folder)]
+        words += ["--configfile", *map(str, self.configfiles)] if self.configfiles else []
+        return [*words, "--", *targets]
+
+
+def machine_resources() -> dict[str, int]:
+    """Return what the jobs of a machine without scheduler share: its memory in MB, and one turn at its GPUs."""
+    return {"mem_mb": memory_mb(), "gpu_turn": 1}
+
+
+def memory_mb(root: Path = Path("/")) -> int:
+    """Return how much memory is free here, in MB.
+
+    That is the kernel's estimate for the machine, or less where a control group of this process, or one above it, has a
+    limit: the limit less what its processes use. Pages of files that were read and can be dropped count as free.
+
+    Args:
+        root: folder in which /proc and /sys lie.
+    """
+    fields = dict(re.findall(r"^(\w+): +(\d+) kB", (root / "proc/meminfo").read_text(), flags=re.MULTILINE))
+    free = [int(fields["MemAvailable"]) * 1024]
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        # The names of version 2, where all controllers share one tree, and of version 1.
+        names, top = ("memory.max", "memory.current", "inactive_file"), root / "sys/fs/cgroup"
+        if controllers:
+            names, top = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), top / "memory"
+        folder = top / path.strip("/")
+        for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
+            limit, used = (_number(group / name) for name in names[:2])
+            if limit is not None:
+                free.append(max(0, limit - max(0, (used or 0) - (_number(group / "memory.stat", names[2]) or 0))))
+    return min(free) // 10**6
+
+
+def _number(file: Path, field: str = "") -> int | None:
+    """Read a number of a control group, of a line that begins with `field`; None where there is none."""
+    try:
+        found = re.search(rf"^{field}\s*(\d+)$", file.read_text(), flags=re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) -> Profile:
+    """A profile as Snakemake itself reads it.
+
+    Args:
+        name: a folder under profiles/ of the project, or a path.
+        root: folder of the project.
+        configfiles: added to the profile's own.
+
+    Raises:
+        UserError: there is no such profile, or it is not valid.
+    """
+    from snakemake.cli import ExecutorPluginRegistry, get_argument_parser, get_profile_dir, parse_args
+
+    folder = root / "profiles" / name
+    folder = folder if folder.is_dir() else Path(name)
+    if not folder.is_dir():
+        known = ", ".join(sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml")))
+        raise UserError(f"there is no profile {str(name)!r}; it is one of {known}, or a folder with a profile.yaml")
+    for file in configfiles:
+        if not Path(file).is_file():
+            raise UserError(f"there is no configuration file {file!r}: correct CONFIG, or --configfile")
+    if place := get_profile_dir(str(folder)):
+        # Snakemake leaves out a mapping whose key it does not know, without a word.
+        options = [option.removeprefix("--") for option in get_argument_parser()._option_string_actions]
+        for key in yaml.safe_load(place[1].read_text(encoding="utf-8")) or {}:
+            if key not in options:
+                raise UserError(f"{place[1]}: Snakemake has no option {key!r}{nearest(key, options)}")
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            _, args = parse_args(["--profile", str(folder), "--dry-run"])
+        except SystemExit:
+            sentence = said.getvalue().strip().rpartition("\n")[2]
+            raise UserError(f"Snakemake cannot read the profile {str(folder)!r}: {sentence}") from None
+    cluster = args.executor not in (None, "local")
+    slurm = ExecutorPluginRegistry().get_plugin("slurm").get_settings(args) if args.executor == "slurm" else None
+    limits = {name: limit.value for name, limit in (args.resources or {}).items() if isinstance(limit.value, int)}
+    return Profile(
+        folder=folder,
+        configfiles=tuple(map(Path, [*(args.configfile or []), *configfiles])),
+        jobs=(args.jobs if isinstance(args.jobs, int) else None) or sys.maxsize if cluster else None,
+        cores=None if cluster else args.cores or os.cpu_count(),
+        resources=limits if cluster else machine_resources() | limits,
+        attempts=1 + args.retries,
+        directory=Path(args.directory or ""),
+        python=tuple(python_of_jobs(map(str, args.software_deployment_method), root)),
+        slurm=slurm,
+    )
+
+
+def read_config(root: Path, profile: Profile) -> Config:
+    """The configuration of a profile, merged by Snakemake's own rules and checked as a run would check it.
+
+    Raises:
+        UserError: it is not valid.
+    """
+    from snakemake.utils import update_config
+
+    config: dict[str, Any] = {}
+    for file in (root / "config.yaml", root / "artifacts.yaml", *profile.configfiles):
+        update_config(config, load_yaml(file))
+    return checked(config, profile.directory)
+
+
+def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
+    """The typed form of a merged configuration, with all checked that can be known before any work.
+
+    Args:
+        config: as Snakemake merges it.
+        directory: the folder that the run works in, from which relative paths of local sources are meant.
+
+    Raises:
+        UserError: it is not valid.
+    """
+    typed = check(config)
+    contents.check(typed)
+    check_local_sources(typed, directory)
+    return typed
+
+
+def plan_jobs(
+    profile: Profile, root: Path, targets: Sequence[str] = (), *, everything: bool = False, attempt: int = 1
+) -> list[PlannedJob]:
+    """The jobs that Snakemake would run; none where nothing is left to do.
+
+    Args:
+        profile: the profile that they would run with.
+        root: folder of the project.
+        targets: files or rules; none stands for all artifacts.
+        everything: also what is finished.
+        attempt: what jobs ask for may grow with it.
+
+    Raises:
+        UserError: Snakemake cannot plan; its own sentence.
+    """
+    words = ["--attempt", attempt, *(["--forceall"] if everything else [])]
+    return dry_run(*words, *profile.command(root, targets))
+
+
+def dry_run(*words: object) -> list[PlannedJob]:
+    """The jobs of a dry run in this process, from the events that Snakemake gives its logger plugins.
+
+    Args:
+        words: Snakemake's command line, word by word.
+
+    Raises:
+        UserError: Snakemake cannot plan; its own sentence.
+    """
+    from snakemake import cli
+    from snakemake.logging import logger
+    from snakemake_interface_logger_plugins.common import LogEvent
+
+    jobs: list[PlannedJob] = []
+    sentences: list[str] = []
+
+    def read(record: logging.LogRecord) -> bool:
+        # A job without output, as that of rule all, makes nothing.
+        if getattr(record, "event", None) == LogEvent.JOB_INFO and record.output:
+            jobs.append(_planned(record))
+        elif record.levelno >= logging.ERROR:
+            sentences.append(" ".join(record.getMessage().split()).removeprefix("error: "))
+        return False
+
+    filters = list(logger.filters)  # the Snakefile adds its own
+    logger.addFilter(read)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parser, arguments = cli.parse_args(["--dry-run", *map(str, words)])
+            if cli.args_to_api(arguments, parser):
+                return jobs
+    except SystemExit as error:  # a sentence of the Snakefile's, or a wrong command line
+        sentences = [str(error.code).removeprefix("error: ").split("\n")[0] if error.code != 2 else said.getvalue()]
+    finally:
+        logger.filters[:] = filters
+    raise UserError("; ".join(sentences)[:500] or "Snakemake cannot plan: `snakemake --dry-run` says why")
+
+
+def _planned(event: logging.LogRecord) -> PlannedJob:
+    """A job as its event describes it; what only the running job will know of its resources is left out."""
+    about = vars(event)
+    resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
+    return PlannedJob(
+        rule=about["rule_name"],
+        wildcards=dict(about["wildcards"]),
+        inputs=tuple(about["input"]),
+        outputs=tuple(about["output"]),
+        benchmark=about["benchmark"],
+        threads=about["threads"],
+        resources=Resources(resources),
+        local=stage_of(about["rule_name"]).local,
+    )
+
+
+def parents(jobs: Iterable[PlannedJob]) -> dict[int, list[int]]:
+    """For each job, by its place, the planned jobs that make what it reads."""
+    jobs = list(jobs)
+    makers = {path: number for number, job in enumerate(jobs) for path in job.outputs}
+    return {
+        number: sorted({makers[path] for path in job.inputs if path in makers} - {number})
+        for number, job in enumerate(jobs)
+    }
+
+
+def ancestors(number: int, graph: Mapping[int, Sequence[int]]) -> set[int]:
+    """A job and all that have to run before it."""
+    needed, waiting = set(), [number]
+    while waiting:
+        job = waiting.pop()
+        if job not in needed:
+            needed.add(job)
+            waiting += graph[job]
+    return needed

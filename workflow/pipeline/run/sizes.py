@@ -1,0 +1,254 @@
+"""How big a model is, and what a job downloads, before anything is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.config.catalogue import KNOWN
+from pipeline.config.sources import LocalModel, PackagedModel
+from pipeline.run.jobs import PlannedJob
+from pipeline.sources import MODEL_FILES, TOKENIZER_FILES, package_file
+from swiftkv.architectures import architecture
+from swiftkv.cost import added_weights, parameter_count, prefill_flops
+from swiftkv.dimensions import Dimensions
+from swiftkv.errors import UserError
+from swiftkv.io import read_json
+from swiftkv.section import Section, plain
+from swiftkv.spec import SwiftKVSpec
+
+DOWNLOADED = ("model", "checkpoint", "tokenizer", "data set", "questions")  # in the order in which plans list them
+TOKENIZER_BYTES = 10**7
+# What config.json calls a GGUF file's fields, with their ending there.
+GGUF = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
+
+
+def dimensions(config: Config, model: str, root: Path) -> dict[str, Any] | None:
+    """A model's config.json, as far as sizes go, without downloading anything; None where nothing says it.
+
+    Args:
+        config: the configuration.
+        model: its name there.
+        root: folder of the project, in which `architecture` files lie.
+    """
+    entry = config.models[model]
+    resolved = Path(config.pathvars.results) / "models" / model / "source.json"
+    if resolved.exists():
+        return read_json(resolved)["config"]
+    source = entry.source
+    if entry.architecture:
+        return read_json(root / entry.architecture)["config"]
+    if isinstance(source, PackagedModel):
+        return _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
+    file = Path(source.local).expanduser() / "config.json" if isinstance(source, LocalModel) else None
+    return read_json(file) if file and file.exists() else None
+
+
+@cache  # reading one takes seconds
+def _gguf(file: Path) -> dict[str, Any]:
+    from gguf import GGUFReader
+
+    fields = GGUFReader(file).fields
+    kind = fields["general.architecture"].contents()
+    found = {name: fields[f"{kind}.{field}"].contents() for name, field in GGUF.items() if f"{kind}.{field}" in fields}
+    # The head is the embedding where the file has none, which its tensors tell; packaged models so far tie them.
+    return {"model_type": kind, "tie_word_embeddings": True, **found}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's size.
+
+    Attributes:
+        config: its config.json, as far as sizes go.
+        fp8: whether its weights are stored in 8 bits.
+    """
+
+    config: Mapping[str, Any]
+    fp8: bool = False
+
+    @classmethod
+    def of(cls, config: Config, model: str, root: Path) -> Size:
+        """Return the size of a model of the configuration.
+
+        Raises:
+            UserError: its dimensions are not known before it is downloaded, or its architecture is unknown.
+        """
+        found = dimensions(config, model, root)
+        if found is None:
+            raise UserError(f"nothing says how big model {model!r} is before it is downloaded; name its `architecture`")
+        architecture(found.get("model_type"))
+        named = "fp8" in getattr(config.models[model].source, "hub", "").lower()
+        return cls(found, fp8="quantization_config" in found or named)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers, L."""
+        return self.config["num_hidden_layers"]
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return self.config["hidden_size"]
+
+    @cached_property
+    def dimensions(self) -> Dimensions:
+        """The dimensions that cost depends on."""
+        return Dimensions.from_config(self.config)
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters."""
+        return parameter_count(self.config)
+
+    @property
+    def head(self) -> int:
+        """Parameters of the language-model head."""
+        return self.config["vocab_size"] * self.width
+
+    @property
+    def vocabulary(self) -> int:
+        """Parameters of embedding and head."""
+        return self.head * (1 if self.config.get("tie_word_embeddings") else 2)
+
+    @cached_property
+    def body(self) -> float:
+        """Parameters of the layers that one token passes: of experts, the active ones."""
+        return sum(prefill_flops(self.dimensions, None, 1).values()) / 2
+
+    @property
+    def passed(self) -> float:
+        """Parameters that one token passes on its way to its logits."""
+        return self.body + self.head
+
+    def trained(self, spec: SwiftKVSpec | None, train: str) -> float:
+        """Parameters that a recipe's `train` trains; `spec` None is the unchanged model."""
+        if spec is None or train == "all":
+            return self.parameters
+        if train == "upper_layers":
+            return (self.parameters - self.vocabulary) * (1 - spec.num_key_value_layers / self.layers)
+        return added_weights(self.dimensions, spec) + (self.head if spec.early_exit else 0)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its weights; with FP8 all but the vocabulary's are one byte."""
+        return 2 * self.vocabulary + (self.parameters - self.vocabulary) * (1 if self.fp8 else 2)
+
+    def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> float:
+        """Bytes of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
+        return self.bytes + (2 * self.trained(spec, "qkv") if spec else 0)
+
+
+@dataclass(frozen=True)
+class Download:
+    """A repository or file that a job fetches.
+
+    Attributes:
+        what: one of `DOWNLOADED`.
+        hub: org/name, or the address of a file elsewhere; of questions whose data set only lm-eval's files name, the name
+            of lm-eval's task.
+        revision: branch, tag or commit.
+        files: patterns of the files that are loaded; None loads all.
+        bytes: the size of its weights; None where it is not known here.
+        gated: whether its license has to be accepted first.
+        optional: whether a run goes on without it.
+        layers: how many the model must have; None for all else.
+        template: whether it must have a chat template.
+    """
+
+    what: str
+    hub: str
+    revision: str = "main"
+    files: tuple[str, ...] | None = None
+    bytes: int | None = None
+    gated: bool = False
+    optional: bool = False
+    layers: int | None = None
+    template: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The kind of repository, as the hub calls it: "model" or "dataset"."""
+        return "dataset" if self.what in ("data set", "questions") else "model"
+
+
+def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
+    """Return what a job fetches from the hub or another address.
+
+    Args:
+        job: one of those that are planned.
+        config: the configuration.
+        root: folder of the project, in which `architecture` files lie.
+    """
+    name = job.wildcards.get("model", "")
+    model, variant = config.models.get(name), job.wildcards.get("variant", "")
+    layers = model and model.num_hidden_layers
+
+    def size(spec: SwiftKVSpec | None = None) -> int | None:
+        try:
+            return round(Size.of(config, name, root).checkpoint_bytes(spec))
+        except UserError:  # its size is not known yet
+            return None
+
+    if job.rule == "resolve_model" and model:
+        return [
+            *_download("model", model.source, MODEL_FILES, size(), layers, template=model.chat_template is None),
+            *_download("tokenizer", model.chat_template, TOKENIZER_FILES, TOKENIZER_BYTES, template=True),
+        ]
+    if job.rule == "dummy_checkpoint" and model:
+        return _download("tokenizer", model.source, TOKENIZER_FILES, TOKENIZER_BYTES)
+    if job.rule == "fetch_checkpoint" and model:
+        return _download(
+            "checkpoint", model.checkpoints[variant], MODEL_FILES, size(config.spec(name, variant)), layers
+        )
+    if job.rule in ("corpus", "heldout"):
+        mix = config.data[job.wildcards.get("data", config.heldout.data)]
+        return [item for source in mix.sources for item in _download("data set", source)]
+    if job.rule == "fetch_questions":
+        task = config.tasks[job.wildcards["task"]]
+        known = KNOWN[task.task].hub if task.task in KNOWN else task.task
+        return _download("questions", task.source) if task.source else [Download("questions", known)]
+    return []
+
+
+def _download(
+    what: str,
+    source: Section | None,
+    files: Iterable[str] | None = None,
+    size: int | None = None,
+    layers: int | None = None,
+    template: bool = False,
+) -> list[Download]:
+    """What a source of the configuration fetches: nothing if it is local or packaged."""
+    place = getattr(source, "hub", None)
+    settings = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
+    patterns = tuple(files) if files else None
+    found = {"files": patterns, "bytes": size, "layers": layers, "template": template}
+    return [Download(what, place, **found, **settings)] if place else []
+
+
+def once(found: Iterable[Download]) -> list[Download]:
+    """Each revision of a repository once, with the most that is loaded of it, models first."""
+    merged: dict[tuple[str, str, str], Download] = {}
+    for item in found:
+        other = merged.setdefault((item.origin, item.hub, item.revision), item)
+        larger = max(other, item, key=lambda one: (one.files is None, len(one.files or ()), one.bytes or 0))
+        merged[item.origin, item.hub, item.revision] = replace(
+            larger,
+            optional=other.optional and item.optional,
+            gated=other.gated or item.gated,
+            layers=other.layers or item.layers,
+            template=other.template or item.template,
+        )
+    return sorted(merged.values(), key=lambda item: DOWNLOADED.index(item.what))

@@ -1,0 +1,106 @@
+"""What every measurement on chats has in common: the model, the chats drawn, the clock and the record."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.records import describe_spec, key_value_heads, measurement, weights_of
+from pipeline.sources import read_source
+from swiftkv.chats import choose_chats, draw_documents, render, tokenize_chat
+from swiftkv.device import dtype_name
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
+from swiftkv.models import load_tokenizer
+from swiftkv.spec import SwiftKVSpec
+
+
+class ChatMeasurement:
+    """A measurement on chats, from the draw to the record.
+
+    Attributes:
+        model: content of the model's source.json.
+        tokenizer: the model's.
+        documents: token ids of each chat drawn that has two tokens at least.
+
+    Args:
+        model_source: the model's source.json.
+        chats: file of chats, one a line.
+        documents, max_length, seed: as `draw_documents` takes them.
+
+    Raises:
+        UserError: a file is missing or damaged, or no chat has two tokens.
+    """
+
+    def __init__(self, model_source: Path, chats: Path, documents: int, max_length: int, seed: int) -> None:
+        self._started, self._chats = time.monotonic(), chats
+        self._draw = {"documents": documents, "max_length": max_length, "seed": seed}
+        self.model = read_source(model_source)
+        self.tokenizer = load_tokenizer(self.model["path"])
+        documents, self._data = draw_documents(self.tokenizer, self.model["config"], chats, **self._draw)
+        self.documents = [document for document in documents if len(document) > 1]
+        if not self.documents:
+            raise UserError(f"no chat of {chats} has two tokens; make it again")
+
+    def answers(self) -> list[tuple[list[int], int]]:
+        """Chats with their last answer: token ids, and how many of them are its prompt's, all before it.
+
+        Left out are chats of which no answer begins in the tokens that count.
+        """
+        found, draw = [], {name: value for name, value in self._draw.items() if name != "max_length"}
+        for messages in (chat["messages"] for chat in choose_chats(self._chats, **draw)):
+            with contextlib.suppress(UserError):  # the template refuses it
+                document = tokenize_chat(self.tokenizer, messages, self._draw["max_length"])
+                last = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+                for number in reversed(last):
+                    before = render(
+                        self.tokenizer, messages[:number], tokenize=True, add_generation_prompt=True, return_dict=True
+                    )
+                    prompt = len(before["input_ids"])
+                    if 1 < prompt < len(document) and document[:prompt] == list(before["input_ids"]):
+                        found.append((document, prompt))
+                        break
+        return found
+
+    def prompts(self) -> list[int]:
+        """For each of `documents` its tokens before the last answer; all of them where none begins."""
+        known = {tuple(document): prompt for document, prompt in self.answers()}
+        return [known.get(tuple(document), len(document)) for document in self.documents]
+
+    def write(
+        self,
+        measure: str,
+        result: dict[str, Any],
+        output: Path,
+        variant: str = "baseline",
+        checkpoint: Path | None = None,
+        spec: SwiftKVSpec | None = None,
+        kv_cache: str = "auto",
+        **settings: Any,
+    ) -> dict[str, Any]:
+        """Write the measurement's record to `output`, and return it.
+
+        Args are those of `records.measurement`; `settings` are all that was asked for beside the draw of chats.
+        """
+        record = measurement(
+            measure,
+            model=self.model,
+            variant=variant,
+            kv_cache=kv_cache,
+            **weights_of(checkpoint),
+            spec=describe_spec(spec, key_value_heads(self.model["config"])),
+            settings=self._draw | {"dtype": dtype_name()} | settings,
+            result=result,
+            seconds=time.monotonic() - self._started,
+            data=self._data,
+        )
+        write_json(output, record)
+        return record
+
+
+def require_spec(folder: Path, actual: SwiftKVSpec, spec: SwiftKVSpec) -> None:
+    """Refuse a checkpoint that was made for another spec than its variant has now; the `UserError` names the folder."""
+    if actual != spec:
+        raise UserError(f"{folder} is of another spec than {spec}; train the variant again")

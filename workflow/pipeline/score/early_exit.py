@@ -1,0 +1,205 @@
+"""What early exit does (Appendices D.1 and E): how far its head can be trusted, and answers decoded with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.measure.prompts import chat_prompts, opening
+from pipeline.score.chats import ChatMeasurement, require_spec
+from pipeline.score.fidelity import POSITIONS
+from pipeline.score.result import BROKEN
+from pipeline.statistics import ratio, share
+from swiftkv.device import device_map
+from swiftkv.errors import UserError
+from swiftkv.models import load_swiftkv
+from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
+from swiftkv.spec import SwiftKVSpec
+
+
+@torch.inference_mode()
+def agreement(model: PreTrainedModel, document: list[int], bins: int, threshold: float) -> torch.Tensor:
+    """How often the early exit head and the full model find the same token most likely, by the former's confidence.
+
+    Args:
+        model: one with an early exit head.
+        document: token ids; every position that has a next token counts.
+        bins: equal bins of the early exit head's largest probability, from 0 to 1.
+        threshold: a probability above which positions are counted once more.
+
+    Returns:
+        Float64 [2, bins + 1]: positions, and those of them where both agree; last, of all above the threshold.
+
+    Raises:
+        UserError: the model's outputs are no numbers.
+    """
+    row = torch.tensor([document], device=model.device)
+    state = model.model.forward_lower(row)
+    hidden, _ = model.model.forward_upper(state, student=True)
+    if not hidden.isfinite().all():
+        raise UserError(f"the final states of a chat are not finite: {BROKEN}")
+    sums = torch.zeros(2, bins + 1, dtype=torch.float64)
+    for begin in range(0, len(document) - 1, POSITIONS):
+        part = slice(begin, min(begin + POSITIONS, len(document) - 1))
+        confidence, early = early_logits(model, state.hidden[:, part])[0].float().softmax(dim=-1).max(dim=-1)
+        same = (model.lm_head(hidden[:, part])[0].argmax(dim=-1).cpu() == early.cpu()).double()
+        places = (confidence.cpu().double() * bins).long().clamp(max=bins - 1)
+        sums[0].index_add_(0, places, torch.ones_like(same))
+        sums[1].index_add_(0, places, same)
+        sure = (confidence > threshold).cpu().double()
+        sums[:, -1] += torch.stack([sure.sum(), (sure * same).sum()])
+    return sums
+
+
+def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
+    """Agreement as a fraction, with standard errors over documents: of all positions, those above the threshold, each bin.
+
+    Args:
+        sums: for every document, what `agreement` returns.
+    """
+    positions, agreed = (torch.stack([part[row] for part in sums]) for row in (0, 1))  # [documents, bins + 1]
+    bins = positions.shape[1] - 1
+
+    def summary(columns: slice) -> dict[str, Any]:
+        counts, same = positions[:, columns].sum(1).tolist(), agreed[:, columns].sum(1).tolist()
+        return {"positions": int(sum(counts)), "agreement": share(same, counts) if any(counts) else None}
+
+    return {
+        "all": summary(slice(bins)),
+        "above_threshold": summary(slice(bins, None)),
+        "bins": [
+            {
+                "confidence_from": number / bins,
+                "confidence_to": (number + 1) / bins,
+                **summary(slice(number, number + 1)),
+            }
+            for number in range(bins)
+        ],
+        "documents": len(sums),
+    }
+
+
+def answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[int]],
+    threshold: float,
+    max_new_tokens: int,
+) -> list[dict[str, Any]]:
+    """Each prompt answered with early exit and at full depth, in alternating order after one warm-up.
+
+    Returns:
+        For each prompt its tokens; "early_exit" and "full_depth", each with tokens, exited, prefill_seconds,
+        decode_seconds and text; and equal_tokens, the places where both answers have the same token.
+    """
+    ways = {"early_exit": threshold, "full_depth": None}
+    rows = []
+    for number, prompt in enumerate([prompts[0], *prompts]):
+        order = list(ways)[:: 1 if number % 2 else -1]
+        runs = {name: decode(model, prompt, max_new_tokens, ways[name]) for name in order}
+        if number == 0:
+            continue
+        early, full = (runs[name].tokens for name in ways)
+        rows.append(
+            {
+                "prompt_tokens": len(prompt),
+                **{name: _described(runs[name], tokenizer) for name in ways},
+                "equal_tokens": sum(a == b for a, b in zip(early, full, strict=False)),
+            }
+        )
+    return rows
+
+
+def _described(run: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return {
+        "tokens": len(run.tokens),
+        "exited": sum(run.exited),
+        "prefill_seconds": run.prefill_seconds,
+        "decode_seconds": run.decode_seconds,
+        "text": tokenizer.decode(run.tokens, skip_special_tokens=True).strip(),
+    }
+
+
+def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over answers; the first token of each is prefill's and neither exits nor counts in a time.
+
+    Returns:
+        exited: share of tokens that left at layer l.
+        time_ratio: seconds a token with early exit over those at full depth, mean of the pairs.
+        equal_tokens: share of places, of the longer answer, where both have the same token.
+        seconds_per_token: with early exit and at full depth; prompts: their number. None where no answer has a second token.
+    """
+    early, full = ([row[name] for row in rows] for name in ("early_exit", "full_depth"))
+    steps = [run["tokens"] - 1 for run in early]
+    lengths = [max(a["tokens"], b["tokens"]) for a, b in zip(early, full, strict=True)]
+    pairs = [(a, b) for a, b in zip(early, full, strict=True) if min(a["tokens"], b["tokens"]) > 1]
+    ratios = [_step(a) / _step(b) for a, b in pairs]
+    return {
+        "exited": ratio([run["exited"] for run in early], steps) if any(steps) else None,
+        "time_ratio": ratio(ratios, [1] * len(ratios)) if ratios else None,
+        "equal_tokens": ratio([row["equal_tokens"] for row in rows], lengths),
+        "seconds_per_token": {
+            name: sum(run["decode_seconds"] for run in runs) / total
+            if (total := sum(r["tokens"] - 1 for r in runs))
+            else None
+            for name, runs in (("early_exit", early), ("full_depth", full))
+        },
+        "prompts": len(rows),
+    }
+
+
+def _step(run: dict[str, Any]) -> float:
+    return run["decode_seconds"] / (run["tokens"] - 1)
+
+
+def measure_early_exit(
+    model_source: Path,
+    checkpoint: Path,
+    variant: str,
+    spec: SwiftKVSpec,
+    heldout: Path,
+    settings: dict[str, Any],
+    output: Path,
+) -> dict[str, Any]:
+    """Measure the early exit of a checkpoint and write the measurement "early_exit".
+
+    Its result has "alignment", as `summarize_agreement`; "decoding", as `summarize_answers`, over all prompts; and
+    "answers" to the questions, as `answers`, with each its question.
+
+    Args:
+        model_source: the model's source.json.
+        checkpoint: trained checkpoint, with an early exit head.
+        variant: name of the variant.
+        spec: the variant's rewiring.
+        heldout: chats, one a line.
+        settings: threshold, bins, documents, max_length, prompts, max_new_tokens, seed and questions.
+        output: JSON file.
+
+    Raises:
+        UserError: the checkpoint has no early exit head or is of another spec, or a file is missing or damaged.
+    """
+    draw = (settings[key] for key in ("documents", "max_length", "seed"))
+    measured = ChatMeasurement(model_source, heldout, *draw)
+    model = load_swiftkv(checkpoint, device_map=device_map())
+    require_head(model)
+    require_spec(checkpoint, model.spec, spec)
+    sums = [agreement(model, document, settings["bins"], settings["threshold"]) for document in measured.documents]
+    alignment = summarize_agreement(sums)
+    print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
+    questions = [opening(measured.tokenizer, {"role": "user", "content": text}) for text in settings["questions"]]
+    prompts = chat_prompts(measured.model["path"], heldout, settings["max_length"], settings["seed"])
+    prompts = questions + prompts[: settings["prompts"]]
+    decoded = answers(model, measured.tokenizer, prompts, settings["threshold"], settings["max_new_tokens"])
+    decoding = summarize_answers(decoded)
+    result = {
+        "alignment": alignment,
+        "decoding": decoding,
+        "answers": [{"question": text, **row} for text, row in zip(settings["questions"], decoded, strict=False)],
+    }
+    exited, times = decoding["exited"], decoding["time_ratio"]
+    if exited and times:
+        print(f"{exited['value']:.1%} of tokens exited, in {times['value']:.3f} of the time a token", flush=True)
+    return measured.write("early_exit", result, output, variant, checkpoint, spec, **settings, batch_size=1)

@@ -1,0 +1,269 @@
+"""Score one model on tasks and write a record for each."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipeline.config.catalogue import asked
+from pipeline.records import describe_spec, key_value_heads, measurement, project_code, provenance, weights_of
+from pipeline.score.data import open_questions
+from pipeline.score.fetch import Unavailable
+from pipeline.score.kept import KeptAnswers
+from pipeline.score.result import identity, summary
+from pipeline.score.served import score_served
+from pipeline.sources import read_source
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
+from swiftkv.spec import SwiftKVSpec
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+    from pipeline.score.lm import CachedLM
+    from pipeline.score.tasks import Benchmark
+
+
+def measure_scores(
+    model_source: Path,
+    checkpoint: Path | None,
+    variant: str,
+    spec: SwiftKVSpec | None,
+    kv_cache: Literal["auto", "fp8"],
+    tasks: dict[str, dict[str, Any]],
+    seed: int,
+    outputs: Sequence[Path],
+    engine_log: Path | None = None,
+    fetched: Sequence[Path] = (),
+    shard: tuple[int, int] = (1, 1),
+    state: Path | None = None,
+) -> None:
+    """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
+
+    A result is value and stderr (fractions; bits for `bits_per_byte`), n questions out of n_total, and `questions`, the
+    value of each in the order asked with a hash that is equal where the same ones were asked in the same way; with an FP8 cache
+    of transformers also `fp8_keys`, as `swiftkv.quantize.Peak` finds them. An
+    `optional` source that cannot be had gives the status "unavailable"; without any source no model is loaded.
+
+    Args:
+        model_source: the model's source.json.
+        checkpoint: trained checkpoint; None scores the model itself.
+        variant: name of the variant.
+        spec: the variant's rewiring; None where nothing is rewired.
+        kv_cache: "auto" or "fp8".
+        tasks: entries of the config by name: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit,
+            batch_size, and optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM
+            generates its answers.
+        seed: the seed of subsets and random few-shot examples.
+        outputs: JSON files, one a task.
+        engine_log: file for what vLLM prints; needed with an engine.
+        fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
+        shard: which part of the questions to ask, and how many parts there are; see `pipeline.score.shards`.
+        state: folder for the answers so far, from which another call goes on; gone when all tasks are scored. Where a source
+            was unavailable it stays, for when the source comes back.
+
+    Raises:
+        UserError: a file is missing or damaged, or a task, metric or filter is unknown.
+        EngineFailure: vLLM failed.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about choices made here on purpose
+    model = read_source(model_source)
+    subject = {
+        "model": model,
+        "variant": variant,
+        "kv_cache": kv_cache,
+        **weights_of(checkpoint),
+        "spec": describe_spec(spec, key_value_heads(model["config"])),
+    }
+    folder = Path(checkpoint or model["path"])
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is no checkpoint: it has no config.json")
+    tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
+    load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
+    answered: dict[
+        str, tuple[Any, ...]
+    ] = {}  # by all that was asked, as some tasks differ in what is read off the answers
+
+    def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
+        """Result, settings it ran with, seconds that earlier jobs took, and further sections of the record."""
+        request = (task, seed, folders.get(name), shard)
+        if "engine" in task:
+            return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
+        key, before = asked(task), 0.0
+        if key not in answered:
+            benchmark, data = questions(*request)
+            lm = load()
+            lm.batch_size_per_gpu = task["batch_size"]
+            lm.keep(kept := _keep(state, subject, [folder, tokenizer], name))
+            answered[key] = (benchmark, data, lm, lm_eval_samples(lm, benchmark, task), lm.peak)
+            before = kept.seconds
+            lm.peak.warn()
+        benchmark, data, lm, samples, peak = answered[key]
+        lm.batch_size_per_gpu = task["batch_size"]
+        result, ran = read_off(samples, lm, benchmark, task)
+        result |= {"fp8_keys": keys} if (keys := peak.found()) else {}
+        return result, ran | {"dtype": str(lm.model.dtype).removeprefix("torch.")}, before, {"data": data}
+
+    part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
+    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
+    places, found = dict(zip(tasks, outputs, strict=True)), dict[str, float | None]()
+    # vLLM's come first, while no model of ours holds the GPU's memory.
+    for name, task in sorted(tasks.items(), key=lambda entry: "engine" not in entry[1]):
+        record = _measure(score, subject, name, task, seed)
+        write_json(places[name], record)
+        found[name] = record["result"]["value"] if record["status"] == "ok" else None
+    if len(found) > 1:  # what a run says of this step, its last line
+        said = [f"{name} {'unavailable' if value is None else format(value, '.4f')}" for name, value in found.items()]
+        print(", ".join(said), flush=True)
+    if state is not None and None not in found.values():
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def _keep(state: Path | None, subject: dict[str, Any], folders: list[Path], task: str) -> KeptAnswers:
+    """The answers to a task that an earlier job had from the same files, code, libraries and kind of machine."""
+    if state is None:
+        return KeptAnswers()
+    files = {file: file.stat() for folder in folders for file in sorted(folder.iterdir()) if file.is_file()}
+    origin = provenance(0)
+    conditions = subject | {
+        "code": project_code(),
+        "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in files.items()],
+        "libraries": origin["libraries"],
+        "hardware": origin["hardware"]["gpus"] or origin["hardware"],
+    }
+    kept = KeptAnswers(state / f"{task}.jsonl", conditions)
+    if kept.found:
+        print(f"{task}: goes on with {kept.found} batches that were answered before", flush=True)
+    return kept
+
+
+def _measure(
+    score: Callable[..., tuple[Any, ...]], subject: dict[str, Any], name: str, task: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """The record of one task."""
+    started, before = time.monotonic(), 0.0
+    settings = {
+        "task": name,
+        "lm_eval_task": task["task"],
+        "metric": task["metric"],
+        "filter": task.get("filter") or "none",
+        "shots": task["shots"],
+        "limit": task.get("limit"),
+        "seed": seed,
+        "backend": "vllm" if "engine" in task else "transformers",
+    }
+    status, reason, result, sections = "ok", None, None, {"data": task.get("source")}
+    try:
+        result, ran, before, sections = score(name, task)
+        settings |= ran
+        error = "" if result["stderr"] is None else f" +- {result['stderr']:.4f}"
+        outcome = f"{task['metric']} {result['value']:.4f}{error}, {result['n']} of {result['n_total']} questions"
+    except Unavailable as absence:
+        status, reason = "unavailable", str(absence)
+        outcome = f"unavailable: {reason}"
+    seconds = time.monotonic() - started + before
+    print(f"{name}: {outcome}, {seconds:.0f} s", flush=True)
+    outcome = {"status": status, "reason": reason, "settings": settings, "result": result}
+    return measurement("score", **subject, **outcome, seconds=seconds, **sections)
+
+
+def questions(
+    task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
+) -> tuple[Benchmark, dict[str, Any]]:
+    """The lm-eval tasks of a config entry and the identity of their data; raises as `build_benchmark` and `open_questions`."""
+    from pipeline.score.tasks import build_benchmark
+
+    source = open_questions(task["task"], task.get("source"), fetched)
+    return build_benchmark(task, source, seed, shard), source.identity
+
+
+def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
+    """A checkpoint as lm-eval runs it: on all GPUs there are, or on the processor with shared prompts run once."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from pipeline.score.lm import CachedLM, PrefixSharingLM
+    from swiftkv.device import device_map
+    from swiftkv.models import load_any
+
+    model = load_any(folder, device_map=device_map())
+    kind = CachedLM if torch.cuda.is_available() else PrefixSharingLM
+    return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
+
+
+def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run a task of the config; the result of its score, and the settings it really ran with.
+
+    Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
+    """
+    return read_off(lm_eval_samples(lm, benchmark, task), lm, benchmark, task)
+
+
+def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """What lm-eval logs of every question of a task, once for each of its filters."""
+    from lm_eval import evaluate
+
+    chat = bool(task.get("chat_template"))
+    results = evaluate(
+        lm,
+        {"tasks": benchmark.tasks},
+        bootstrap_iters=0,
+        log_samples=True,
+        apply_chat_template=chat,
+        fewshot_as_multiturn=chat and bool(task.get("fewshot_as_multiturn")),
+    )
+    return [sample for part in results["samples"].values() for sample in part]
+
+
+def read_off(
+    samples: list[dict[str, Any]], lm: LM, benchmark: Benchmark, task: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `run_benchmark` gives, from the samples of the task, or of another one that asks the same."""
+    from pipeline.score.tasks import BITS_PER_BYTE, check_metric
+
+    check_metric(task, benchmark.config)
+    chat, filter_name = bool(task.get("chat_template")), task.get("filter") or "none"
+    samples = [sample for sample in samples if sample["filter"] == filter_name]
+    in_bits = task["metric"] == BITS_PER_BYTE
+    values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
+    identities, config = [identity(sample) for sample in samples], benchmark.config
+    result = summary(values, identities, benchmark.n, benchmark.n_total)
+    if benchmark.numbers is not None:
+        result["shard"] = {"numbers": benchmark.numbers, "identities": identities}
+    settings = {
+        "version": (config.get("metadata") or {}).get("version"),
+        "tasks": benchmark.n_tasks,
+        "output_type": config["output_type"],
+        "chat_template": chat,
+        "fewshot_as_multiturn": chat and bool(task.get("fewshot_as_multiturn")),
+        "fewshot": benchmark.fewshot,
+        "gen_prefix": config.get("gen_prefix"),
+        "generation": config.get("generation_kwargs"),
+        "batch_size": lm.batch_size,
+        "max_length": lm.max_length,
+        "prompt_example": samples[0]["arguments"][0][0],
+        "target_example": str(samples[0]["target"]),
+        "response_example": samples[0]["resps"][0][0],
+    }
+    return result, settings
+
+
+def bits_per_byte(sample: Mapping[str, Any]) -> float:
+    """Bits the model needs for the expected continuation, over its UTF-8 bytes; the space that begins it is no byte of it.
+
+    Args:
+        sample: a sample that lm-eval logged of a task of the output type "loglikelihood", or of "multiple_choice", whose
+            target is the place of the right answer.
+    """
+    right = sample["target"] if len(sample["arguments"]) > 1 else 0
+    (context, answer), ((loglikelihood, _greedy),) = sample["arguments"][right], sample["resps"][right]
+    scored = context[len(context.rstrip()) :] + answer  # lm-eval counts white space between the two as the answer's
+    return -loglikelihood / math.log(2) / len(scored.removeprefix(" ").encode())

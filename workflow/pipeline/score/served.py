@@ -1,0 +1,146 @@
+"""A generative task scored as it is served: vLLM with this project's plugin, and so with fast prefill.
+
+The scoring itself, lm-eval's, runs in `served_program`, under the guard that leaves none of vLLM's processes behind. What
+the two back ends would do differently is either made the same there (`ServedLM`) or refused here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from pipeline.measure.engine import observed
+from pipeline.measure.point import engine_environment
+from pipeline.measure.worker import module, worker
+from pipeline.score.fetch import Unavailable
+from swiftkv.device import dtype_name
+from swiftkv.errors import UserError
+from swiftkv.io import read_json
+
+MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as in HFLM
+# Keys of generation_config.json that say nothing about greedy generation, or the same to both back ends.
+_SAME = {
+    "_from_model_config",
+    "bos_token_id",
+    "do_sample",
+    "eos_token_id",
+    "max_length",
+    "min_p",
+    "pad_token_id",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "transformers_version",
+    "typical_p",
+    "use_cache",
+}
+_TASK_SETTINGS = {"do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p", "until"}
+
+
+def score_served(
+    folder: Path,
+    tokenizer: Path,
+    rewired: bool,
+    kv_cache: str,
+    log: Path | None,
+    task: dict[str, Any],
+    seed: int,
+    fetched: Path | None,
+    shard: tuple[int, int],
+) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
+    """Score a task that has an `engine`.
+
+    Args:
+        folder: the checkpoint.
+        tokenizer: the folder of its tokenizer.
+        rewired: whether it is a SwiftKV checkpoint.
+        log: file for all that vLLM prints.
+        task, seed, fetched, shard: as in `pipeline.score.run.questions`.
+
+    Returns:
+        The result and the settings of its record, 0 seconds that earlier jobs took, and the record's sections `data` and
+        `engine`: what vLLM really ran.
+
+    Raises:
+        Unavailable: as `open_questions`.
+        UserError: vLLM is not installed, or its answers would not be those of transformers.
+        EngineFailure: vLLM failed.
+    """
+    import torch
+
+    if log is None:
+        raise UserError("scoring with vLLM needs --engine-log, a file for what it prints")
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "scoring.backend is vllm, which is not installed; install the extra `serve` or score with transformers"
+        )
+    if kv_cache != "auto":
+        raise UserError("vLLM's FP8 cache has one scale a tensor and not one a token; score it with transformers")
+    penalty = repetition_penalty(folder)
+    engine = task["engine"]
+    engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
+    environment = engine_environment(engine["gpus"], torch.get_num_threads())
+    job = {
+        "folder": folder,
+        "tokenizer": tokenizer,
+        "task": task | {"engine": engine},
+        "fetched": fetched,
+        "seed": seed,
+    }
+    job |= {"shard": shard, "repetition_penalty": penalty}
+    with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
+        answer = program.ask(job)
+        printed = program.job.text()
+    if "unavailable" in answer:
+        raise Unavailable(answer["unavailable"])
+    if "refused" in answer:
+        raise UserError(answer["refused"])
+    ran = answer["settings"] | {"dtype": engine["dtype"], "engine": engine}
+    seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=rewired)
+    return answer["result"], ran, 0.0, {"data": answer["data"], "engine": seen}
+
+
+def repetition_penalty(folder: Path) -> float:
+    """The penalty that transformers applies because generation_config.json says so; 1 is none.
+
+    Raises:
+        UserError: the file asks transformers for something that vLLM would not do.
+    """
+    file = folder / "generation_config.json"
+    settings = read_json(file) if file.exists() else {}
+    for name, value in settings.items():
+        if value and name not in _SAME:
+            raise UserError(
+                f"{file} sets {name}, which transformers heeds and vLLM does not; score it with transformers"
+            )
+    return float(settings.get("repetition_penalty") or 1.0)
+
+
+def check_task(name: str, output_type: str, settings: dict[str, Any] | None, max_length: int) -> None:
+    """Refuse a task whose answers would not be the same with both back ends.
+
+    Args:
+        name, output_type, settings: task, output_type and generation_kwargs of its lm-eval config.
+        max_length: positions of the model.
+
+    Raises:
+        UserError: naming the task and what is in the way.
+    """
+    settings = settings or {}
+    if output_type != "generate_until":
+        raise UserError(
+            f"lm-eval task {name!r} is scored by log-likelihoods of prompts, which fast prefill does not compute"
+        )
+    if settings.get("do_sample") or (settings.get("temperature") and settings.get("do_sample") is None):
+        raise UserError(
+            f"lm-eval task {name!r} samples its answers, so they are not comparable; score it with transformers"
+        )
+    if unknown := sorted(set(settings) - _TASK_SETTINGS):
+        raise UserError(
+            f"lm-eval task {name!r} sets {unknown[0]} of transformers' generation; score it with transformers"
+        )
+    tokens = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or MAX_GEN_TOKS)
+    if tokens >= max_length:
+        raise UserError(f"lm-eval task {name!r} asks for {tokens} tokens of a model that has {max_length} positions")

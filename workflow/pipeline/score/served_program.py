@@ -1,0 +1,112 @@
+"""lm-eval over vLLM in a process of its own; `python -m pipeline.score.served_program SOCKET` runs it.
+
+Its one kind of job is a task to score, as `served.score_served` sends it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lm_eval.models.utils import configure_pad_token, resolve_max_length
+from lm_eval.models.vllm_causallms import VLLM
+from transformers import AutoConfig, AutoTokenizer
+
+import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
+from pipeline.measure.worker import answer
+from pipeline.score.fetch import Unavailable
+from pipeline.score.run import questions, run_benchmark
+from pipeline.score.served import MAX_GEN_TOKS, check_task
+from swiftkv.chats import TEMPLATE_ARGUMENTS
+from swiftkv.cost import GIBI
+from swiftkv.errors import UserError
+
+
+class ServedLM(VLLM):
+    """lm-eval's VLLM that asks for, and reads, the answers that HFLM would give.
+
+    By itself VLLM takes vLLM's choice of tokenizer and chat template (for some Mistral models not transformers'), samples
+    at temperature 1 where a task says nothing of sampling, leaves out the repetition penalty of generation_config.json and
+    keeps special tokens in answers.
+
+    Args:
+        folder: the checkpoint.
+        tokenizer: the folder of its tokenizer.
+        engine: as `config.scoring_engine` gives it.
+        seed: vLLM's, which greedy answers do not depend on.
+        penalty: repetition penalty; 1 is none.
+    """
+
+    def __init__(
+        self, folder: Path, tokenizer: Path, engine: dict[str, Any], seed: int = 0, penalty: float = 1.0
+    ) -> None:
+        words = AutoTokenizer.from_pretrained(tokenizer)
+        if engine["gpus"]:
+            memory = {"gpu_memory_utilization": engine["gpu_memory_utilization"]}
+        else:
+            memory = {"kv_cache_memory_bytes": int(engine["cpu_kv_cache_gib"] * GIBI)}
+        super().__init__(
+            str(folder),
+            tokenizer=str(tokenizer),
+            tokenizer_mode="hf",
+            dtype=engine["dtype"],
+            tensor_parallel_size=max(1, engine["gpus"]),
+            max_gen_toks=MAX_GEN_TOKS,
+            max_model_len=positions(folder, tokenizer),
+            max_num_batched_tokens=engine["max_num_batched_tokens"],
+            max_num_seqs=engine["max_num_seqs"],
+            enforce_eager=engine["enforce_eager"],
+            # Few-shot prompts begin alike.
+            enable_prefix_caching=True,
+            enable_chunked_prefill=True,
+            seed=seed,
+            chat_template_args=dict(TEMPLATE_ARGUMENTS),  # VLLM takes keys out of it
+            **memory,
+        )
+        self.tokenizer = configure_pad_token(words, model_config=self._config)
+        self.hf_chat_template = None  # the tokenizer's own
+        self.penalty = penalty
+
+    def modify_gen_kwargs(
+        self, gen_kwargs: dict[str, Any], eos: str | list[str] | None = None, default_max_gen_toks: int = 256
+    ) -> tuple[dict[str, Any], list[str], int]:
+        """As VLLM, but greedy, with the repetition penalty."""
+        settings, until, tokens = super().modify_gen_kwargs(gen_kwargs, eos, default_max_gen_toks)
+        return settings | {"temperature": 0.0, "repetition_penalty": self.penalty}, until, tokens
+
+    def _model_generate(
+        self, requests: list[list[int]], generate: bool = False, sampling_params: Any = None
+    ) -> list[Any]:
+        """As VLLM, with the texts as HFLM reads them off the tokens."""
+        outputs = super()._model_generate(requests, generate, sampling_params)
+        for output in outputs:
+            (completion,) = output.outputs
+            completion.text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        return outputs
+
+
+def positions(folder: Path, tokenizer: Path) -> int:
+    """The longest sequence, as HFLM finds it: prompts are cut on the left so that they and their answers fit."""
+    return resolve_max_length(AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(tokenizer))
+
+
+def score(job: dict[str, Any]) -> dict[str, Any]:
+    """Result, settings and data of a task; or why there are none, as `unavailable` or `refused`."""
+    folder, tokenizer, task = job["folder"], job["tokenizer"], job["task"]
+    try:
+        benchmark, data = questions(task, job["seed"], job["fetched"], job["shard"])
+        for part in benchmark.tasks.values():
+            config = part.config
+            check_task(config.task, config.output_type, config.generation_kwargs, positions(folder, tokenizer))
+        lm = ServedLM(folder, tokenizer, task["engine"], job["seed"], job["repetition_penalty"])
+        result, settings = run_benchmark(lm, benchmark, task)
+    except Unavailable as absence:
+        return {"unavailable": str(absence)}
+    except UserError as refusal:
+        return {"refused": str(refusal)}
+    return {"result": result, "settings": settings, "data": data}
+
+
+if __name__ == "__main__":
+    answer(sys.argv[1], score)

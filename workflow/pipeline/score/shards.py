@@ -1,0 +1,83 @@
+"""One score from the answers of several jobs, which asked every so many-th question each.
+
+What every job chose, its few-shot examples included, is what one job would have chosen (`build_benchmark`), so the record is
+the one that a single job would have written. Batches are others: where a log-likelihood is a near tie, or is the value itself,
+its last digits may differ, as with another batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.score.result import summary
+from swiftkv.errors import UserError
+from swiftkv.io import read_json, write_json
+
+EXAMPLES = ("prompt_example", "target_example", "response_example")  # of the first question asked
+
+
+def merge_scores(shards: Sequence[Path], output: Path) -> None:
+    """Write the record of a score whose questions were asked by several jobs.
+
+    The provenance is the first's, with the wall time of all and the time when the last ended; `shards` in it has each one's.
+
+    Args:
+        shards: the record of each job, in their order.
+        output: JSON file.
+
+    Raises:
+        UserError: a record is missing or damaged, they were not scored alike, or questions are missing.
+    """
+    records = [read_json(path) for path in shards]
+    for path, record in zip(shards, records, strict=True):
+        if differing := _difference(_common(record), _common(records[0])):
+            raise UserError(
+                f"{path} was not scored like {shards[0]}, {differing} differs; delete the older of them and run again"
+            )
+    merged = dict(records[0])
+    if merged["status"] == "ok":
+        merged["result"] = _merged([record["result"] for record in records], shards)
+    origins = [record["provenance"] for record in records]
+    merged["provenance"] = origins[0] | {
+        "finished": max(origin["finished"] for origin in origins),
+        "wall_seconds": round(sum(origin["wall_seconds"] for origin in origins), 3),
+        "shards": origins,
+    }
+    write_json(output, merged)
+    print(f"{len(shards)} shards merged")
+
+
+def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dict[str, Any]:
+    answers = sorted(
+        answer
+        for result in results
+        for answer in zip(
+            result["shard"]["numbers"], result["questions"]["values"], result["shard"]["identities"], strict=True
+        )
+    )
+    n, n_total = results[0]["n"], results[0]["n_total"]
+    if [number for number, *_ in answers] != list(range(n)):
+        names = ", ".join(path.name for path in shards)
+        raise UserError(
+            f"{names} in {shards[0].parent} are not all the shards of one score: they do not have each of its "
+            f"{n} questions once"
+        )
+    _, values, identities = zip(*answers, strict=True)
+    merged = summary(values, identities, n, n_total)
+    if keys := [result["fp8_keys"] for result in results if "fp8_keys" in result]:
+        merged["fp8_keys"] = {name: max(found[name] for found in keys) for name in keys[0]}
+    return merged
+
+
+def _common(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What all shards of a score have in common, by a name that says where it stands."""
+    flat = {key: record[key] for key in record if key not in ("settings", "result", "provenance", "engine")}
+    flat |= {f"settings.{key}": value for key, value in record["settings"].items() if key not in EXAMPLES}
+    result = record["result"] or {}
+    return flat | {key: result.get(key) for key in ("n", "n_total")}
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    return next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)

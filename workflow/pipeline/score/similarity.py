@@ -1,0 +1,98 @@
+"""Similarity of the layers' inputs (Eq. 1; Figures 2 left and A.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.score.chats import ChatMeasurement
+from pipeline.statistics import ratio
+from swiftkv.device import device_map
+from swiftkv.models import load_base
+
+CHUNK = 256  # tokens whose float32 vectors of all layers are in memory at once
+
+
+@torch.inference_mode()
+def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tuple[torch.Tensor, list[int]]:
+    """Add up the cosine similarity between the inputs of every two layers over the tokens of each document.
+
+    The input of layer i is the residual stream entering it, before its norm; layer 0's are the token embeddings.
+
+    Args:
+        model: language model of transformers with L layers, any dtype.
+        documents: token ids, each run by itself.
+
+    Returns:
+        Float64 [documents, L, L]: sums over the tokens of cos(x_i, x_j); and the tokens of each document. Each cosine is
+        float32, within a few 1e-7 of exact; their sums are float64.
+    """
+    layers = model.config.num_hidden_layers
+    sums = torch.zeros(len(documents), layers, layers, dtype=torch.float64, device=model.device)
+    for number, document in enumerate(documents, 1):
+        row = torch.tensor([document], device=model.device)
+        run = model.base_model(row, use_cache=False, output_hidden_states=True)
+        states = run.hidden_states[:layers]
+        for begin in range(0, len(document), CHUNK):
+            part = [state[0, begin : begin + CHUNK].to(model.device) for state in states]
+            unit = torch.nn.functional.normalize(torch.stack(part, dim=1).float(), dim=-1)  # [tokens, L, hidden]
+            sums[number - 1] += (unit @ unit.mT).double().sum(0)
+        if number % 10 == 0 or number == len(documents):
+            print(f"similarity: {number} of {len(documents)} chats", flush=True)
+    return sums.cpu(), [len(document) for document in documents]
+
+
+def simscores(pairwise: torch.Tensor) -> list[float]:
+    """Eq. 1 from the pairwise matrix [L, L]: entry l is the mean of row l over the later layers' inputs l+1 .. L-1.
+
+    With layers counted from 0 there are L - 1 entries, l = 0 .. L - 2: the last layer has no later one.
+    """
+    layers = len(pairwise)
+    return [pairwise[layer, layer + 1 :].mean().item() for layer in range(layers - 1)]
+
+
+def simscore_errors(sums: torch.Tensor, tokens: list[int]) -> list[float | None]:
+    """The standard error over documents of each of `simscores`; None of one document.
+
+    Args:
+        sums, tokens: as `layer_similarity` gives them.
+    """
+    per_document = zip(*map(simscores, sums), strict=True)
+    return [ratio(document_sums, tokens)["stderr"] for document_sums in per_document]
+
+
+def measure_similarity(
+    model_source: Path, data: Path, documents: int, max_length: int, seed: int, output: Path
+) -> dict[str, Any]:
+    """Measure Eq. 1 on chats drawn from `data` and write the measurement "similarity".
+
+    Its result is simscore and simscore_stderr (L - 1 numbers each), pairwise ([L, L]), tokens, documents and
+    num_hidden_layers.
+
+    Args:
+        model_source: the model's source.json.
+        data: chats, one a line; the paper takes 50 random training examples of ultrachat_200k.
+        documents: number of chats.
+        max_length: tokens of a chat that count.
+        seed: decides which chats are drawn.
+        output: JSON file.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    measured = ChatMeasurement(model_source, data, documents, max_length, seed)
+    model = load_base(measured.model["path"], device_map=device_map())
+    sums, tokens = layer_similarity(model, measured.documents)
+    pairwise = sums.sum(0) / sum(tokens)
+    result = {
+        "simscore": simscores(pairwise),
+        "simscore_stderr": simscore_errors(sums, tokens),
+        "pairwise": pairwise.tolist(),
+        "tokens": sum(tokens),
+        "documents": len(measured.documents),
+        "num_hidden_layers": model.config.num_hidden_layers,
+    }
+    return measured.write("similarity", result, output)

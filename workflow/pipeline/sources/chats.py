@@ -1,0 +1,203 @@
+"""Chats to distill on and to measure with: any hub data set, packaged file or local file, through two templates.
+
+A mix of the config lists sources; each record of a source becomes one chat. A source either has whole chats
+(`chats: messages`, or `chats: sharegpt` for from/value pairs) or two Jinja templates, `user` and `assistant`, that are
+filled from the record's fields. A record whose user or assistant text comes out empty is left out; so is one that is no such
+chat (an unknown role, a text that is null, a field that a template misses), but at most 1 % of a source.
+
+A source keeps every chat unless it says `distinct_characters: N`: then, of the chats of such sources whose first N
+characters agree, the mix has the first one only. So questions about one passage do not end up in training and hold-out.
+
+One hold-out, drawn from one mix, serves all measurements; every mix trains without its chats.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from pipeline.sources import file_identity, package_files, source_name
+from pipeline.sources.hub import HubRepository
+from swiftkv.chats import Refusals, read_chats
+from swiftkv.errors import UserError
+from swiftkv.io import atomic_path, write_json
+
+SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+def draw_heldout(sources: list[dict[str, Any]], chats: int, seed: int, output: Path, record: Path) -> None:
+    """Write the chats kept for measuring: the first ones of a mix after its shuffle.
+
+    Args:
+        sources: the `sources` list of the mix.
+        chats: how many.
+        seed: decides the order after the shuffle.
+        output: JSON lines, one chat a line: id, source, messages.
+        record: JSON with the resolved identity and the number of chats of every source of the mix.
+
+    Raises:
+        UserError: a source is missing, unreachable or damaged, more than 1 % of its records are no chats, or the mix has no
+            chat beyond the held-out ones.
+    """
+    records, identities = _gather(sources)
+    if len(records) <= chats:
+        raise UserError(
+            f"the data has {len(records)} chats, too few to hold out {chats}; lower `heldout.chats` or add sources"
+        )
+    random.Random(seed).shuffle(records)
+    _write_lines(output, records[:chats])
+    write_json(record, {"sources": identities, "seed": seed, "chats": chats})
+
+
+def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output: Path, record: Path) -> None:
+    """Write the training chats of one mix, shuffled: all of them but the held-out ones.
+
+    Args:
+        sources: the `sources` list of the mix.
+        seed: decides the order after the shuffle.
+        heldout: the held-out chats; a chat with the same messages as one of them is left out.
+        output: JSON lines, as in `draw_heldout`.
+        record: JSON as in `draw_heldout`, which also says how many chats of each source are held out.
+
+    Raises:
+        UserError: as `draw_heldout`; or the hold-out is missing or damaged, or no chat is left.
+    """
+    kept_apart = {_content(chat) for chat in read_chats(heldout)}
+    chats, identities = _gather(sources)
+    random.Random(seed).shuffle(chats)
+    train, left_out = [], dict.fromkeys((identity["name"] for identity in identities), 0)
+    for chat in chats:
+        if _content(chat) in kept_apart:
+            left_out[chat["source"]] += 1
+        else:
+            train.append(chat)
+    if not train:
+        raise UserError("every chat of the data is held out for measuring, so none is left to train on; add sources")
+    print(f"{len(train)} chats to train on, {len(chats) - len(train)} held-out ones left out", flush=True)
+    for identity in identities:
+        identity["held_out"] = left_out[identity["name"]]
+    _write_lines(output, train)
+    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": len(chats) - len(train)})
+
+
+def _content(chat: dict[str, Any]) -> bytes:
+    """What makes two chats the same: a digest of roles and texts, so that a million of them fit into memory."""
+    return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in chat["messages"]]).encode()).digest()
+
+
+def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All chats of the sources in order, and for each source its identity and how many it gave and left out."""
+    chats, identities, seen = [], [], set()
+    for source in sources:
+        name = source_name(source)
+        records, identity = _open(source)
+        limit, length = source.get("limit"), source.get("distinct_characters")
+        read, refusals, taken, empty, repeated = _reader(source), Refusals(), 0, 0, 0
+        for number, record in enumerate(records):
+            if limit is not None and taken >= limit:
+                break
+            try:
+                messages = read(record)
+            except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
+                form = f"is no {source['chats']} chat" if "chats" in source else "does not fit the templates"
+                refusals.add(f"record {number} of data source {name!r} {form} ({error!r})")
+                continue
+            if not messages:
+                empty += 1
+                continue
+            if length is not None:
+                opening = "\n".join(message["content"] for message in messages)[:length]
+                if opening in seen:
+                    repeated += 1
+                    continue
+                seen.add(opening)
+            chats.append({"id": f"{name}/{number}", "source": name, "messages": messages})
+            taken += 1
+        print(f"{name}: {taken} chats; left out: {empty} empty, {repeated} that open like another", flush=True)
+        refusals.check(taken + empty + repeated + refusals.count)
+        counts = {"chats": taken, "empty": empty, "repeated": repeated, "refused": refusals.count}
+        identities.append({"name": name, **identity, **counts})
+    return chats, identities
+
+
+def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
+    if "hub" in source:
+        repository = HubRepository("dataset", source["hub"], source.get("revision", "main"))
+        (records,) = repository.tables({"name": source.get("subset"), "split": source["split"]})
+        return iter(records), repository.identity
+    if "package" in source:
+        files = package_files(source["package"], source["file"])
+        identity = file_identity(source, files) | {"file": source["file"]}
+    else:
+        files = [Path(source["local"]).expanduser()]
+        if not files[0].is_file():
+            raise UserError(f"local data file {source['local']!r} does not exist; check `sources` in the config")
+        identity = file_identity(source, files)
+    return (record for file in files for record in _read_file(file, source.get("record"))), identity
+
+
+def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    try:
+        if file.suffix == ".arrow":
+            yield from datasets.Dataset.from_file(str(file))
+            return
+        opener = gzip.open if file.suffix == ".gz" else open
+        with opener(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                content = json.loads(line)
+                yield content[record] if record else content
+    except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+        raise UserError(
+            f"data file {file.name} is damaged or not of the stated form ({error}); fetch it again"
+        ) from None
+
+
+def _reader(source: dict[str, Any]) -> Callable[[dict[str, Any]], list[dict[str, str]]]:
+    """What makes messages of a source's record: an empty list of one without a question or an answer."""
+    if "chats" in source:
+        return {"messages": _messages, "sharegpt": _sharegpt}[source["chats"]]
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_no_null)
+    user, assistant = environment.from_string(source["user"]), environment.from_string(source["assistant"])
+
+    def read(record: dict[str, Any]) -> list[dict[str, str]]:
+        question, answer = user.render(record).strip(), assistant.render(record).strip()
+        both = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return both if question and answer else []
+
+    return read
+
+
+def _no_null(value: Any) -> Any:
+    """Jinja would write a null as the word None."""
+    if value is None:
+        raise TypeError("a field is null")
+    return value
+
+
+def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
+    return [_message(message["role"], message["content"]) for message in record["messages"]]
+
+
+def _sharegpt(record: dict[str, Any]) -> list[dict[str, str]]:
+    return [_message(SHAREGPT_ROLES[turn["from"]], turn["value"]) for turn in record["conversations"]]
+
+
+def _message(role: Any, content: Any) -> dict[str, str]:
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise TypeError("a role or a content is no text")
+    return {"role": role, "content": content}
+
+
+def _write_lines(path: Path, chats: list[dict[str, Any]]) -> None:
+    with atomic_path(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+        for chat in chats:
+            file.write(json.dumps(chat, ensure_ascii=False) + "\n")

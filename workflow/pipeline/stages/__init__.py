@@ -1,0 +1,75 @@
+"""The stages of the pipeline, by the names of their rules; importing them imports no torch."""
+
+from pipeline.stages.stage import Stage
+
+STAGES = {
+    # Sources
+    "resolve_model": Stage("models/{model}/source.json", "pipeline.sources:write_source", online=True),
+    "fetch_checkpoint": Stage(
+        "checkpoints/{model}/{variant}", "pipeline.sources.published:fetch_checkpoint", online=True
+    ),
+    "dummy_checkpoint": Stage("dummy/{model}/{variant}", "pipeline.measure.dummy:dummy_checkpoint", online=True),
+    "heldout": Stage(
+        "data/heldout.jsonl", "pipeline.sources.chats:draw_heldout", more=("data/heldout.json",), online=True
+    ),
+    "corpus": Stage(
+        "data/{data}/train.jsonl", "pipeline.sources.chats:build_corpus", more=("data/{data}/source.json",), online=True
+    ),
+    "fetch_questions": Stage("questions/{task}", "pipeline.score.fetch:fetch_questions", online=True),
+    # Training
+    "pack": Stage("packed/{model}/{recipe}.safetensors", "pipeline.training:pack"),
+    "teacher_states": Stage("teacher/{model}/{recipe}.safetensors", "pipeline.training:teacher_states", gpus="score"),
+    "moments": Stage("moments/{model}/{recipe}.safetensors", "pipeline.training:moments", gpus="score"),
+    "distill": Stage(
+        "training/{model}/{variant}.json",
+        "pipeline.training:distill",
+        more=("training/{model}/{variant}.csv", "checkpoints/{model}/{variant}"),
+        gpus="distill",
+    ),
+    # Quality
+    "score": Stage(
+        "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.run:measure_scores", gpus="score"
+    ),
+    "score_shard": Stage(
+        "score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
+        "pipeline.score.run:measure_scores",
+        gpus="score",
+    ),
+    "merge_scores": Stage(
+        "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.shards:merge_scores", local=True
+    ),
+    "fidelity": Stage(
+        "fidelity/{model}/{variant}/{kv_cache}.json", "pipeline.score.fidelity:measure_fidelity", gpus="score"
+    ),
+    "similarity": Stage("similarity/{model}.json", "pipeline.score.similarity:measure_similarity", gpus="score"),
+    "early_exit": Stage(
+        "early_exit/{model}/{variant}.json", "pipeline.score.early_exit:measure_early_exit", gpus="score"
+    ),
+    # Serving
+    "measure": Stage(
+        "serving/{point}/{model}/{variant}/{kv_cache}.json", "pipeline.measure.job:measure_point", gpus="serve"
+    ),
+    # Tables and figures
+    "table": Stage(
+        "tables/{artifact}.csv",
+        "pipeline.artifacts.make:make_artifact",
+        more=("tables/{artifact}.tex", "tables/{artifact}.md", "tables/{artifact}.html", "tables/{artifact}.json"),
+        local=True,
+    ),
+    "figure": Stage(
+        "figures/{artifact}.csv",
+        "pipeline.artifacts.make:make_artifact",
+        more=("figures/{artifact}.pdf", "figures/{artifact}.png", "figures/{artifact}.json"),
+        local=True,
+    ),
+    "report_page": Stage("report.html", "pipeline.artifacts.report:write_report", more=("gallery.md",), local=True),
+}
+
+
+def stage_of(rule: str) -> Stage:
+    """The stage of a rule; those that score a set of tasks, `score_<set>`, are `score`.
+
+    Raises:
+        KeyError: no stage is called so.
+    """
+    return STAGES[rule] if rule in STAGES or not rule.startswith("score_") else STAGES["score"]
