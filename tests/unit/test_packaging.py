@@ -66,7 +66,7 @@ def test_what_is_run_is_named():
 
 def test_the_vllm_asked_for_is_no_older_than_the_tested_ones():
     (vllm,) = (text for text in PROJECT["optional-dependencies"]["serve"] if text.startswith("vllm"))
-    assert vllm == "vllm>={}.{}".format(*TESTED[0])
+    assert vllm == f"vllm>={TESTED[0]}"
 
 
 def test_the_method_knows_nothing_of_the_pipeline():

@@ -10,8 +10,8 @@ the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is i
 from swiftkv import installed_version
 from swiftkv.architectures import ARCHITECTURES
 
-# Releases whose CPU builds pass the exactness tests (docs/serving.md has the table). Any other is judged by its features.
-TESTED = ((0, 26), (0, 32))
+# Releases in which the exactness tests were run (docs/serving.md has the table). Any other is judged by its features.
+TESTED = ("0.26", "0.29", "0.32")
 
 
 def register() -> None:
@@ -51,22 +51,21 @@ def check_version(installed: str) -> None:
     """
     from packaging.version import Version
 
-    if TESTED[0] <= Version(installed).release[:2] <= TESTED[1]:
+    if "{}.{}".format(*Version(installed).release) in TESTED:
         return
 
     from vllm.logger import init_logger
 
     from swiftkv.serve.features import absent_feature
 
-    lowest, highest = (".".join(map(str, bound)) for bound in TESTED)
+    tested = ", ".join(TESTED)
     if absent := absent_feature():
         raise RuntimeError(
             f"the SwiftKV plugin needs {absent} ({absent.purpose}), which vLLM {installed} does not have; install one of "
-            f"{lowest} to {highest}, or set VLLM_PLUGINS= (empty) to serve other models without the plugin"
+            f"{tested}, or set VLLM_PLUGINS= (empty) to serve other models without the plugin"
         )
     init_logger("vllm.plugins.swiftkv").warning_once(
-        "The SwiftKV plugin was tested with vLLM %s to %s, not with %s, which has all that it needs",
-        lowest,
-        highest,
+        "The SwiftKV plugin was tested with vLLM %s, not with %s, which has all that it needs",
+        tested,
         installed,
     )
