@@ -22,8 +22,9 @@ from safetensors.torch import load_file
 from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
 from torch.distributed.launcher.api import LaunchConfig
 
+from pipeline.training import gpus_of
 from swiftkv import device
-from swiftkv.distill import record
+from swiftkv.distill.progress import Machines
 from swiftkv.tensor_file import write
 
 pytestmark = pytest.mark.thorough
@@ -179,16 +180,16 @@ def test_a_training_that_diverges_ends_before_its_next_state_and_is_not_tried_ag
 def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on(monkeypatch):
     """8 GPUs for an hour and 4 of another kind for 2 are 16 GPU-hours, and 16/3 GPUs over the time."""
     names = iter(["A100", "H100"])
-    monkeypatch.setattr(record, "accelerator", lambda: next(names))
-    first = record.Machines({"seconds": 0.0}, 8)
+    monkeypatch.setattr("swiftkv.distill.progress.accelerator", lambda: next(names))
+    first = Machines({"seconds": 0.0}, 8)
     first.add(3000.0)
     saved = first.spent
     first.add(600.0)
     assert saved == [[8, "A100", 3000.0]]  # a state's own, whatever follows
-    then = record.Machines({"seconds": 3600.0, "machines": json.loads(json.dumps(first.spent))}, 4)
+    then = Machines({"seconds": 3600.0, "machines": json.loads(json.dumps(first.spent))}, 4)
     then.add(7200.0)
     assert then.spent == [[8, "A100", 3600.0], [4, "H100", 7200.0]]
-    assert record.gpus_of(then.spent) == (16 / 3, "A100/H100")
-    assert record.gpus_of(first.spent) == (8, "A100") and record.gpus_of([[2, None, 1.0]]) == (0, None)
-    monkeypatch.setattr(record, "accelerator", lambda: None)
-    assert record.Machines({"seconds": 5.0}, 2).spent == [[2, None, 5.0]]  # a state from before machines were kept
+    assert gpus_of(then.spent) == (16 / 3, "A100/H100")
+    assert gpus_of(first.spent) == (8, "A100") and gpus_of([[2, None, 1.0]]) == (0, None)
+    monkeypatch.setattr("swiftkv.distill.progress.accelerator", lambda: None)
+    assert Machines({"seconds": 5.0}, 2).spent == [[2, None, 5.0]]  # a state from before machines were kept

@@ -82,7 +82,7 @@ def test_the_cuda_compiler_is_that_of_the_toolkit_torch_comes_with():
 def test_conda_image_and_setup_install_this_lock_with_one_python():
     conda = yaml.safe_load((ENVS / "gpu.yaml").read_text())
     *programs, by_pip = conda["dependencies"]
-    assert programs == ["python=3.13", "pip"] and by_pip == {"pip": ["-r gpu.lock", "-e .."]}
+    assert programs == ["python=3.13", "pip"] and by_pip == {"pip": ["-r gpu.lock", "-e ..", "-e ../workflow"]}
     image, setup = (ENVS / "gpu.def").read_text(), (ENVS / "setup.sh").read_text()
     assert "From: debian:trixie" in image  # Python 3.13
     assert re.findall(r"envs/gpu\.lock (\S+)$", image, re.MULTILINE) == ["/opt/swiftkv/envs/gpu.lock"]
