@@ -1,13 +1,12 @@
 """The claims of the paper and the blog post: well-formed, borne out by the paper's own numbers, and refuted by others."""
 
 import copy
-import csv
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.unit.artifact_helpers import scale, typed
-from tests.unit.claim_helpers import made_claim, made_row
+from tests.unit.claim_helpers import made_claim
 from tests.unit.sources_as_measured import LLAMA, PAPER, TASKS, described_figures, published_tables
 
 from pipeline.artifacts import contents
@@ -18,42 +17,6 @@ from pipeline.artifacts.verdicts import AGREES, ARITHMETIC, CONTRADICTS, SAME, U
 from swiftkv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-# The columns of each kind's CSV that claims may name.
-_SERVED = {"variant", "kv_cache", "point", "status"}
-COLUMNS = {
-    "quality": {
-        "variant", "kv_cache", "part", *TASKS, *(f"{task}_stderr" for task in TASKS), "average", "average_stderr",
-        "kl", "kl_stderr", "top1_agreement", "prefill_reduction_percent", "kv_cache_reduction_percent",
-    },
-    "throughput": {
-        *_SERVED, "input_tokens", "tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu",
-        "mfu_percent", "speedup", "speedup_limit", "node_tokens_per_second", "speedup_over_first_model",
-    },
-    "throughput_table": {
-        *_SERVED, "memory_gb", "input_tokens", "tokens_per_second", "speedup", "kv_cache_tokens",
-    },
-    "latency": {
-        *_SERVED, "input_tokens", "request_rate", "ttft_median_ms", "tpot_median_ms", "ttft_reduction_percent",
-        "tpot_reduction_percent", "sustained_rate_speedup", "speculative", "boundary_found",
-    },
-    "forward": {"panel", "variant", "kv_cache", "batch_tokens", "milliseconds", "speedup", "layer", "depth_percent", "simscore"},
-    "similarity": {"layer", "depth_percent", "simscore", "panel"},
-    "flops": {"variant", "relative_percent", "exact_relative_percent", "kv_cache_reduction_percent"},
-    "capacity": {"variant", "kv_cache", "capacity_ratio"},
-    "alignment": {"variant", "confidence_from", "alignment_percent"},
-    "training": {"variant", "hours", "tokens", "gpus", "tokens_per_second_per_gpu"},
-}  # fmt: skip
-
-PLACES = {
-    "paper": {
-        "Abstract", "Sec. 1", "Sec. 3.2", "Sec. 3.4", "Sec. 4.2", "Sec. 4.3", "Sec. 5.1", "Sec. 5.2", "Sec. 5.3",
-        "App. B.2", "App. C", "App. D", "App. D.1", "App. E", "Table 1", "Table 5", "Figure 2", "Figure A.1",
-    },
-    "blog": {
-        "footnote 1", "Knowledge recovery", "Batch Inference", "Interactive inference",
-        "The real bottleneck: Compute operations", "Table 2", "Figure 2",
-    },
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +34,8 @@ def claims(content):
     return [claim for group in content["claims"].values() for claim in group]
 
 
-def test_ids_are_unique_and_places_are_in_the_sources(claims):
+def test_ids_are_unique(claims):
     assert len({claim["id"] for claim in claims}) == len(claims) > 100
-    for claim in claims:
-        for source in claim["place"].split("; "):
-            source = source.removeprefix("paper, ")
-            source, known = (source[6:], PLACES["blog"]) if source.startswith("blog, ") else (source, PLACES["paper"])
-            assert source in known | (PLACES["blog"] if claim["place"].startswith("blog") else set()), claim["id"]
-
-
-def test_cells_are_columns_of_artifacts(claims, config):
-    for claim in claims:
-        for cell in cells(claim):
-            kind = config["artifacts"][cell["artifact"]]["kind"]
-            if kind == "absent":
-                continue
-            named = {cell["column"], *cell["where"], *([cell["along"]] if "along" in cell else [])} - {"role"}
-            assert named <= COLUMNS[kind], (claim["id"], named - COLUMNS[kind])
 
 
 def test_cells_are_of_models_and_variants_that_the_artifact_shows(claims, config):
@@ -152,53 +100,33 @@ def test_the_sources_own_numbers_agree_with_their_claims(reproduced, claims):
     for name in WITHIN_ERRORS:
         value, stderr, *_ = judged[name].measured.quantity
         assert abs(value) < 2 * stderr, name
-    notes = {claim["id"]: claim.get("note", "") for claim in claims}
-    assert all("Table" in notes[name] for name in CONTRADICTED)
 
 
 # Claim, artifact, rows, column, and the value or its change there: what would speak against the claim.
 REFUTED = [
     ("prefill-8b", "table2", {"variant": "swiftkv-50"}, "prefill_reduction_percent", 20.0),
-    ("memory-62", "table7", {"kv_cache": "fp8"}, "kv_cache_reduction_percent", 50.0),
     ("capacity-8b", "kv_capacity", {"model": LLAMA}, "capacity_ratio", 1.5),
-    ("simscore-rises-8b", "figure2_left", {}, "simscore", 0.6),
     ("simscore-rises-8b", "figure2_left", {}, "simscore", lambda row: 0.6 - 0.04 * row["layer"] / 31),
-    ("simscore-half-8b", "figure2_left", {}, "simscore", 0.42),
-    ("simscore-drop", "figure2_left", {"layer": 12.0}, "simscore", 0.61),
     ("loss-25", "table2", {"variant": "swiftkv-25"}, "average", 73.71 - 2.9),
-    ("loss-25", "table2", {"variant": "swiftkv-25"}, "average", 73.71 - 1.0),
-    ("loss-62.5", "table2", {"variant": "swiftkv-62.5"}, "average", 73.71),
-    ("across2", "table2", {"variant": "swiftkv-50-across2"}, "average", 69.0),
     ("loss-70b", "table3", {"variant": "swiftkv-50"}, "average", 79.0),
-    ("3b-40", "tableB2", {"variant": "swiftkv-40"}, "average", 61.0),
-    ("llama2", "blog_table6", {"model": "llama-2-13b"}, "average", 44.0),
     ("fp8-50", "table7", {"kv_cache": "fp8"}, "average", 72.70 - 2.9),
     ("distillation-average", "table6", {"variant": "swiftkv-50-lm-loss"}, "average", 75.0),
-    ("full-model", "table6", {"variant": "swiftkv-50-full-model"}, "average", 75.0),
-    ("gqa-mqa", "tableC1", {"variant": "swiftkv-50-mqa"}, "average", 74.0),
     ("gqa-mha", "tableC1", {"variant": "swiftkv-50-mha"}, "average", 71.49),
     ("math-winogrande", "tableD1", {"variant": "swiftkv-50-math-code"}, "winogrande", 88.0),
     ("early-exit", "figureD1", {}, "alignment_percent", 40.0),
     ("throughput-2x", "figure3", {}, "speedup", 1.02),
     ("faster-8b", "figure3", {"input_tokens": 2000.0}, "speedup", 0.97),
-    ("speedup-8b-128k", "figure3", {}, "speedup", 1.0),
-    ("longer-8b", "figure3", {}, "speedup", 1.5),
     ("longer-70b", "figure3", {}, "speedup", lambda row: 1.5 - 0.04 * row["input_tokens"] / 128000),
     ("across4-faster", "figure3", {"variant": "swiftkv-50-across4"}, "speedup", 1.8),
     ("tokens-8b", "figure3", {}, "tokens_per_second_per_gpu", lambda row: 30500.0 if row["kv_cache"] == "fp8" else 25000.0),
     ("forward", "figure2", {"batch_tokens": 64.0}, "speedup", 0.95),
     ("rate-70b-least", "figure4", {"input_tokens": 2000.0}, "sustained_rate_speedup", 0.9),
-    ("ttft-70b", "figure4", {}, "ttft_reduction_percent", 2.0),
     ("tpot-70b", "figure4", {}, "tpot_reduction_percent", 3.0),
-    ("tpot-rates-70b", "figure4", {"request_rate": 2.0}, "tpot_reduction_percent", -10.0),
     ("blog-tpot-lowest", "blog_figure5", {"request_rate": 1.0}, "tpot_reduction_percent", 40.0),
     ("merge-80", "table5", {"variant": "merge-all-layers"}, "speedup", 1.3),
-    ("single-80", "table5", {"variant": "swiftkv-50"}, "speedup", 1.0),
     ("merge-below-80", "table5", {"variant": "merge-all-layers"}, "speedup", 1.6),
     ("merge-above-20", "table5", {"variant": "merge-all-layers"}, "tokens_per_second", 20000.0),
     ("oom-baseline", "table5", {"variant": "baseline"}, "status", "ok"),
-    ("runs-across4", "table5", {"variant": "swiftkv-50-across4"}, "status", "oom"),
-    ("blog-t1-modest-8b", "blog_table1", {"variant": "merge-all-layers"}, "speedup", 1.6),
 ]  # fmt: skip
 
 
@@ -259,12 +187,10 @@ PAGE = {"models": {"small": "theirs"}, "benchmarks": 7, "resolution": 1.5, "requ
     ("change", "message"),
     [
         ({"stated": [1]}, "stated"),
-        ({"loss": 1.0}, "either stated or loss"),
+        ({"loss": 1.0}, "loss"),
         ({"cell": {"artifact": "t", "column": "x", "where": {}}}, "role"),
-        ({"largest": {"artifact": "t", "column": "x", "where": {"role": "small"}}}, "exactly one of"),
         ({"hardware": "H100"}, "hardware"),
         ({"state": [1, 2]}, "state"),
-        ({"own": False}, "own"),
     ],
 )
 def test_a_wrong_claim_is_refused_with_its_place(tmp_path, change, message):
@@ -276,29 +202,20 @@ def test_a_wrong_claim_is_refused_with_its_place(tmp_path, change, message):
 
 
 def test_the_table_of_claims(tmp_path, config):
-    """The kind reads the CSVs it needs, counts the verdicts and writes one line a claim."""
+    """The kind reads the CSVs it needs and writes one line a claim; what another table repeats refers to it."""
     entry = contents.resolve(typed(config), "claims")
     needed = contents.needs(typed(config), "claims")
     assert {"results/tables/table2.csv", "results/figures/figure3.csv"} < set(needed["tables"])
     files = {"claims": [PAPER / "claims.yaml"], "tables": [tmp_path / f"{name}.csv" for name in entry["judged_on"]]}
+    lines = [("baseline", 73.7), ("swiftkv-50", 72.7)]
+    measured = "".join(f"llama-3.1-8b,{name},,auto,{average},0.1,\n" for name, average in lines)
     for file in files["tables"]:
-        file.write_text("model,variant,row\n")
-    lines = [
-        made_row(variant, model="llama-3.1-8b", kv_cache="auto", average=average, average_stderr=0.1)
-        for variant, average in (("baseline", 73.7), ("swiftkv-50", 72.7))
-    ]
-    for name in ("table2", "blog_table5"):  # which shows the same measurement
-        with open(tmp_path / f"{name}.csv", "w", newline="") as stream:
-            writer = csv.DictWriter(stream, [*lines[0], "prefill_reduction_percent"])
-            writer.writeheader()
-            writer.writerows(lines)
-    table = KINDS["claims"].make(entry, files)
-    by_id = table.values.set_index("id")
-    assert len(by_id) == sum(len(panel.frame) for panel in table.panels) > 100
+        head = "model,variant,row,kv_cache,average,average_stderr,prefill_reduction_percent\n"
+        file.write_text(head + (measured if file.stem in ("table2", "blog_table5") else ""))
+    by_id = KINDS["claims"].make(entry, files).values.set_index("id")
+    assert len(by_id) > 100
     loss = by_id.loc["loss-50"]
     assert (loss["verdict"], round(loss["value"], 3), round(loss["stderr"], 3)) == (AGREES, 1.0, 0.141)
     assert (loss["model"], loss["high"], loss["direction_high"]) == ("Llama-3.1-8B-Instruct", 1.5, 3.0)
     assert by_id.loc["loss-70b", "verdict"] == UNMEASURED
     assert by_id.loc["loss-8b-blog", "same_as"] == "loss-50" and by_id["same_as"].notna().sum() == 1
-    (note,) = (note for note in table.notes if "the measurement of" in note)
-    assert '"8B: 50 % costs about 1 point", paper, Sec. 4.2' in note
