@@ -6,9 +6,8 @@ from statistics import fmean, stdev
 
 import pandas as pd
 import pytest
-from artifact_helpers import SMOL, closeness, made, resolved, saved, scale, score
+from artifact_helpers import SMOL, made, resolved, saved, scale, score
 
-from pipeline.artifacts.table import to_latex, to_markdown
 from pipeline.statistics import paired_difference
 from swiftkv.errors import UserError
 
@@ -28,19 +27,18 @@ def bits(extra):
 
 
 VALUES = {
-    "arc-easy": {name: answers(1, wrong) for name, wrong in zip(VARIANTS, (0.4, 0.45, 0.5, 0.6), strict=True)},
-    "mmlu-continuation": {
-        name: answers(2, wrong) for name, wrong in zip(VARIANTS, (0.73, 0.73, 0.76, 0.7325), strict=True)
-    },
-    "gsm8k-bits": {name: bits(extra) for name, extra in zip(VARIANTS, (0.0, 0.1, 0.3, 0.7), strict=True)},
+    "arc-easy": [answers(1, wrong) for wrong in (0.4, 0.45, 0.5, 0.6)],
+    "mmlu-continuation": [answers(2, wrong) for wrong in (0.73, 0.73, 0.76, 0.7325)],
+    "gsm8k-bits": [bits(extra) for extra in (0.0, 0.1, 0.3, 0.7)],
 }
+VALUES = {task: dict(zip(VARIANTS, values, strict=True)) for task, values in VALUES.items()}
 
 
-def scored(task, variant, values=None, **changes):
+def scored(task, variant, values=None):
     values = VALUES[task][variant] if values is None else values
     error = stdev(values) / math.sqrt(len(values))
     metric = "bits_per_byte" if task == "gsm8k-bits" else "acc"
-    return score(SMOL, variant, task, fmean(values), stderr=error, questions=values, metric=metric, **changes)
+    return score(SMOL, variant, task, fmean(values), stderr=error, questions=values, metric=metric)
 
 
 def entry(**changes):
@@ -62,7 +60,8 @@ def paired(task, first, second):
     return fmean(apart), stdev(apart) / math.sqrt(len(apart))
 
 
-def test_differences_to_the_baseline_are_those_of_the_questions(table):
+def test_differences_and_averages(table):
+    """Differences are those of the questions; MMLU is at chance and bits per byte are no share, so neither is averaged."""
     rows = table.values[table.values["row"] == "measured"].set_index("variant")
     for task, unit in (("arc-easy", 100), ("gsm8k-bits", 1)):
         for variant in VARIANTS[1:]:
@@ -70,24 +69,10 @@ def test_differences_to_the_baseline_are_those_of_the_questions(table):
             assert rows.loc[variant, task] == pytest.approx(unit * fmean(VALUES[task][variant]))
             assert rows.loc[variant, f"{task}_difference"] == pytest.approx(unit * mean)
             assert rows.loc[variant, f"{task}_difference_stderr"] == pytest.approx(unit * error)
-            # what pairing is for
-            assert error < rows.loc[variant, f"{task}_stderr"] / unit
     assert pd.isna(rows.loc["baseline", "arc-easy_difference"])
-
-
-def test_average_is_over_accuracies_above_chance(table):
-    """MMLU is at chance, and bits per byte are no share of questions."""
-    row = table.values.set_index("variant").loc["swiftkv-25"].iloc[0]
-    assert row["average_tasks"] == "arc-easy"
-    assert row["average"] == pytest.approx(row["arc-easy"])
+    row = rows.loc["swiftkv-25"]
+    assert (row["average_tasks"], row["average"]) == ("arc-easy", pytest.approx(row["arc-easy"]))
     assert row["average_difference"] == pytest.approx(row["arc-easy_difference"])
-    assert "Avg.: mean over ARC-Easy." in to_markdown(table)
-
-
-def test_no_task_above_chance_leaves_no_average(tmp_path):
-    found = [scored("mmlu-continuation", variant) for variant in VARIANTS]
-    table = made(entry(tasks=["mmlu-continuation"]), scores=saved(tmp_path, found))
-    assert table.values["average"].isna().all()
 
 
 def test_steps_count_fewer_bits_as_better(table):
@@ -103,23 +88,21 @@ def test_steps_count_fewer_bits_as_better(table):
 
 def test_published_scores_say_whether_settings_agree(table):
     printed = table.panels[4].frame.set_index("Task")
-    mean = fmean(VALUES["arc-easy"]["baseline"])
-    error = stdev(VALUES["arc-easy"]["baseline"]) / 20
-    apart = (100 * mean - 54.12) / (100 * error)
-    assert printed.loc["ARC-Easy", "Settings"] == "agree"
+    values = VALUES["arc-easy"]["baseline"]
+    apart = (fmean(values) - 0.5412) / (stdev(values) / 20)
+    assert printed.loc["ARC-Easy", "Settings"] == "agree" and abs(apart) > 2
     assert printed.loc["ARC-Easy", "Apart,\nstandard errors"] == f"{apart:+.1f}"
-    assert printed.loc["ARC-Easy", "Within errors"] == ("yes" if abs(apart) <= 2 else "no") == "no"
+    assert printed.loc["ARC-Easy", "Within errors"] == "no"
     assert printed.loc["MMLU (cloze)", "Settings"].startswith("differ: ")
 
 
 def test_other_questions_are_not_paired(tmp_path):
     found = everything()
     found[1]["result"]["questions"]["sha256"] = "other"
-    with pytest.raises(UserError, match="'arc-easy' did not ask swiftkv-25 and baseline the same questions"):
-        made(entry(), scores=saved(tmp_path, found))
-    del found[1]["result"]["questions"]
-    with pytest.raises(UserError, match="score both again"):
-        made(entry(), scores=saved(tmp_path, found))
+    for _ in range(2):
+        with pytest.raises(UserError, match="'arc-easy'"):
+            made(entry(), scores=saved(tmp_path, found))
+        found[1]["result"].pop("questions", None)
 
 
 def test_answers_that_are_all_alike_leave_an_error():
@@ -129,22 +112,20 @@ def test_answers_that_are_all_alike_leave_an_error():
     assert not paired_difference([1.0, 1.0], [1.0, 1.0]).clear
 
 
-def test_a_cell_without_a_score_says_why(tmp_path):
+def test_a_cell_without_a_score_is_empty(tmp_path):
     found = [record for record in everything() if record["settings"]["task"] != "arc-easy"]
     found += [score(SMOL, variant, "arc-easy", None, reason="no hub here") for variant in VARIANTS]
     table = made(entry(), scores=saved(tmp_path, found))
-    text = to_markdown(table)
-    assert text.count("n/a [1]") == len(VARIANTS) and "- [1] no hub here" in text
-    assert table.values["arc-easy_difference"].isna().all()
+    assert table.notes and any("no hub here" in note for note in table.notes)
+    assert table.values["arc-easy_difference"].isna().all() and table.values["average"].isna().all()
     assert table.values["gsm8k-bits_difference"].notna().sum() == 3 + 3
 
 
 def test_orders_follow_the_stand_ins_of_a_scale():
-    config = scale("smoke")
-    assert config["stand_ins"]["swiftkv-62.5"] == "swiftkv-50"
+    assert scale("smoke")["stand_ins"]["swiftkv-62.5"] == "swiftkv-50"
     shown = resolved("panel", scale_name="smoke", models=["small"], variants=VARIANTS, tasks=TASKS, orders=[ORDER])
     assert shown["orders"] == []
-    with pytest.raises(UserError, match="orders name 'swiftkv-50-mqa', which is not among its variants"):
+    with pytest.raises(UserError, match="swiftkv-50-mqa"):
         entry(orders=[["swiftkv-25", "swiftkv-50-mqa"]])
 
 
@@ -154,24 +135,6 @@ def test_answers_that_changed_are_counted_also_where_accuracy_stays(tmp_path):
     right, wrong = ([place for place, value in enumerate(first) if value == side][:30] for side in (1.0, 0.0))
     second = [1 - value if place in {*right, *wrong} else value for place, value in enumerate(first)]
     found = [scored("arc-easy", "baseline"), scored("arc-easy", "swiftkv-50", second)]
-    table = made(
-        entry(variants=["baseline", "swiftkv-50"], tasks=["arc-easy"], orders=[]), scores=saved(tmp_path, found)
-    )
-    line = table.values.set_index("variant").loc["swiftkv-50"]
+    shown = entry(variants=["baseline", "swiftkv-50"], tasks=["arc-easy"], orders=[])
+    line = made(shown, scores=saved(tmp_path, found)).values.set_index("variant").loc["swiftkv-50"]
     assert (line["arc-easy_difference"], line["arc-easy_changed"]) == (0, 15)
-    (column,) = (name for name in table.panels[0].frame.columns if name.startswith("ARC-Easy"))
-    cell = table.panels[0].frame.set_index("Variant").loc["difference", column]
-    assert cell.startswith("≈ +0.0") and cell.endswith("(15%)")
-
-
-def test_closeness_comes_first(tmp_path):
-    close = [closeness(SMOL, variant, kl) for variant, kl in zip(VARIANTS, (0.0, 0.1, 0.2, 0.4), strict=True)]
-    table = made(entry(), scores=saved(tmp_path, everything()), fidelity=saved(tmp_path, close))
-    assert [panel.caption[:3] for panel in table.panels] == [f"({letter})" for letter in "abcde"]
-    assert "Closeness" in table.panels[0].caption and "KL" in table.panels[0].frame.columns[1]
-    assert table.values.set_index("variant").loc["swiftkv-50", "kl"].iloc[0] == 0.2
-    assert "difference" not in set(table.panels[0].frame["Variant"])  # these records do not say what each chat has
-
-
-def test_prints_in_latex(table):
-    assert r"\toprule" in to_latex(table) and "U+" not in to_latex(table)
