@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.unit.artifact_helpers import scale, typed
 from tests.unit.claim_helpers import made_claim
-from tests.unit.sources_as_measured import LLAMA, PAPER, TASKS, described_figures, published_tables
+from tests.unit.sources_as_measured import LLAMA, PAPER, described_figures, published_tables
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.claims_file import bounds, cells, read_claims

@@ -103,5 +103,7 @@ def test_values_are_about_artifacts_and_models_that_are_known(tables, artifacts)
 def test_what_running_text_states_is_there(tables, item, model, quantity, values):
     """Also where the sources contradict each other, each value has its row."""
     wanted = (model, quantity)
-    rows = [row for row in tables["values"] if item in row["item"].split() and (row["model"], row["quantity"]) == wanted]
+    rows = [
+        row for row in tables["values"] if item in row["item"].split() and (row["model"], row["quantity"]) == wanted
+    ]
     assert {row["low"] or row["high"] for row in rows} == values

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA, PAPER, ROOT, SMOL, closeness, made, saved, scale, score, training, typed
+from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, saved, scale, score, training, typed
 
 from pipeline.artifacts import columns, contents
 from pipeline.artifacts.columns import Column, grid, measured, models
@@ -16,19 +16,16 @@ from pipeline.artifacts.records import MISSING, OOM
 from pipeline.artifacts.table import Footnotes, Panel, Table, to_html, to_latex, to_markdown
 from swiftkv.errors import UserError
 
-QUALITY = ("quality", "summary", "tasks")
 LOCAL = ("table2", "table4", "table7", "tableD1", "tableB1", "training_cost")
+REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
 
 
 def scored(entry):
     """Every score and fidelity record an entry shows, but for one task that no hub has."""
     parts = entry.get("parts") or [{"models": [model["name"] for model in entry["models"]], "cases": entry["cases"]}]
     rows = {(model, *case): None for part in parts for model in part["models"] for case in part["cases"]}
-    reason = (
-        "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
-    )
     scores = [
-        score(model, variant, task, 0.5, kv_cache=kv_cache, reason=reason if task == "truthfulqa" else None)
+        score(model, variant, task, 0.5, kv_cache=kv_cache, reason=REASON if task == "truthfulqa" else None)
         for model, variant, kv_cache in rows
         for task in entry.get("tasks", {})
     ]
@@ -40,31 +37,24 @@ def tables(tmp_path_factory):
     """Every table of these kinds at the paper's scale, and some at the local one."""
     folder, found = tmp_path_factory.mktemp("records"), []
     for size in ("", "local"):
-        config = scale(size)
+        config = typed(scale(size))
         for name, raw in config["artifacts"].items():
-            published = [PAPER / f"{stem}.csv" for stem in raw.get("published", ())]
-            if contents.left_out(typed(config), name) or (size and name not in LOCAL):
+            if raw["kind"] not in ("quality", "summary", "tasks", "training"):
                 continue
-            if raw["kind"] in QUALITY:
-                entry = contents.resolve(typed(config), name)
+            if contents.left_out(config, name) or (size and name not in LOCAL):
+                continue
+            entry = contents.resolve(config, name)
+            files = {"published": [PAPER / f"{stem}.csv" for stem in raw.get("published", ())]}
+            if raw["kind"] == "training":
+                files["training"] = saved(
+                    folder, [training(SMOL if size else LLAMA, "swiftkv-50", gpus=0 if size else 8)]
+                )
+            else:
                 scores, fidelity = scored(entry)
-                files = {"scores": saved(folder, scores)}
+                files["scores"] = saved(folder, scores)
                 files |= {"fidelity": saved(folder, fidelity)} if raw["kind"] == "quality" else {}
-                found.append(made(entry, published=published, **files))
-            elif raw["kind"] == "training":
-                model, gpus = (SMOL, 0) if size else (LLAMA, 8)
-                records = saved(folder, [training(model, "swiftkv-50", gpus=gpus)])
-                found.append(made(contents.resolve(typed(config), name), training=records, published=published))
-            elif raw["kind"] == "flops" and not size:
-                dimensions = [ROOT / "resources/architectures/llama-3.1-70b.json"]
-                found.append(made(contents.resolve(typed(config), name), dimensions=dimensions, published=published))
+            found.append(made(entry, **files))
     return [*found, odd_table()]
-
-
-@pytest.fixture(scope="module")
-def latex(tables):
-    """The LaTeX form of each table."""
-    return [to_latex(table) for table in tables]
 
 
 def odd_table():
@@ -75,19 +65,20 @@ def odd_table():
     return Table("odd", r"100% of a_b & c #1 {~^\} <u>", odd, [panel, panel], notes)
 
 
-def test_latex_structure(tables, latex):
-    for table, text in zip(tables, latex, strict=True):
-        for name in ("table", "tabular", "minipage"):
-            assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") > 0
-        assert text.count(r"\toprule") == text.count(r"\bottomrule") == len(table.panels)
-        assert rf"\label{{tab:{table.label}}}" in text
+def long_table():
+    cell = "≈ +0.108 ± 0.020 [45, 59]".replace(" ", "\N{NO-BREAK SPACE}")  # as scores and differences are written
+    frame = pd.DataFrame([["swiftkv-50-across16", *[cell] * 8]] * 60, columns=["Variant", *map(str, range(8))])
+    return Table("long", "Long", frame, [Panel(frame, "(a) scores")], [])
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-@pytest.mark.parametrize("packages", ["booktabs", "booktabs,graphicx"])
-def test_latex_compiles_within_its_margins(tables, latex, tmp_path, packages):
+@pytest.mark.parametrize("packages", ["booktabs", "booktabs,graphicx", "array,booktabs,longtable"])
+def test_latex_compiles_within_its_margins(tables, tmp_path, packages):
+    shown = {"booktabs": tables[-1:], "booktabs,graphicx": tables}.get(packages, [long_table()])
     inputs = []
-    for number, (table, text) in enumerate(zip(tables, latex, strict=True)):
+    for number, table in enumerate(shown):
+        text = to_latex(table)
+        assert rf"\label{{tab:{table.label}}}" in text and ("longtable" in packages) == ("longtable" in text)
         (tmp_path / f"{number}.tex").write_text(text)
         inputs.append(rf"\typeout{{table {number} {table.label}}}\input{{{number}}}\clearpage")
     document = rf"\documentclass{{article}}\usepackage{{{packages}}}\begin{{document}}{''.join(inputs)}\end{{document}}"
@@ -95,27 +86,14 @@ def test_latex_compiles_within_its_margins(tables, latex, tmp_path, packages):
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert run.returncode == 0, run.stdout[-2000:]
-    if "graphicx" in packages:
+    if packages != "booktabs":
         points = [float(found) for found in re.findall(r"Overfull \\hbox \((\d+\.\d+)pt too wide\)", run.stdout)]
         assert max(points, default=0) <= 1, run.stdout
         assert not (wide := re.findall(r"Float too large for page by .*", run.stdout)), wide
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_a_table_over_pages_keeps_within_its_columns(tmp_path):
-    cell = "≈ +0.108 ± 0.020 [45, 59]".replace(" ", "\N{NO-BREAK SPACE}")  # as scores and differences are written
-    frame = pd.DataFrame([["swiftkv-50-across16", *[cell] * 8]] * 60, columns=["Variant", *map(str, range(8))])
-    long = to_latex(Table("long", "Long", frame, [Panel(frame, "(a) scores")], []))
-    packages = r"\documentclass{article}\usepackage{array,booktabs,longtable}"
-    (tmp_path / "all.tex").write_text(rf"{packages}\begin{{document}}{long}\end{{document}}")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
-    assert run.returncode == 0 and "longtable" in long, run.stdout[-2000:]
-    assert "Overfull" not in run.stdout
-
-
 class Grids(HTMLParser):
-    """The cells of every row of a page, headings aside, and whether all tags are closed."""
+    """The cells of every row of a page, and whether all tags are closed."""
 
     def __init__(self):
         super().__init__()
@@ -139,24 +117,16 @@ class Grids(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_html_says_what_markdown_says(tables):
+def test_html_and_markdown_have_every_cell(tables):
     for table in tables:
         page = Grids()
         page.feed(to_html(table))
-        assert not page.open
         printed = [row for panel in table.panels for row in panel.frame.to_numpy().tolist()]
-        width = {len(panel.frame.columns) for panel in table.panels}
-        cells = [row for row in page.rows if len(row) in width]
-        headings = [row for row in page.rows if len(row) == 1]
-        assert [row for row in cells if row in printed] == printed
-        assert [row[0] for row in headings] == [title for panel in table.panels for title in panel.headings.values()]
-        for text in (table.title, *table.notes):
-            assert text in page.text
+        headings = [title for panel in table.panels for title in panel.headings.values()]
+        assert not page.open and [row for row in page.rows if row in printed] == printed
+        assert [row[0] for row in page.rows if len(row) == 1] == headings
+        assert all(text in page.text for text in (table.title, *table.notes))
         assert "http" not in re.sub(r"https://example[^<]*", "", to_html(table))  # nothing is fetched
-
-
-def test_markdown_rows_have_one_width(tables):
-    for table in tables:
         for panel in table.panels:
             grid = [line for line in to_markdown(Table("x", "x", table.values, [panel])).split("\n") if line[:1] == "|"]
             assert len(grid) == len(panel.frame) + len(panel.headings) + 2
@@ -167,21 +137,13 @@ def test_markdown_rows_have_one_width(tables):
 def test_a_gap_does_not_move_a_column_of_numbers(gap):
     frame = pd.DataFrame({"numbers": ["1.5×", gap], "words": ["a", gap]})
     table = Table("x", "x", frame, [Panel(frame)])
-    assert re.search(r"\| *1.5× \| a *\|", to_markdown(table))
-    assert re.search(r"\|-+:\|:-+\|", to_markdown(table))
-    assert r"\begin{tabular}{rl}" in to_latex(table)
+    assert re.search(r"\|-+:\|:-+\|", to_markdown(table)) and r"\begin{tabular}{rl}" in to_latex(table)
     assert '<td class="number">1.5×</td><td>a</td>' in to_html(table)
 
 
 def test_an_artifact_is_written_in_the_forms_it_has(tmp_path):
-    with pytest.raises(UserError, match="contents is a table; it is written as csv, tex, md, html"):
+    with pytest.raises(UserError, match="contents"):
         make_artifact(contents.resolve(typed(scale("local")), "contents"), {}, [tmp_path / "x.pdf"])
-
-
-def test_footnotes_number_each_text_once():
-    footnotes = Footnotes()
-    assert [footnotes.mark(text) for text in ("a", "b", "a")] == ["[1]", "[2]", "[1]"]
-    assert footnotes.lines() == ["[1] a", "[2] b"]
 
 
 LINES = [
@@ -201,23 +163,9 @@ def test_a_column_prints_values_errors_gaps_with_their_reasons_and_a_second_line
         ["published [2]", "7", ""],
         ["B", "OOM [3]", "2"],
     ]
-    assert footnotes.texts == ["no hub", "cut", "no memory"]
-    assert (panel.caption, panel.rules, models(LINES[:2])) == ("caption", (3,), [])
-
-
-def test_a_part_has_a_heading_in_place_of_a_rule():
-    lines = [{"model": model, "part": part} for model, part in (("a", "x"), ("b", "x"), ("c", "y"))]
-    panel = grid(lines, [Column("Model", "model")], Footnotes())
-    assert (panel.headings, panel.rules) == ({0: "x", 2: "y"}, (1,))
-
-
-def test_a_csv_holds_what_is_no_printing_detail():
+    assert footnotes.texts == ["no hub", "cut", "no memory"] and footnotes.mark("cut") == "[2]"
     entry = {"name": "x", "models": [{"title": "A"}], "title": "speed", "label": "Table 1"}
     values = columns.table(entry, LINES, [], [], Footnotes()).values
     assert list(values) == ["model", "title", "speed", "speed_stderr", "hours", "status"]
-
-
-def test_a_result_has_its_error_in_the_unit_of_its_value():
     assert measured("x", {"value": 0.5, "stderr": 0.1}, 100) == {"x": 50, "x_stderr": 10}
-    assert measured("x", {"value": 0.5, "stderr": None}) == {"x": 0.5, "x_stderr": None}
     assert measured("x", None) == {"x": None, "x_stderr": None}

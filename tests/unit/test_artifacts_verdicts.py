@@ -129,12 +129,19 @@ def test_arithmetic_and_counts_have_no_error():
 def test_differences_of_one_table_are_paired_where_it_has_them():
     rows = [made_row(name, x=x, x_stderr=5.0, kv_cache="auto") for name, x in (("a", 10.0), ("b", 4.0), ("c", 9.0))]
     rows += [pair("a", "b", x_difference=6.0, x_difference_stderr=1.0), pair("c", "b", x_difference_stderr=2.0)]
-    for variants, expected in {"ab": (6.0, 1.0), "ba": (-6.0, 1.0), "ac": (1.0, 50**0.5), "abcb": (1.0, 5**0.5)}.items():
+    for variants, expected in {
+        "ab": (6.0, 1.0),
+        "ba": (-6.0, 1.0),
+        "ac": (1.0, 50**0.5),
+        "abcb": (1.0, 5**0.5),
+    }.items():
         assert quantity(rows, gap(*variants, stated=[0, None])) == pytest.approx(expected)
     assert verdict(rows, gap(stated=[0, None])) == AGREES
     assert verdict(rows[:3], gap(stated=[0, None])) == UNDECIDED  # 6 - 2 * 7.1 < 0
     assert quantity([rows[0], made_row("b", x=4.0)], gap(stated=[0, None])) == (6.0, None)
-    ratio = quantity([made_row("a", x=6.0, x_stderr=0.6), made_row("b", x=2.0, x_stderr=0.1)], gap(how="ratio", stated=[1, None]))
+    ratio = quantity(
+        [made_row("a", x=6.0, x_stderr=0.6), made_row("b", x=2.0, x_stderr=0.1)], gap(how="ratio", stated=[1, None])
+    )
     assert ratio == pytest.approx((3.0, 3.0 * (0.1**2 + 0.05**2) ** 0.5))
 
 

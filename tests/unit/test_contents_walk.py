@@ -1,7 +1,6 @@
 """Every entry of the contents page is made of made-up measurements, at smoke and at paper scale; of other settings none is."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -173,42 +172,29 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("artifact", "change", "key", "recorded", "shown"),
+    ("artifact", "change", "key"),
     [
-        ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens", "128", "64"),
-        ("figure3", {"serving": {"engine": {"gpu_memory_utilization": 0.5}}}, "gpu_memory_utilization", "0.9", "0.5"),
-        (
-            "figureB1",
-            {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}},
-            "request_rates",
-            "[4]",
-            "[8]",
-        ),
-        ("decode", {"serving": {"points": {"decode": {"memory_gib": 1}}}}, "memory_gib", "null", "1"),
-        ("kv_capacity", {"serving": {"seed": 7}}, "seed", "0", "7"),
-        ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec", '_group_size": 1', '_group_size": 2'),
-        ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit", "2", "9"),
-        ("panel", {"scoring": {"seed": 7}}, "seed", "42", "7"),
-        ("recipes", {"fidelity": {"seed": 7}}, "seed", "42", "7"),
-        ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold", "0.95", "0.5"),
+        ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens"),
+        ("figure3", {"serving": {"engine": {"gpu_memory_utilization": 0.5}}}, "gpu_memory_utilization"),
+        ("figureB1", {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}}, "request_rates"),
+        ("kv_capacity", {"serving": {"seed": 7}}, "seed"),
+        ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec"),
+        ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit"),
+        ("recipes", {"fidelity": {"seed": 7}}, "seed"),
+        ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold"),
     ],
 )
-def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, recorded, shown):
+def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
     config = scale("smoke")
     config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
     before = typed(config)
     needed = contents.needs(before, artifact)
     for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
         provide(before, path)
-    entry = json.loads(json.dumps(contents.resolve(before, artifact)))
-    check_settings(entry, needed)
+    check_settings(json.loads(json.dumps(contents.resolve(before, artifact))), needed)
     update_config(config, change)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):
         make_artifact(contents.resolve(typed(config), artifact), needed, [])
-    found, wanted = str(refused.value).split(", but ", 1)
-    assert re.fullmatch(rf"{tmp_path}/\S+\.json was measured with {key} .*", found) and recorded in found, found
-    assert wanted.startswith(f"{artifact} shows {key} ") and shown in wanted, wanted
-    assert wanted.endswith(f"; delete it and run again, or set {key} back in the configuration")
 
 
 VALUES = {
