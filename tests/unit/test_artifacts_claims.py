@@ -55,12 +55,6 @@ def test_cells_are_of_models_and_variants_that_the_artifact_shows(claims, config
                 assert variant in shown, (claim["id"], variant)
 
 
-def test_the_models_claims_are_about_play_the_roles_at_the_scale_of_the_paper(content, config):
-    for role, published in content["models"].items():
-        model = config["roles"][role]
-        assert config["models"][model].get("published", model) == published
-
-
 def test_what_is_stated_is_in_its_own_direction(claims):
     for claim in claims:
         stated, direction = bounds(claim)
@@ -146,22 +140,6 @@ def test_what_speaks_against_a_claim_never_agrees(reproduced, claims, case):
     (claim,) = (claim for claim in claims if claim["id"] == name)
     assert judge(claim, reproduced).verdict in (AGREES, ARITHMETIC, *([UNDECIDED] if name in WITHIN_ERRORS else []))
     assert judge(claim, changed(reproduced, *change)).verdict in (CONTRADICTS, UNDECIDED)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("rate-70b-most", "figure4", {}, "sustained_rate_speedup", 1.46),  # "up to 2.0x"
-        ("distillation-average", "table6", {"variant": "swiftkv-50-lm-loss"}, "average", 66.0),
-        ("tpot-70b", "figure4", {}, "tpot_reduction_percent", 30.0),
-        ("tokens-8b", "figure3", {}, "tokens_per_second_per_gpu", 28500.0),
-    ],
-    ids=lambda case: case[0],
-)
-def test_a_missed_value_is_only_the_same_direction(reproduced, claims, case):
-    name, *change = case
-    (claim,) = (claim for claim in claims if claim["id"] == name)
-    assert judge(claim, changed(reproduced, *change)).verdict == SAME
 
 
 def test_other_variants_in_a_figure_answer_no_claim_on_swiftkv(reproduced, claims):

@@ -7,8 +7,7 @@ import pytest
 from artifact_helpers import LLAMA, scale, typed
 from artifact_helpers import record as any_record
 from matplotlib.figure import Figure
-from tests.unit.serving_helpers import entry as serving_entry
-from tests.unit.serving_helpers import make, record, values_csv
+from tests.unit.serving_helpers import values_csv
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.drawing import Drawing, look, write_figure
@@ -102,16 +101,6 @@ def test_equal_input_gives_equal_bytes(tmp_path):
         written.append([path.read_bytes() for path in paths.values()])
     assert written[0] == written[1] and written[0][2] == b"x\n1\n2\n"
     assert b"CreationDate" not in written[0][0] and b"Software" not in written[0][1]
-
-
-def test_forward_times_stand_beside_similarities(tmp_path):
-    entry = serving_entry("forward", {"p": {"batch_tokens": [64]}}, [["baseline", "auto"]])
-    entry |= {"similar_models": described(["one"]), "no_similarity": {}}
-    write_json(tmp_path / "one.json", measured("one"))
-    result = {"batch_tokens": [64], "seconds": {"median": [0.01], "min": [0.01]}, "what": "made up"}
-    records = [record("forward_time", "p", "baseline", "auto", result)]
-    made = make(tmp_path, entry, records, similarity=[tmp_path / "one.json"])
-    assert len(made.figure.axes) == 3 and list(made.data["panel"]) == ["simscore"] * 3 + ["forward"]
 
 
 @pytest.mark.parametrize(

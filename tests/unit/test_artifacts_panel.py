@@ -112,15 +112,6 @@ def test_answers_that_are_all_alike_leave_an_error():
     assert not paired_difference([1.0, 1.0], [1.0, 1.0]).clear
 
 
-def test_a_cell_without_a_score_is_empty(tmp_path):
-    found = [record for record in everything() if record["settings"]["task"] != "arc-easy"]
-    found += [score(SMOL, variant, "arc-easy", None, reason="no hub here") for variant in VARIANTS]
-    table = made(entry(), scores=saved(tmp_path, found))
-    assert table.notes and any("no hub here" in note for note in table.notes)
-    assert table.values["arc-easy_difference"].isna().all() and table.values["average"].isna().all()
-    assert table.values["gsm8k-bits_difference"].notna().sum() == 3 + 3
-
-
 def test_orders_follow_the_stand_ins_of_a_scale():
     assert scale("smoke")["stand_ins"]["swiftkv-62.5"] == "swiftkv-50"
     shown = resolved("panel", scale_name="smoke", models=["small"], variants=VARIANTS, tasks=TASKS, orders=[ORDER])

@@ -50,17 +50,6 @@ def test_a_baseline_that_sustains_every_rate_has_no_boundary_to_compare_with(tmp
     assert "≥ 16" in own and not any("×" in text for text in own)
 
 
-def test_a_boundary_that_was_not_reached_is_a_lower_bound(tmp_path):
-    made = make(tmp_path, entry("latency", POINT, CASES), two(latencies(5), latencies(100)))
-    own, _, _ = texts(made.figure)
-    assert "≥ 16\n≥ 2.00×" in own and any("n/a" in text for text in own)
-    assert made.data["sustained_rate_speedup"].isna().all() and made.data["sustained_rate_speedup_least"].max() == 2
-    assert made.data.groupby("variant")["boundary_found"].first().dropna().to_dict() == {
-        "baseline": True,
-        "swiftkv-50": False,
-    }
-
-
 def test_reductions_are_only_at_rates_of_the_grid_that_both_measured(tmp_path):
     points = {"p": {"input_tokens": 2000, "request_rates": [1, 2, 4, 16]}}
     records = two(latencies(5, rates=(1, 2, 4, 8)), latencies(9, rates=(1, 2, 4, 8, 11)))

@@ -5,7 +5,7 @@ from artifact_helpers import PAPER, saved
 from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
 from pipeline.artifacts.records import Record, read_records
-from pipeline.artifacts.serving import Case, Serving, check_comparable, length_label, variant_of
+from pipeline.artifacts.serving import Case, Serving, length_label, variant_of
 from pipeline.artifacts.table import to_markdown
 from swiftkv.errors import UserError
 
@@ -88,14 +88,6 @@ def test_rows_by_input_length_want_the_blogs_gpus(tmp_path):
     assert frame.iloc[1]["50% SingleInputKV"] == "25,200" and list(frame["Input"]) == ["4K", "", "4K"]
 
 
-def test_an_entry_without_the_baseline_or_without_any_record_is_still_drawn(tmp_path):
-    alone = entry("throughput_table", MEMORY, CASES[1:2], head="memory")
-    table = make(tmp_path, alone, [record("throughput", "large", *CASES[1], speed(5))])
-    assert cell(table.panels[1], 0, "Merge") == "– (baseline n/a)"
-    reasons = {"llama-3.1-8b": {"merge-all-layers": "its weights cannot be loaded"}}
-    assert "its weights cannot be loaded" in to_markdown(make(tmp_path, alone | {"unmeasured": reasons}, []))
-
-
 def test_kv_capacity_is_held_against_the_cost_model(tmp_path):
     counted = {CASES[0]: (1000, 1.0), CASES[1]: (32000, 32.0), CASES[3]: (1600, 1.6), CASES[4]: (3150, 3.2)}
     records = [
@@ -160,12 +152,6 @@ def test_records_of_different_conditions_are_never_compared(tmp_path, changes, w
     ]
     with pytest.raises(UserError, match=f"differ in {what}|differ in .*{what}"):
         make(tmp_path, entry("throughput_table", MEMORY, CASES, head="memory"), records)
-
-
-def test_what_an_engine_did_not_report_is_no_difference():
-    one = record("throughput", "p", "baseline", "auto", speed(1))
-    two = record("throughput", "p", "swiftkv-50", engine={"vllm": None, "compilation": None})
-    check_comparable([Record.of(one), Record.of(two)], "Table 5")
 
 
 def test_titles_and_labels_come_from_records_and_specs(tmp_path):

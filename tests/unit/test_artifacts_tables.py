@@ -133,14 +133,6 @@ def test_html_and_markdown_have_every_cell(tables):
             assert {line.replace(r"\|", "").count("|") for line in grid} == {len(panel.frame.columns) + 1}
 
 
-@pytest.mark.parametrize("gap", [f"{MISSING} [1]", f"{OOM} [2]", "–"])
-def test_a_gap_does_not_move_a_column_of_numbers(gap):
-    frame = pd.DataFrame({"numbers": ["1.5×", gap], "words": ["a", gap]})
-    table = Table("x", "x", frame, [Panel(frame)])
-    assert re.search(r"\|-+:\|:-+\|", to_markdown(table)) and r"\begin{tabular}{rl}" in to_latex(table)
-    assert '<td class="number">1.5×</td><td>a</td>' in to_html(table)
-
-
 def test_an_artifact_is_written_in_the_forms_it_has(tmp_path):
     with pytest.raises(UserError, match="contents"):
         make_artifact(contents.resolve(typed(scale("local")), "contents"), {}, [tmp_path / "x.pdf"])

@@ -31,12 +31,6 @@ def pair(first, second, **values):
     return made_row(first, row="difference", **names, **values)
 
 
-def along(how, **keys):
-    made = made_claim(how, **keys)
-    made[how]["along"] = "n"
-    return made
-
-
 @pytest.mark.parametrize(
     ("value", "stderr", "expected"),
     [
@@ -57,15 +51,6 @@ def test_the_table_of_verdicts(value, stderr, expected):
     assert verdict(rows, made) == expected
     found = judge(made, made_scene([rows[0] | {"model": "small"}], roles={"small": OTHER}))
     assert found.verdict == (SAME if expected == AGREES else expected) and found.measured.other == OTHER_MODEL
-
-
-@pytest.mark.parametrize("more", [{}, {"direction": [0.5, None], "own": True}])
-def test_without_a_weaker_form_another_model_decides_nothing(more):
-    rows = [{"model": "small", "variant": "swiftkv-50", "x": 5.0, "x_stderr": 0.1}]
-    made = made_claim(stated=[1, None], **more)
-    found = judge(made, made_scene(rows, roles={"small": OTHER}))
-    assert found.verdict == UNMEASURED and found.measured.quantity.value == 5
-    assert verdict([made_row(x=0.2, x_stderr=0.1)], made) == CONTRADICTS
 
 
 @pytest.mark.parametrize(
@@ -105,18 +90,6 @@ def test_speed_agrees_only_on_the_papers_hardware_and_requests(conditions, expec
     assert (found.verdict, found.measured.other) == (expected, other)
 
 
-def test_a_speed_without_an_error_decides_nothing_unless_a_scatter_is_stated():
-    row = made_row(x=2.0, y_reduction_percent=40.0, conditions="1 × NVIDIA H100")
-    made = made_claim(stated=[1.8, None], direction=[1.5, None], hardware="1 x H100")
-    assert verdict([row], made) == UNDECIDED
-    assert verdict([row], made, scatter=0.1) == AGREES  # 1.6 to 2.4
-    assert verdict([row], made, scatter=0.2) == UNDECIDED
-    assert verdict([row | {"x_stderr": 0.4}], made, scatter=0.01) == UNDECIDED  # a measured error comes first
-    reduced = {"id": "c", "largest": {**made["cell"], "column": "y_reduction_percent"}, "hardware": "1 x H100"}
-    for low, expected in ((27.9, AGREES), (28.1, UNDECIDED)):  # to 60 % of a time, 10 % of which are 6
-        assert verdict([row], reduced | {"stated": [low, 52.1]}, scatter=0.1) == expected
-
-
 def test_arithmetic_and_counts_have_no_error():
     made = made_claim(stated=[49.5, 50.5], direction=[40, 60], by="arithmetic")
     assert [verdict([made_row(x=x)], made) for x in (50.0, 53.0)] == [ARITHMETIC, CONTRADICTS]
@@ -143,63 +116,6 @@ def test_differences_of_one_table_are_paired_where_it_has_them():
         [made_row("a", x=6.0, x_stderr=0.6), made_row("b", x=2.0, x_stderr=0.1)], gap(how="ratio", stated=[1, None])
     )
     assert ratio == pytest.approx((3.0, 3.0 * (0.1**2 + 0.05**2) ** 0.5))
-
-
-def test_closeness_gives_the_direction_where_scores_leave_it_undecided():
-    def rows(kl, score=5.0, error=4.0):
-        return [
-            made_row("a", x=10.0 + score, x_stderr=error, kl=0.5, kl_stderr=0.03, kv_cache="auto"),
-            made_row("b", x=10.0, x_stderr=0.0, kl=kl, kl_stderr=0.03, kv_cache="auto"),
-            pair("a", "b", kl_difference=0.5 - kl, kl_difference_stderr=0.01),
-        ]
-
-    made = gap(stated=[4.45, 4.55], direction=[0, None], unit="points", closeness=True)
-    for kl, expected in ((0.44, CONTRADICTS), (0.56, SAME)):
-        found = judge(made, made_scene(rows(kl)))
-        assert (found.verdict, found.measured.unit) == (expected, "nats a token")
-        assert found.measured.quantity.value == pytest.approx(kl - 0.5)
-    for unclear in (rows(0.51), rows(0.44, error=0.5)):  # neither decides; the scores alone do
-        assert judge(made, made_scene(unclear)).measured.unit == "points"
-    assert verdict([row | {"x": None} for row in rows(0.44)], made) == CONTRADICTS
-
-
-@pytest.mark.parametrize(
-    ("values", "error", "expected"),
-    [
-        ((0.5, 0.7, 0.69), 0.01, AGREES),  # a fall within its error
-        ((0.5, 0.74, 0.70), 0.002, SAME),  # a clear one, of less than 0.05
-        ((0.5, 0.8, 0.7), 0.01, CONTRADICTS),
-        ((0.6, 0.6, 0.6), 0.0, UNDECIDED),
-        ((0.5, 0.6), None, UNDECIDED),
-        ((0.5,), 0.01, UNMEASURED),
-    ],
-)
-def test_what_rises_has_to_rise_by_its_error(values, error, expected):
-    rows = [made_row(x=value, x_stderr=error, n=float(n)) for n, value in enumerate(values)]
-    assert verdict(rows[::-1], along("rises", stated=[0, None], direction=[-0.05, None])) == expected
-
-
-def test_of_many_that_have_to_keep_to_a_bound_the_least_certain_decides():
-    sure, unsure = made_row(x=1.1, x_stderr=0.01), made_row(x=1.2, x_stderr=0.15)
-    slower = made_claim("smallest", stated=[1, None], direction=[1, None])
-    assert (verdict([sure], slower), verdict([sure, unsure], slower)) == (AGREES, UNDECIDED)
-    best = made_claim("largest", stated=[1.2, None], direction=[1, None])  # one is enough
-    assert verdict([unsure, made_row(x=1.25, x_stderr=0.01)], best) == AGREES
-
-
-def test_selectors():
-    rates = {"p": (1, 2, 4), "q": (3, 5)}
-    rows = [made_row(x=float(rate), rate=rate, point=point) for point in rates for rate in rates[point]]
-    rows += [made_row("baseline", x=9.0, rate=1, point="p"), made_row("other", x=8.0, rate=5, point="q")]
-
-    def chosen(how="largest", **where):
-        return quantity(rows, made_claim(how, where, stated=[0, None]))[0]
-
-    assert chosen(variant="swiftkv-50", rate="lowest", how="cell") == 1
-    assert chosen(variant=["swiftkv-50", "other"], rate="highest") == 8
-    assert chosen(variant="swiftkv-50", rate={"is": "lowest", "per": "point"}) == 3
-    assert chosen(variant="swiftkv-50", rate={"not": "lowest", "per": "point"}, how="smallest") == 2
-    assert chosen(variant="baseline", rate=1) == 9
 
 
 def test_another_length_or_fewer_benchmarks_than_stated_is_only_the_same_direction():

@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.published import LLAMA_8B, TINY, random_like, tensors, write
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.checkpoint import _dispatch
-from swiftkv.models.classes import CLASSES
 from swiftkv.models.quantized import check_places
 from swiftkv.spec import SwiftKVSpec
 
@@ -31,9 +30,7 @@ def write_published(folder: Path, teacher_qkv: bool, shards: int = 1, group: int
     return write(folder, config, published_tensors(teacher_qkv, group), shards)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("teacher_qkv", [True, False])
-@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize(("teacher_qkv", "group", "shards"), [(True, 1, 3), (True, 2, 1), (False, 2, 3)])
 @torch.no_grad()
 def test_published_format_round_trip(teacher_qkv, group, shards, tmp_path, tokens):
     source = write_published(tmp_path / "published", teacher_qkv, shards, group)
@@ -137,6 +134,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_teacher, tiny_swiftkv, tm
         load_sharing(tmp_path / "student", tiny_teacher(num_hidden_layers=8))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v2"])
 @torch.no_grad()
 def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teacher, tokens):
     """With the hooks that move states from GPU to GPU, here all for one device."""
@@ -148,13 +146,6 @@ def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teac
     assert torch.equal(model(tokens).logits, expected(tokens).logits)
     assert torch.equal(model.generate(tokens, max_new_tokens=4), expected.generate(tokens, max_new_tokens=4))
     assert model.model.layers[5].self_attn.o_proj.weight is teacher.model.layers[5].self_attn.o_proj.weight
-
-
-def test_auto_classes():
-    for architecture, (config, model, causal_lm) in CLASSES.items():
-        made = AutoConfig.for_model(f"{architecture}_swiftkv", num_hidden_layers=2, hidden_size=8, intermediate_size=8)
-        assert type(made) is config and made.num_key_value_layers == 2
-        assert model.config_class is config and causal_lm.config_class is config
 
 
 @torch.no_grad()
@@ -196,12 +187,12 @@ def resize(folder: Path, fraction: float) -> None:
 
 
 Q5, K4 = "model.layers.5.self_attn.q_proj_swiftkv.weight", "model.layers.4.self_attn.k_proj_swiftkv.weight"
-UPPER_TEACHER = "model.layers.4.self_attn.v_proj.weight"
+UPPER = "model.layers.4.self_attn.v_proj.weight"
 DAMAGES = {
-    "no config": (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
-    "broken config": (lambda f: (f / "config.json").write_text('{"model_type":'), "config.json is not valid JSON"),
-    "list config": (lambda f: (f / "config.json").write_text("[]"), "config.json names no model_type"),
-    "unknown type": (lambda f: edit_config(f, model_type="gpt2"), "config.json is of a 'gpt2' model"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
+    "broken config": (lambda f: (f / "config.json").write_text('{"model_type":'), "config.json"),
+    "list config": (lambda f: (f / "config.json").write_text("[]"), "model_type"),
+    "unknown type": (lambda f: edit_config(f, model_type="gpt2"), "config.json .*'gpt2'"),
     "l too large": (lambda f: edit_config(f, num_key_value_layers=7), "config.json .*num_key_value_layers is 7"),
     "l is text": (lambda f: edit_config(f, num_key_value_layers="three"), "config.json .*num_key_value_layers"),
     "bad heads": (lambda f: edit_config(f, swiftkv_num_key_value_heads=3), "config.json .*3 SwiftKV key/value heads"),
@@ -210,27 +201,16 @@ DAMAGES = {
         "config.json is of a checkpoint quantized in another way",
     ),
     "wrong group": (lambda f: edit_config(f, key_value_group_size=3), f"holds the tensor {K4}"),
-    "l too small": (
-        lambda f: edit_config(f, num_key_value_layers=2),
-        "has no tensor model.layers.2.self_attn.k_proj_s",
-    ),
+    "l too small": (lambda f: edit_config(f, num_key_value_layers=2), "no tensor model.layers.2.self_attn.k_proj_s"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
-    "cut header": (lambda f: resize(f, 0.001), "model.safetensors is damaged or cut short"),
     "cut weights": (lambda f: resize(f, 0.9), "model.safetensors is damaged or cut short"),
     "empty weights": (lambda f: resize(f, 0), "model.safetensors is damaged or cut short"),
-    "lost tensor": (lambda f: edit_tensors(f, lambda t: t.pop(Q5)), f"has no tensor {Q5}"),
-    "lost norm": (
-        lambda f: edit_tensors(f, lambda t: t.pop("model.norm_swiftkv.weight")),
-        "has no tensor model.norm_swiftkv.weight",
-    ),
-    "lost head": (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")), "has no tensor lm_head.weight"),
-    "lost one teacher tensor": (
-        lambda f: edit_tensors(f, lambda t: t.pop(UPPER_TEACHER)),
-        f"has no tensor {UPPER_TEACHER}",
-    ),
+    "lost tensor": (lambda f: edit_tensors(f, lambda t: t.pop(Q5)), f"no tensor {Q5}"),
+    "lost head": (lambda f: edit_tensors(f, lambda t: t.pop("lm_head.weight")), "no tensor lm_head.weight"),
+    "lost one teacher tensor": (lambda f: edit_tensors(f, lambda t: t.pop(UPPER)), f"no tensor {UPPER}"),
     "wrong shape": (
         lambda f: edit_tensors(f, lambda t: t.update({K4: torch.zeros(16, 64)})),
-        rf"model.safetensors: tensor {K4} has shape \[16, 64\], but config.json asks for \[32, 64\]",
+        rf"model.safetensors: tensor {K4} has shape \[16, 64\]",
     ),
 }
 
@@ -246,22 +226,14 @@ def test_damaged_checkpoint(damage, tmp_path):
         assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
 
 
-def test_missing_shard(tmp_path):
+def test_missing_shard_and_damaged_index(tmp_path):
     folder = write_published(tmp_path / "checkpoint", teacher_qkv=False, shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(UserError, match="model-00002-of-00003.safetensors does not exist, but model.safetensors.index"):
+    with pytest.raises(UserError, match="model-00002-of-00003.safetensors does not exist"):
         load_swiftkv(folder)
-
-
-def test_damaged_index(tmp_path):
-    folder = write_published(tmp_path / "checkpoint", teacher_qkv=False, shards=3)
-    for content, message in (
-        ("{", "is not valid JSON"),
-        ('{"metadata": {}}', "lists no files"),
-        ("[]", "lists no files"),
-    ):
+    for content in ("{", '{"metadata": {}}', "[]"):
         (folder / "model.safetensors.index.json").write_text(content)
-        with pytest.raises(UserError, match=f"index.json {message}"):
+        with pytest.raises(UserError, match="index.json"):
             load_swiftkv(folder)
 
 

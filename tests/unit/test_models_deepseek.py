@@ -31,7 +31,7 @@ from swiftkv.spec import SwiftKVSpec
 ROOT = Path(__file__).parents[2]
 L = 6
 QUERIES = {"plain": None, "latent": 20}  # q_lora_rank
-REWIRINGS = [(3, 1), (2, 2), (2, 3), (1, 3), (5, 1)]
+REWIRINGS = [(3, 1), (2, 3), (1, 3)]
 
 
 @pytest.fixture(params=QUERIES)
@@ -143,7 +143,7 @@ def test_the_cache_keeps_one_latent_a_group(tiny_swiftkv, tokens):
         assert layer.values.shape == (2, 1, 24, LATENT["qk_rope_head_dim"])
 
 
-@pytest.mark.parametrize("group", [1, 3, 4])
+@pytest.mark.parametrize("group", [1, 3])
 def test_start_values(group, q_lora_rank, tiny_teacher):
     teacher = tiny_teacher("deepseek_v2", q_lora_rank=q_lora_rank)
     original, added = teacher.state_dict(), rewire(teacher, SwiftKVSpec(L, 2, group)).swiftkv_parameters()
@@ -237,20 +237,13 @@ def test_published_format_round_trip(teacher, tmp_path, tokens):
             model(tokens)
 
 
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [
-        ("model.layers.3.mlp.experts.2.up_proj.weight", "has no tensor model.layers.3.mlp.experts.2.up_proj.weight"),
-        ("model.layers.2.self_attn.kv_b_proj_swiftkv.weight", "has no tensor model.layers.2.self_attn.kv_b_proj_swif"),
-        ("model.layers.3.self_attn.kv_a_layernorm.weight", "has no tensor model.layers.3.self_attn.kv_a_layernorm"),
-    ],
-)
-def test_a_lost_tensor_is_named(lost, said, tmp_path):
+@pytest.mark.parametrize("lost", ["mlp.experts.2.up_proj", "self_attn.kv_a_layernorm", "self_attn.q_proj_swiftkv"])
+def test_a_lost_tensor_is_named(lost, tmp_path):
     folder = write_hub(tmp_path / "published", swiftkv=True)
     tensors = load_file(folder / "model.safetensors")
-    del tensors[lost]
+    del tensors[f"model.layers.3.{lost}.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=f"has no tensor model.layers.3.{lost}"):
         load_swiftkv(folder)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tests.conftest import tiny_teacher
@@ -52,17 +50,17 @@ def confidences(model, tokens):
 
 
 @pytest.mark.parametrize("threshold", [None, 1.001])
-@pytest.mark.parametrize("group", [1, 2])
-def test_above_one_it_is_full_decoding(architecture, group, threshold):
-    model = exiting(architecture, group)
+def test_above_one_it_is_full_decoding(architecture, threshold):
+    model = exiting(architecture, 2)
     found = decode(model, PROMPT, 40, threshold)
     expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False)[0, len(PROMPT) :]
     assert found.tokens == expected.tolist() and len(found.tokens) == 40
     assert not any(found.exited)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("group", "heads"), [(1, None), (2, None), (3, 2)])
+@pytest.mark.parametrize(
+    ("group", "heads", "dtype"), [(1, None, torch.bfloat16), (2, None, torch.float32), (3, 2, torch.bfloat16)]
+)
 def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, heads, dtype):
     """Bit for bit, in every layer, whatever mixture of tokens exits."""
     heads = None if architecture == "deepseek_v2" else heads  # latent attention has none
@@ -106,9 +104,8 @@ def test_a_sliding_window_keeps_what_it_would():
     assert_cache_of_full_depth(model, decode(model, PROMPT, 40, 0.0, ours), ours)
 
 
-@pytest.mark.parametrize("threshold", [None, 0.0])
-def test_it_stops_at_the_end_of_the_sequence(threshold):
-    model = exiting()
+def test_it_stops_at_the_end_of_the_sequence():
+    model, threshold = exiting(), 0.0
     tokens = decode(model, PROMPT, 12, threshold).tokens
     stop = next(number for number in range(2, 12) if tokens[number] not in tokens[:number])
     for ends in (tokens[stop], [tokens[stop], 0]):
@@ -142,34 +139,22 @@ def test_checkpoints_keep_the_head(tmp_path):
     assert torch.equal(sharing.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
 
 
-def test_without_it_nothing_is_written_of_it(tmp_path):
-    save_swiftkv(rewire(tiny_teacher(), SwiftKVSpec(6, 3)), tmp_path / "plain")
-    assert "early_exit" not in (tmp_path / "plain/config.json").read_text()
-
-
 def test_a_lost_head_is_named(tmp_path):
     model = exiting()
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD}
     save_swiftkv(model, tmp_path / "lost", state_dict=tensors)
-    with pytest.raises(UserError, match=f"no tensor {HEAD}, which its config.json asks for"):
-        load_swiftkv(tmp_path / "lost")
-    text = (tmp_path / "lost/config.json").read_text()
-    save_swiftkv(model, tmp_path / "lost")
-    (tmp_path / "lost/config.json").write_text(
-        text.replace('"swiftkv_early_exit": true', '"swiftkv_early_exit": false')
-    )
-    with pytest.raises(UserError, match=f"holds the tensor {HEAD}"):
+    with pytest.raises(UserError, match=f"no tensor {HEAD}"):
         load_swiftkv(tmp_path / "lost")
 
 
 def test_a_model_without_the_head_cannot_exit(tmp_path):
     save_swiftkv(rewire(tiny_teacher(), SwiftKVSpec(6, 3)), tmp_path / "plain")
+    assert "early_exit" not in (tmp_path / "plain/config.json").read_text()
     model = load_swiftkv(tmp_path / "plain", torch.float32)
     assert len(decode(model, PROMPT, 3, None).tokens) == 3
-    with pytest.raises(UserError, match="plain has no early exit head; train a variant with early_exit: true"):
-        decode(model, PROMPT, 3, 0.95)
-    with pytest.raises(UserError, match="has no early exit head"):
-        decode(tiny_teacher(), PROMPT, 3, 0.95)
+    for without in (model, tiny_teacher()):
+        with pytest.raises(UserError, match="has no early exit head"):
+            decode(without, PROMPT, 3, 0.95)
 
 
 def test_it_runs_with_its_layers_dispatched():
@@ -184,7 +169,5 @@ def test_it_runs_with_its_layers_dispatched():
 
 
 def test_a_spec_without_layers_to_skip_is_refused():
-    with pytest.raises(ValueError, match="early_exit needs a layer to skip, but all 6 layers are ordinary"):
+    with pytest.raises(ValueError, match="early_exit"):
         SwiftKVSpec(6, 6, early_exit=True)
-    with pytest.raises(ValueError, match="early_exit is 'yes'"):
-        replace(SwiftKVSpec(6, 3), early_exit="yes")
