@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.conftest import tiny_teacher
-from tests.unit.distill_helpers import RECIPE, SPEC, assert_alike, log, train
+from tests.unit.distill_helpers import RECIPE, SPEC, log, train
 
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.step import DistillationStep, next_tokens
@@ -74,9 +74,7 @@ def test_the_two_losses_are_summed(architecture, loss):
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"train_norm": False}, {"train": "upper_layers"}, {"gradient_checkpointing": True}]
-)
+@pytest.mark.parametrize("change", [{"train_norm": False}, {"train": "upper_layers"}, {"gradient_checkpointing": True}])
 def test_the_head_is_trained_and_the_ordinary_one_is_not(change):
     made = step(**change)
     made(*batch())[0].backward()
@@ -86,14 +84,6 @@ def test_the_head_is_trained_and_the_ordinary_one_is_not(change):
     assert not made.teacher.spec.early_exit or made.teacher is made.student  # no second copy of a large head
 
 
-def test_without_a_head_the_loss_is_what_it_was():
-    parts = [
-        DistillationStep(tiny_teacher(), SwiftKVSpec(**spec), Recipe.from_dict(RECIPE))(*batch())[1]
-        for spec in (SPEC, EXIT)
-    ]
-    assert parts[0][0] == parts[1][0] and parts[0][2] == 0 < parts[1][2]
-
-
 def test_stored_teacher_states_give_the_same_bits():
     made, (ids, positions, weights) = step(), batch()
     state, final, _ = made.teacher_states(ids, positions)
@@ -101,26 +91,15 @@ def test_stored_teacher_states_give_the_same_bits():
     assert torch.equal(stored[1], made(ids, positions, weights)[1])
 
 
-@pytest.fixture(scope="module")
-def finished(inputs, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    train(inputs, folder, spec=EXIT, recipe={"max_steps": 6})
-    return folder
-
-
-def test_a_training_logs_both_losses_and_saves_the_head(finished):
-    rows = log(finished)
+def test_a_training_logs_both_losses_and_saves_the_head(inputs, tmp_path):
+    train(inputs, tmp_path, spec=EXIT, recipe={"max_steps": 6})
+    rows = log(tmp_path)
     for row in rows:
         assert row["loss"] == pytest.approx(row["logits_loss"] + row["early_exit_loss"], rel=1e-9)
     assert rows[-1]["early_exit_loss"] < rows[0]["early_exit_loss"]
-    record = json.loads((finished / "record.json").read_text())
+    record = json.loads((tmp_path / "record.json").read_text())
     assert record["spec"]["early_exit"] is True
-    saved = load_swiftkv(finished / "checkpoint", torch.float32)
+    saved = load_swiftkv(tmp_path / "checkpoint", torch.float32)
     assert saved.spec == SwiftKVSpec(**EXIT)
     assert not torch.equal(saved.early_exit_head_swiftkv.weight, saved.lm_head.weight)
     assert torch.equal(saved.lm_head.weight, tiny_teacher().lm_head.weight)
-
-
-def test_zero_3_and_two_ranks_equal_one(inputs, finished, tmp_path):
-    train(inputs, tmp_path, spec=EXIT, recipe={"max_steps": 6, "zero_stage": 3}, ranks=2)
-    assert_alike(tmp_path, finished, 1e-5, 1e-4)

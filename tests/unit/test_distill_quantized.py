@@ -49,14 +49,12 @@ def test_only_the_new_parameters_move_and_are_saved_in_fp8(inputs, finished):
     weights = {name for name in new if name.endswith("_proj_swiftkv.weight")}
     assert len(weights) == 7 and new == weights | {f"{name}_scale" for name in weights} | {"model.norm_swiftkv.weight"}
     assert {saved[name].dtype for name in weights} == {FP8}
-    config = json.loads((finished / "checkpoint/config.json").read_text())
-    assert config["quantization_config"] == source_config(inputs)["quantization_config"]
+    configs = [
+        json.loads((folder / "config.json").read_text()) for folder in (inputs / "model", finished / "checkpoint")
+    ]
+    assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
     values = [float(row.split()[1]) for row in losses(finished / "log.csv")]
     assert len(values) == 6 and sum(values[3:]) < sum(values[:3])
-
-
-def source_config(inputs):
-    return json.loads((inputs / "model/config.json").read_text())
 
 
 def test_the_saved_student_is_the_trained_one_rounded(inputs, finished):

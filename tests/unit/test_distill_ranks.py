@@ -24,6 +24,7 @@ BF16 = RECIPE | {"dtype": "bfloat16", "micro_batch_size": 1, "max_steps": STEPS}
 CASES = {
     "distillation": (SPEC, BF16),
     "early exit": (SPEC | {"early_exit": True}, BF16),  # trains norm_swiftkv, which one backward pass comes to twice
+    "early exit, ZeRO-3": (SPEC | {"early_exit": True}, BF16 | {"zero_stage": 3}),
     "fine-tuning": (None, BF16 | {"train": "all", "loss": "lm", "learning_rate": 1e-4}),
 }
 

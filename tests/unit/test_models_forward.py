@@ -16,8 +16,8 @@ from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
 L = 6
-# (l, g, KV heads): one group a layer, pairs, a ragged last group, one group of all, one layer, and C.1's heads.
-REWIRINGS = [(3, 1, None), (2, 2, None), (2, 3, None), (1, 3, None), (3, 3, None), (5, 1, None), (2, 2, 2), (2, 4, 8)]
+# (l, g, KV heads): one group a layer, a ragged last group, one group of all, and C.1's heads.
+REWIRINGS = [(3, 1, None), (2, 3, None), (1, 5, None), (2, 2, 2), (2, 4, 8)]
 
 
 def reference_logits(model, tokens: torch.Tensor) -> torch.Tensor:
@@ -96,15 +96,6 @@ def test_teacher_mode_is_the_teacher_bit_for_bit(architecture, dtype, tiny_teach
         assert not torch.allclose(student, teacher(tokens).logits, atol=1e-2)
 
 
-@pytest.mark.parametrize("stand_in", ["mistral", "qwen2"])
-@torch.no_grad()
-def test_stand_ins_give_the_llama_logits(stand_in, tiny_teacher, tokens):
-    llama, other = tiny_teacher("llama"), tiny_teacher(stand_in)
-    assert torch.equal(other(tokens).logits, llama(tokens).logits)
-    for spec in (SwiftKVSpec(L, L), SwiftKVSpec(L, 3), SwiftKVSpec(L, 2, 3, 2)):
-        assert torch.equal(rewire(other, spec)(tokens).logits, rewire(llama, spec)(tokens).logits)
-
-
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
 @torch.no_grad()
 def test_equations(grouped_query, layers, group, heads, tiny_swiftkv, tokens):
@@ -147,13 +138,11 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
 def test_generate_with_and_without_cache(architecture, student, tiny_swiftkv, tokens):
     model = tiny_swiftkv(architecture, 2, 3)
     model.config.swiftkv = student
-    for options in ({}, {"num_beams": 2}):
-        cached, plain = (
-            model.generate(tokens, max_new_tokens=10, do_sample=False, use_cache=use_cache, **options)
-            for use_cache in (True, False)
-        )
-        assert cached.shape[1] > tokens.shape[1]
-        assert torch.equal(cached, plain)
+    cached, plain = (
+        model.generate(tokens, max_new_tokens=10, do_sample=False, num_beams=2, use_cache=use_cache)
+        for use_cache in (True, False)
+    )
+    assert cached.shape[1] > tokens.shape[1] and torch.equal(cached, plain)
 
 
 def test_generate_with_left_padding(architecture, tiny_swiftkv, tokens):
@@ -167,10 +156,16 @@ def test_generate_with_left_padding(architecture, tiny_swiftkv, tokens):
     assert torch.equal(together[0, 5 : 5 + alone.shape[1]], alone[0])
 
 
+MIXED = dict(use_sliding_window=True, sliding_window=6, max_window_layers=4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "group", "window"), [("mistral", 3, {"sliding_window": 6}), ("qwen2", 2, MIXED)]
+)
 @torch.no_grad()
-def test_sliding_window(tiny_swiftkv, tokens):
-    wide = tiny_swiftkv("mistral", 2, 3)(tokens).logits
-    model = tiny_swiftkv("mistral", 2, 3, sliding_window=6)
+def test_sliding_windows(architecture, group, window, tiny_swiftkv, tokens):
+    wide = tiny_swiftkv(architecture, 2, group)(tokens).logits
+    model = tiny_swiftkv(architecture, 2, group, **window)
     full = model(tokens, use_cache=False).logits
     torch.testing.assert_close(full[:, :6], wide[:, :6])
     assert not torch.allclose(full[:, 8:], wide[:, 8:], atol=1e-2)
@@ -179,16 +174,9 @@ def test_sliding_window(tiny_swiftkv, tokens):
     torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-5, rtol=1e-5)
 
 
-@torch.no_grad()
-def test_sliding_and_full_layers(tiny_swiftkv, tokens):
-    mixed = dict(use_sliding_window=True, sliding_window=6, max_window_layers=4)
-    model = tiny_swiftkv("qwen2", 2, 2, **mixed)
-    full = model(tokens, use_cache=False).logits
-    cache = DynamicCache(config=model.config)
-    pieces = [model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 1, 1, 8, 5], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-5, rtol=1e-5)
-    with pytest.raises(UserError, match="layers 2 to 4 would share keys and values"):
-        tiny_swiftkv("qwen2", 2, 3, **mixed)
+def test_layers_with_and_without_a_window_share_no_keys(tiny_swiftkv):
+    with pytest.raises(UserError, match="layers 2 to 4"):
+        tiny_swiftkv("qwen2", 2, 3, **MIXED)
 
 
 @pytest.mark.parametrize("student", [True, False])
@@ -245,15 +233,6 @@ def attention_calls():
     return calls
 
 
-@torch.no_grad()
-def test_registered_attention_sees_every_layer(tiny_swiftkv, tokens, attention_calls):
-    model = tiny_swiftkv("llama", 2, 2, 2)
-    expected = model(tokens).logits
-    model.set_attn_implementation("spy")
-    assert torch.equal(model(tokens).logits, expected)
-    assert attention_calls == [(layer, 24, 4 if layer < 2 else 2, 24) for layer in range(L)]
-
-
 @pytest.mark.parametrize("padding", [0, 5])
 @torch.no_grad()
 def test_prefill_stops_at_layer_l(architecture, padding, tiny_swiftkv, tokens, attention_calls):
@@ -275,11 +254,3 @@ def test_prefill_stops_at_layer_l(architecture, padding, tiny_swiftkv, tokens, a
     attention_calls.clear()
     model(tokens, logits_to_keep=1)
     assert all(rows == 24 for _, rows, _, _ in attention_calls)
-
-
-def test_exactly_one_input(tiny_swiftkv, tokens):
-    model = tiny_swiftkv()
-    with pytest.raises(ValueError, match="exactly one"):
-        model.model()
-    embedded = model.model.embed_tokens(tokens)
-    assert torch.equal(model(inputs_embeds=embedded).logits, model(tokens).logits)

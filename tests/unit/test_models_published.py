@@ -22,16 +22,7 @@ def test_the_derived_tensors_weigh_what_the_hub_lists(name):
     # Listed are three digits; a file's header is a few KB.
     listed = published.gigabytes
     assert [round(size / 1e9, 2) for size in sizes[: len(listed)]] == list(listed)
-    if published.index_kilobytes is not None:
-        assert float(f"{index / 1000:.3g}") == published.index_kilobytes
-
-
-def test_configurations_are_as_long_as_the_hub_says():
-    def length(name):
-        return len(json.dumps(CHECKPOINTS[name].config, indent=2, sort_keys=True))
-
-    assert round(length("8B") / 1000, 2) == 1.00
-    assert length("8B-FP8") == 2070
+    assert published.index_kilobytes in (None, float(f"{index / 1000:.3g}"))
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)

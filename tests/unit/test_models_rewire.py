@@ -24,7 +24,7 @@ def expected_names(spec: SwiftKVSpec, bias: bool, norms: bool) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4])
+@pytest.mark.parametrize("group", [1, 3])
 def test_start_values(grouped_query, group, tiny_teacher):
     teacher = tiny_teacher(grouped_query)
     randomise_biases(teacher)
@@ -70,19 +70,6 @@ def test_repeated_heads_change_nothing(grouped_query, tiny_teacher, tokens):
     torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
 
 
-@torch.no_grad()
-def test_merging_equal_heads_changes_nothing(grouped_query, tiny_teacher, tokens):
-    teacher = tiny_teacher(grouped_query)
-    for layer in teacher.model.layers:
-        for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
-            heads = projection.weight.view(4, 8, 64)
-            heads[1::2] = heads[0::2]  # heads 0 and 1 alike, 2 and 3 alike
-    model = rewire(teacher, SwiftKVSpec(L, 2, 2, 2))
-    assert model.model.layers[2].self_attn.v_proj_swiftkv.weight.shape == (16, 64)
-    expected = rewire(teacher, SwiftKVSpec(L, 2, 2))(tokens).logits
-    torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
-
-
 def test_merged_heads_are_means(tiny_teacher):
     teacher = tiny_teacher("qwen2")
     randomise_biases(teacher)
@@ -116,25 +103,24 @@ def test_teacher_is_left_as_it_was(tiny_teacher, tokens):
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "shape", "message"),
     [
-        (SwiftKVSpec(8, 4), "is for 8 layers, but the model has 6"),
-        (SwiftKVSpec(6, 3, 1, 3), "3 SwiftKV key/value heads do not divide the 8 attention heads"),
-        (SwiftKVSpec(6, 3, 1, 16), "16 SwiftKV key/value heads do not divide"),
+        (SwiftKVSpec(8, 4), {}, "8 layers, but the model has 6"),
+        (SwiftKVSpec(6, 3, 1, 3), {}, "3 SwiftKV key/value heads"),
+        (SwiftKVSpec(6, 3, 1, 16), {}, "16 SwiftKV key/value heads"),
+        (
+            SwiftKVSpec(6, 3, 1, 6),
+            dict(num_attention_heads=12, hidden_size=96),
+            "6 SwiftKV key/value heads .* 4 evenly",
+        ),
     ],
 )
-def test_spec_that_does_not_fit(spec, message, tiny_teacher):
+def test_spec_that_does_not_fit(spec, shape, message, tiny_teacher):
     with pytest.raises(UserError, match=message):
-        rewire(tiny_teacher(), spec)
-
-
-def test_heads_that_do_not_merge_evenly(tiny_teacher):
-    teacher = tiny_teacher(num_attention_heads=12, num_key_value_heads=4, hidden_size=96)
-    with pytest.raises(UserError, match="6 SwiftKV key/value heads neither merge nor repeat the teacher's 4 evenly"):
-        rewire(teacher, SwiftKVSpec(6, 3, 1, 6))
+        rewire(tiny_teacher(**shape), spec)
 
 
 def test_unsupported_architecture():
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32))
-    with pytest.raises(UserError, match="cannot rewire a 'gpt2' model, only deepseek_v2, llama, mistral, qwen2, qwen3"):
+    with pytest.raises(UserError, match="'gpt2'.*llama"):
         rewire(model, SwiftKVSpec(2, 1))

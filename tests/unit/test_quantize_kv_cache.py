@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from transformers import DynamicCache
 
 from swiftkv.quantize import Fp8Cache, new_cache, quantize, round_trip
 
@@ -41,13 +39,6 @@ def test_representable_values_come_back_exactly():
     for scale in (1.0, 2.0**-7, 2.0**5):
         exact = (codes * scale).view(1, 1, 1, -1)
         assert torch.equal(round_trip(exact), exact)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_second_round_trip_changes_nothing(dtype):
-    once = round_trip(states(dtype))
-    assert once.dtype == dtype
-    assert torch.equal(round_trip(once), once)
 
 
 def test_zeros_and_denormals_stay_finite():
@@ -102,24 +93,4 @@ def test_decoding_equals_the_full_forward(tiny_teacher, tiny_swiftkv, architectu
         model.set_experts_implementation("eager")  # torch's grouped product has no float64
         full = logits(model, tokens, "fp8", (24,))
         bound = 1e-5 if architecture == "deepseek_v2" else 1e-6  # its RoPE and router stay in float32
-        torch.testing.assert_close(logits(model, tokens, "fp8", (10,) + (1,) * 14), full, rtol=bound, atol=bound)
-        torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, 8)), full, rtol=bound, atol=bound)
-
-
-def test_generate_takes_the_cache(tiny_swiftkv, tokens):
-    model = tiny_swiftkv(key_value_group_size=3)
-    greedy = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
-    generated = model.generate(tokens, past_key_values=new_cache("fp8", model.config), **greedy)
-    expected = tokens
-    for _ in range(6):
-        token = logits(model, expected, "fp8", (expected.shape[1],))[:, -1].argmax(dim=-1)
-        expected = torch.cat([expected, token[:, None]], dim=1)
-    assert torch.equal(generated, expected)
-
-
-def test_new_cache_knows_its_names(tiny_teacher):
-    config = tiny_teacher().config
-    assert type(new_cache("auto", config)) is DynamicCache
-    assert type(new_cache("fp8", config)) is Fp8Cache
-    with pytest.raises(ValueError, match="int4"):
-        new_cache("int4", config)
+        torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, *[1] * 8)), full, rtol=bound, atol=bound)

@@ -99,13 +99,6 @@ def test_the_model_equals_plain_arithmetic_on_the_rounded_numbers(folders, token
 
 
 @torch.no_grad()
-def test_it_is_close_to_the_16_bit_model(folders, tokens):
-    plain, eight = (load_base(folders / name, torch.bfloat16)(tokens).logits.float() for name in ("plain", "fp8"))
-    # Random layers carry rounding errors on, so the bound is wide.
-    assert 0.01 < ((eight - plain).norm() / plain.norm()) < 0.25
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_l_equal_to_all_layers_and_the_teacher_within_are_the_teacher(folders, tokens, dtype):
     teacher = load_base(folders / "fp8", dtype)
@@ -172,13 +165,6 @@ def test_loading_on_top_of_the_teacher_is_loading(folders, student_folder, token
     assert len(linear) == (2 * 7 * 6 if base == "fp8" else 0) and "model.norm.weight" in common
 
 
-def test_cached_generation_equals_the_full_pass(student_folder, tokens):
-    model = load_swiftkv(student_folder, torch.float32)
-    answer = model.generate(tokens[:1], max_new_tokens=8, do_sample=False)
-    with torch.no_grad():
-        assert torch.equal(model(answer).logits[0, 23:-1].argmax(-1), answer[0, 24:])
-
-
 def changed(**changes):
     group = QUANTIZATION["config_groups"]["group_0"]
     group = group | {key: changes.pop(key) for key in list(changes) if key in group}
@@ -188,11 +174,11 @@ def changed(**changes):
 @pytest.mark.parametrize(
     ("scheme", "sentence"),
     [
-        ({"quant_method": "fbgemm_fp8"}, "its quant_method is 'fbgemm_fp8', not 'compressed-tensors'"),
-        (changed(format="pack-quantized"), "its format is 'pack-quantized'"),
-        (changed(ignore=["lm_head", "model.layers.0.mlp.up_proj"]), "its ignore is"),
-        (changed(input_activations=None), "its input_activations is None"),
-        (changed(weights={"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}), "its weights is"),
+        ({"quant_method": "fbgemm_fp8"}, "quant_method is 'fbgemm_fp8'"),
+        (changed(format="pack-quantized"), "format is 'pack-quantized'"),
+        (changed(ignore=["lm_head", "model.layers.0.mlp.up_proj"]), "ignore"),
+        (changed(input_activations=None), "input_activations"),
+        (changed(weights={"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}), "weights"),
     ],
 )
 def test_another_scheme_is_refused(folders, tmp_path, scheme, sentence):
@@ -204,28 +190,20 @@ def test_another_scheme_is_refused(folders, tmp_path, scheme, sentence):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "sentence"),
+    ("name", "change", "sentence"),
     [
-        (None, "has no tensor model.layers.2.mlp.up_proj.weight_scale"),
-        (torch.ones(1, 1), r"weight_scale has shape \[1, 1\], but config.json asks for \[96, 1\]"),
+        ("weight_scale", lambda _: None, "no tensor model.layers.2.mlp.up_proj.weight_scale"),
+        ("weight_scale", lambda _: torch.ones(1, 1), r"weight_scale has shape \[1, 1\]"),
+        ("weight", torch.Tensor.bfloat16, "up_proj.weight is torch.bfloat16"),
     ],
 )
-def test_a_scale_that_does_not_fit_is_named(folders, tmp_path, tensor, sentence):
+def test_a_tensor_that_does_not_fit_is_named(folders, tmp_path, name, change, sentence):
     tensors = load_file(folders / "fp8/model.safetensors")
-    name = "model.layers.2.mlp.up_proj.weight_scale"
-    tensors.pop(name)
-    save_file(tensors if tensor is None else tensors | {name: tensor}, tmp_path / "model.safetensors")
+    changed = change(tensors.pop(f"model.layers.2.mlp.up_proj.{name}"))
+    more = {} if changed is None else {f"model.layers.2.mlp.up_proj.{name}": changed}
+    save_file(tensors | more, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folders / "fp8/config.json").read_text())
     with pytest.raises(UserError, match=sentence):
-        load_base(tmp_path)
-
-
-def test_a_weight_that_is_not_fp8_is_named(folders, tmp_path):
-    tensors = load_file(folders / "fp8/model.safetensors")
-    tensors["model.layers.2.mlp.up_proj.weight"] = tensors["model.layers.2.mlp.up_proj.weight"].bfloat16()
-    save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((folders / "fp8/config.json").read_text())
-    with pytest.raises(UserError, match="up_proj.weight is torch.bfloat16, but config.json says that it is FP8"):
         load_base(tmp_path)
 
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from accelerate.utils import send_to_device
 from safetensors import safe_open
 from tests.conftest import randomise_biases, tiny_teacher
 from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run, stage, train
@@ -22,7 +21,7 @@ from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start import received
 from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
-from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums, penalised, regression, write_fits
+from swiftkv.start.moments import FINAL, ExactSum, Moments, MomentSums, regression, write_fits
 from swiftkv.start.received import received_attention
 
 L = 6
@@ -79,14 +78,7 @@ def teacher_key_value(teacher, hidden, layer: int) -> torch.Tensor:
 
 
 def test_a_teacher_over_several_gpus_has_no_mask_that_stays_on_the_first(inputs, monkeypatch):
-    """FlexAttention's block mask, moved to a layer's device, keeps what it asks for the samples; sdpa's goes as a whole."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    samples = torch.zeros(1, 128, dtype=torch.int64)
-    mask = create_block_mask(lambda b, h, q, k: samples[b, q] == samples[b, k], 1, None, 128, 128, device="cpu")
-    moved = send_to_device(mask, "meta")
-    assert moved.kv_num_blocks.device.type == "meta"
-    assert moved.mask_mod.__closure__[0].cell_contents.device.type == "cpu"  # once it is not, this may all go
+    """FlexAttention's block mask, moved to a layer's device, keeps the samples on the first one; sdpa's goes as a whole."""
 
     def teacher(gpus):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
@@ -145,7 +137,7 @@ def test_sums_are_those_of_the_text(inputs):
         torch.testing.assert_close(sums.total(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "deepseek_v2"])
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v2"])
 def test_tokens_weigh_what_transformers_says_they_receive(architecture, monkeypatch):
     """Against the attention weights that transformers' eager attention returns, sample by sample of a packed row."""
     monkeypatch.setattr(received, "WEIGHTS", 100)  # queries in parts
@@ -180,14 +172,6 @@ def test_two_ranks_gather_the_same_bits(inputs, tmp_path):
         assert set(found.keys()) == set(expected.keys())
         for tensor in expected.keys():  # noqa: SIM118 - no mapping
             assert torch.equal(found.get_tensor(tensor), expected.get_tensor(tensor)), tensor
-
-
-def test_a_fit_solves_its_normal_equations():
-    _, _, sums = gathered()
-    for layer in range(2, L):
-        gram, cross = sums.gram[2, layer].total(), sums.cross[2, layer].total()
-        residual = penalised(gram, 1e-4) @ regression(gram, cross, 1e-4, 2).T - cross
-        assert residual.norm() <= 1e-6 * cross.norm(), layer
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
@@ -241,8 +225,7 @@ def test_latents_are_fitted(tmp_path):
         fitted_values(teacher, SwiftKVSpec(L, 2, 2), found)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-def test_an_early_exit_head_is_the_teacher_where_the_layers_above_do_nothing(architecture, tmp_path):
+def test_an_early_exit_head_is_the_teacher_where_the_layers_above_do_nothing(tmp_path):
     """The final states are then a linear map of s, so the fit is that map and the two heads' logits are the same."""
 
     def idle(teacher):
@@ -251,7 +234,7 @@ def test_an_early_exit_head_is_the_teacher_where_the_layers_above_do_nothing(arc
             torch.nn.init.zeros_(layer.mlp.down_proj.weight)
         randomise_biases(teacher)
 
-    teacher, hidden, sums = gathered(architecture, change=idle)
+    teacher, hidden, sums = gathered("qwen2", change=idle)
     spec = SwiftKVSpec(L, 2, early_exit=True)
     model = rewire(teacher, spec, fitted_values(teacher, spec, read(sums, tmp_path, 2)))
     expected = teacher.lm_head(hidden[FINAL])
@@ -317,9 +300,8 @@ def test_shared_values_minimise_the_error_of_the_outputs():
     assert found.grad.abs().max() < 1e-8 * error
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2"])
-def test_groups_start_closer_than_copied_ones(architecture, tmp_path):
-    teacher, hidden, sums = gathered(architecture, layers=(2, 4))
+def test_groups_start_closer_than_copied_ones(tmp_path):
+    teacher, hidden, sums = gathered("qwen2", layers=(2, 4))
     spec = SwiftKVSpec(L, 2, 2)
     tokens = torch.randint(3, 128, (4, 64), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -336,16 +318,10 @@ def test_what_cannot_be_fitted_is_one_sentence(inputs):
     with pytest.raises(UserError, match="do not determine a fit"):
         regression(torch.ones(3, 3, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64), 0.0, 2)
     sums.tokens = 40
-    with pytest.raises(UserError, match="40 tokens, fewer than the 64 features"):
+    with pytest.raises(UserError, match="40 tokens"):
         sums.fits(1e-4)
     with pytest.raises(UserError, match="own number of key/value heads"):
         fitted_values(tiny_teacher(), SwiftKVSpec(L, 2, 1, 2), moments(inputs, 2))
-
-
-def test_a_layer_without_moments_is_named(inputs, tmp_path):
-    _, _, sums = gathered(layers=(4,))
-    with pytest.raises(UserError, match="no tensor 'covariance_2'"):
-        read(sums, tmp_path, 2)
 
 
 def test_training_starts_from_the_fit(inputs, tmp_path):
