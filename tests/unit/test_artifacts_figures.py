@@ -1,7 +1,5 @@
 """Similarity curves, and the wiring from a spec: the CSV is what was measured or follows, equal input gives equal bytes."""
 
-import copy
-
 import pandas as pd
 import pytest
 from artifact_helpers import LLAMA, scale, typed
@@ -12,7 +10,6 @@ from tests.unit.serving_helpers import values_csv
 from pipeline.artifacts import contents
 from pipeline.artifacts.drawing import Drawing, look, write_figure
 from pipeline.artifacts.kinds import similarity, wiring
-from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
 LAYERS = {"one": 4, "two": 6, "big": 9}
@@ -73,22 +70,6 @@ def test_every_matrix_is_there_and_a_model_without_one_says_why(tmp_path):
     assert len(made.data[made.data["panel"] == "pairwise"]) == 4**2 + 6**2
     texts = [text.get_text() for axis in axes if axis.get_legend() for text in axis.get_legend().get_texts()]
     assert any("cannot be loaded" in text for text in texts)
-
-
-def test_roles_are_resolved_without_doubles_and_empty_ones():
-    config = scale()
-    config["roles"] |= {"other": LLAMA, "middle": "mistral-7b", "nobody": None}
-    config["models"]["mistral-7b"]["unavailable"] = {"quality": "too large"}
-    changes = {"models": ["small"], "large_models": ["nobody", "other", "large", "small", "middle"]}
-    changed = copy.deepcopy(config)
-    changed["artifacts"] = {"curves": config["artifacts"]["figureA1"] | changes}
-    entry, needed = contents.resolve(typed(changed), "curves"), contents.needs(typed(changed), "curves")["similarity"]
-    assert [model["name"] for model in entry["large_models"]] == ["llama-3.1-70b", "mistral-7b"]
-    assert entry["no_similarity"] == {"mistral-7b": "too large"}
-    assert needed == [f"results/similarity/{name}.json" for name in (LLAMA, "llama-3.1-70b")]
-    config["artifacts"]["figureA1"]["large_models"] = ["misspelt"]
-    with pytest.raises(UserError, match="artifacts.figureA1: 'misspelt'"):
-        contents.check(typed(config))
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 import pandas as pd
 import pytest
-from artifact_helpers import SMOL, made, resolved, saved, scale, score
+from artifact_helpers import SMOL, made, resolved, saved, score
 
 from pipeline.statistics import paired_difference
 from swiftkv.errors import UserError
@@ -34,8 +34,8 @@ VALUES = {
 VALUES = {task: dict(zip(VARIANTS, values, strict=True)) for task, values in VALUES.items()}
 
 
-def scored(task, variant, values=None):
-    values = VALUES[task][variant] if values is None else values
+def scored(task, variant):
+    values = VALUES[task][variant]
     error = stdev(values) / math.sqrt(len(values))
     metric = "bits_per_byte" if task == "gsm8k-bits" else "acc"
     return score(SMOL, variant, task, fmean(values), stderr=error, questions=values, metric=metric)
@@ -110,22 +110,3 @@ def test_answers_that_are_all_alike_leave_an_error():
     assert same.value == 0
     assert same.stderr == pytest.approx(stdev([0.0] * 40 + [1.0, -1.0]) / math.sqrt(42))
     assert not paired_difference([1.0, 1.0], [1.0, 1.0]).clear
-
-
-def test_orders_follow_the_stand_ins_of_a_scale():
-    assert scale("smoke")["stand_ins"]["swiftkv-62.5"] == "swiftkv-50"
-    shown = resolved("panel", scale_name="smoke", models=["small"], variants=VARIANTS, tasks=TASKS, orders=[ORDER])
-    assert shown["orders"] == []
-    with pytest.raises(UserError, match="swiftkv-50-mqa"):
-        entry(orders=[["swiftkv-25", "swiftkv-50-mqa"]])
-
-
-def test_answers_that_changed_are_counted_also_where_accuracy_stays(tmp_path):
-    """400 questions, 30 of which went from right to wrong and 30 the other way: no difference, 15 % of the answers."""
-    first = VALUES["arc-easy"]["baseline"]
-    right, wrong = ([place for place, value in enumerate(first) if value == side][:30] for side in (1.0, 0.0))
-    second = [1 - value if place in {*right, *wrong} else value for place, value in enumerate(first)]
-    found = [scored("arc-easy", "baseline"), scored("arc-easy", "swiftkv-50", second)]
-    shown = entry(variants=["baseline", "swiftkv-50"], tasks=["arc-easy"], orders=[])
-    line = made(shown, scores=saved(tmp_path, found)).values.set_index("variant").loc["swiftkv-50"]
-    assert (line["arc-easy_difference"], line["arc-easy_changed"]) == (0, 15)

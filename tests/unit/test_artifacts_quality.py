@@ -49,14 +49,6 @@ def test_values(tmp_path):
     assert "Avg.: mean over Winogrande and GSM8K." in text and "published" not in text
 
 
-def test_needs_every_row_of_scores_and_fidelity():
-    files = contents.needs(typed(scale("local")), "table7")
-    assert f"results/local/scores/{SMOL}/swiftkv-50/fp8/winogrande.json" in files["scores"]
-    assert f"results/local/fidelity/{SMOL}/swiftkv-50/fp8.json" in files["fidelity"]
-    assert len(files["scores"]) == 3 * len(files["fidelity"]) == 3 * 6
-    assert set(contents.needs(typed(scale("local")), "table4")) == {"scores", "published"}
-
-
 def test_unavailable_and_missing_cells_stay_visible(tmp_path):
     reason = "the hub could not be reached"
     found = [record for record in scores() if record["settings"]["task"] == "winogrande"]
@@ -85,18 +77,6 @@ def test_published_rows_stand_below_those_of_their_own_model_only(tmp_path):
     assert printed.iloc[3]["Winogrande\n5-shot\nn = 200"] == "78.22"
     other = made(local(published=["table2"]), scores=saved(tmp_path, scores()), published=published)
     assert "published" not in to_markdown(other)
-
-
-def test_published_average_follows_the_averaged_tasks(tmp_path):
-    file = tmp_path / "published.csv"
-    file.write_text(
-        f"model,variant,winogrande,gsm8k,average,source,note\n{LLAMA},swiftkv-50,70.0,80.0,75.01,here,odd\n"
-    )
-    only = [record for record in scores(LLAMA) if record["settings"]["task"] == "winogrande"]
-    for found, average in ((scores(LLAMA), 75.01), (only, 70.0)):
-        table = made(local(models=[LLAMA], scale_name=""), scores=saved(tmp_path / "x", found), published=[file])
-        assert table.values.set_index("variant").loc["swiftkv-50", "average_published"] == average
-    assert any("odd" in note for note in table.notes)
 
 
 def test_what_cannot_be_measured_is_shown_with_its_reason_and_the_published_row():
@@ -137,14 +117,6 @@ def test_parts_heads_and_models_have_rows_of_their_own(tmp_path):
     table = made(contents.resolve(typed(scale("local")), "tableD1"), scores=saved(tmp_path, scores()))
     assert list(table.values["model"].fillna("none")) == [SMOL, "none", SMOL, SMOL]
     assert "no model of this scale plays this role" in to_markdown(table)
-
-
-@pytest.mark.parametrize(
-    "raw", [{"parts": [{"title": "x", "models": ["small"], "variants": VARIANTS}]}, {"variants": None}]
-)
-def test_an_entry_has_models_and_variants_or_parts(raw):
-    with pytest.raises(UserError, match="artifacts.table"):
-        local(**raw)
 
 
 SUMMARY_ROWS = [

@@ -4,8 +4,8 @@ import pytest
 from artifact_helpers import PAPER, saved
 from tests.unit.serving_helpers import CPU, H100, entry, make, record, rows, speed
 
-from pipeline.artifacts.records import Record, read_records
-from pipeline.artifacts.serving import Case, Serving, length_label, variant_of
+from pipeline.artifacts.records import read_records
+from pipeline.artifacts.serving import Case
 from pipeline.artifacts.table import to_markdown
 from swiftkv.errors import UserError
 
@@ -74,20 +74,6 @@ def test_the_paper_stands_only_beside_its_model_on_its_hardware(tmp_path, change
     assert not any(row["tokens_per_second_published"] or row["speedup_published"] for row in rows(table))
 
 
-def test_rows_by_input_length_want_the_blogs_gpus(tmp_path):
-    records = [
-        record("throughput", "batch-4k", variant, "auto", speed(10000), model=model,
-               settings={"tensor_parallel_size": gpus})
-        for model, gpus in (("llama-3.1-8b", 1), ("llama-3.1-70b", 8))
-        for variant in ("baseline", "merge-all-layers", "swiftkv-50")
-    ]  # fmt: skip
-    models = ("llama-3.1-8b", "llama-3.1-70b")
-    shown = entry("throughput_table", {"batch-4k": {"input_tokens": 4000}}, CASES[:3], models, head="input_tokens")
-    frame = make(tmp_path, shown, records, published=[PAPER / "blog_table1.csv"]).panels[0].frame
-    assert list(frame["Model"]) == ["Llama-3.1-8B-Instruct", "published", "Llama-3.1-70B-Instruct"]
-    assert frame.iloc[1]["50% SingleInputKV"] == "25,200" and list(frame["Input"]) == ["4K", "", "4K"]
-
-
 def test_kv_capacity_is_held_against_the_cost_model(tmp_path):
     counted = {CASES[0]: (1000, 1.0), CASES[1]: (32000, 32.0), CASES[3]: (1600, 1.6), CASES[4]: (3150, 3.2)}
     records = [
@@ -152,28 +138,6 @@ def test_records_of_different_conditions_are_never_compared(tmp_path, changes, w
     ]
     with pytest.raises(UserError, match=f"differ in {what}|differ in .*{what}"):
         make(tmp_path, entry("throughput_table", MEMORY, CASES, head="memory"), records)
-
-
-def test_titles_and_labels_come_from_records_and_specs(tmp_path):
-    plain, other = (
-        record("throughput", "p", "baseline", "auto", speed(1), model=model, settings={"tensor_parallel_size": gpus})
-        for model, gpus in (("llama-3.1-8b", 1), ("big", 4))
-    )
-    shown = entry("throughput", {"p": {"input_tokens": 2000}}, CASES, ("llama-3.1-8b", "big"))
-    serving = Serving(shown, read_records(shown, saved(tmp_path, [plain, other]), "throughput"))
-    assert serving.heading == (
-        "Llama-3.1-8B-Instruct (1 × NVIDIA H100 80GB HBM3) and Big (4 × NVIDIA H100 80GB HBM3), vLLM 0.32.0, eager: "
-        "what is shown (paper's Figure 0)"
-    )
-    assert serving.label(Case("swiftkv-50-across4", "fp8")) == "50% SingleInputKV + 4× AcrossKV (FP8 KV)"
-    specs = serving.entry["specs"]["llama-3.1-8b"]
-    serving.entry["cases"].append(["swiftkv-50-longer", "auto"])
-    specs["swiftkv-50-longer"] = specs["swiftkv-50"]
-    assert serving.label(Case("swiftkv-50-longer")) == "50% SingleInputKV (swiftkv-50-longer)"
-    renamed = record("throughput", "p", "swiftkv-50", "auto", speed(1), settings={"merge_all_layers": True})
-    assert variant_of(Record.of(renamed)) == "Merge-all-Layers"
-    lengths = {512: "512", 2000: "2K", 4096: "4K", 128000: "128K", 131072: "128K"}
-    assert {tokens: length_label(tokens) for tokens in lengths} == lengths
 
 
 @pytest.mark.parametrize(

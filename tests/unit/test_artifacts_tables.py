@@ -11,10 +11,8 @@ from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, saved, scale, 
 
 from pipeline.artifacts import columns, contents
 from pipeline.artifacts.columns import Column, grid, measured, models
-from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.records import MISSING, OOM
 from pipeline.artifacts.table import Footnotes, Panel, Table, to_html, to_latex, to_markdown
-from swiftkv.errors import UserError
 
 LOCAL = ("table2", "table4", "table7", "tableD1", "tableB1", "training_cost")
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
@@ -131,11 +129,6 @@ def test_html_and_markdown_have_every_cell(tables):
             grid = [line for line in to_markdown(Table("x", "x", table.values, [panel])).split("\n") if line[:1] == "|"]
             assert len(grid) == len(panel.frame) + len(panel.headings) + 2
             assert {line.replace(r"\|", "").count("|") for line in grid} == {len(panel.frame.columns) + 1}
-
-
-def test_an_artifact_is_written_in_the_forms_it_has(tmp_path):
-    with pytest.raises(UserError, match="contents"):
-        make_artifact(contents.resolve(typed(scale("local")), "contents"), {}, [tmp_path / "x.pdf"])
 
 
 LINES = [

@@ -90,8 +90,3 @@ def test_speed_of_dummy_weights_says_so(tmp_path):
     table = made(resolved("speed_and_quality", **SERVED), serving=saved(tmp_path, served))
     assert table.panels[0].frame.iloc[1]["Speed-up,\n2K input"] == "1.50× (limit 1.80×) [1]"
     assert "dummy weights" in table.notes[-2] and list(table.values["weights"]) == ["dummy", "dummy"]
-
-
-def test_a_variant_without_quality_is_refused():
-    with pytest.raises(UserError, match="'merge-all-layers'"):
-        resolved("speed_and_quality", **SERVED | {"variants": ["baseline", "merge-all-layers"]})

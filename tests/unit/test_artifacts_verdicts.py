@@ -162,11 +162,3 @@ def test_a_cell_that_matches_several_rows_or_no_column_is_an_error():
         judge(made_claim(stated=[0, None]), made_scene([made_row(x=1.0), made_row(x=1.0)]))
     with pytest.raises(UserError, match="'y'"):
         judge(made_claim(where={"y": 1}, stated=[0, None]), made_scene([made_row(x=1.0)]))
-
-
-@pytest.mark.parametrize(("value", "stderr", "said"), [(1.9, None, True), (1.7, 0.1, True), (1.7, 0.04, False)])
-def test_a_speedup_that_reaches_above_its_limit_is_said_to(value, stderr, said):
-    made = made_claim(stated=[1, None])
-    made["cell"]["column"] = "speedup"
-    found = judge(made, made_scene([made_row(speedup=value, speedup_stderr=stderr, speedup_limit=1.8)]))
-    assert ("above the 1.80×" in found.reason) == said

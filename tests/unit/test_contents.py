@@ -70,18 +70,6 @@ def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
             assert contents.needs(typed(changed), name) is not None
 
 
-def test_made_up_weights_are_served_and_not_scored():
-    config = artifact_helpers.scale("one-gpu")
-    needed = {
-        path
-        for name in contents.names(typed(config))
-        for paths in contents.needs(typed(config), name).values()
-        for path in paths
-    }
-    measured = {path for path in needed if path.startswith("results/") and not path.endswith(".csv")}
-    assert measured and all("/serving/" in path for path in measured)
-
-
 def test_the_page_lists_every_entry_and_has_nothing_made(scale):
     assert contents.needs(typed(scale), "contents") == {}
     table = KINDS["contents"].make(contents.resolve(typed(scale), "contents"), {})
@@ -123,14 +111,6 @@ def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     with pytest.raises(UserError, match=message) as error:
         contents.check(typed(config))
     assert "artifacts.table2" in str(error.value)
-
-
-def test_speed_beside_quality_needs_both(config):
-    config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "it cannot be scored"}
-    assert contents.resolve(typed(config), "figure3")["unmeasured"] == {}
-    unmeasured = contents.resolve(typed(config), "speed_and_quality")["unmeasured"]["llama-3.1-8b"]
-    assert unmeasured["baseline"] == "it cannot be scored"
-    assert not any("llama-3.1-8b" in path for path in contents.needs(typed(config), "speed_and_quality")["scores"])
 
 
 @pytest.mark.parametrize(

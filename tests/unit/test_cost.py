@@ -17,7 +17,6 @@ from swiftkv.cost import (
     prefill_flops,
     published_gflops,
     published_vocab_size,
-    request_flops,
 )
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
@@ -69,22 +68,6 @@ def test_counts_equal_a_layer_by_layer_count(spec):
                 count["mlp"] += 3 * 2 * 64 * 160
                 count["attention"] += 2 * (2 * 64 * position)
     assert prefill_flops(arch, spec, tokens) == count
-
-
-def test_baseline_request_is_prefill_of_all_but_the_last_token_and_its_logits():
-    arch = Dimensions.from_config(TINY)
-    request, prefill = request_flops(arch, None, 40, 5), prefill_flops(arch, None, 44)
-    head = 2 * 512 * 64
-    assert request == {**prefill, "vocab": 5 * head}
-    assert prefill_flops(arch, None, 44, vocab=True) == {**prefill, "vocab": 44 * head}
-
-
-@pytest.mark.parametrize(("prompt", "limit"), [(2000, 1.890), (6000, 1.931)])
-def test_request_limit_of_smollm2(prompt, limit):
-    """Limits worked out by hand for l = 15 and 16 output tokens."""
-    arch = Dimensions.from_config(SMOLLM2)
-    base = sum(request_flops(arch, None, prompt, 16).values())
-    assert base / sum(request_flops(arch, SwiftKVSpec(30, 15), prompt, 16).values()) == pytest.approx(limit, abs=5e-4)
 
 
 def test_sliding_window_bounds_attention():

@@ -64,10 +64,6 @@ def test_an_earlier_attempt_has_told_how_long_a_state_takes(time):
     assert run(time, clock, 60, 1500)[-1] <= 120 * 60 and clock.took == 1500
 
 
-def test_a_short_job_keeps_a_fifth(time):
-    assert 0.75 * 600 < run(time, Clock(20, 1000.0, 10), 5, 1)[-1] < 0.85 * 600
-
-
 def test_control_c_waits_for_the_state_and_a_second_one_does_not():
     with Clock(20) as clock:
         signal.raise_signal(signal.SIGINT)

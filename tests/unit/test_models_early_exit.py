@@ -97,13 +97,6 @@ def test_layers_above_l_do_not_run_for_an_exited_token():
     assert ran == [0, 1, 2, 3, 4, 5] + 4 * [0, 1, 2]
 
 
-def test_a_sliding_window_keeps_what_it_would():
-    model = exiting("mistral", sliding_window=8)
-    assert decode(model, PROMPT, 40, 1.5).tokens == decode(model, PROMPT, 40, None).tokens
-    ours = DynamicCache(config=model.config)
-    assert_cache_of_full_depth(model, decode(model, PROMPT, 40, 0.0, ours), ours)
-
-
 def test_it_stops_at_the_end_of_the_sequence():
     model, threshold = exiting(), 0.0
     tokens = decode(model, PROMPT, 12, threshold).tokens

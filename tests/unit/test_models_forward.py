@@ -112,14 +112,6 @@ def test_equations_with_biases(tiny_swiftkv, tokens):
         torch.testing.assert_close(model(tokens).logits.double(), reference_logits(model, tokens), atol=5e-5, rtol=1e-5)
 
 
-@torch.no_grad()
-def test_eager_and_sdpa_agree(architecture, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, 2, 3, 2)
-    expected = model(tokens).logits
-    model.set_attn_implementation("eager")
-    torch.testing.assert_close(model(tokens).logits, expected, atol=2e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("layers", "group", "heads"), REWIRINGS)
 @torch.no_grad()
 def test_cached_decoding_equals_the_full_forward(architecture, layers, group, heads, tiny_swiftkv, tokens):
@@ -200,23 +192,6 @@ def test_packing_does_not_leak(architecture, student, tiny_swiftkv, tokens):
     for start, stop in ((0, 10), (10, 24)):
         alone = decoder(tokens[:, start:stop], use_cache=False).last_hidden_state
         torch.testing.assert_close(packed[:, start:stop], alone, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("student", [True, False])
-@torch.no_grad()
-def test_two_halves_are_the_forward(architecture, student, tiny_swiftkv, tokens):
-    model = tiny_swiftkv(architecture, 2, 3)
-    model.config.swiftkv = student
-    whole = model(tokens, use_cache=False, output_hidden_states=True)
-    state = model.model.forward_lower(tokens, torch.arange(24).expand(2, -1))
-    entering = state.hidden.clone()
-    model.model.forward_upper(state, student=not student)
-    assert torch.equal(state.hidden, entering)  # teacher and student may start from one state
-    hidden, collected = model.model.forward_upper(state, student, collect_hidden=True)
-    assert torch.equal(model.lm_head(hidden), whole.logits)
-    assert len(whole.hidden_states) == L + 1 and len(collected) == 4
-    assert all(torch.equal(a, b) for a, b in zip(collected, whole.hidden_states[2:L], strict=True))
-    assert model.model.forward_upper(state, student)[1] is None
 
 
 @pytest.fixture

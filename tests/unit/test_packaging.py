@@ -74,12 +74,7 @@ def test_the_method_knows_nothing_of_the_pipeline():
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_method_alone(tmp_path):
-    build = [
-        sys.executable,
-        *["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"],
-        tmp_path,
-        ROOT,
-    ]
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *options, ROOT], check=True)
     (wheel,) = tmp_path.glob("swiftkv-*.whl")
     with zipfile.ZipFile(wheel) as archive:

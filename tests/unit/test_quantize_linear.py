@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import as_trained, randomise_biases, tiny_swiftkv, tiny_teacher
+from tests.conftest import as_trained, randomise_biases, tiny_teacher
 from tests.quantized import QUANTIZATION, quantize
 
 from swiftkv.errors import UserError
@@ -210,8 +210,3 @@ def test_a_tensor_that_does_not_fit_is_named(folders, tmp_path, name, change, se
 def test_too_few_gpus_are_one_sentence(folders, full_gpus):
     with pytest.raises(UserError, match="does not fit into the memory of the GPUs"):
         load_base(folders / "fp8", device_map="auto")
-
-
-def test_16_bit_models_are_saved_as_they_were(tmp_path):
-    save_swiftkv(tiny_swiftkv(), tmp_path / "model")
-    assert FP8 not in {tensor.dtype for tensor in load_file(tmp_path / "model/model.safetensors").values()}
