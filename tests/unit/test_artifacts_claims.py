@@ -10,7 +10,6 @@ from tests.unit.claim_helpers import made_claim
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.claims_file import bounds, cells, read_claims
-from pipeline.artifacts.kinds import KINDS
 from pipeline.artifacts.quantities import Scene
 from pipeline.artifacts.records import read_published
 from pipeline.artifacts.verdicts import AGREES, ARITHMETIC, CONTRADICTS, SAME, UNDECIDED, UNMEASURED, judge
@@ -195,23 +194,3 @@ def test_a_wrong_claim_is_refused_with_its_place(tmp_path, change, message):
     with pytest.raises(UserError, match=message) as error:
         read_claims(file)
     assert "claims.g.0" in str(error.value)
-
-
-def test_the_table_of_claims(tmp_path, config):
-    """The kind reads the CSVs it needs and writes one line a claim; what another table repeats refers to it."""
-    entry = contents.resolve(typed(config), "claims")
-    needed = contents.needs(typed(config), "claims")
-    assert {"results/tables/table2.csv", "results/figures/figure3.csv"} < set(needed["tables"])
-    files = {"claims": [PAPER / "claims.yaml"], "tables": [tmp_path / f"{name}.csv" for name in entry["judged_on"]]}
-    lines = [("baseline", 73.7), ("swiftkv-50", 72.7)]
-    measured = "".join(f"llama-3.1-8b,{name},,auto,{average},0.1,\n" for name, average in lines)
-    for file in files["tables"]:
-        head = "model,variant,row,kv_cache,average,average_stderr,prefill_reduction_percent\n"
-        file.write_text(head + (measured if file.stem in ("table2", "blog_table5") else ""))
-    by_id = KINDS["claims"].make(entry, files).values.set_index("id")
-    assert len(by_id) > 100
-    loss = by_id.loc["loss-50"]
-    assert (loss["verdict"], round(loss["value"], 3), round(loss["stderr"], 3)) == (AGREES, 1.0, 0.141)
-    assert (loss["model"], loss["high"], loss["direction_high"]) == ("Llama-3.1-8B-Instruct", 1.5, 3.0)
-    assert by_id.loc["loss-70b", "verdict"] == UNMEASURED
-    assert by_id.loc["loss-8b-blog", "same_as"] == "loss-50" and by_id["same_as"].notna().sum() == 1

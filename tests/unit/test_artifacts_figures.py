@@ -1,7 +1,6 @@
 """Similarity curves, and the wiring from a spec: the CSV is what was measured or follows, equal input gives equal bytes."""
 
 import pandas as pd
-import pytest
 from artifact_helpers import LLAMA, scale, typed
 from artifact_helpers import record as any_record
 from matplotlib.figure import Figure
@@ -9,7 +8,7 @@ from tests.unit.serving_helpers import values_csv
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.drawing import Drawing, look, write_figure
-from pipeline.artifacts.kinds import similarity, wiring
+from pipeline.artifacts.kinds import similarity
 from swiftkv.io import write_json
 
 LAYERS = {"one": 4, "two": 6, "big": 9}
@@ -40,18 +39,6 @@ def drawn(folder, small, large=(), without=(), published=(), **more):
     return similarity.make(entry, {"similarity": paths, "published": list(published)})
 
 
-def test_curves_are_the_scores_with_their_errors(tmp_path):
-    made = drawn(tmp_path, ["one", "two"])
-    axis = made.figure.axes[0]
-    lines = [line for line in axis.lines if line.get_marker() != "None"]
-    for line, name in zip(lines, ("one", "two"), strict=True):
-        assert list(line.get_ydata()) == measured(name)["result"]["simscore"]
-        assert list(line.get_xdata()) == [100 * layer / LAYERS[name] for layer in range(LAYERS[name] - 1)]
-    heights = axis.collections[0].get_paths()[0].vertices[:, 1]
-    assert min(abs(heights - (measured("one")["result"]["simscore"][0] - 0.02))) < 1e-9
-    assert list(made.data["layer"]) == [0, 1, 2, 0, 1, 2, 3, 4] and set(made.data["panel"]) == {"simscore"}
-
-
 def test_published_scores_stand_beside_the_papers_model_only(tmp_path):
     lines = [("curves", name, "simscore", "", 0.61, 0.61, "0.61", {"layer": 2}) for name in ("two", "not here")]
     bound = ("curves", "two", "simscore", "", 0.5, "", "above 0.5", {"layer": 3})
@@ -60,16 +47,6 @@ def test_published_scores_stand_beside_the_papers_model_only(tmp_path):
     assert stated[["model", "layer", "simscore_published"]].values.tolist() == [["two", 2, 0.61]]
     star = made.figure.axes[0].lines[-1]
     assert (list(star.get_xdata()), list(star.get_ydata())) == ([100 / 3], [0.61])
-
-
-def test_every_matrix_is_there_and_a_model_without_one_says_why(tmp_path):
-    made = drawn(tmp_path, ["one"], ["two", "big"], without=["big"], matrices=True)
-    axes = [axis for area in made.figure.subfigs for axis in area.axes]
-    shown = [measured(name)["result"]["pairwise"] for name in ("one", "two")]
-    assert [axis.images[0].get_array().tolist() for axis in axes if axis.images] == shown
-    assert len(made.data[made.data["panel"] == "pairwise"]) == 4**2 + 6**2
-    texts = [text.get_text() for axis in axes if axis.get_legend() for text in axis.get_legend().get_texts()]
-    assert any("cannot be loaded" in text for text in texts)
 
 
 def test_equal_input_gives_equal_bytes(tmp_path):
@@ -82,28 +59,6 @@ def test_equal_input_gives_equal_bytes(tmp_path):
         written.append([path.read_bytes() for path in paths.values()])
     assert written[0] == written[1] and written[0][2] == b"x\n1\n2\n"
     assert b"CreationDate" not in written[0][0] and b"Software" not in written[0][1]
-
-
-@pytest.mark.parametrize(
-    ("total", "spec", "computed", "sources", "owners"),
-    [
-        (4, None, 4, [0, 1, 2, 3], [0, 1, 2, 3]),
-        (6, (3, 1), 3, [0, 1, 2, 3, 3, 3], [0, 1, 2, 3, 4, 5]),
-        (8, (3, 2), 3, [0, 1, 2, 3, 3, 3, 3, 3], [0, 1, 2, 3, 3, 5, 5, 7]),  # the last group is smaller
-    ],
-)
-def test_wiring_of_every_layer(total, spec, computed, sources, owners):
-    fields = ("num_key_value_layers", "key_value_group_size")
-    some = spec and {"num_hidden_layers": total, "num_key_value_heads": None, **dict(zip(fields, spec, strict=True))}
-    entry = {"name": "figure1", "label": "paper's Figure 1", "title": "wiring", "models": described(["m"])}
-    entry |= {"cases": [["some", "auto"]], "specs": {"m": {"some": some}}, "num_hidden_layers": {"m": total}}
-    made = wiring.make(entry, {})
-    data = made.data
-    assert list(data["layer"]) == list(range(total))
-    assert list(data["computed_for_prompt"]) == [layer < computed for layer in range(total)]
-    assert list(data["kv_from_layer"]) == sources and list(data["cache_owner"]) == owners
-    # A box a layer for prompts and for generated tokens, and one a cache.
-    assert len(made.figure.axes[0].patches) == 2 * total + len(set(owners))
 
 
 def test_variants_of_one_figure_differ_in_color():

@@ -1,11 +1,7 @@
 """Quality tables of few questions: intervals, what is within noise, and paired differences."""
 
-import pytest
-from artifact_helpers import SMOL, closeness, made, resolved, saved, scale, score, typed
+from artifact_helpers import SMOL, closeness, made, resolved, saved, score
 
-from pipeline.artifacts import contents
-from pipeline.artifacts.paired import reference
-from pipeline.artifacts.scored import rows
 from pipeline.statistics import mean_and_stderr
 
 
@@ -52,32 +48,3 @@ def test_benchmarks_of_few_questions_have_intervals_and_what_is_noise_is_marked(
     many = few(tmp_path, n=1000)
     assert [panel.caption[4:13] for panel in many.panels] == ["Benchmark", "Closeness", "Differenc"]
     assert "±" in cell(many, 0, "baseline", "GSM8K")
-
-
-def test_closeness_is_compared_chat_by_chat(tmp_path):
-    """Two variants that are as far from the teacher on each of 4 chats but for a little more on the longest."""
-    positions, first = [10, 20, 30, 40], [1.0, 9.0, 2.0, 30.0]
-    found = []
-    for variant, kl in (("swiftkv-50", first), ("swiftkv-50-full-model", [*first[:3], 34.0])):
-        record = closeness(SMOL, variant, sum(kl) / 100)
-        record["result"]["chats"] = {"positions": positions, "kl": kl, "top1_agreement": [5, 10, 15, 20], "nll": kl}
-        found.append(record)
-    entry = local(variants=["swiftkv-50-full-model", "swiftkv-50"], tasks=None)
-    table = made(entry, fidelity=saved(tmp_path, found))
-    line = table.values[table.values["row"] == "difference"].iloc[0]
-    # Less than the error of either, which is that of chats as unlike as these.
-    assert line["kl_difference"] == pytest.approx(0.04) and 0 < line["kl_difference_stderr"] < 0.06
-    found[0]["result"]["chats"]["positions"] = [10, 20, 30, 39]
-    assert "difference" not in set(made(entry, fidelity=saved(tmp_path, found)).values["row"])
-
-
-def test_a_row_is_compared_with_itself_in_bfloat16_or_with_the_model_or_the_last_of_its_part():
-    def against(name):
-        found = rows(contents.resolve(typed(scale()), name), {})
-        return [other and (other.variant, other.kv_cache) for other in (reference(row, found) for row in found)]
-
-    half, across2, across4 = ((f"swiftkv-50{more}", "auto") for more in ("", "-across2", "-across4"))
-    assert against("table6") == [half, None, half, None]
-    assert against("table7")[1::2] == [half, across2, across4]
-    assert against("tableC1") == [across4, across4, across4, None]
-    assert against("table2") == [None] + [("baseline", "auto")] * 7

@@ -34,21 +34,6 @@ def of_paper(name):
     return made(contents.resolve(typed(scale()), name), published=[PAPER / f"{name}.csv"])
 
 
-def test_values(tmp_path):
-    close = [closeness(SMOL, variant, kl) for variant, kl in zip(VARIANTS, (0.0, 0.2, 0.4), strict=True)]
-    table = made(local(), scores=saved(tmp_path, scores()), fidelity=saved(tmp_path, close))
-    assert list(table.values["variant"]) == VARIANTS
-    row = table.values.set_index("variant").loc["swiftkv-50"]
-    assert row[["winogrande", "winogrande_stderr", "winogrande_n"]].tolist() == pytest.approx([51, 2, 200])
-    assert row[["average", "average_stderr"]].tolist() == pytest.approx([36, math.sqrt(2)])
-    assert row["prefill_reduction_percent"] == pytest.approx(100 * 16 / 30)
-    assert row[["kl", "start_kl", "top1_agreement", "start_top1_agreement"]].tolist() == pytest.approx([0.2, 1, 90, 40])
-    assert table.values["kv_cache_reduction_percent"].iloc[2] == pytest.approx(40)
-    text = to_markdown(table)
-    assert f"51.0{SPACE}±{SPACE}2.0" in text and "53.3% (l = 14)" in text and "4-way (40%)" in text
-    assert "Avg.: mean over Winogrande and GSM8K." in text and "published" not in text
-
-
 def test_unavailable_and_missing_cells_stay_visible(tmp_path):
     reason = "the hub could not be reached"
     found = [record for record in scores() if record["settings"]["task"] == "winogrande"]

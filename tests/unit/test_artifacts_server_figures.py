@@ -59,20 +59,3 @@ def test_reductions_are_only_at_rates_of_the_grid_that_both_measured(tmp_path):
     assert ours["ttft_reduction_percent"].dropna().to_dict() == pytest.approx({1: 10, 2: 160 / 7, 4: 64})
     assert ours["tpot_reduction_percent"].dropna().to_dict() == pytest.approx({2: 800 / 63, 4: 1600 / 81})
     assert pd.isna(ours.loc[1, "tpot_median_ms"])
-
-
-def test_speculation_is_compared_with_the_plain_baseline(tmp_path):
-    chats = {"input_tokens": 8000, "request_rates": RATES, "dataset": "chats"}
-    points = {"off": chats, "on": chats | {"speculative": {"method": "ngram"}}}
-    records = [
-        record("latency", point, variant, "auto", latencies(5, tpot=tpot))
-        for point, tpot in (("off", 8), ("on", 6))
-        for variant in ("baseline", "swiftkv-50")
-    ]
-    made = make(tmp_path, entry("latency", points, CASES[:2], together=True), records)
-    names = ["Baseline", "Baseline, n-gram speculation", "50% SingleInputKV", "50% SingleInputKV, n-gram speculation"]
-    assert texts(made.figure)[1][:4] == names
-    faster = made.data[made.data["speculative"]].groupby("variant")["tpot_reduction_percent"].first()
-    assert faster.to_dict() == {"baseline": 25, "swiftkv-50": 25}
-    alone = make(tmp_path, entry("latency", {"on": points["on"]}, CASES[:2], together=True), records[2:]).data
-    assert alone["tpot_reduction_percent"].isna().all()

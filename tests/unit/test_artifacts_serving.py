@@ -74,49 +74,6 @@ def test_the_paper_stands_only_beside_its_model_on_its_hardware(tmp_path, change
     assert not any(row["tokens_per_second_published"] or row["speedup_published"] for row in rows(table))
 
 
-def test_kv_capacity_is_held_against_the_cost_model(tmp_path):
-    counted = {CASES[0]: (1000, 1.0), CASES[1]: (32000, 32.0), CASES[3]: (1600, 1.6), CASES[4]: (3150, 3.2)}
-    records = [
-        record("kv_capacity", "p", *case, {"kv_cache_tokens": count, "kv_cache_bytes": 2**30}, cost={"capacity_limit": limit})
-        for case, (count, limit) in counted.items()
-    ]  # fmt: skip
-    records[3]["result"]["kv_cache_bytes"] = 2**29  # half the memory: the ratio is for one byte of cache
-    table = make(tmp_path, entry("capacity", {"p": {"input_tokens": 2000}}, CASES), records)
-    values = {(row["variant"], row["kv_cache"]): row for row in rows(table)}
-    assert float(values["merge-all-layers", "auto"]["capacity_ratio"]) == 32
-    assert float(values["swiftkv-50-across4", "auto"]["fraction_of_limit"]) == pytest.approx(1)
-    assert float(values["swiftkv-50-across4", "fp8"]["capacity_ratio"]) == pytest.approx(6.3)
-    assert values["swiftkv-50", "auto"]["status"] == "missing"
-
-
-def decode(*medians):
-    times = {"median": list(medians), "min": [0.9 * x for x in medians], "max": [1.2 * x for x in medians]}
-    return {"batch_sizes": [1, 64], "tpot_ms": times, "samples_ms": [list(medians)]}
-
-
-def test_decoding_times_and_what_their_spread_allows(tmp_path):
-    points = {"p": {"input_tokens": 1000, "batch_sizes": [1, 8, 64]}}
-    measured = {"baseline": decode(8.0, 20.0), "swiftkv-50": decode(8.0, 25.0)}
-    records = [record("decode", "p", variant, "auto", result) for variant, result in measured.items()]
-    table = make(tmp_path, entry("decode", points, [CASES[0], CASES[2], CASES[3]]), records)
-    times, ratios = (panel.frame for panel in table.panels)
-    assert list(times.columns) == ["Variant", "Mode", "1", "8", "64"]
-    assert list(times.iloc[0]) == ["Baseline", "eager", "8.00", "n/a [1]", "20.0"]
-    assert list(times.iloc[2])[1:] == ["n/a", "n/a [2]", "n/a [2]", "n/a [2]"]
-    assert ratios.iloc[0]["64"] == "1.25× (0.94 to 1.67)" and ratios.iloc[0]["8"] == "n/a"
-    one = next(row for row in rows(table) if (row["variant"], row["batch_size"]) == ("swiftkv-50", "64"))
-    assert (float(one["tpot_ms"]), float(one["tpot_ms_max"])) == (25, 30)
-    assert float(one["tpot_ratio_min"]) == pytest.approx(22.5 / 24)
-    # In turns with the baseline: 8.8 / 8 and 9.9 / 9.9; the second batch was 1.25 and 1.15 times as slow.
-    records[1]["result"] |= {
-        "samples_ms": [[8.8, 9.9], [25.0, 23.0]],
-        "baseline_samples_ms": [[8.0, 9.9], [20.0, 20.0]],
-    }
-    points = {"p": {"input_tokens": 1000, "batch_sizes": [1, 64]}}
-    ratios = make(tmp_path, entry("decode", points, [CASES[0], CASES[2]]), records).panels[1].frame
-    assert (ratios.iloc[0]["1"], ratios.iloc[0]["64"]) == ("1.05× ± 0.32", "1.20× ± 0.32")
-
-
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

@@ -45,15 +45,6 @@ def test_throughput_bars_limits_and_data(tmp_path):
     assert shows(made, 0, "tokens_per_second") and shows(made, 1, "normalized_tflops_per_gpu")
 
 
-def test_ratios_of_turns_have_their_scatter(tmp_path):
-    records = throughput_records()
-    records[1]["result"] |= {"samples_seconds": [1.0, 1.0, 2.0], "baseline_samples_seconds": [1.4, 1.5, 3.2]}
-    data = throughput(tmp_path, records).data.set_index(["point", "variant"])
-    one, other = (data.loc[("batch-2k", variant)] for variant in ("swiftkv-50", "swiftkv-50-across4"))
-    assert one["speedup"] == pytest.approx(1.5) and one["speedup_stderr"] == pytest.approx(0.1242, abs=1e-4)
-    assert other["speedup"] == 1.35 and pd.isna(other["speedup_stderr"])  # of two records
-
-
 def test_what_was_measured_repeatedly_has_an_error_without_turns_too(tmp_path):
     records = throughput_records()
     for each, samples in zip(records, ([99.0, 100.0, 101.0], [99.0, 100.0, 101.0], [100.0]), strict=False):
@@ -107,18 +98,3 @@ def test_a_model_is_held_against_the_first_ones_baseline_on_equal_terms(tmp_path
     assert pd.isna(found) if expected is None else found == expected
     assert data["llama-3.1-8b", "batch-2k", "swiftkv-50"] == 1.3
     assert pd.isna(data["quantized", "batch-8k", "swiftkv-50"])  # the first model's baseline ran out of memory there
-
-
-def test_forward_times_and_where_the_variant_is_slower(tmp_path):
-    result = {"batch_tokens": [64, 512], "what": "made up", "baseline_samples_seconds": None}
-    result |= {"samples_seconds": [[0.01, 0.01], [0.05, 0.03]]}  # of each batch
-    times = {"baseline": ([0.01, 0.04], [0.01, 0.03]), "swiftkv-50": ([0.0125, 0.025], [0.01, 0.02])}
-    records = [
-        record("forward_time", "short", variant, "auto", result | {"seconds": {"median": median, "min": least}})
-        for variant, (median, least) in times.items()
-    ]
-    made = make(tmp_path, entry("forward", {"short": {"batch_tokens": [64, 512]}}, CASES), records)
-    data = made.data.set_index(["variant", "batch_tokens"])
-    assert data.loc[("swiftkv-50", 64), "speedup"] == pytest.approx(0.8)
-    assert data.loc[("swiftkv-50", 512), "speedup_limit"] == pytest.approx(1.9)
-    assert shows(made, 0, "milliseconds") and shows(made, 1, "speedup")

@@ -7,14 +7,13 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, saved, scale, score, training, typed
+from artifact_helpers import LLAMA, PAPER, closeness, made, saved, scale, score, training, typed
 
 from pipeline.artifacts import columns, contents
 from pipeline.artifacts.columns import Column, grid, measured, models
 from pipeline.artifacts.records import MISSING, OOM
 from pipeline.artifacts.table import Footnotes, Panel, Table, to_html, to_latex, to_markdown
 
-LOCAL = ("table2", "table4", "table7", "tableD1", "tableB1", "training_cost")
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
 
 
@@ -32,26 +31,20 @@ def scored(entry):
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Every table of these kinds at the paper's scale, and some at the local one."""
-    folder, found = tmp_path_factory.mktemp("records"), []
-    for size in ("", "local"):
-        config = typed(scale(size))
-        for name, raw in config["artifacts"].items():
-            if raw["kind"] not in ("quality", "summary", "tasks", "training"):
-                continue
-            if contents.left_out(config, name) or (size and name not in LOCAL):
-                continue
-            entry = contents.resolve(config, name)
-            files = {"published": [PAPER / f"{stem}.csv" for stem in raw.get("published", ())]}
-            if raw["kind"] == "training":
-                files["training"] = saved(
-                    folder, [training(SMOL if size else LLAMA, "swiftkv-50", gpus=0 if size else 8)]
-                )
-            else:
-                scores, fidelity = scored(entry)
-                files["scores"] = saved(folder, scores)
-                files |= {"fidelity": saved(folder, fidelity)} if raw["kind"] == "quality" else {}
-            found.append(made(entry, **files))
+    """Every table of these kinds at the paper's scale."""
+    folder, found, config = tmp_path_factory.mktemp("records"), [], typed(scale())
+    for name, raw in config["artifacts"].items():
+        if raw["kind"] not in ("quality", "summary", "tasks", "training") or contents.left_out(config, name):
+            continue
+        entry = contents.resolve(config, name)
+        files = {"published": [PAPER / f"{stem}.csv" for stem in raw.get("published", ())]}
+        if raw["kind"] == "training":
+            files["training"] = saved(folder, [training(LLAMA, "swiftkv-50", gpus=8)])
+        else:
+            scores, fidelity = scored(entry)
+            files["scores"] = saved(folder, scores)
+            files |= {"fidelity": saved(folder, fidelity)} if raw["kind"] == "quality" else {}
+        found.append(made(entry, **files))
     return [*found, odd_table()]
 
 

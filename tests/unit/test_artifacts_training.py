@@ -1,36 +1,18 @@
 """What training costs, and speed beside the quality of the same checkpoint."""
 
 import pytest
-from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, saved, score, throughput, training
+from artifact_helpers import LLAMA, PAPER, closeness, made, resolved, saved, score, throughput, training
 
 from pipeline.artifacts.table import to_markdown
 from swiftkv.errors import UserError
-
-VALUES = [PAPER / "values.csv"]
-COSTED = {"models": ["small"], "variants": ["swiftkv-25", "swiftkv-50"]}
-
-
-def cost(tmp_path, *records, scale_name=""):
-    entry = resolved("training", "training_cost", scale_name=scale_name, **COSTED)
-    return made(entry, training=saved(tmp_path, records), published=VALUES)
-
-
-def test_training_cost(tmp_path):
-    table = cost(tmp_path, training(SMOL, "swiftkv-50", tokens=36_000), scale_name="local")
-    (panel,) = table.panels  # the published statements are about other models
-    printed = panel.frame.set_index("Variant")
-    expected = ["2.00", "36,000", "AMD EPYC, 2 cores", "5.00", "5.00", "50", "3.250", "0.5000"]
-    assert list(printed.loc["swiftkv-50"]) == expected
-    assert list(printed.loc["swiftkv-25"]) == ["n/a [1]", *["n/a"] * 7]
-    row = table.values.set_index("variant").loc["swiftkv-50"]
-    assert (row["hours"], row["tokens"], row["gpus"], row["loss_last"]) == (2.0, 36_000, 0, 0.5)
-    assert table.values["hours_published"].isna().all()
 
 
 def test_published_costs_of_the_papers_model_all_stand_and_all_machines_are_named(tmp_path):
     """The GPUs are a mean, so that hours x GPUs are GPU-hours; the names are those of all attempts, not of the last."""
     more = {"gpus": 4.8, "accelerator": "NVIDIA A100/NVIDIA H100"}
-    table = cost(tmp_path, training(LLAMA, "swiftkv-50", **more))
+    entry = resolved("training", "training_cost", models=["small"], variants=["swiftkv-25", "swiftkv-50"])
+    published = [PAPER / "values.csv"]
+    table = made(entry, training=saved(tmp_path, [training(LLAMA, "swiftkv-50", **more)]), published=published)
     assert table.panels[0].frame.set_index("Variant").loc["swiftkv-50", "Hardware"] == "4.8 × NVIDIA A100/NVIDIA H100"
     stated = table.panels[1].frame
     tokens = [cell.split(" [")[0] for cell in stated[stated["What"] == "training tokens"]["Value"]]
