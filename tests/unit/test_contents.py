@@ -82,17 +82,6 @@ def test_the_page_lists_every_entry_and_has_nothing_made(scale):
     assert sum(len(panel.frame) for panel in table.panels) == len(lines)
 
 
-def test_the_page_names_the_models_and_files(config):
-    lines = KINDS["contents"].make(contents.resolve(typed(config), "contents"), {}).values.set_index("name")
-    assert lines.loc["table2", "files"] == "tables/table2.{csv,tex,md,html,json}"
-    assert lines.loc["figure3", "files"] == "figures/figure3.{pdf,png,csv,json}"
-    assert lines.loc["blog_figure2", "reason"] == config["artifacts"]["blog_figure2"]["reason"]
-    config["roles"]["small"] = None
-    lines = KINDS["contents"].make(contents.resolve(typed(config), "contents"), {}).values.set_index("name")
-    assert lines.loc["table2", "reason"] == "no model of this scale plays the role small"
-    assert lines.loc["figure3", "models"] == "small: none, large: Llama-3.1-70B-Instruct"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -8,7 +8,6 @@ from tests.conftest import GROUPED_QUERY, SHAPE
 from tests.conftest import LATENT as LATENT_SHAPE
 
 from swiftkv.cost import (
-    OPERATIONS,
     added_weights,
     cost_record,
     decode_flops,
@@ -17,6 +16,7 @@ from swiftkv.cost import (
     prefill_flops,
     published_gflops,
     published_vocab_size,
+    request_flops,
 )
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
@@ -48,26 +48,12 @@ def test_paper_counts_attention_in_units_of_two_to_the_thirty():
     assert published_gflops(arch, None, 131072)["mlp"] == pytest.approx(exact["mlp"] / 131072 / 1e9, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [None, SwiftKVSpec(6, 6), SwiftKVSpec(6, 2), SwiftKVSpec(6, 2, 4), SwiftKVSpec(6, 1, 3), SwiftKVSpec(6, 3, 1, 1)],
-)
-def test_counts_equal_a_layer_by_layer_count(spec):
-    arch, tokens = Dimensions.from_config(TINY), 7
-    count = dict.fromkeys(OPERATIONS, 0)
-    for position in range(1, tokens + 1):
-        for layer in range(6):
-            ordinary = spec is None or layer < spec.num_key_value_layers
-            if ordinary or layer in spec.owners:
-                heads = 2 if ordinary else spec.num_key_value_heads or 2
-                count["k"] += 2 * 64 * heads * 16
-                count["v"] += 2 * 64 * heads * 16
-            if ordinary:
-                count["q"] += 2 * 64 * 64
-                count["o"] += 2 * 64 * 64
-                count["mlp"] += 3 * 2 * 64 * 160
-                count["attention"] += 2 * (2 * 64 * position)
-    assert prefill_flops(arch, spec, tokens) == count
+@pytest.mark.parametrize(("prompt", "limit"), [(2000, 1.890), (6000, 1.931)])
+def test_request_limit_of_smollm2(prompt, limit):
+    """Limits worked out by hand for l = 15 and 16 output tokens."""
+    arch = Dimensions.from_config(SMOLLM2)
+    base, ours = (sum(request_flops(arch, spec, prompt, 16).values()) for spec in (None, SwiftKVSpec(30, 15)))
+    assert base / ours == pytest.approx(limit, abs=5e-4)
 
 
 def test_sliding_window_bounds_attention():

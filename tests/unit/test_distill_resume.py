@@ -21,9 +21,7 @@ from safetensors.torch import load_file
 from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
 from torch.distributed.launcher.api import LaunchConfig
 
-from pipeline.training import gpus_of
 from swiftkv import device
-from swiftkv.distill.progress import Machines
 from swiftkv.tensor_file import write
 
 pytestmark = pytest.mark.thorough
@@ -165,17 +163,3 @@ def test_a_training_that_diverges_ends_before_its_next_state_and_is_not_tried_ag
     assert str(state / "diverged.txt") in sentence and [path.name for path in tmp_path.iterdir()] == ["state"]
     again = run(command(inputs, tmp_path, recipe=changes | {"checkpoint_minutes": 1}))
     assert again.returncode != 0 and again.stderr.strip().splitlines() == [sentence]
-
-
-def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on(monkeypatch):
-    """8 GPUs for an hour and 4 of another kind for 2 are 16 GPU-hours, and 16/3 GPUs over the time."""
-    names = iter(["A100", "H100"])
-    monkeypatch.setattr("swiftkv.distill.progress.accelerator", lambda: next(names))
-    first = Machines({"seconds": 0.0}, 8)
-    first.add(3000.0)
-    first.add(600.0)
-    then = Machines({"seconds": 3600.0, "machines": json.loads(json.dumps(first.spent))}, 4)
-    then.add(7200.0)
-    assert then.spent == [[8, "A100", 3600.0], [4, "H100", 7200.0]]
-    assert gpus_of(then.spent) == (16 / 3, "A100/H100")
-    assert gpus_of([[2, None, 1.0]]) == (0, None)

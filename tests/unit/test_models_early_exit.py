@@ -9,7 +9,6 @@ from transformers.cache_utils import DynamicCache
 
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
-from swiftkv.models.checkpoint import _dispatch
 from swiftkv.models.early_exit import decode, early_logits
 from swiftkv.spec import SwiftKVSpec
 
@@ -148,17 +147,6 @@ def test_a_model_without_the_head_cannot_exit(tmp_path):
     for without in (model, tiny_teacher()):
         with pytest.raises(UserError, match="has no early exit head"):
             decode(without, PROMPT, 3, 0.95)
-
-
-def test_it_runs_with_its_layers_dispatched():
-    """With the hooks that move states from GPU to GPU, here all for one device."""
-    teacher = tiny_teacher(eos_token_id=None)
-    modules = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
-    places = dict.fromkeys([*modules, *(f"model.layers.{index}" for index in range(6))], "cpu")
-    model, expected = (rewire(teacher, SwiftKVSpec(6, 3, early_exit=True)).eval() for _ in range(2))
-    _dispatch(model, places)
-    assert hasattr(model.early_exit_head_swiftkv, "_hf_hook")
-    assert decode(model, PROMPT, 20, 0.3).tokens == decode(expected, PROMPT, 20, 0.3).tokens
 
 
 def test_a_spec_without_layers_to_skip_is_refused():
