@@ -5,7 +5,6 @@ from artifact_helpers import PAPER, ROOT, made, scale, typed
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.text import percent, show, significant, with_error
-from swiftkv.cost import cost_record
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
@@ -22,22 +21,6 @@ def test_flops_tables_equal_the_published_ones(name):
     for rows in zip(ours, theirs, strict=True):
         mine, paper = ({name: float(row[name].rstrip("%")) for name in row if name != "Model"} for row in rows)
         assert mine == paper
-
-
-def test_another_model_has_no_published_rows_and_takes_the_tokens_it_can(tmp_path):
-    config = {
-        "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
-    }  # fmt: skip
-    write_json(tmp_path / "source.json", {"config": config})
-    entry = contents.resolve(typed(scale("local")), "table1")
-    table = made(entry, dimensions=[tmp_path / "source.json"], published=[PAPER / "table1.csv"])
-    assert table.title.endswith("8,192 tokens") and "published" not in list(table.panels[0].frame["Model"])
-    specs = {"swiftkv-50": entry["specs"]["smollm2-135m"]["swiftkv-50"]}
-    cost = cost_record("smollm2-135m", "SmolLM2", config, specs, 8192)["variants"]["swiftkv-50"]
-    row = table.values.set_index("variant").loc["swiftkv-50"]
-    assert row["total_gflops"] == pytest.approx(sum(cost["published_gflops"].values()), abs=1e-9)
-    assert row["prefill_speedup_limit"] == cost["limits"]["prefill_speedup"]
 
 
 def test_dimensions_that_cannot_be_used_are_named(tmp_path):

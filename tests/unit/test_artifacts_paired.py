@@ -1,32 +1,34 @@
-"""Quality tables of few questions: intervals, what is within noise, and paired differences."""
+"""Few questions: intervals, what is within noise, and differences of the same questions only."""
 
+import math
+from statistics import stdev
+
+import pytest
 from artifact_helpers import SMOL, closeness, made, resolved, saved, score
 
-from pipeline.statistics import mean_and_stderr
+from pipeline.statistics import mean_and_stderr, paired_difference
+from swiftkv.errors import UserError
+
+VARIANTS = ["baseline", "swiftkv-50"]
+RIGHT = {"winogrande": (52, 47), "gsm8k": (20, 5), "arc-easy": (60, 50)}  # of 100, in both variants
 
 
-def local(**raw):
-    raw = {"models": ["small"], "variants": ["baseline", "swiftkv-50"], "tasks": ["winogrande", "gsm8k"]} | raw
-    return resolved("quality", scale_name="local", **{key: value for key, value in raw.items() if value is not None})
-
-
-def answered(variant, task, right, n):
-    """A score of `n` questions, of which the first are right."""
-    values = [1.0] * right + [0.0] * (n - right)
-    mean, stderr = mean_and_stderr(values)
-    return score(SMOL, variant, task, mean, stderr=stderr, questions=values)
+def answered(task, n=100, **changes):
+    """Scores of both variants on `n` questions, of which the first are right."""
+    found = []
+    for variant, right in zip(VARIANTS, RIGHT[task], strict=True):
+        values = [1.0] * (right * n // 100) + [0.0] * (n - right * n // 100)
+        mean, stderr = mean_and_stderr(values)
+        found.append(score(SMOL, variant, task, mean, stderr=stderr, questions=values, **changes))
+    return found
 
 
 def few(tmp_path, n=100):
-    """Winogrande at chance in both rows, GSM8K at 20 and 5 of 100."""
-    right = {"winogrande": (52, 47), "gsm8k": (20, 5)}
-    found = [
-        answered(variant, task, counts[row] * n // 100, n)
-        for task, counts in right.items()
-        for row, variant in enumerate(["baseline", "swiftkv-50"])
-    ]
+    """Winogrande at chance in both rows, GSM8K not."""
+    found = [record for task in ("winogrande", "gsm8k") for record in answered(task, n)]
     close = [closeness(SMOL, "baseline", 0.0), closeness(SMOL, "swiftkv-50", 0.2)]
-    return made(local(), scores=saved(tmp_path, found), fidelity=saved(tmp_path, close))
+    entry = resolved("quality", scale_name="local", models=["small"], variants=VARIANTS, tasks=["winogrande", "gsm8k"])
+    return made(entry, scores=saved(tmp_path, found), fidelity=saved(tmp_path, close))
 
 
 def cell(table, panel, variant, task):
@@ -48,3 +50,34 @@ def test_benchmarks_of_few_questions_have_intervals_and_what_is_noise_is_marked(
     many = few(tmp_path, n=1000)
     assert [panel.caption[4:13] for panel in many.panels] == ["Benchmark", "Closeness", "Differenc"]
     assert "±" in cell(many, 0, "baseline", "GSM8K")
+
+
+def panel(tmp_path, found):
+    entry = resolved(
+        "panel", scale_name="local", models=["small"], variants=VARIANTS, tasks=["arc-easy"], cards=["model_cards"]
+    )
+    return made(entry, scores=saved(tmp_path, found), cards=["resources/published/model_cards.csv"])
+
+
+def test_published_scores_say_whether_they_are_within_errors(tmp_path):
+    found = answered("arc-easy", metric="acc")
+    printed = panel(tmp_path, found).panels[-1].frame.set_index("Task").loc["ARC-Easy"]
+    apart = (0.6 - 0.5412) / found[0]["result"]["stderr"]
+    assert printed["Apart,\nstandard errors"] == f"{apart:+.1f}" and printed["Within errors"] == "yes"
+    assert printed["Settings"] == "agree"
+
+
+def test_other_questions_are_not_paired(tmp_path):
+    found = answered("arc-easy")
+    found[1]["result"]["questions"]["sha256"] = "other"
+    for _ in range(2):
+        with pytest.raises(UserError, match="'arc-easy'"):
+            panel(tmp_path, found)
+        found[1]["result"].pop("questions", None)
+
+
+def test_answers_that_are_all_alike_leave_an_error():
+    same = paired_difference([1.0, 0.0] * 20, [1.0, 0.0] * 20)
+    assert same.value == 0
+    assert same.stderr == pytest.approx(stdev([0.0] * 40 + [1.0, -1.0]) / math.sqrt(42))
+    assert not paired_difference([1.0, 1.0], [1.0, 1.0]).clear

@@ -8,7 +8,6 @@ from pipeline.artifacts.serving import Case
 
 CASES = [Case("baseline"), Case("swiftkv-50"), Case("swiftkv-50-across4")]
 RATES = [1, 2, 4, 8, 16]
-POINT = {"p": {"input_tokens": 2000, "request_rates": RATES}}
 
 
 def two(*results):
@@ -39,15 +38,6 @@ def test_latency_curves_limits_and_boundaries(tmp_path):
     }  # fmt: skip
     assert {name: one[name].iloc[0] for name in expected} == expected
     assert measured["status"][("interactive-8k", "swiftkv-50")] == "oom"  # a single row
-
-
-def test_a_baseline_that_sustains_every_rate_has_no_boundary_to_compare_with(tmp_path):
-    made = make(tmp_path, entry("latency", POINT, CASES[:2]), two(latencies(100), latencies(100)))
-    one = made.data.set_index("variant").loc["swiftkv-50"]
-    assert set(one["boundary_found"]) == {False}
-    assert one["highest_sustained_rate_limit"].isna().all() and one["sustained_rate_speedup"].isna().all()
-    own, _, _ = texts(made.figure)
-    assert "≥ 16" in own and not any("×" in text for text in own)
 
 
 def test_reductions_are_only_at_rates_of_the_grid_that_both_measured(tmp_path):

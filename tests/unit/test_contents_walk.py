@@ -1,6 +1,7 @@
 """Every entry of the contents page is made of made-up measurements at the paper's scale; of other settings none is."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,6 @@ from matplotlib.figure import Figure
 from snakemake.utils import update_config
 from tests.unit import artifact_helpers as helpers
 from tests.unit.artifact_helpers import ROOT, scale, typed
-from tests.unit.serving_helpers import latencies, speed
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
@@ -17,13 +17,19 @@ from pipeline.config.points import POINTS
 from pipeline.measure import run
 from pipeline.measure.point import Point
 from swiftkv.errors import UserError
-from swiftkv.io import write_json
+from swiftkv.io import read_json, write_json
 
 FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 
 
 def record(config, measure, model, variant, kv_cache, settings, result, **more):
     return helpers.record(measure, model, variant, result, kv_cache=kv_cache, settings=settings, config=config, **more)
+
+
+@cache
+def shipped(pattern):
+    """The result of a record of the shipped reference run."""
+    return read_json(next((ROOT / "resources/reference/local").glob(pattern)))["result"]
 
 
 def score(config, model, variant, kv_cache, task):
@@ -39,53 +45,20 @@ def fidelity(config, model, variant, kv_cache):
 
 
 def similarity(config, model):
-    layers = config["models"][model]["num_hidden_layers"]
-    pairwise = [[1 - abs(first - second) / layers for second in range(layers)] for first in range(layers)]
-    result = {"simscore": [0.3 + 0.6 * layer / layers for layer in range(layers - 1)], "pairwise": pairwise,
-              "tokens": 1000, "documents": 50, "num_hidden_layers": layers}  # fmt: skip
-    return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, result)
+    return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, shipped("similarity/*.json"))
 
 
 def training(config, model, variant):
     gpus = config["models"][model]["gpus"]["distill"]
-    result = {"seconds": 3600.0, "hours": 1.0, "tokens": 10**6, "steps": 50, "loss_first": 2.0, "loss_last": 1.0,
-              "tokens_per_second": 300.0, "tokens_per_second_per_gpu": 300.0 / gpus if gpus else None, "gpus": gpus,
-              "accelerator": None, "attention": "sdpa"}  # fmt: skip
-    settings = config["recipes"][config["variants"][variant]["recipe"]] | {
-        "zero_stage": config["models"][model]["zero_stage"]
-    }
+    settings = config["recipes"][config["variants"][variant]["recipe"]]
+    settings |= {"zero_stage": config["models"][model]["zero_stage"]}
+    result = helpers.training(model, variant, gpus=gpus)["result"]
     return record(config, "training", model, variant, "auto", settings, result)
 
 
 def early_exit(config, model, variant):
-    settings = config["early_exit"]
-
-    def number(value):
-        return {"value": value, "stderr": 0.01, "n": 50}
-
-    count = settings["bins"]
-    bins = [
-        {
-            "confidence_from": place / count,
-            "confidence_to": (place + 1) / count,
-            "positions": 10 * place,
-            "agreement": number(place / count) if place else None,
-        }
-        for place in range(count)
-    ]
-    run = {"tokens": 3, "exited": 1, "prefill_seconds": 0.1, "decode_seconds": 0.2, "text": "1. Red\n2. Blue & 100 %"}
-    result = {
-        "alignment": {"all": {"positions": sum(part["positions"] for part in bins), "agreement": number(0.5)},
-                      "above_threshold": {"positions": 10 * (count - 1), "agreement": number(0.9)},
-                      "bins": bins, "documents": 50},
-        "decoding": {"exited": number(0.4), "time_ratio": number(0.8), "equal_tokens": number(0.5),
-                     "seconds_per_token": {"early_exit": 0.01, "full_depth": 0.02}, "prompts": 8},
-        "answers": [
-            {"question": text, "prompt_tokens": 9, "equal_tokens": 2, "early_exit": run, "full_depth": run | {"exited": 0}}
-            for text in settings["questions"]
-        ],
-    }  # fmt: skip
-    return record(config, "early_exit", model, variant, "auto", settings, result)
+    result = shipped("early_exit/*/*.json")
+    return record(config, "early_exit", model, variant, "auto", config["early_exit"], result)
 
 
 def serving(config, point, model, variant, kv_cache):
@@ -98,22 +71,13 @@ def serving(config, point, model, variant, kv_cache):
         "threads": 2,
         **run.asked(Point.read(point, asked, gpus=gpus, threads=2)),
     }
-    result = {
-        "throughput": lambda: speed(1000.0),
-        "latency": lambda: latencies(10.0),
-        "forward_time": lambda: {
-            "batch_tokens": asked["batch_tokens"],
-            "repeats": 2,
-            "what": "one step",
-            "seconds": {name: [0.01 * tokens for tokens in asked["batch_tokens"]] for name in ("median", "min")},
-        },
-        "kv_capacity": lambda: {"kv_cache_tokens": 1000, "kv_cache_bytes": 10**6},
-        "decode": lambda: {
-            "batch_sizes": asked["batch_sizes"],
-            "samples_ms": [[1.0, 2.0] for _ in asked["batch_sizes"]],
-            "tpot_ms": {name: [1.5 for _ in asked["batch_sizes"]] for name in ("median", "min", "max")},
-        },
-    }[asked["measure"]]()
+    names = {
+        "throughput": "batch-2k",
+        "latency": "interactive-512",
+        "forward_time": "forward",
+        "kv_capacity": "kv-capacity",
+    }
+    result = shipped(f"serving/{names.get(asked['measure'], asked['measure'])}/*/baseline/*.json")
     engine = {"vllm": "0.32.0", "attention_backend": "X", "compilation": "eager", "kv_cache_tokens": 1000,
               "plugin": "swiftkv"}  # fmt: skip
     cost = {"request_speedup_limit": 1.5, "prefill_speedup_limit": 1.9, "capacity_limit": 1.3}
