@@ -1,4 +1,4 @@
-"""The claims of the paper and the blog post: well-formed, borne out by the paper's own numbers, and refuted by others."""
+"""The claims of the paper and the blog post: well-formed, and borne out by the paper's own numbers."""
 
 import math
 

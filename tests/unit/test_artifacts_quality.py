@@ -7,7 +7,7 @@ import pytest
 from artifact_helpers import LLAMA, PAPER, SMOL, closeness, made, resolved, saved, scale, score, typed
 
 from pipeline.artifacts import contents
-from pipeline.artifacts.records import Record, provenance
+from pipeline.artifacts.records import Record, check_settings, provenance
 from pipeline.artifacts.table import to_markdown
 from swiftkv.errors import UserError
 
@@ -170,3 +170,25 @@ def test_one_line_says_what_an_artifact_is_measured_on():
     assert parts[3:] == ["7 records", "seed 42", "2026-01-01", "scored on random subsets of the questions"]
     whole = score(SMOL, "baseline", "gsm8k", 0.5, n=1267)
     assert provenance([]) == [] and "subsets" not in provenance([Record.of(whole)])[0]
+
+
+def test_scores_of_two_number_formats_are_not_compared(tmp_path):
+    entry = {"name": "table2", "settings": {}, "specs": {}}
+    one, other = scores(dtype="bfloat16"), scores(dtype="float32")
+    check_settings(entry, {"scores": saved(tmp_path, other)})
+    with pytest.raises(UserError, match=r"bfloat16.*float32"):
+        check_settings(entry, {"scores": saved(tmp_path, one[:2] + other[2:])})
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "named"),
+    [
+        ("quality", {"parts": [{"title": "x", "models": ["small"], "variants": VARIANTS}]}, "parts"),
+        ("quality", {"variants": None}, "variants"),
+        ("panel", {"orders": [["baseline", "swiftkv-50-mqa"]], "cards": []}, "swiftkv-50-mqa"),
+        ("speed_and_quality", {"variants": ["merge-all-layers"], "points": ["batch-2k"]}, "merge-all-layers"),
+    ],
+)
+def test_an_entry_that_cannot_be_shown_is_refused(kind, raw, named):
+    with pytest.raises(UserError, match=f"artifacts.table.*{named}"):
+        local(kind, **raw)

@@ -70,6 +70,15 @@ def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
             assert contents.needs(typed(changed), name) is not None
 
 
+def test_made_up_weights_are_served_and_not_scored():
+    config = typed(artifact_helpers.scale("one-gpu"))
+    needed = {
+        path for name in contents.names(config) for paths in contents.needs(config, name).values() for path in paths
+    }
+    measured = {path for path in needed if path.startswith("results/") and not path.endswith(".csv")}
+    assert measured and all("/serving/" in path for path in measured)
+
+
 def test_the_page_lists_every_entry_and_has_nothing_made(scale):
     assert contents.needs(typed(scale), "contents") == {}
     table = KINDS["contents"].make(contents.resolve(typed(scale), "contents"), {})

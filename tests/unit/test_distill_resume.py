@@ -21,7 +21,9 @@ from safetensors.torch import load_file
 from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
 from torch.distributed.launcher.api import LaunchConfig
 
+from pipeline.training import gpus_of
 from swiftkv import device
+from swiftkv.distill.progress import Machines
 from swiftkv.tensor_file import write
 
 pytestmark = pytest.mark.thorough
@@ -163,3 +165,15 @@ def test_a_training_that_diverges_ends_before_its_next_state_and_is_not_tried_ag
     assert str(state / "diverged.txt") in sentence and [path.name for path in tmp_path.iterdir()] == ["state"]
     again = run(command(inputs, tmp_path, recipe=changes | {"checkpoint_minutes": 1}))
     assert again.returncode != 0 and again.stderr.strip().splitlines() == [sentence]
+
+
+def test_the_time_of_all_attempts_is_shared_out_by_what_they_ran_on(monkeypatch):
+    """8 GPUs for an hour and 4 of another kind for 2 are 16 GPU-hours, and 16/3 GPUs over the time."""
+    spent, seconds = {"seconds": 0.0}, 0.0
+    for gpus, name, hours in ((8, "A100", 1), (4, "H100", 2)):
+        monkeypatch.setattr("swiftkv.distill.progress.accelerator", lambda name=name: name)
+        machines = Machines(spent, gpus)
+        seconds += 3600.0 * hours
+        machines.add(3600.0 * hours)
+        spent = {"seconds": seconds, "machines": json.loads(json.dumps(machines.spent))}
+    assert gpus_of(machines.spent) == (16 / 3, "A100/H100")

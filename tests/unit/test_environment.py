@@ -8,6 +8,7 @@ import sys
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.programs import ROOT, write_program
@@ -71,7 +72,16 @@ def test_the_cuda_compiler_is_that_of_the_toolkit_torch_comes_with():
         assert locked[f"nvidia-{name}"].startswith(f"{toolkit}."), name
 
 
-def setup_gpu(folder, replaced):
+def test_conda_and_the_image_install_this_lock():
+    *programs, by_pip = yaml.safe_load((ENVS / "gpu.yaml").read_text())["dependencies"]
+    assert programs == ["python=3.13", "pip"] and "-r gpu.lock" in by_pip["pip"]
+    image = (ENVS / "gpu.def").read_text()
+    assert re.findall(r"pip install .*--requirement (\S+)", image) == ["/opt/swiftkv/envs/gpu.lock"]
+    for copied in re.search(r"%files\n(.*?)\n\n", image, re.DOTALL)[1].split("\n"):
+        assert (ROOT / copied.split()[0]).exists(), copied
+
+
+def setup_gpu(folder, replaced, word="gpu"):
     """Run setup.sh where there are only the tools named here; None takes one away."""
     shutil.copytree(ENVS, folder / "envs")
     (folder / "bin").mkdir()
@@ -84,7 +94,7 @@ def setup_gpu(folder, replaced):
         else:
             write_program(program, script)
     environment = {"PATH": str(folder / "bin")}
-    command = [shutil.which("bash"), "envs/setup.sh", "gpu"]
+    command = [shutil.which("bash"), "envs/setup.sh", *word.split()]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -110,6 +120,12 @@ def test_setup_for_gpus_refuses_a_machine_it_cannot_work_on(tmp_path, replaced, 
     run = setup_gpu(tmp_path, replaced)
     assert run.returncode == 1 and run.stderr.startswith("error: ") and run.stderr.count("\n") == 1, run.stderr
     assert named in run.stderr and not (tmp_path / ".venv").exists()
+
+
+def test_setup_keeps_the_kind_of_environment_that_is_there(tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/kind").write_text("gpu\n")
+    assert "there is no NVIDIA driver" in setup_gpu(tmp_path, {"nvidia-smi": None}, word="").stderr
 
 
 def test_what_a_link_leads_to_is_not_emptied(tmp_path):

@@ -137,8 +137,9 @@ def test_a_rewired_model_runs_with_its_layers_dispatched(architecture, tiny_teac
     teacher = tiny_teacher(architecture)
     modules = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
     places = dict.fromkeys([*modules, *(f"model.layers.{index}" for index in range(6))], "cpu")
-    model, expected = (rewire(teacher, SwiftKVSpec(6, 2, 3)).eval() for _ in range(2))
+    model, expected = (rewire(teacher, SwiftKVSpec(6, 2, 3, early_exit=True)).eval() for _ in range(2))
     _dispatch(model, places)
+    assert hasattr(model.early_exit_head_swiftkv, "_hf_hook")
     assert torch.equal(model(tokens).logits, expected(tokens).logits)
     assert torch.equal(model.generate(tokens, max_new_tokens=4), expected.generate(tokens, max_new_tokens=4))
     assert model.model.layers[5].self_attn.o_proj.weight is teacher.model.layers[5].self_attn.o_proj.weight
