@@ -52,7 +52,7 @@ def training(config, model, variant):
     gpus = config["models"][model]["gpus"]["distill"]
     settings = config["recipes"][config["variants"][variant]["recipe"]]
     settings |= {"zero_stage": config["models"][model]["zero_stage"]}
-    result = helpers.training(model, variant, gpus=gpus)["result"]
+    result = helpers.training(helpers.SMOL, "swiftkv-50", gpus=gpus)["result"]
     return record(config, "training", model, variant, "auto", settings, result)
 
 

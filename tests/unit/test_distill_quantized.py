@@ -91,7 +91,7 @@ def test_zero_3_divides_the_bits_and_gives_them_back(inputs, finished, tmp_path)
 )
 def test_fp8_weights_are_not_trained(inputs, tmp_path, changes, spec):
     rewiring, recipe = None if spec is None else SwiftKVSpec(**spec), Recipe.from_dict(RECIPE | changes)
-    outputs = [tmp_path / name for name in ("state", "checkpoint", "log", "record")]
+    outputs = [tmp_path / name for name in ("state", "checkpoint", "log")]
     with pytest.raises(UserError, match="has FP8 weights, which cannot be trained"):
-        run_training(inputs / "source.json", "v", rewiring, recipe, inputs / "packed.safetensors", *outputs)
+        run_training(inputs / "model", rewiring, recipe, inputs / "packed.safetensors", *outputs)
     assert not list(tmp_path.iterdir())
