@@ -74,6 +74,21 @@ def test_the_paper_stands_only_beside_its_model_on_its_hardware(tmp_path, change
     assert not any(row["tokens_per_second_published"] or row["speedup_published"] for row in rows(table))
 
 
+def test_kv_capacity_is_for_one_byte_of_cache(tmp_path):
+    sizes = {CASES[0]: (1000, 2**30), CASES[3]: (1600, 2**30), CASES[4]: (3150, 2**29)}
+    records = [
+        record(
+            "kv_capacity", "p", *case, {"kv_cache_tokens": tokens, "kv_cache_bytes": size}, cost={"capacity_limit": 1.6}
+        )
+        for case, (tokens, size) in sizes.items()
+    ]
+    table = make(tmp_path, entry("capacity", {"p": {"input_tokens": 2000}}, CASES), records)
+    values = {(row["variant"], row["kv_cache"]): row for row in rows(table)}
+    assert float(values["swiftkv-50-across4", "auto"]["fraction_of_limit"]) == pytest.approx(1)
+    assert float(values["swiftkv-50-across4", "fp8"]["capacity_ratio"]) == pytest.approx(6.3)
+    assert values["swiftkv-50", "auto"]["status"] == "missing"
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

@@ -48,6 +48,11 @@ def test_paper_counts_attention_in_units_of_two_to_the_thirty():
     assert published_gflops(arch, None, 131072)["mlp"] == pytest.approx(exact["mlp"] / 131072 / 1e9, rel=1e-12)
 
 
+def test_baseline_request_is_prefill_of_all_but_the_last_token_and_its_logits():
+    arch = Dimensions.from_config(TINY)
+    assert request_flops(arch, None, 40, 5) == {**prefill_flops(arch, None, 44), "vocab": 5 * 2 * 512 * 64}
+
+
 @pytest.mark.parametrize(("prompt", "limit"), [(2000, 1.890), (6000, 1.931)])
 def test_request_limit_of_smollm2(prompt, limit):
     """Limits worked out by hand for l = 15 and 16 output tokens."""
