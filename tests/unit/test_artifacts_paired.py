@@ -52,6 +52,24 @@ def test_benchmarks_of_few_questions_have_intervals_and_what_is_noise_is_marked(
     assert "±" in cell(many, 0, "baseline", "GSM8K")
 
 
+def test_closeness_is_compared_chat_by_chat_where_chats_are_the_same(tmp_path):
+    """Two variants that are as far from the teacher on each of 4 chats but for a little more on the longest."""
+    variants, found = ["swiftkv-50-full-model", "swiftkv-50"], []
+    for variant, last in zip(variants, (34.0, 30.0), strict=True):
+        kl = [1.0, 9.0, 2.0, last]
+        record = closeness(SMOL, variant, sum(kl) / 100)
+        chats = {"positions": [10, 20, 30, 40], "kl": kl, "top1_agreement": [5, 10, 15, 20], "nll": kl}
+        record["result"]["chats"] = chats
+        found.append(record)
+    entry = resolved("quality", scale_name="local", models=["small"], variants=variants)
+    values = made(entry, fidelity=saved(tmp_path, found)).values
+    line = values[values["row"] == "difference"].iloc[0]
+    # Less than the error of either, which is that of chats as unlike as these.
+    assert line["kl_difference"] == pytest.approx(0.04) and 0 < line["kl_difference_stderr"] < 0.06
+    chats["positions"] = [10, 20, 30, 39]
+    assert "difference" not in set(made(entry, fidelity=saved(tmp_path, found)).values["row"])
+
+
 def panel(tmp_path, found):
     entry = resolved(
         "panel", scale_name="local", models=["small"], variants=VARIANTS, tasks=["arc-easy"], cards=["model_cards"]

@@ -1,5 +1,7 @@
 """Tables and figures of the shipped reference run have the numbers that they had."""
 
+import csv
+import io
 import json
 import lzma
 from pathlib import Path
@@ -14,6 +16,7 @@ from pipeline.run.reference.redraw import REDRAWN, redraw
 
 # The list of artifacts is another, and the demo's records were measured anew.
 CHANGED = {"tables/contents.csv", "tables/demo.csv", "tables/demo_quality.csv"}
+GONE = {"roofline_speedup_limit", "fraction_of_roofline"}  # columns
 KEPT = json.loads(lzma.decompress(kit.DATA.read_bytes()))["csv"]
 
 
@@ -30,9 +33,15 @@ def redrawn(tmp_path_factory):
         return {str(file.relative_to(place)): file.read_bytes().decode() for file in place.rglob("*.csv")}
 
 
+def lines(text):
+    """The lines of a CSV without the columns that are gone."""
+    return [{name: cell for name, cell in row.items() if name not in GONE} for row in csv.DictReader(io.StringIO(text))]
+
+
 def test_numbers_are_those_of_before(redrawn):
-    """Columns may come and go; of those that both have, every cell is equal."""
     names = (KEPT.keys() & redrawn.keys()) - CHANGED
     assert len(names) >= 30
-    verdicts = {name: kit.compared(KEPT[name], redrawn[name], kit.tables) for name in names}
-    assert {name: verdict for name, verdict in verdicts.items() if verdict.startswith("differs")} == {}
+    differing = {
+        name: kit.tables(KEPT[name], redrawn[name]) for name in names if lines(KEPT[name]) != lines(redrawn[name])
+    }
+    assert differing == {}

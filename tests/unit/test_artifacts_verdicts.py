@@ -53,6 +53,30 @@ def test_the_table_of_verdicts(value, stderr, expected):
     assert found.verdict == (SAME if expected == AGREES else expected) and found.measured.other == OTHER_MODEL
 
 
+@pytest.mark.parametrize(
+    ("value", "stderr", "expected"),
+    [
+        (0.12, 0.5, AGREES),  # at most 0.125 stated: no benchmark has smaller errors
+        (0.2, 0.02, SAME),  # clearly above the stated, clearly below twice
+        (0.12, 0.8, UNDECIDED),  # a loss of 1.6 points would not be seen
+        (2.9, 0.5, CONTRADICTS),
+    ],
+)
+def test_a_small_loss_is_at_most_twice_the_stated_one(value, stderr, expected):
+    rows = [made_row("a", x=70.0, x_stderr=stderr), made_row("b", x=70.0 - value, x_stderr=0.0)]
+    assert verdict(rows, gap(loss=0.125)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [((0.5, 0.7, 0.69), AGREES), ((0.5, 0.8, 0.7), CONTRADICTS), ((0.6, 0.6, 0.6), UNDECIDED), ((0.5,), UNMEASURED)],
+)
+def test_what_rises_has_to_rise_by_its_error(values, expected):
+    made = made_claim("rises", stated=[0, None], direction=[-0.05, None])
+    made["rises"]["along"] = "n"
+    assert verdict([made_row(x=x, x_stderr=0.01, n=float(n)) for n, x in enumerate(values)], made) == expected
+
+
 H100 = {"conditions": "4 × NVIDIA H100 80GB HBM3, vLLM 1"}
 
 
