@@ -146,7 +146,11 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
     made = run([*stage("teacher_states", words), "--layers", "5", "2", "3"])
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
-    assert losses(tmp_path / "stored" / "log.csv") == losses(tmp_path / "online" / "log.csv")
+    stored, online = (
+        [float(row.split()[1]) for row in losses(tmp_path / folder / "log.csv")] for folder in ("stored", "online")
+    )
+    # A row stands at another place of its batch, and on some processors a product rounds by that: 2^-8 in bfloat16, 2^-24 else.
+    assert stored == pytest.approx(online, rel=2**-8 if recipe.get("dtype") == "bfloat16" else 16 * 2**-24)
 
 
 def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finished, tmp_path):

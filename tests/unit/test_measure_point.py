@@ -246,7 +246,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_room_for_the_weights_is_a_record(tmp_path, kind):
-    model, asked = subject(tmp_path / "m", spec=SPEC, kv_cache="fp8"), point(kind, memory_gib=1e-4, **KINDS[kind])
+    model, asked = subject(tmp_path / "m", spec=SPEC), point(kind, memory_gib=1e-4, **KINDS[kind])
     record = measure(model, asked, tmp_path / "work")
     assert (record["measure"], record["status"], record["result"]) == (kind, "oom", None)
     assert record["reason"].startswith("the weights take") and headline(record).startswith("OOM, the weights")

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.published import LLAMA_8B, TINY, random_like, tensors, write
 from transformers import AutoModel, AutoModelForCausalLM
 
+from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.checkpoint import _dispatch
@@ -153,7 +154,7 @@ def test_load_base_and_any(architecture, tiny_teacher, tmp_path, tokens):
         model = load(tmp_path / "base", torch.float32)
         assert type(model) is type(teacher) and not model.training
         assert torch.equal(model(tokens).logits, teacher(tokens).logits)
-    assert load_base(tmp_path / "base").dtype == torch.bfloat16
+    assert load_base(tmp_path / "base").dtype == compute_dtype()
     with pytest.raises(UserError, match=f"config.json is of a '{architecture}' model"):
         load_swiftkv(tmp_path / "base")
 
