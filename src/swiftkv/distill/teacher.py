@@ -101,7 +101,7 @@ class Teacher:
 
 
 def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
-    """Run the teacher over all packed rows and write its states, those of a training with "online" but for the rounding of products.
+    """Run the teacher over all packed rows and write its states: those of "online", but for the rounding of products.
 
     Args:
         model: folder of the ordinary checkpoint.
