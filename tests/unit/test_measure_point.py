@@ -252,7 +252,7 @@ def test_no_room_for_the_weights_is_a_record(tmp_path, kind):
     assert record["reason"].startswith("the weights take") and headline(record).startswith("OOM, the weights")
     settings = record["settings"]
     assert (settings["point"], settings["memory_gib"], settings["command"]) == ("a-point", 1e-4, None)
-    assert settings["kv_cache_scales"] == "one a tensor" and settings["merge_all_layers"] is False
+    assert settings["kv_cache_scales"] is None and settings["merge_all_layers"] is False
     assert record["spec"]["kv_cache_reduction"] == 0.25 and record["model"]["name"] == "tiny"
     limits = ("request_speedup_limit", "prefill_speedup_limit", "capacity_limit")
     assert all(record["cost"][name] > 1 for name in limits)
