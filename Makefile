@@ -68,7 +68,7 @@ bench: .venv/.ready  ## paired performance measurements; nothing else should run
 	$(ACTIVATE) && python performance/bench.py training --output results/bench/training.json
 	$(ACTIVATE) && python performance/bench.py serving --output results/bench/serving.json
 
-lint: .venv/.ready  ## style of Python and Snakemake files, and types of src/
+lint: .venv/.ready  ## style of Python and Snakemake files, and types
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && pyrefly check
 	$(ACTIVATE) && snakemake --profile profiles/smoke --lint
 

@@ -149,8 +149,15 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
     stored, online = (
         [float(row.split()[1]) for row in losses(tmp_path / folder / "log.csv")] for folder in ("stored", "online")
     )
-    # A row stands at another place of its batch, and on some processors a product rounds by that: 2^-8 in bfloat16, 2^-24 else.
-    assert stored == pytest.approx(online, rel=2**-8 if recipe.get("dtype") == "bfloat16" else 16 * 2**-24)
+    model, ids = load_any(inputs / "model", torch.float32), torch.arange(128).view(2, 64)
+    with torch.no_grad():
+        place_counts = not torch.equal(model(ids.flip(0)).logits.flip(0), model(ids).logits)
+    if (
+        place_counts
+    ):  # a processor with AVX2 rounds a row by its place in the micro-batch: 2^-24 an operation, 2^-8 in bfloat16
+        assert stored == pytest.approx(online, rel=2**-8 if recipe.get("dtype") == "bfloat16" else 16 * 2**-24)
+    else:
+        assert stored == online
 
 
 def test_auto_computes_in_float32_on_a_processor_without_bfloat16(inputs, finished, tmp_path):

@@ -245,14 +245,15 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_room_for_the_weights_is_a_record(tmp_path, kind):
-    model, asked = subject(tmp_path / "m", spec=SPEC), point(kind, memory_gib=1e-4, **KINDS[kind])
+def test_no_room_for_the_weights_is_a_record(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr("pipeline.measure.run.require_fp8_cache", lambda *_: None)  # no engine starts here
+    model, asked = subject(tmp_path / "m", spec=SPEC, kv_cache="fp8"), point(kind, memory_gib=1e-4, **KINDS[kind])
     record = measure(model, asked, tmp_path / "work")
     assert (record["measure"], record["status"], record["result"]) == (kind, "oom", None)
     assert record["reason"].startswith("the weights take") and headline(record).startswith("OOM, the weights")
     settings = record["settings"]
     assert (settings["point"], settings["memory_gib"], settings["command"]) == ("a-point", 1e-4, None)
-    assert settings["kv_cache_scales"] is None and settings["merge_all_layers"] is False
+    assert settings["kv_cache_scales"] == "one a tensor" and settings["merge_all_layers"] is False
     assert record["spec"]["kv_cache_reduction"] == 0.25 and record["model"]["name"] == "tiny"
     limits = ("request_speedup_limit", "prefill_speedup_limit", "capacity_limit")
     assert all(record["cost"][name] > 1 for name in limits)
