@@ -3,10 +3,10 @@
     python tests/serve/generate.py cases.json answers.json
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
-arguments of `run`, or of `sample` if they name "settings"}, ...], "skip_check": bool, "connector": name to allow,
+arguments of `run`, or of `sample` if they name "settings"}, ...], "skip_check": bool,
 "sleeping_platform": pretend to be on one that has vLLM's sleep mode, "reads_on_host": pretend that attention reads on the
-host where rows start}. Its answer is {"error": sentence} if the
-engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
+host where rows start}. Its answer is {"error": sentence} if the engine did not start, else what `report` and `run` return.
+Runs of a case share the engine and its prefix cache.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -67,11 +66,8 @@ def note_steps(llm: LLM) -> None:
 
 def answer(case: dict) -> dict:
     """One case from start to stop of its engine."""
-    start = time.monotonic()
     gc.freeze()  # each of vLLM's collections would look at all that its libraries hold
     check = None
-    if case.get("connector"):
-        refusals.CONNECTORS.add(case["connector"])
     if case.get("reads_on_host"):
         refusals.DEVICE_STARTS.remove("CPUAttentionBackend")
     if case.get("sleeping_platform"):
@@ -98,7 +94,6 @@ def answer(case: dict) -> dict:
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
-    result["seconds"] = time.monotonic() - start
     return result
 
 
