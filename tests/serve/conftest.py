@@ -15,7 +15,7 @@ from tests.conftest import tiny_teacher
 
 from pipeline.sources import resolve_model
 from pipeline.sources.chats import draw_heldout
-from swiftkv.models import load_any, load_base, rewire, save_swiftkv
+from swiftkv.models import load_any, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 if importlib.util.find_spec("vllm") is None:
@@ -39,14 +39,6 @@ ENGINE_SECONDS = 900
 def smollm2(tmp_path_factory) -> Path:
     """The packaged SmolLM2-135M-Instruct as a plain checkpoint."""
     return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "model")["path"])
-
-
-@pytest.fixture(scope="session")
-def smollm2_swiftkv(smollm2, tokenizer, tmp_path_factory) -> Path:
-    """SmolLM2 rewired at l = 14 of 30, before training."""
-    folder = tmp_path_factory.mktemp("smollm2") / "swiftkv"
-    save_swiftkv(rewire(load_base(smollm2, torch.float32), SwiftKVSpec(30, 14)), folder, tokenizer=tokenizer)
-    return folder
 
 
 @pytest.fixture(scope="session")

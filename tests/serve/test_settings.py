@@ -35,22 +35,16 @@ FLASHINFER = backend("FlashInferBackend", "FLASHINFER")
 AITER = backend("AiterFlashAttentionBackend", "FLASH_ATTN")  # as vLLM calls it
 TRITON = backend("TritonAttentionBackend", "TRITON_ATTN")
 REFUSED = {
-    "a backend that attends where it writes": (
-        {"attends_with": backend(attends=True)}, "cannot fill a cache", "--attention-backend"
-    ),
-    "graphs of any batch": ({"graphs": "FULL"}, "cudagraph_mode FULL,", "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
-    "drafts with FlashInfer": (
-        {"drafter": "ngram", "attends_with": FLASHINFER}, "backend FLASHINFER", "--attention-backend FLASH_ATTN"
-    ),
+    "a backend that attends where it writes": ({"attends_with": backend(attends=True)}, "--attention-backend"),
+    "graphs of any batch": ({"graphs": "FULL"}, "cudagraph_mode FULL,"),
+    "drafts with FlashInfer": ({"drafter": "ngram", "attends_with": FLASHINFER}, "backend FLASHINFER"),
     "drafts with AITER": ({"drafter": "suffix", "attends_with": AITER}, "TRITON_ATTN"),
-}  # fmt: skip
+}
 LET_THROUGH = {
     "defaults": {},
     "graphs of decoding": {"graphs": "FULL_DECODE_ONLY"},
-    "no graphs": {"graphs": "NONE"},
     "graphs of any batch at full depth": {"graphs": "FULL", "fast": False},
     "FlashInfer": {"attends_with": FLASHINFER},
-    "drafts": {"drafter": "ngram"},
     "drafts with Triton": {"drafter": "ngram_gpu", "attends_with": TRITON},
     "drafts with FlashInfer at full depth": {"drafter": "draft_model", "attends_with": FLASHINFER, "fast": False},
 }
@@ -58,9 +52,8 @@ LET_THROUGH = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_settled_settings_that_give_wrong_tokens_are_refused(name):
-    settings, *words = REFUSED[name]
-    sentence = refused(**settings)
-    assert sentence is not None and all(word in sentence for word in words), sentence
+    settings, word = REFUSED[name]
+    assert word in (refused(**settings) or "nothing")
 
 
 @pytest.mark.parametrize("name", LET_THROUGH)
@@ -68,13 +61,10 @@ def test_others_are_let_through(name):
     assert refused(**LET_THROUGH[name]) is None
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_breakable_graphs_are_refused_where_there_are_graphs(monkeypatch, fast):
+def test_breakable_graphs_are_refused_where_there_are_graphs(monkeypatch):
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
-    assert "VLLM_USE_BREAKABLE_CUDAGRAPH=0" in refused(fast=fast)
-    assert refused(graphs="NONE", fast=fast) is None
-    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "0")
-    assert refused(fast=fast) is None
+    assert "VLLM_USE_BREAKABLE_CUDAGRAPH=0" in refused(fast=False)
+    assert refused(graphs="NONE") is None
 
 
 @pytest.mark.parametrize("asked", [{"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [[1, 2]]}])
