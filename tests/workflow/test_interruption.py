@@ -26,14 +26,6 @@ def scale(tmp_path_factory):
     return folder
 
 
-def command(scale, *arguments):
-    """Words after `snakemake` that train the smoke model's swiftkv-50 variant."""
-    return [
-        "--cores", "1", "--configfile", scale / "override.yaml", "--rerun-incomplete",
-        "--rerun-triggers", "params", "input", "mtime", "--nolock", *arguments, "--", checkpoint(scale), loss_log(scale),
-    ]  # fmt: skip
-
-
 def checkpoint(scale):
     return scale / "results/checkpoints/tiny-random/swiftkv-50"
 
@@ -42,8 +34,12 @@ def loss_log(scale):
     return scale / "results/training/tiny-random/swiftkv-50.csv"
 
 
-def train(scale):
-    return run(SNAKEMAKE, *command(scale))
+def command(scale, *arguments):
+    """Words after `snakemake` that train the smoke model's swiftkv-50 variant."""
+    return [
+        "--cores", "1", "--configfile", scale / "override.yaml", "--rerun-incomplete",
+        "--rerun-triggers", "params", "input", "mtime", "--nolock", *arguments, "--", checkpoint(scale), loss_log(scale),
+    ]  # fmt: skip
 
 
 def plan(scale, *arguments):
@@ -71,7 +67,7 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     assert not checkpoint(scale).exists() and not (scale / "results/training").exists()
 
     # The same command goes on from that state.
-    again = train(scale)
+    again = run(SNAKEMAKE, *command(scale))
     assert again.returncode == 0, again.stderr
     assert "continuing after step" in again.stderr + again.stdout
     with loss_log(scale).open() as file:
@@ -94,6 +90,6 @@ def test_killed_training_goes_on_and_a_touched_source_changes_nothing(scale):
     weights = checkpoint(scale) / "model.safetensors"
     before = weights.read_bytes()
     loss_log(scale).unlink()
-    saved = train(scale)
+    saved = run(SNAKEMAKE, *command(scale))
     assert saved.returncode == 0 and f"continuing after step {STEPS} of {STEPS}" in saved.stderr + saved.stdout
     assert weights.read_bytes() == before
