@@ -9,8 +9,12 @@ from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.thorough
 
-ENGINE = {"max_num_batched_tokens": 2048, "enable_prefix_caching": True, "block_size": 32}
-ALSO = {"enable_prompt_embeds": True}
+ENGINE = {
+    "max_num_batched_tokens": 2048,
+    "enable_prefix_caching": True,
+    "block_size": 32,
+    "enable_prompt_embeds": True,
+}
 FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
 PARTS = {"max_num_batched_tokens": 64, "block_size": 32}
 OBJECT = {
@@ -71,26 +75,17 @@ def answers(engines, folder, few, heads, checkpoint, eight):
         {"prompts": eight[4:], "settings": settings, "embedded": name == "embedded"}
         for name, settings in SETTINGS.items()
     ]
+    # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
+    scarce = PARTS | {"num_gpu_blocks_override": 20}
+    long = {"prompts": [max(eight, key=len)], "max_tokens": 8}
     cases = {
-        "fast": {"model": folder, "engine": ENGINE | ALSO, "runs": runs},
-        "full depth": {"model": folder, "engine": ENGINE | ALSO | FULL_DEPTH, "runs": runs},
-        # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
-        "preempted": {
-            "model": folder,
-            "engine": PARTS | {"num_gpu_blocks_override": 20},
-            "runs": [{"prompts": eight, "max_tokens": 24}, {"prompts": [max(eight, key=len)], "max_tokens": 8}],
-        },
-        "draft model": {
-            "model": few,
-            "engine": PARTS | FULL_DEPTH | {"speculative_config": draft},
-            "runs": [{"prompts": eight}],
-        },
-        "Medusa": {
-            "model": few,
-            "engine": PARTS | {"speculative_config": medusa},
-            "runs": [{"prompts": eight, "max_tokens": 24}],
-        },
+        "fast": (folder, ENGINE, runs),
+        "full depth": (folder, ENGINE | FULL_DEPTH, runs),
+        "preempted": (folder, scarce, [{"prompts": eight, "max_tokens": 24}, long]),
+        "draft model": (few, PARTS | FULL_DEPTH | {"speculative_config": draft}, [{"prompts": eight}]),
+        "Medusa": (few, PARTS | {"speculative_config": medusa}, [{"prompts": eight, "max_tokens": 24}]),
     }
+    cases = {name: dict(zip(("model", "engine", "runs"), case, strict=True)) for name, case in cases.items()}
     return dict(zip(cases, engines(list(cases.values())), strict=True))
 
 

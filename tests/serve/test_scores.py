@@ -65,12 +65,12 @@ def requests(prompts, tokenizer) -> list[tuple[str, dict]]:
     return found
 
 
-def test_both_back_ends_answer_and_score_alike(checkpoint, requests, tmp_path):
+def test_both_back_ends_answer_alike(checkpoint, requests, tmp_path):
     folder = checkpoint("llama", 4, 4, answers=60)  # few tokens, 17 of them special
-    file = folder / "generation_config.json"
-    file.write_text(json.dumps((read_json(file) if file.exists() else {}) | {"repetition_penalty": 1.3}))
-    job = {"folder": str(folder), "tokenizer": str(folder), "engine": ENGINE, "penalty": repetition_penalty(folder)}
-    (tmp_path / "job.json").write_text(json.dumps(job | {"requests": requests, "task": ARC}))
+    generation = folder / "generation_config.json"
+    generation.write_text(json.dumps(read_json(generation) | {"repetition_penalty": 1.3}))
+    job = {"folder": str(folder), "engine": ENGINE, "penalty": repetition_penalty(folder), "requests": requests}
+    (tmp_path / "job.json").write_text(json.dumps(job))
     environment = engine_environment(tmp_path) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [sys.executable, Path(__file__).with_name("score.py"), tmp_path / "job.json", tmp_path / "answers.json"]
     with (tmp_path / "log").open("w") as log:
@@ -80,12 +80,9 @@ def test_both_back_ends_answer_and_score_alike(checkpoint, requests, tmp_path):
     assert vllm["fast_prefill"]
 
     lm = CachedLM(load_any(folder, torch.float32), AutoTokenizer.from_pretrained(folder), batch_size=4)
-    instances = [Instance("generate_until", {}, request, i) for i, request in enumerate(requests)]
+    instances = [Instance("generate_until", {}, request, number) for number, request in enumerate(requests)]
     texts = lm.generate_until(instances, disable_tqdm=True)
     assert vllm["texts"] == texts and len(set(texts)) > 10
-    result, settings = run_benchmark(lm, questions(ARC, 3)[0], ARC)
-    assert vllm["result"] == result
-    assert {key for key in settings if vllm["settings"][key] != settings[key]} == {"batch_size"}
     lm.tokenizer.chat_template += "{{ strftime_now('%d %b %Y') }}"  # as Llama-3.2's does
     assert vllm["templated"] == lm.apply_chat_template([{"role": "user", "content": "Hello"}])
     assert lm.max_gen_toks == MAX_GEN_TOKS

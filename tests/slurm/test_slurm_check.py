@@ -22,16 +22,6 @@ def test_a_fault_is_named(cluster, job, words):
     assert all(word in found for word in words), found
 
 
-def test_nodes_that_are_down_are_waited_for(cluster):
-    nodes = f"nodename={','.join(cluster.nodes)}"
-    run("scontrol", "update", nodes, "state=drain", "reason=test")
-    try:
-        verdict = slurm.verdict(requests(("distill", GPU_JOB)))
-    finally:
-        run("scontrol", "update", nodes, "state=resume")
-    assert not verdict.refused and len(verdict.waiting) == 1
-
-
 def test_a_job_of_an_earlier_controller_is_named(cluster, tmp_path):
     assert slurm.earlier_jobs(tmp_path)
     comment = "rule_distill_wildcards_llama-3.1-8b_swiftkv-50"
