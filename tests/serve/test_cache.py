@@ -28,7 +28,7 @@ except Unsupported:  # vLLM has no such kernel for this processor
 
 @pytest.fixture(scope="module")
 def answers(engines, checkpoint, eight):
-    run = {"prompts": eight, "max_tokens": 1, "only": [300]}
+    run = {"prompts": eight, "max_tokens": 1, "allowed_token_ids": [300]}
     cases = [
         {
             "model": checkpoint("llama", layers, group, **({"kv_heads": 1} if "1 of 4 heads" in name else {})),

@@ -90,7 +90,7 @@ def answers(engines, folders, plain, prompts, eight):
         cases[name]["engine"] = {"dtype": "bfloat16"}  # what the kernels are made for
     for name, kind in CALIBRATED.items():
         cases[name]["engine"] = {"dtype": "bfloat16", "kv_cache_dtype": kind}
-        cases[name]["runs"][0]["only"] = [300]  # one token, the same for all
+        cases[name]["runs"][0]["allowed_token_ids"] = [300]  # one token, the same for all
     cases["dummy"] = {"model": plain, "engine": {"load_format": "dummy"}, "runs": [{"prompts": eight[:1]}]}
     return dict(zip(cases, engines(list(cases.values())), strict=True))
 
