@@ -56,7 +56,7 @@ UTILS, GRAPH = "v1/attention/backends/utils.py", "compilation/cuda_graph.py"
 REVERSED = "for layer_name in reversed(attn_layers)"
 ROWS = "logits_indices_padded=buf[:num_logits_padded], num_logits_indices=num_logits"
 LLAMA = "self, vllm_config: VllmConfig, prefix: str"
-OTHERS = "self, config: {}Config, cache_config: CacheConfig | None=None, quant_config: QuantizationConfig | None=None, prefix: str"
+OTHERS = "self, config: {}Config, cache_config: CacheConfig | None=None, quant_config: QuantizationConfig | None=None, "
 FACTS = (
     # The last unbroken run of layers that share caches may skip rows, in the order they are made.
     Fact(f"{WORKER}/gpu_model_runner.py", "maybe_add_kv_sharing_layers_to_kv_cache_groups", REVERSED),
@@ -94,7 +94,7 @@ FACTS = (
         Fact(
             f"model_executor/models/{module}.py",
             f"{name}.__init__",
-            LLAMA if module == "llama" else OTHERS.format(row.classes),
+            LLAMA if module == "llama" else f"{OTHERS.format(row.classes)}prefix: str",
         )
         for row in ARCHITECTURES.values()
         for module, name in [row.decoder_layer.split(".")]
