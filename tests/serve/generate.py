@@ -128,7 +128,6 @@ def run(
         llm: the engine.
         prompts: token ids.
         max_tokens: tokens of an answer.
-        forget: empty the engine's own prefix cache before.
         embedded: give the prompts as embeddings.
         settings: of vLLM's sampling; "structured" by a grammar, or "beam_width".
 
@@ -137,8 +136,6 @@ def run(
         prefix cache had; log-probabilities of the prompt's tokens; numbers of accepted drafts and of preemptions so far;
         steps, see STEPS.
     """
-    if forget:
-        assert llm.reset_prefix_cache()
     given: list = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
     if embedded:
         model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model

@@ -9,12 +9,8 @@ from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.thorough
 
-ENGINE = {
-    "max_num_batched_tokens": 2048,
-    "enable_prefix_caching": True,
-    "block_size": 32,
-    "enable_prompt_embeds": True,
-}
+WHOLE = {"max_num_batched_tokens": 2048, "block_size": 32}
+ENGINE = WHOLE | {"enable_prefix_caching": True, "enable_prompt_embeds": True}
 FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
 PARTS = {"max_num_batched_tokens": 64, "block_size": 32}
 OBJECT = {
@@ -66,7 +62,7 @@ def heads(few, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(engines, folder, few, heads, checkpoint, eight):
+def answers(engines, folder, few, heads, checkpoint, eight, tmp_path_factory):
     # A drafter that starts with the model's own embedding: its guesses are sometimes right.
     drafter = str(checkpoint("llama", None, num_hidden_layers=1, answers=24))
     draft = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 3}
@@ -75,7 +71,16 @@ def answers(engines, folder, few, heads, checkpoint, eight):
     # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
     scarce = PARTS | {"num_gpu_blocks_override": 20}
     long = {"prompts": [max(eight, key=len)], "max_tokens": 8}
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path_factory.mktemp("shared"))},
+    }
+    saving, loading = (
+        {"kv_transfer_config": connector | {"kv_role": f"kv_{role}"}} for role in ("producer", "consumer")
+    )
     cases = {
+        "saving": (folder, WHOLE | saving, [{"prompts": eight}]),
+        "loading": (folder, WHOLE | loading, [{"prompts": eight}]),
         "fast": (folder, ENGINE, runs),
         "full depth": (folder, ENGINE | FULL_DEPTH, runs),
         "preempted": (folder, scarce, [{"prompts": eight, "max_tokens": 24}, long]),
@@ -148,3 +153,11 @@ def test_medusa_reads_the_states_tokens_are_chosen_from(answers, few, eight, com
     compare(few, eight, run)
     again = sum(one == other for tokens in run["tokens"] for one, other in zip(tokens, tokens[1:], strict=False))
     assert run["accepted_drafts"] > again / 2
+
+
+def test_a_prompt_whose_caches_a_connector_restores_equals_huggingface(answers, folder, eight, compare):
+    (saved,), (loaded,) = (answers[name]["runs"] for name in ("saving", "loading"))
+    compare(folder, eight, saved)
+    compare(folder, eight, loaded)
+    assert not any(saved["cached"])
+    assert loaded["cached"] == [(len(prompt) - 1) // 32 * 32 for prompt in eight]

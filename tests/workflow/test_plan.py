@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 from collections import Counter
 
 import pytest
@@ -134,6 +135,16 @@ def test_the_whole_paper_plans_every_measurement_once():
         "similarity": 6, "moments": 1, "dummy_checkpoint": 4, "measure": 174, "table": 33,
         "figure": 15, "report_page": 1, "fetch_checkpoint": 1, "early_exit": 1,
     }  # fmt: skip
+
+
+def test_no_command_splits_a_path_of_results_with_a_space(tmp_path):
+    file = tmp_path / "places.yaml"
+    file.write_text("pathvars: {results: my results, logs: my results/logs, benchmarks: my results/benchmarks}\n")
+    files = ["--configfile", "profiles/smoke/override.yaml", file]
+    printed = snakemake("--profile", "profiles/smoke", "--dry-run", "--printshellcmds", *files).stdout
+    shells = re.findall(r"^Shell command: ?(.*?)(?=\n\n|\n\S)", printed, re.MULTILINE | re.DOTALL)
+    assert len(shells) > 20
+    assert not [word for shell in shells for word in shlex.split(shell) if word == "my" or word.startswith("results/")]
 
 
 def test_several_nodes_need_a_cluster():
