@@ -3,14 +3,14 @@
     python tests/serve/generate.py cases.json answers.json
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
-arguments of `run`}, ...], "skip_check": bool,
-"sleeping_platform": pretend to be on one that has vLLM's sleep mode, "reads_on_host": pretend that attention reads on the
-host where rows start}. Its answer is {"error": sentence} if the engine did not start, else what `report` and `run` return.
-Runs of a case share the engine and its prefix cache.
+arguments of `run`}, ...], "pretend": that its tensors were "checked", that this is a "sleeping platform", which has vLLM's
+sleep mode, or that attention "reads on host" where rows start}. Its answer is {"error": sentence} if the engine did not
+start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -18,6 +18,7 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 # The engine in this process: its model can be looked into, and its errors arrive as they are.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -68,22 +69,17 @@ def note_steps(llm: LLM) -> None:
 def answer(case: dict) -> dict:
     """One case from start to stop of its engine."""
     gc.freeze()  # each of vLLM's collections would look at all that its libraries hold
-    check = None
-    if case.get("reads_on_host"):
-        refusals.DEVICE_STARTS.remove("CPUAttentionBackend")
-    if case.get("sleeping_platform"):
-        type(current_platform).is_sleep_mode_available = lambda self: True
-    if case.get("skip_check"):
-        check, hook.check_tensors = hook.check_tensors, lambda path, config: None
+    pretended = {
+        "checked": patch.object(hook, "check_tensors", lambda path, config: None),
+        "sleeping platform": patch.object(type(current_platform), "is_sleep_mode_available", lambda self: True),
+        "reads on host": patch.object(refusals, "DEVICE_STARTS", set()),
+    }
     try:
-        llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
+        with pretended.get(case.get("pretend"), contextlib.nullcontext()):
+            llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
-    finally:
-        if check is not None:
-            hook.check_tensors = check
-        refusals.DEVICE_STARTS.add("CPUAttentionBackend")
     note_steps(llm)
     try:
         result = report(llm)
@@ -103,7 +99,6 @@ def report(llm: LLM) -> dict:
         "fast_prefill": config.cache_config.kv_sharing_fast_prefill,
         "kv_cache_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
         "reported_tokens": config.cache_config.kv_cache_size_tokens,
-        "block_size": config.cache_config.block_size,
         "compilation": config.compilation_config.mode.name,
     }
     if config.parallel_config.world_size == 1 and hasattr(llm.llm_engine, "model_executor"):

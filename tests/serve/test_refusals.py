@@ -12,15 +12,10 @@ K10 = "model.layers.10.self_attn.k_proj_swiftkv.weight"
 UNKNOWN = "model.layers.11.self_attn.k_proj_swiftkv.weight"
 
 
-def checkpoint_with(tensors=None, skip_check=False, of=None, engine=None, **config):
-    """A case of a changed copy: of the good checkpoint, or of another one beside it.
+def checkpoint_with(tensors=None, pretend=None, of=None, engine=None, **config):
+    """A case of a copy with a changed config.json, and with weights that `tensors(dictionary)` changes.
 
-    Args:
-        tensors: function that changes a dictionary of the weights.
-        skip_check: leave the fault to the reading of weights.
-        of: name of the other checkpoint.
-        engine: settings of vLLM.
-        config: changes of config.json.
+    It is a copy of the good checkpoint, or of another one beside it, by name.
     """
 
     def make(folder, to):
@@ -31,14 +26,14 @@ def checkpoint_with(tensors=None, skip_check=False, of=None, engine=None, **conf
             weights = load_file(to / "model.safetensors")
             tensors(weights)
             save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
-        return {"model": to, "skip_check": skip_check, "engine": engine or {}}
+        return {"model": to, "pretend": pretend, "engine": engine or {}}
 
     return make
 
 
-def settings(pretending=None, **engine):
-    """A case of the good checkpoint with other settings of vLLM, and something that `generate.py` pretends."""
-    return lambda folder, to: {"model": folder, "engine": engine} | ({pretending: True} if pretending else {})
+def settings(pretend=None, **engine):
+    """A case of the good checkpoint with other settings of vLLM."""
+    return lambda folder, to: {"model": folder, "pretend": pretend, "engine": engine}
 
 
 def transferring(connector, **more):
@@ -91,9 +86,9 @@ OWN, NIXL = {"swiftkv_own_key_values": True, "key_value_group_size": 1}, "NixlCo
 EXPECTED = {
     "no tensor": (checkpoint_with(lambda weights: weights.pop(K10)), K10),
     "misshapen tensor": (checkpoint_with(misshape), K10, "[96, 64]", "[128, 64]"),
-    "misshapen tensor while reading": (checkpoint_with(misshape, True), K10, "[96, 64]", "[128, 64]"),
+    "misshapen tensor while reading": (checkpoint_with(misshape, "checked"), K10, "[96, 64]", "[128, 64]"),
     "unknown tensor": (checkpoint_with(add_unknown), UNKNOWN),
-    "unknown tensor while reading": (checkpoint_with(add_unknown, True), UNKNOWN),
+    "unknown tensor while reading": (checkpoint_with(add_unknown, "checked"), UNKNOWN),
     "wrong group size": (checkpoint_with(key_value_group_size=5), "k_proj_swiftkv", "key_value_group_size 5"),
     "impossible group size": (checkpoint_with(key_value_group_size=11), "key_value_group_size is 11"),
     "wrong l": (checkpoint_with(num_key_value_layers=12), "_swiftkv", "num_key_value_layers 12"),
@@ -127,7 +122,7 @@ EXPECTED = {
     ),
     "connector and own keys": (checkpoint_with(engine=transferring(NIXL), **OWN), "swiftkv_own_key_values", NIXL),
     "full depth and own keys": (checkpoint_with(engine=FULL, **OWN), "swiftkv_own_key_values", "original model"),
-    "sleep mode": (settings("sleeping_platform", enable_sleep_mode=True), "--enable-sleep-mode"),
+    "sleep mode": (settings("sleeping platform", enable_sleep_mode=True), "--enable-sleep-mode"),
     "windows in some layers": (checkpoint_with(of="windows"), "sliding window in some layers"),
     "more heads": (checkpoint_with(swiftkv_num_key_value_heads=8), "swiftkv_num_key_value_heads 8"),
     "qwen2 with a head size of its own": (
@@ -136,7 +131,7 @@ EXPECTED = {
     "latent attention": (checkpoint_with(of="latent", engine={"max_model_len": 64}), "'deepseek_v2' cannot be served"),
     # Last: n-grams bring llvmlite, which vLLM's CPU build stumbles over as it starts another engine in the process.
     "drafts before a backend that reads on the host": (
-        settings("reads_on_host", speculative_config={"method": "ngram", "num_speculative_tokens": 2}), "CPU_ATTN"
+        settings("reads on host", speculative_config={"method": "ngram", "num_speculative_tokens": 2}), "CPU_ATTN"
     ),
 }  # fmt: skip
 
