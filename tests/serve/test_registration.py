@@ -3,11 +3,9 @@
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from swiftkv.serve import check_version
 from swiftkv.serve.features import Feature
 
 UNTOUCHED = """
@@ -80,18 +78,6 @@ del utils.KVSharingFastPrefillMetadata
 check_version("0.26.1")  # among the tested ones
 check_version("0.40.0")
 """
-
-
-@pytest.mark.parametrize("version", ["0.26.1", "0.29.0", "0.32.0+cpu"])
-def test_tested_versions_are_not_warned_of(version, monkeypatch):
-    warned = []
-    logger = SimpleNamespace(warning_once=lambda *words: warned.append(words))
-    monkeypatch.setattr("vllm.logger.init_logger", lambda name: logger)
-    monkeypatch.setattr("swiftkv.serve.features.absent_feature", lambda: None)
-    check_version(version)
-    assert not warned
-    check_version("0.33.0")
-    assert warned  # such a warning would have been seen
 
 
 def test_a_release_that_was_not_tested_is_warned_of_and_one_that_lacks_something_refused_by_name():

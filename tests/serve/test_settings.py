@@ -1,15 +1,13 @@
-"""What the plugin says of settings when vLLM has settled them, and of requests; no engine runs."""
+"""Settings that vLLM settles late are refused where they give wrong tokens; no engine runs."""
 
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from vllm import SamplingParams
 from vllm.config import CUDAGraphMode
 
 from swiftkv.errors import UserError
-from swiftkv.serve.prompt_logprobs import PromptLogprobsGuard, refuse_prompt_logprobs
 from swiftkv.serve.refusals import refuse_final
 
 
@@ -65,22 +63,6 @@ def test_breakable_graphs_are_refused_where_there_are_graphs(monkeypatch):
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
     assert "VLLM_USE_BREAKABLE_CUDAGRAPH=0" in refused(fast=False)
     assert refused(graphs="NONE") is None
-
-
-@pytest.mark.parametrize("asked", [{"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [[1, 2]]}])
-def test_requests_for_prompt_tokens_are_refused_while_an_engine_skips_them(asked):
-    if unknown := asked.keys() - SamplingParams.__struct_fields__:
-        pytest.skip(f"this vLLM has no {unknown}")
-    request, engine = SamplingParams(**asked), SimpleNamespaceWithReferences()
-    PromptLogprobsGuard.validate_params(request)
-    refuse_prompt_logprobs(engine)
-    PromptLogprobsGuard.validate_params(SamplingParams())
-    with pytest.raises(ValueError, match="swiftkv_full_depth"):
-        PromptLogprobsGuard.validate_params(request)
-
-
-class SimpleNamespaceWithReferences(SimpleNamespace):
-    """May be referred to weakly, as vLLM's settings."""
 
 
 OTHER_PLUGIN = """

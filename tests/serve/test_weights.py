@@ -63,17 +63,11 @@ class Placed(dict):
     def __init__(self, model, form):
         super().__init__()
         self.loaded = {}
-        kinds = FORMS[form] + OPTIONAL.get(form, [])
         for name in model.state_dict():
             module, _, kind = name.rpartition(".")
-            target = module
-            if module.endswith(("k_proj_swiftkv", "v_proj_swiftkv")):
-                target = "model.caches.kv_proj_swiftkv"
-            for stack, parts in STACKS.items():
-                target = stack if module.removeprefix(stack.rpartition(".")[0] + ".") in parts else target
-            linear = module.endswith(("_proj", "_proj_swiftkv"))
-            for stored in kinds if linear and kind == "weight" else [kind]:
-                self.add(f"{target}.{stored}")
+            linear = kind == "weight" and module.endswith(("_proj", "_proj_swiftkv"))
+            for stored in FORMS[form] + OPTIONAL.get(form, []) if linear else [kind]:
+                self.add(place(f"{module}.{stored}")[0])
 
     def add(self, name, shape=(1,), outputs=None):
         """A parameter; `outputs` is its dimension of them."""
@@ -89,13 +83,13 @@ class Placed(dict):
 
 
 def place(name):
-    """Where a tensor of a linear layer belongs."""
+    """The parameter that a tensor belongs to, and its part of it."""
     module, _, kind = name.rpartition(".")
-    layer, projection = int(module.split(".")[2]), module.rpartition(".")[2]
+    parent, _, projection = module.rpartition(".")
     if projection in ("k_proj_swiftkv", "v_proj_swiftkv"):
-        return f"model.caches.kv_proj_swiftkv.{kind}", CACHES[layer, projection[0]]
+        return f"model.caches.kv_proj_swiftkv.{kind}", CACHES[int(module.split(".")[2]), projection[0]]
     for stack, parts in STACKS.items():
-        if stack.startswith(f"model.layers.{layer}.") and projection in parts:
+        if stack.startswith(f"{parent}.") and projection in parts:
             return f"{stack}.{kind}", parts[projection]
     return name, None
 
