@@ -117,7 +117,7 @@ def checkpoint(tmp_path_factory, tokenizer):
 def engines(tmp_path_factory):
     """Function that runs the cases of `generate.py` in one process, or of another program, and returns their answers."""
 
-    def run(cases: list[dict], program: str = "generate.py", **environment: str) -> list[dict]:
+    def run(cases: list[dict], program: str = "generate.py") -> list[dict]:
         folder = tmp_path_factory.mktemp("engines")
         (folder / "cases.json").write_text(json.dumps([case | {"model": str(case["model"])} for case in cases]))
         with (folder / "log").open("w") as log:
@@ -125,7 +125,7 @@ def engines(tmp_path_factory):
                 [sys.executable, Path(__file__).with_name(program), folder / "cases.json", folder / "answers.json"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=engine_environment(folder) | environment,
+                env=engine_environment(folder),
                 timeout=ENGINE_SECONDS,
             )
         text = (folder / "log").read_text()
@@ -139,7 +139,7 @@ def engines(tmp_path_factory):
 
 
 def engine_environment(folder: Path) -> dict[str, str]:
-    """Environment of a vLLM process: one thread, caches in `folder`, nothing from the network.
+    """Environment of a vLLM process: one thread, on any core, caches in `folder`, nothing from the network.
 
     What vLLM finds out of a model's class, for which it starts a process, is kept beside `folder`, for all.
     """
@@ -151,6 +151,7 @@ def engine_environment(folder: Path) -> dict[str, str]:
     outer = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     return outer | {
         "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
