@@ -162,10 +162,10 @@ def engine_environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def compare(checkpoint):
-    """Function that compares one run of `generate.py` with Hugging Face, see `Reference`."""
+    """Function that compares one run of `generate.py` with Hugging Face, see `reference`."""
     models = {}
 
-    def check(folder: Path, prompts: list[list[int]], run: dict, tolerance: float = 1e-3) -> None:
+    def check(folder: Path, prompts: list[list[int]], run: dict) -> None:
         assert "error" not in run, run["error"]
         if folder not in models:
             models.clear()
@@ -174,7 +174,7 @@ def compare(checkpoint):
             expected, margin, values = reference(models[folder], prompt, tokens)
             assert margin > MARGIN, "the two likeliest tokens are too close to compare; choose other weights"
             assert tokens == expected
-            assert torch.allclose(torch.tensor(logprobs), values, rtol=0, atol=tolerance)
+            assert torch.allclose(torch.tensor(logprobs), values, rtol=0, atol=1e-3)
         # Weights that say the same whatever they are asked would hide mistakes.
         assert len({tuple(tokens) for tokens in run["tokens"]}) > 0.7 * len(prompts)
 
