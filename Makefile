@@ -55,8 +55,8 @@ test-thorough: .venv/.ready  ## the same for every kind of engine, and all that 
 test-slurm: .venv/.ready  ## every rule of the smoke scale on a throw-away SLURM with pretend GPUs
 	$(ACTIVATE) && pytest -m slurm tests/slurm/test_smoke.py tests/slurm/test_slurm_check.py
 
-test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM; the figures go to results/faults.xml
-	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py --junitxml results/faults.xml -o junit_family=xunit1
+test-faults: .venv/.ready  ## what goes wrong on a cluster, done to such a SLURM
+	$(ACTIVATE) && pytest -m slurm tests/slurm/test_faults.py
 
 smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on two cores)
 	$(ACTIVATE) && snakemake --profile profiles/smoke

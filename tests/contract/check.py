@@ -88,7 +88,7 @@ def breaches(sources: Path, version: str, tested: list[Finding]) -> list[str]:
     known = {finding.place for finding in tested}
     found = [str(finding) for finding in findings(sources) if finding.place not in known]
     return found + [
-        f"{fact.runner}, {fact.file}: {fact.function} no longer says `{fact.text}` ({fact.why})"
+        f"{fact.file}: {fact.function} no longer says `{fact.text}`"
         for fact in FACTS
         if fact.applies(version) and not fact.holds(sources)
     ]

@@ -10,27 +10,21 @@ from packaging.version import Version
 
 from swiftkv.architectures import ARCHITECTURES
 
-V1, V2, BOTH = "V1 runner", "V2 runner", "both runners"
-
 
 @dataclass(frozen=True)
 class Fact:
     """A piece of code that a function of vLLM must contain.
 
     Attributes:
-        runner: whose it is.
         file: below `vllm/`.
         function: its name, or Class.name.
         text: of one expression or statement, as `ast.unparse` writes it.
-        why: what the plugin takes from it.
         first, last: releases it is expected in, by their first two numbers; None is no bound.
     """
 
-    runner: str
     file: str
     function: str
     text: str
-    why: str
     first: str | None = None
     last: str | None = None
 
@@ -57,189 +51,52 @@ class Fact:
         return any(self.text in ast.unparse(scope) for scope in scopes)
 
 
-_UTILS, _V1, _V2 = "v1/attention/backends/utils.py", "v1/worker/gpu_model_runner.py", "v1/worker/gpu/attn_utils.py"
-_ATTENTION = "model_executor/layers/attention/attention.py"
-_STATES = "v1/worker/gpu/model_states/__init__.py"
+WORKER, V2, ATTENTION = "v1/worker", "v1/worker/gpu", "model_executor/layers/attention/attention.py"
+UTILS, GRAPH = "v1/attention/backends/utils.py", "compilation/cuda_graph.py"
+REVERSED = "for layer_name in reversed(attn_layers)"
+ROWS = "logits_indices_padded=buf[:num_logits_padded], num_logits_indices=num_logits"
+LLAMA = "self, vllm_config: VllmConfig, prefix: str"
+OTHERS = "self, config: {}Config, cache_config: CacheConfig | None=None, quant_config: QuantizationConfig | None=None, "
 FACTS = (
+    # The last unbroken run of layers that share caches may skip rows, in the order they are made.
+    Fact(f"{WORKER}/gpu_model_runner.py", "maybe_add_kv_sharing_layers_to_kv_cache_groups", REVERSED),
+    Fact(f"{V2}/attn_utils.py", "get_kv_sharing_fast_prefill_eligible_layers", REVERSED, first="0.30"),
+    # Up to 0.29 fast prefill makes vLLM take its first model runner.
+    Fact("config/vllm.py", "VllmConfig", "unsupported.append('KV sharing fast prefill')", last="0.29"),
+    # Indices of rows with logits come padded to a captured size. They are in the metadata of the layers that may skip, whose
+    # attention runs on these rows alone.
+    Fact(f"{WORKER}/gpu_model_runner.py", "_prepare_kv_sharing_fast_prefill", "return logits_indices_padded"),
+    Fact(f"{V2}/attn_utils.py", "FastPrefillHelper.prepare", f"return FastPrefillBatchMetadata({ROWS}", first="0.30"),
     Fact(
-        V1,
-        _V1,
-        "GPUModelRunner.maybe_add_kv_sharing_layers_to_kv_cache_groups",
-        "for layer_name in reversed(attn_layers)",
-        "the last unbroken run of layers that share caches may skip rows, in the order they are made",
+        f"{V2}/attn_utils.py", "build_attn_metadata", "num_logits_indices=fast_prefill.num_logits_indices", first="0.30"
     ),
     Fact(
-        V1,
-        _V1,
-        "GPUModelRunner.initialize_attn_backend",
-        "if layer_name in self.kv_sharing_fast_prefill_eligible_layers",
-        "those layers get the metadata of the rows with logits",
+        UTILS, "create_fast_prefill_custom_backend", "self.num_logits_indices = common_attn_metadata.num_logits_indices"
     ),
+    Fact(UTILS, "make_kv_sharing_fast_prefill_common_attn_metadata", "num_actual_tokens=total_num_decode_tokens"),
+    # In the second runner the model prepares its steps, and what is sampled before a prompt ends is thrown away.
     Fact(
-        V1,
-        _V1,
-        "GPUModelRunner._prepare_kv_sharing_fast_prefill",
-        "return logits_indices_padded",
-        "row indices come padded to a captured size",
+        f"{V2}/model_states/__init__.py", "resolve_model_state_cls", "return model.get_model_state_cls()", first="0.30"
     ),
-    Fact(
-        V1,
-        "v1/worker/gpu_input_batch.py",
-        "InputBatch.refresh_metadata",
-        "logit_proc.update_state(batch_update)",
-        "logits processors learn of the prompts in the batch before each step",
-    ),
-    Fact(
-        V1,
-        _V1,
-        "GPUModelRunner._prepare_inputs",
-        "self.discard_request_mask.np[:num_reqs] = self.optimistic_seq_lens_cpu[:num_reqs].numpy() < num_tokens_np",
-        "what is sampled before a prompt ends is thrown away",
-    ),
-    Fact(
-        V1,
-        _UTILS,
-        "make_kv_sharing_fast_prefill_common_attn_metadata",
-        "seq_lens_cpu_upper_bound=common_attn_metadata.seq_lens_cpu_upper_bound",
-        "metadata of the rows with logits are built from how long requests are after the step",
-    ),
-    Fact(
-        V1,
-        _V1,
-        "GPUModelRunner.propose_draft_token_ids",
-        "hidden_states = sample_hidden_states[indices]",
-        "Medusa reads final states of rows that are sampled from, and no others",
-        last="0.32",
-    ),
-    Fact(
-        V1,
-        _V1,
-        "GPUModelRunner.propose_draft_token_ids",
-        "self.drafter).propose(sampled_token_ids, self.input_batch.num_tokens_no_spec, self.input_batch.token_ids_cpu",
-        "a drafter of one's own is given token ids only",
-    ),
-    Fact(
-        V2,
-        "config/vllm.py",
-        "VllmConfig",
-        "unsupported.append('KV sharing fast prefill')",
-        "vLLM falls back to the V1 runner",
-        last="0.29",
-    ),
-    Fact(
-        V2,
-        _V2,
-        "get_kv_sharing_fast_prefill_eligible_layers",
-        "for layer_name in reversed(attn_layers)",
-        "as in the V1 runner",
-        first="0.30",
-    ),
-    Fact(
-        V2,
-        _V2,
-        "init_attn_backend",
-        "if layer_name in fast_prefill_eligible_layers",
-        "as in the V1 runner",
-        first="0.30",
-    ),
-    Fact(
-        V2,
-        _V2,
-        "FastPrefillHelper.prepare",
-        "return FastPrefillBatchMetadata(logits_indices_padded=buf[:num_logits_padded], num_logits_indices=num_logits",
-        "row indices come padded to a captured size; None where every row runs",
-        first="0.30",
-    ),
-    Fact(
-        V2,
-        _V2,
-        "build_attn_metadata",
-        "num_logits_indices=fast_prefill.num_logits_indices",
-        "the rows of a step are in the attention metadata",
-        first="0.30",
-    ),
-    Fact(
-        V2,
-        _STATES,
-        "resolve_model_state_cls",
-        "return model.get_model_state_cls()",
-        "the model prepares its steps, and knows in which none is sampled from",
-        first="0.30",
-    ),
-    Fact(
-        V2,
-        "v1/worker/gpu/model_runner.py",
-        "GPUModelRunner.execute_model",
-        "attn_metadata = self.model_state.prepare_attn(",
-        "a step's attention metadata come from there",
-        first="0.30",
-    ),
-    Fact(
-        V2,
-        "v1/worker/gpu/input_batch.py",
-        "_get_num_sampled_and_rejected_kernel",
-        "is_chunked_prefilling = seq_len < prefill_len",
-        "what is sampled before a prompt ends is thrown away",
-        first="0.30",
-    ),
-    Fact(
-        BOTH,
-        "compilation/cuda_graph.py",
-        "CUDAGraphWrapper.__call__",
-        "batch_descriptor = forward_context.batch_descriptor",
-        "the upper half's graph is chosen by the descriptor of the forward context",
-    ),
-    Fact(
-        BOTH,
-        "compilation/cuda_graph.py",
-        "CUDAGraphWrapper.__call__",
-        "cudagraph_runtime_mode = forward_context.cudagraph_runtime_mode",
-        "and replayed where the context's mode is piecewise, whatever the step's",
-    ),
-    Fact(
-        BOTH,
-        _UTILS,
-        "create_fast_prefill_custom_backend",
-        "self.num_logits_indices = common_attn_metadata.num_logits_indices",
-        "the rows of a step are in the metadata of the layers that may skip",
-    ),
-    Fact(
-        BOTH,
-        _UTILS,
-        "make_kv_sharing_fast_prefill_common_attn_metadata",
-        "num_actual_tokens=total_num_decode_tokens",
-        "attention of those layers runs on these rows alone",
-    ),
-    Fact(
-        BOTH,
-        _ATTENTION,
-        "Attention.__init__",
-        "kv_sharing_target_layer_name: str | None=None",  # it takes any other keyword too, for its implementation
-        "layers read another one's cache",
-    ),
-    Fact(
-        BOTH,
-        _ATTENTION,
-        "unified_kv_cache_update",
-        "attn_layer.impl.do_kv_cache_update(",
-        "a cache is filled at the slots of the step without attending to it",
-    ),
-    Fact(
-        BOTH,
-        "config/vllm.py",
-        "VllmConfig.try_verify_and_update_config",
-        "cls.verify_and_update_config(self)",
-        "an architecture's settings are checked before an engine starts",
-    ),
+    Fact(f"{V2}/model_runner.py", "execute_model", "attn_metadata = self.model_state.prepare_attn(", first="0.30"),
+    Fact(f"{V2}/input_batch.py", "_get_num_sampled_and_rejected_kernel", "= seq_len < prefill_len", first="0.30"),
+    # The graph of the upper half is chosen by the descriptor and the mode of the forward context.
+    Fact(GRAPH, "CUDAGraphWrapper.__call__", "batch_descriptor = forward_context.batch_descriptor"),
+    Fact(GRAPH, "CUDAGraphWrapper.__call__", "cudagraph_runtime_mode = forward_context.cudagraph_runtime_mode"),
+    # Layers read the cache of another; `Attention` takes any other keyword too, for its implementation. A cache is filled at
+    # the slots of the step without attending to it.
+    Fact(ATTENTION, "Attention.__init__", "kv_sharing_target_layer_name: str | None=None"),
+    Fact(ATTENTION, "unified_kv_cache_update", "attn_layer.impl.do_kv_cache_update("),
+    # An architecture's settings are checked before an engine starts.
+    Fact("config/vllm.py", "VllmConfig.try_verify_and_update_config", "cls.verify_and_update_config(self)"),
+    # Layers below l are vLLM's own.
     *(
-        Fact(BOTH, f"model_executor/models/{module}.py", f"{name}.__init__", f"self, {arguments}", "a layer below l")
+        Fact(
+            f"model_executor/models/{module}.py",
+            f"{name}.__init__",
+            LLAMA if module == "llama" else f"{OTHERS.format(row.classes)}prefix: str",
+        )
         for row in ARCHITECTURES.values()
         for module, name in [row.decoder_layer.split(".")]
-        for arguments in [
-            "vllm_config: VllmConfig, prefix: str"
-            if module == "llama"
-            else f"config: {row.classes}Config, cache_config: CacheConfig | None=None, "
-            "quant_config: QuantizationConfig | None=None, prefix: str"
-        ]
     ),
 )

@@ -2,7 +2,7 @@
 
 import pytest
 from tests.contract.check import breaches, findings, installed, users
-from tests.contract.facts import FACTS, V1, V2, Fact
+from tests.contract.facts import FACTS, Fact
 
 # File below vllm/: what is written otherwise there, and what the sentence must name beside it: the module of this project
 # where it is noticed, or vLLM's function.
@@ -17,8 +17,6 @@ PLANTED = {
         "    logits_count: int | None = None\n\n\ndef",
         "serve/model.py",
     ),
-    "config/cache.py": ("    kv_sharing_fast_prefill: bool", "    kv_fast_prefill: bool", "serve/hook.py"),
-    "compilation/backends.py": ("def set_model_tag(", "def set_tag(", "serve/model.py"),
     "model_executor/models/qwen3.py": ("class Qwen3DecoderLayer(", "class Qwen3Layer(", "Qwen3DecoderLayer.__init__"),
     "benchmarks/serve.py": ("    burstiness: float,", "    shape: float,", "measure/client.py"),
 }
@@ -61,38 +59,9 @@ def test_every_planted_change_is_found(tested, tmp_path):
     words = {name: old.split("(")[0].split(":")[0].split()[-1] for name, (old, *_) in PLANTED.items()}
     for name, (*_, module) in PLANTED.items():
         assert any(module in sentence and words[name] in sentence for sentence in found), (name, found)
-    expected = {*words.values(), *(module for *_, module in PLANTED.values())}
-    assert all(any(word in sentence for word in expected) for sentence in found), found
-
-
-@pytest.mark.parametrize(
-    ("runner", "file", "old", "new"),
-    [
-        (V1, "v1/worker/gpu_model_runner.py", "in reversed(attn_layers):", "in list(attn_layers):"),
-        (
-            V2,
-            "v1/worker/gpu/attn_utils.py",
-            "logits_indices_padded=buf[:num_logits_padded],",
-            "logits_indices_padded=buf,",
-        ),
-    ],
-)
-def test_a_changed_runner_is_found(tmp_path, runner, file, old, new):
-    sources, version = installed()
-    text = (sources / "vllm" / file).read_text()
-    assert old in text
-    (tmp_path / "vllm" / file).parent.mkdir(parents=True)
-    (tmp_path / "vllm" / file).write_text(text.replace(old, new))
-    facts = [fact for fact in FACTS if fact.applies(version) and fact.file == file]
-    assert {fact.runner for fact in facts if not fact.holds(tmp_path)} == {runner}
-    assert sum(not fact.holds(tmp_path) for fact in facts) == 1
 
 
 def test_a_fact_is_asked_of_its_releases_alone():
-    fact = Fact(V2, "x.py", "f", "pass", "", first="0.30", last="0.31")
-    assert [fact.applies(version) for version in ("0.29.0", "0.30.0rc1", "0.31.2", "0.32.0")] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    fact = Fact("x.py", "f", "pass", first="0.30", last="0.31")
+    asked = [fact.applies(version) for version in ("0.29.0", "0.30.0rc1", "0.31.2", "0.32.0")]
+    assert asked == [False, True, True, False]

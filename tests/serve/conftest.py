@@ -15,7 +15,7 @@ from tests.conftest import tiny_teacher
 
 from pipeline.sources import resolve_model
 from pipeline.sources.chats import draw_heldout
-from swiftkv.models import load_any, load_base, rewire, save_swiftkv
+from swiftkv.models import load_any, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 if importlib.util.find_spec("vllm") is None:
@@ -39,14 +39,6 @@ ENGINE_SECONDS = 900
 def smollm2(tmp_path_factory) -> Path:
     """The packaged SmolLM2-135M-Instruct as a plain checkpoint."""
     return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "model")["path"])
-
-
-@pytest.fixture(scope="session")
-def smollm2_swiftkv(smollm2, tokenizer, tmp_path_factory) -> Path:
-    """SmolLM2 rewired at l = 14 of 30, before training."""
-    folder = tmp_path_factory.mktemp("smollm2") / "swiftkv"
-    save_swiftkv(rewire(load_base(smollm2, torch.float32), SwiftKVSpec(30, 14)), folder, tokenizer=tokenizer)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +117,7 @@ def checkpoint(tmp_path_factory, tokenizer):
 def engines(tmp_path_factory):
     """Function that runs the cases of `generate.py` in one process, or of another program, and returns their answers."""
 
-    def run(cases: list[dict], program: str = "generate.py", **environment: str) -> list[dict]:
+    def run(cases: list[dict], program: str = "generate.py") -> list[dict]:
         folder = tmp_path_factory.mktemp("engines")
         (folder / "cases.json").write_text(json.dumps([case | {"model": str(case["model"])} for case in cases]))
         with (folder / "log").open("w") as log:
@@ -133,7 +125,7 @@ def engines(tmp_path_factory):
                 [sys.executable, Path(__file__).with_name(program), folder / "cases.json", folder / "answers.json"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=engine_environment(folder) | environment,
+                env=engine_environment(folder),
                 timeout=ENGINE_SECONDS,
             )
         text = (folder / "log").read_text()
@@ -147,7 +139,7 @@ def engines(tmp_path_factory):
 
 
 def engine_environment(folder: Path) -> dict[str, str]:
-    """Environment of a vLLM process: one thread, caches in `folder`, nothing from the network.
+    """Environment of a vLLM process: one thread, on any core, caches in `folder`, nothing from the network.
 
     What vLLM finds out of a model's class, for which it starts a process, is kept beside `folder`, for all.
     """
@@ -159,6 +151,7 @@ def engine_environment(folder: Path) -> dict[str, str]:
     outer = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     return outer | {
         "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -169,10 +162,10 @@ def engine_environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def compare(checkpoint):
-    """Function that compares one run of `generate.py` with Hugging Face, see `Reference`."""
+    """Function that compares one run of `generate.py` with Hugging Face, see `reference`."""
     models = {}
 
-    def check(folder: Path, prompts: list[list[int]], run: dict, tolerance: float = 1e-3) -> None:
+    def check(folder: Path, prompts: list[list[int]], run: dict) -> None:
         assert "error" not in run, run["error"]
         if folder not in models:
             models.clear()
@@ -181,7 +174,7 @@ def compare(checkpoint):
             expected, margin, values = reference(models[folder], prompt, tokens)
             assert margin > MARGIN, "the two likeliest tokens are too close to compare; choose other weights"
             assert tokens == expected
-            assert torch.allclose(torch.tensor(logprobs), values, rtol=0, atol=tolerance)
+            assert torch.allclose(torch.tensor(logprobs), values, rtol=0, atol=1e-3)
         # Weights that say the same whatever they are asked would hide mistakes.
         assert len({tuple(tokens) for tokens in run["tokens"]}) > 0.7 * len(prompts)
 

@@ -3,21 +3,22 @@
     python tests/serve/generate.py cases.json answers.json
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
-arguments of `run`, or of `sample` if they name "settings"}, ...], "skip_check": bool, "connector": name to allow,
-"sleeping_platform": pretend to be on one that has vLLM's sleep mode, "reads_on_host": pretend that attention reads on the
-host where rows start}. Its answer is {"error": sentence} if the
-engine did not start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
+arguments of `run`}, ...], "pretend": that its tensors were "checked", that this is a "sleeping platform", which has vLLM's
+sleep mode, or that attention "reads on host" where rows start}. Its answer is {"error": sentence} if the engine did not
+start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 # The engine in this process: its model can be looked into, and its errors arrive as they are.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -67,38 +68,27 @@ def note_steps(llm: LLM) -> None:
 
 def answer(case: dict) -> dict:
     """One case from start to stop of its engine."""
-    start = time.monotonic()
     gc.freeze()  # each of vLLM's collections would look at all that its libraries hold
-    check = None
-    if case.get("connector"):
-        refusals.CONNECTORS.add(case["connector"])
-    if case.get("reads_on_host"):
-        refusals.DEVICE_STARTS.remove("CPUAttentionBackend")
-    if case.get("sleeping_platform"):
-        type(current_platform).is_sleep_mode_available = lambda self: True
-    if case.get("skip_check"):
-        check, hook.check_tensors = hook.check_tensors, lambda path, config: None
+    pretended = {
+        "checked": patch.object(hook, "check_tensors", lambda path, config: None),
+        "sleeping platform": patch.object(type(current_platform), "is_sleep_mode_available", lambda self: True),
+        "reads on host": patch.object(refusals, "DEVICE_STARTS", set()),
+    }
     try:
-        llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
+        with pretended.get(case.get("pretend"), contextlib.nullcontext()):
+            llm = LLM(case["model"], **DEFAULTS | case.get("engine", {}))
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
-    finally:
-        if check is not None:
-            hook.check_tensors = check
-        refusals.DEVICE_STARTS.add("CPUAttentionBackend")
     note_steps(llm)
     try:
         result = report(llm)
-        result["runs"] = [
-            (sample if "settings" in arguments else run)(llm, **arguments) for arguments in case.get("runs", [])
-        ]
+        result["runs"] = [run(llm, **arguments) for arguments in case.get("runs", [])]
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
         cleanup_dist_env_and_memory()
-    result["seconds"] = time.monotonic() - start
     return result
 
 
@@ -109,7 +99,6 @@ def report(llm: LLM) -> dict:
         "fast_prefill": config.cache_config.kv_sharing_fast_prefill,
         "kv_cache_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
         "reported_tokens": config.cache_config.kv_cache_size_tokens,
-        "block_size": config.cache_config.block_size,
         "compilation": config.compilation_config.mode.name,
     }
     if config.parallel_config.world_size == 1 and hasattr(llm.llm_engine, "model_executor"):
@@ -124,80 +113,60 @@ def run(
     llm: LLM,
     prompts: list[list[int]],
     max_tokens: int = 12,
-    prompt_logprobs: int | None = None,
-    only: list[int] | None = None,
     forget: bool = False,
+    embedded: bool = False,
+    **settings: Any,
 ) -> dict:
-    """Greedy answers, of the tokens in `only` if given: ids, log-probabilities, cache hits, drafts; or the error.
-
-    `forget` empties the engine's own prefix cache before.
-    """
-    if forget:
-        assert llm.reset_prefix_cache()
-    sampling = SamplingParams(
-        temperature=0,
-        max_tokens=max_tokens,
-        logprobs=0,
-        prompt_logprobs=prompt_logprobs,
-        allowed_token_ids=only,
-        ignore_eos=True,
-    )
-    before = len(STEPS)
-    try:
-        outputs = llm.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], sampling, use_tqdm=False)
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-    accepted = [m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens"]
-    return {
-        "tokens": [list(o.outputs[0].token_ids) for o in outputs],
-        "logprobs": [
-            [step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)]
-            for o in outputs
-        ],
-        "cached": [o.num_cached_tokens for o in outputs],
-        "prompt_logprobs": [
-            [None if step is None else step[t].logprob for t, step in zip(ids, o.prompt_logprobs, strict=True)]
-            for ids, o in zip(prompts, outputs, strict=True)
-        ]
-        if prompt_logprobs is not None
-        else None,
-        "accepted_drafts": sum(accepted),
-        "steps": STEPS[before:],
-        "preemptions": sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"),
-    }
-
-
-def sample(llm: LLM, prompts: list[list[int]], settings: dict, embedded: bool = False) -> dict:
-    """All answers to each prompt: token ids and texts; and the log-probabilities of a step's likeliest tokens.
+    """Answers of one call, greedy unless `settings` say otherwise; or its error.
 
     Args:
         llm: the engine.
         prompts: token ids.
-        settings: of vLLM's sampling, "structured" by a grammar, or {"beam_width": ..., "max_tokens": ...}.
+        max_tokens: tokens of an answer.
         embedded: give the prompts as embeddings.
+        settings: of vLLM's sampling; "structured" by a grammar, or "beam_width".
+
+    Returns:
+        Token ids and log-probabilities of the first answer to each prompt; ids and texts of all its answers; tokens that the
+        prefix cache had; log-probabilities of the prompt's tokens; numbers of accepted drafts and of preemptions so far;
+        steps, see STEPS.
     """
-    given = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
+    given: list = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
     if embedded:
         model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
         given = [EmbedsPrompt(prompt_embeds=model.embed_input_ids(torch.tensor(ids))) for ids in prompts]
     if "beam_width" in settings:
-        outputs = llm.beam_search(given, BeamSearchParams(**settings))
-        return {
-            "tokens": [
-                [beam.tokens[len(ids) :] for beam in o.sequences] for ids, o in zip(prompts, outputs, strict=True)
-            ]
-        }
-    if structured := settings.pop("structured", None):
-        settings["structured_outputs"] = StructuredOutputsParams(**structured)
-    outputs = llm.generate(given, SamplingParams.from_optional(**settings), use_tqdm=False)
+        beams = llm.beam_search(given, BeamSearchParams(max_tokens=max_tokens, **settings))
+        found = [(ids, answer.sequences) for ids, answer in zip(prompts, beams, strict=True)]
+        return {"all_tokens": [[beam.tokens[len(ids) :] for beam in answers] for ids, answers in found]}
+    if "structured" in settings:
+        settings["structured_outputs"] = StructuredOutputsParams(**settings.pop("structured"))
+    greedy = {"temperature": 0, "logprobs": 0, "ignore_eos": True}
+    before = len(STEPS)
+    try:
+        sampling = SamplingParams.from_optional(**greedy | settings, max_tokens=max_tokens)
+        outputs = llm.generate(given, sampling, use_tqdm=False)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    firsts, metrics = [output.outputs[0] for output in outputs], llm.get_metrics()
     return {
-        "tokens": [[list(answer.token_ids) for answer in o.outputs] for o in outputs],
-        "texts": [[answer.text for answer in o.outputs] for o in outputs],
-        "likeliest": [
-            [[(token, value.logprob) for token, value in step.items()] for step in o.outputs[0].logprobs or []]
-            for o in outputs
+        "tokens": [list(first.token_ids) for first in firsts],
+        "logprobs": [chosen(first.token_ids, first.logprobs) for first in firsts],
+        "all_tokens": [[list(answer.token_ids) for answer in output.outputs] for output in outputs],
+        "texts": [[answer.text for answer in output.outputs] for output in outputs],
+        "cached": [output.num_cached_tokens for output in outputs],
+        "prompt_logprobs": [
+            chosen(ids, output.prompt_logprobs or []) for ids, output in zip(prompts, outputs, strict=True)
         ],
+        "accepted_drafts": sum(m.value for m in metrics if m.name == "vllm:spec_decode_num_accepted_tokens"),
+        "preemptions": sum(m.value for m in metrics if m.name == "vllm:num_preemptions"),
+        "steps": STEPS[before:],
     }
+
+
+def chosen(ids: list[int], steps: list) -> list[float | None]:
+    """Log-probability of each token, where there is one."""
+    return [None if step is None else step[token].logprob for token, step in zip(ids, steps, strict=False)]
 
 
 if __name__ == "__main__":

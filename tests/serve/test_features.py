@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.thorough
 
-ENGINE = {"max_num_batched_tokens": 2048, "enable_prefix_caching": True, "block_size": 32}
-ALSO = {"enable_prompt_embeds": True}
+WHOLE = {"max_num_batched_tokens": 2048, "block_size": 32}
+ENGINE = WHOLE | {"enable_prefix_caching": True, "enable_prompt_embeds": True}
 FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
 PARTS = {"max_num_batched_tokens": 64, "block_size": 32}
 OBJECT = {
@@ -19,30 +19,21 @@ OBJECT = {
     "required": ["name", "number"],
     "additionalProperties": False,
 }
-GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+EIGHT = {"max_tokens": 8}
 SETTINGS = {
-    "greedy": GREEDY | {"logprobs": 5},
-    "several answers": {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 8},
-    "narrowed": {
-        "temperature": 0.8,
-        "top_k": 50,
-        "top_p": 0.9,
-        "min_p": 0.01,
-        "min_tokens": 4,
-        "max_tokens": 8,
-        "seed": 3,
-    },
-    "penalties": GREEDY | {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
-    "bias": GREEDY | {"logit_bias": {"100": 50.0}},
-    "stop": GREEDY | {"stop": ["e"]},
-    "regex": {"temperature": 0, "max_tokens": 24, "structured": {"regex": "[0-9]{3}-[a-f]{4}"}},
-    "choice": {"temperature": 0, "max_tokens": 24, "structured": {"choice": ["yes", "no", "perhaps"]}},
-    "object": {"temperature": 0, "max_tokens": 60, "structured": {"json": OBJECT}},
+    "greedy": EIGHT | {"logprobs": 5},
+    "several answers": EIGHT | {"n": 3, "temperature": 1.0, "seed": 7},
+    "narrowed": EIGHT | {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "min_tokens": 4, "seed": 3},
+    "penalties": EIGHT | {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": EIGHT | {"logit_bias": {"100": 50.0}},
+    "stop": EIGHT | {"stop": ["e"]},
+    "regex": {"max_tokens": 24, "structured": {"regex": "[0-9]{3}-[a-f]{4}"}, "ignore_eos": False},
+    "object": {"max_tokens": 60, "structured": {"json": OBJECT}, "ignore_eos": False},
     "beams": {"beam_width": 3, "max_tokens": 4},
-    "embedded": GREEDY,
+    "embedded": EIGHT | {"embedded": True},
 }
 # The grammar of objects lets the model write spaces for as long as it likes.
-FORMS = {"regex": "[0-9]{3}-[a-f]{4}", "choice": "yes|no|perhaps", "object": r"\{\s*(\"name\".*)?"}
+FORMS = {"regex": "[0-9]{3}-[a-f]{4}", "object": r"\{\s*(\"name\".*)?"}
 
 
 @pytest.fixture(scope="module")
@@ -71,35 +62,32 @@ def heads(few, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answers(engines, folder, few, heads, checkpoint, eight):
+def answers(engines, folder, few, heads, checkpoint, eight, tmp_path_factory):
     # A drafter that starts with the model's own embedding: its guesses are sometimes right.
     drafter = str(checkpoint("llama", None, num_hidden_layers=1, answers=24))
     draft = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 3}
     medusa = {"method": "medusa", "model": heads, "num_speculative_tokens": 3}
-    runs = [
-        {"prompts": eight[4:], "settings": settings, "embedded": name == "embedded"}
-        for name, settings in SETTINGS.items()
-    ]
-    cases = {
-        "fast": {"model": folder, "engine": ENGINE | ALSO, "runs": runs},
-        "full depth": {"model": folder, "engine": ENGINE | ALSO | FULL_DEPTH, "runs": runs},
-        # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
-        "preempted": {
-            "model": folder,
-            "engine": PARTS | {"num_gpu_blocks_override": 20},
-            "runs": [{"prompts": eight, "max_tokens": 24}, {"prompts": [max(eight, key=len)], "max_tokens": 8}],
-        },
-        "draft model": {
-            "model": few,
-            "engine": PARTS | FULL_DEPTH | {"speculative_config": draft},
-            "runs": [{"prompts": eight, "max_tokens": 33}],
-        },
-        "Medusa": {
-            "model": few,
-            "engine": PARTS | {"speculative_config": medusa},
-            "runs": [{"prompts": eight, "max_tokens": 30}],
-        },
+    runs = [{"prompts": eight[4:]} | settings for settings in SETTINGS.values()]
+    # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
+    scarce = PARTS | {"num_gpu_blocks_override": 20}
+    long = {"prompts": [max(eight, key=len)], "max_tokens": 8}
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path_factory.mktemp("shared"))},
     }
+    saving, loading = (
+        {"kv_transfer_config": connector | {"kv_role": f"kv_{role}"}} for role in ("producer", "consumer")
+    )
+    cases = {
+        "saving": (folder, WHOLE | saving, [{"prompts": eight}]),
+        "loading": (folder, WHOLE | loading, [{"prompts": eight}]),
+        "fast": (folder, ENGINE, runs),
+        "full depth": (folder, ENGINE | FULL_DEPTH, runs),
+        "preempted": (folder, scarce, [{"prompts": eight, "max_tokens": 24}, long]),
+        "draft model": (few, PARTS | FULL_DEPTH | {"speculative_config": draft}, [{"prompts": eight}]),
+        "Medusa": (few, PARTS | {"speculative_config": medusa}, [{"prompts": eight, "max_tokens": 24}]),
+    }
+    cases = {name: dict(zip(("model", "engine", "runs"), case, strict=True)) for name, case in cases.items()}
     return dict(zip(cases, engines(list(cases.values())), strict=True))
 
 
@@ -114,28 +102,14 @@ def by_settings(answers):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_answers_are_those_of_full_depth(by_settings, name):
     fast, full = by_settings[name]
-    assert fast["tokens"] == full["tokens"]
+    assert fast["all_tokens"] == full["all_tokens"]
     # Settings that do nothing would prove nothing.
-    plain = by_settings["greedy"][0]["tokens"]
-    assert (fast["tokens"] == plain) == (name in ("greedy", "embedded"))
-
-
-def test_likeliest_tokens_have_their_logprobs(by_settings):
-    fast, full = by_settings["greedy"]
-    for one, other in zip(fast["likeliest"], full["likeliest"], strict=True):
-        assert len(one) == 8 and all(len(step) >= 5 for step in one)
-        for step, same in zip(one, other, strict=True):
-            assert dict(step) == pytest.approx(dict(same), abs=1e-3)
+    plain = by_settings["greedy"][0]["all_tokens"]
+    assert (fast["all_tokens"] == plain) == (name in ("greedy", "embedded"))
 
 
 def test_greedy_answers_equal_huggingface(by_settings, folder, eight, compare):
-    fast, _ = by_settings["greedy"]
-    tokens = [answers[0] for answers in fast["tokens"]]
-    logprobs = [
-        [dict(step)[token] for token, step in zip(ids, steps, strict=True)]
-        for ids, steps in zip(tokens, fast["likeliest"], strict=True)
-    ]
-    compare(folder, eight[4:], {"tokens": tokens, "logprobs": logprobs})
+    compare(folder, eight[4:], by_settings["greedy"][0])
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -145,10 +119,9 @@ def test_structured_answers_have_their_form(by_settings, name):
 
 
 def test_several_answers_differ(by_settings):
-    assert any(
-        len({tuple(answer) for answer in answers}) == 3 for answers in by_settings["several answers"][0]["tokens"]
-    )
-    assert all(len(beams) == 3 for beams in by_settings["beams"][0]["tokens"])
+    answers, beams = (by_settings[name][0]["all_tokens"] for name in ("several answers", "beams"))
+    assert any(len({tuple(tokens) for tokens in each}) == 3 for each in answers)
+    assert all(len(each) == 3 for each in beams)
 
 
 def test_preempted_requests_equal_huggingface(answers, folder, eight, compare):
@@ -169,23 +142,22 @@ def test_the_upper_half_runs_where_a_token_is_sampled(answers, folder, eight, co
 
 def test_a_draft_model_changes_no_answer_at_full_depth(answers, few, eight, compare):
     (run,) = answers["draft model"]["runs"]
-    assert 0 < run["accepted_drafts"] < 8 * 32
+    assert 0 < run["accepted_drafts"] < 8 * 11
     compare(few, eight, run)
 
 
 def test_medusa_reads_the_states_tokens_are_chosen_from(answers, few, eight, compare):
-    """Its heads here guess what was just chosen, so the answers say how many guesses are right if the states are."""
-    (run,), (longer,) = (answers[name]["runs"] for name in ("Medusa", "draft model"))
+    """Its heads guess three times that the token just chosen comes again, which finds most repeats if the states are right."""
+    (run,) = answers["Medusa"]["runs"]
     assert answers["Medusa"]["fast_prefill"]
     compare(few, eight, run)
-    assert 0 < run["accepted_drafts"] == sum(repeats(tokens, 30) for tokens in longer["tokens"])
+    again = sum(one == other for tokens in run["tokens"] for one, other in zip(tokens, tokens[1:], strict=False))
+    assert run["accepted_drafts"] > again / 2
 
 
-def repeats(tokens, wanted):
-    """Of three guesses a step that the last token comes again, how many are right until so many tokens are there."""
-    right, there = 0, 1
-    while there < wanted:
-        guessed = tokens[there : there + 3]
-        same = next((place for place, token in enumerate(guessed) if token != tokens[there - 1]), len(guessed))
-        right, there = right + same, there + same + 1
-    return right
+def test_a_prompt_whose_caches_a_connector_restores_equals_huggingface(answers, folder, eight, compare):
+    (saved,), (loaded,) = (answers[name]["runs"] for name in ("saving", "loading"))
+    compare(folder, eight, saved)
+    compare(folder, eight, loaded)
+    assert not any(saved["cached"])
+    assert loaded["cached"] == [(len(prompt) - 1) // 32 * 32 for prompt in eight]

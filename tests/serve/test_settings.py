@@ -1,15 +1,13 @@
-"""What the plugin says of settings when vLLM has settled them, and of requests; no engine runs."""
+"""Settings that vLLM settles late are refused where they give wrong tokens; no engine runs."""
 
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from vllm import SamplingParams
 from vllm.config import CUDAGraphMode
 
 from swiftkv.errors import UserError
-from swiftkv.serve.prompt_logprobs import PromptLogprobsGuard, refuse_prompt_logprobs
 from swiftkv.serve.refusals import refuse_final
 
 
@@ -35,22 +33,16 @@ FLASHINFER = backend("FlashInferBackend", "FLASHINFER")
 AITER = backend("AiterFlashAttentionBackend", "FLASH_ATTN")  # as vLLM calls it
 TRITON = backend("TritonAttentionBackend", "TRITON_ATTN")
 REFUSED = {
-    "a backend that attends where it writes": (
-        {"attends_with": backend(attends=True)}, "cannot fill a cache", "--attention-backend"
-    ),
-    "graphs of any batch": ({"graphs": "FULL"}, "cudagraph_mode FULL,", "-cc.cudagraph_mode=FULL_DECODE_ONLY"),
-    "drafts with FlashInfer": (
-        {"drafter": "ngram", "attends_with": FLASHINFER}, "backend FLASHINFER", "--attention-backend FLASH_ATTN"
-    ),
+    "a backend that attends where it writes": ({"attends_with": backend(attends=True)}, "--attention-backend"),
+    "graphs of any batch": ({"graphs": "FULL"}, "cudagraph_mode FULL,"),
+    "drafts with FlashInfer": ({"drafter": "ngram", "attends_with": FLASHINFER}, "backend FLASHINFER"),
     "drafts with AITER": ({"drafter": "suffix", "attends_with": AITER}, "TRITON_ATTN"),
-}  # fmt: skip
+}
 LET_THROUGH = {
     "defaults": {},
     "graphs of decoding": {"graphs": "FULL_DECODE_ONLY"},
-    "no graphs": {"graphs": "NONE"},
     "graphs of any batch at full depth": {"graphs": "FULL", "fast": False},
     "FlashInfer": {"attends_with": FLASHINFER},
-    "drafts": {"drafter": "ngram"},
     "drafts with Triton": {"drafter": "ngram_gpu", "attends_with": TRITON},
     "drafts with FlashInfer at full depth": {"drafter": "draft_model", "attends_with": FLASHINFER, "fast": False},
 }
@@ -58,9 +50,8 @@ LET_THROUGH = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_settled_settings_that_give_wrong_tokens_are_refused(name):
-    settings, *words = REFUSED[name]
-    sentence = refused(**settings)
-    assert sentence is not None and all(word in sentence for word in words), sentence
+    settings, word = REFUSED[name]
+    assert word in (refused(**settings) or "nothing")
 
 
 @pytest.mark.parametrize("name", LET_THROUGH)
@@ -68,29 +59,10 @@ def test_others_are_let_through(name):
     assert refused(**LET_THROUGH[name]) is None
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_breakable_graphs_are_refused_where_there_are_graphs(monkeypatch, fast):
+def test_breakable_graphs_are_refused_where_there_are_graphs(monkeypatch):
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "1")
-    assert "VLLM_USE_BREAKABLE_CUDAGRAPH=0" in refused(fast=fast)
-    assert refused(graphs="NONE", fast=fast) is None
-    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", "0")
-    assert refused(fast=fast) is None
-
-
-@pytest.mark.parametrize("asked", [{"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [[1, 2]]}])
-def test_requests_for_prompt_tokens_are_refused_while_an_engine_skips_them(asked):
-    if unknown := asked.keys() - SamplingParams.__struct_fields__:
-        pytest.skip(f"this vLLM has no {unknown}")
-    request, engine = SamplingParams(**asked), SimpleNamespaceWithReferences()
-    PromptLogprobsGuard.validate_params(request)
-    refuse_prompt_logprobs(engine)
-    PromptLogprobsGuard.validate_params(SamplingParams())
-    with pytest.raises(ValueError, match="swiftkv_full_depth"):
-        PromptLogprobsGuard.validate_params(request)
-
-
-class SimpleNamespaceWithReferences(SimpleNamespace):
-    """May be referred to weakly, as vLLM's settings."""
+    assert "VLLM_USE_BREAKABLE_CUDAGRAPH=0" in refused(fast=False)
+    assert refused(graphs="NONE") is None
 
 
 OTHER_PLUGIN = """
@@ -105,14 +77,11 @@ def other():
 
 for plugin in {"first": (other, serve.register), "last": (serve.register, other)}[sys.argv[1]]:
     plugin()
-settings = SimpleNamespace(
-    model_config=SimpleNamespace(architecture="LlamaSwiftKVForCausalLM"),
-    cache_config=SimpleNamespace(kv_sharing_fast_prefill=False),
-)
-if hook := MODELS_CONFIG_MAP.get("LlamaSwiftKVForCausalLM"):
-    hook.verify_and_update_config(settings)
-assert not settings.cache_config.kv_sharing_fast_prefill
-assert "Qwen2SwiftKVForCausalLM" in MODELS_CONFIG_MAP
+cache = SimpleNamespace(kv_sharing_fast_prefill=False)
+model = SimpleNamespace(architecture="LlamaSwiftKVForCausalLM")
+if hook := MODELS_CONFIG_MAP.get(model.architecture):
+    hook.verify_and_update_config(SimpleNamespace(model_config=model, cache_config=cache))
+assert not cache.kv_sharing_fast_prefill and "Qwen2SwiftKVForCausalLM" in MODELS_CONFIG_MAP
 """
 
 
@@ -120,5 +89,4 @@ assert "Qwen2SwiftKVForCausalLM" in MODELS_CONFIG_MAP
 def test_the_model_of_another_plugin_is_left_alone(order):
     ended = subprocess.run([sys.executable, "-c", OTHER_PLUGIN, order], capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    lines = (ended.stdout + ended.stderr).splitlines()
-    assert sum("LlamaSwiftKVForCausalLM is served by the model of another plugin" in line for line in lines) == 1
+    assert "LlamaSwiftKVForCausalLM is served by the model of another plugin" in ended.stdout + ended.stderr

@@ -13,17 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("0.26.0", "0.29.0")  # and 0.32.0, the installed one
-FILES = (
-    "test_registration.py",
-    "test_one_step.py",
-    "test_equal_to_huggingface.py",
-    "test_cache.py",
-    "test_architectures.py",
-    "test_refusals.py",
-    "test_loading.py",
-    "test_head_counts.py",
-    "test_features.py",
-)
+FILES = ("registration", "one_step", "equal_to_huggingface", "cache", "architectures", "refusals", "features")
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -46,7 +36,7 @@ def python(request):
 @pytest.mark.parametrize("file", FILES)
 def test_exactness(python, file):
     ended = subprocess.run(
-        [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not versions", f"tests/serve/{file}"],
+        [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not versions", f"tests/serve/test_{file}.py"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow", "OMP_NUM_THREADS": "1"},
         capture_output=True,

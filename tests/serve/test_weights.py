@@ -13,9 +13,8 @@ from swiftkv.models import rewire
 from swiftkv.serve.weights import load_weights
 from swiftkv.spec import SwiftKVSpec
 
-# A linear layer's tensors in a checkpoint, after its name: of vLLM's parameters all but those that may be absent.
+# Tensors of a linear layer in a checkpoint: those of vLLM's parameters that have to be there, then others.
 FORMS = {
-    "16 bits": ["weight"],
     "float8": ["weight", "weight_scale"],
     "float8 in blocks": ["weight", "weight_scale_inv"],
     "compressed-tensors, 4 bits": ["weight_packed", "weight_scale"],
@@ -28,11 +27,6 @@ STACKS = {
 }
 # Layers 1 and 2 share a cache, and layer 3 has one of its own.
 CACHES = {(1, "k"): 0, (3, "k"): 1, (1, "v"): 2, (3, "v"): 3}
-SCALES = [
-    f"{place}.{kind}"
-    for place in [*(f"model.layers.{layer}.self_attn.attn" for layer in range(4)), *(f"model.caches.owners.{i}" for i in (0, 1))]
-    for kind in ("q_scale", "k_scale", "v_scale")
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +36,7 @@ def model():
 
 @pytest.fixture
 def config(model):
-    """Of a quantized checkpoint."""
+    """The configuration of a quantized checkpoint."""
     changed = deepcopy(model.config)
     changed.quantization_config = {"quant_method": "any"}
     return changed
@@ -55,7 +49,7 @@ def checkpoint(model, form):
         module, _, kind = name.rpartition(".")
         if name in unused:
             continue
-        if kind != "weight" or not module.endswith(("_proj", "_proj_swiftkv")) or form == "16 bits":
+        if kind != "weight" or not module.endswith(("_proj", "_proj_swiftkv")):
             made[name] = tensor
             continue
         for stored in FORMS[form]:
@@ -69,17 +63,11 @@ class Placed(dict):
     def __init__(self, model, form):
         super().__init__()
         self.loaded = {}
-        kinds = FORMS[form] + OPTIONAL.get(form, [])
         for name in model.state_dict():
             module, _, kind = name.rpartition(".")
-            target = module
-            if module.endswith(("k_proj_swiftkv", "v_proj_swiftkv")):
-                target = "model.caches.kv_proj_swiftkv"
-            for stack, parts in STACKS.items():
-                target = stack if module.removeprefix(stack.rpartition(".")[0] + ".") in parts else target
-            linear = module.endswith(("_proj", "_proj_swiftkv"))
-            for stored in kinds if linear and kind == "weight" else [kind]:
-                self.add(f"{target}.{stored}")
+            linear = kind == "weight" and module.endswith(("_proj", "_proj_swiftkv"))
+            for stored in FORMS[form] + OPTIONAL.get(form, []) if linear else [kind]:
+                self.add(place(f"{module}.{stored}")[0])
 
     def add(self, name, shape=(1,), outputs=None):
         """A parameter; `outputs` is its dimension of them."""
@@ -95,13 +83,13 @@ class Placed(dict):
 
 
 def place(name):
-    """Where a tensor of a linear layer belongs."""
+    """The parameter that a tensor belongs to, and its part of it."""
     module, _, kind = name.rpartition(".")
-    layer, projection = int(module.split(".")[2]), module.rpartition(".")[2]
+    parent, _, projection = module.rpartition(".")
     if projection in ("k_proj_swiftkv", "v_proj_swiftkv"):
-        return f"model.caches.kv_proj_swiftkv.{kind}", CACHES[layer, projection[0]]
+        return f"model.caches.kv_proj_swiftkv.{kind}", CACHES[int(module.split(".")[2]), projection[0]]
     for stack, parts in STACKS.items():
-        if stack.startswith(f"model.layers.{layer}.") and projection in parts:
+        if stack.startswith(f"{parent}.") and projection in parts:
             return f"{stack}.{kind}", parts[projection]
     return name, None
 
@@ -126,14 +114,6 @@ def test_a_missing_tensor_is_named(model, config, form):
             load_weights(config, Placed(model, form), None, left.items())
 
 
-def test_parts_replace_what_they_hold(model, config):
-    parameters, name = Placed(model, "AWQ"), "model.layers.3.mlp.down_proj.scales"
-    load_weights(config, parameters, None, [(name, torch.ones(1))], complete=False)
-    assert list(parameters.loaded) == [(name, None)]
-    with pytest.raises(UserError, match="no place"):
-        load_weights(config, parameters, None, [("model.other.weight", torch.ones(1))], complete=False)
-
-
 @pytest.mark.parametrize(
     ("kind", "empty", "telling"),
     [("bias", [0, 0, 0, 0], [0, 0, 1, 0]), ("g_idx", [0, 0, 1, 1], [0, 1, 1, 0])],  # the groups of inputs, by GPTQ
@@ -146,20 +126,12 @@ def test_tensors_that_say_nothing_are_passed_over(model, config, kind, empty, te
         load_weights(config, Placed(model, form), None, [*tensors.items(), (name, torch.tensor(telling))])
 
 
-def cache_scales(parameters):
-    """The values of the attention layers, by layer, and of the owners."""
-    found = {name: parameters[name].item() for name in SCALES}
-    return [
-        {kind: found[f"{place}.{kind}_scale"] for kind in "qkv"}
-        for place in dict.fromkeys(name.rpartition(".")[0] for name in SCALES)
-    ]
-
-
 @pytest.mark.parametrize("of", ["self_attn.{}_scale", "self_attn.attn.{}_scale", "self_attn.{}_proj{}.output_scale"])
 def test_readers_of_a_cache_take_the_scales_of_its_owner(model, config, of):
-    parameters = Placed(model, "float8")
-    for name in SCALES:
-        parameters.add(name)
+    parameters, layers = Placed(model, "float8"), [f"model.layers.{layer}.self_attn.attn" for layer in range(4)]
+    for place in (*layers, "model.caches.owners.0", "model.caches.owners.1"):
+        for kind in "qkv":
+            parameters.add(f"{place}.{kind}_scale")
     scales = {
         f"model.layers.{layer}.{of.format(kind, '_swiftkv' if layer else '')}": torch.tensor([layer + number])
         for layer in range(4)
@@ -167,17 +139,15 @@ def test_readers_of_a_cache_take_the_scales_of_its_owner(model, config, of):
     }
     tensors = checkpoint(model, "float8") | scales | {"model.layers.1.self_attn.k_proj.output_scale": torch.ones(1)}
     load_weights(config, parameters, None, tensors.items())
-    layers, owners = cache_scales(parameters)[:4], cache_scales(parameters)[4:]
-    assert [layer["q"] for layer in layers] == [0.25, 1.25, 2.25, 3.25]
-    assert [(layer["k"], layer["v"]) for layer in layers] == [(0.5, 0.75), (1.5, 1.75), (1.5, 1.75), (3.5, 3.75)]
-    assert [(owner["k"], owner["v"]) for owner in owners] == [(1.5, 1.75), (3.5, 3.75)]
+    places = {"q": layers} | dict.fromkeys("kv", [*layers, "model.caches.owners.0", "model.caches.owners.1"])
+    found = {kind: [parameters[f"{place}.{kind}_scale"].item() for place in places[kind]] for kind in "qkv"}
+    assert found["q"] == [0.25, 1.25, 2.25, 3.25]
+    assert found["k"] == [0.5, 1.5, 1.5, 3.5, 1.5, 3.5] and found["v"] == [0.75, 1.75, 1.75, 3.75, 1.75, 3.75]
     # Where the cache is of 16 bits there is no place for them.
     load_weights(config, Placed(model, "float8"), None, tensors.items())
 
 
-@pytest.mark.parametrize(
-    ("shape", "outputs"), [((4, 3), 0), ((3, 4), 1), ((4,), 0), ((2,), None)], ids=["rows", "columns", "bias", "one"]
-)
+@pytest.mark.parametrize(("shape", "outputs"), [((4, 3), 0), ((3, 4), 1), ((2,), None)], ids=["rows", "columns", "one"])
 def test_heads_are_copied_to_all_ranks_that_hold_them(model, config, shape, outputs):
     name, caches = "model.caches.kv_proj_swiftkv.qweight", SimpleNamespace(heads=heads())
     parameters = Placed(model, "AWQ")

@@ -1,11 +1,9 @@
 """A real SLURM judges requests as the stand-ins of the unit tests do; it keeps no accounts."""
 
 import pytest
-from tests.slurm.cluster import run
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, requests
 
 from pipeline.run.check import slurm
-from swiftkv.errors import UserError
 
 pytestmark = pytest.mark.slurm
 
@@ -20,26 +18,3 @@ def test_a_fault_is_named(cluster, job, words):
     verdict = slurm.verdict(requests(("distill", job)))
     (found,) = [*verdict.refused, *verdict.waiting]
     assert all(word in found for word in words), found
-
-
-def test_nodes_that_are_down_are_waited_for(cluster):
-    nodes = f"nodename={','.join(cluster.nodes)}"
-    run("scontrol", "update", nodes, "state=drain", "reason=test")
-    try:
-        verdict = slurm.verdict(requests(("distill", GPU_JOB)))
-    finally:
-        run("scontrol", "update", nodes, "state=resume")
-    assert not verdict.refused and len(verdict.waiting) == 1
-
-
-def test_a_job_of_an_earlier_controller_is_named(cluster, tmp_path):
-    assert slurm.earlier_jobs(tmp_path)
-    comment = "rule_distill_wildcards_llama-3.1-8b_swiftkv-50"
-    number = run(
-        "sbatch", "--parsable", "-D", str(tmp_path), "-o", "/dev/null", "--comment", comment, "--wrap", "sleep 600"
-    ).strip()
-    try:
-        with pytest.raises(UserError, match=rf": {number} \(distill\); .*`scancel {number}`"):
-            slurm.earlier_jobs(tmp_path)
-    finally:
-        run("scancel", number)

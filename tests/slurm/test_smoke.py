@@ -1,13 +1,11 @@
 """Every rule of the smoke scale, each job through a real SLURM; and nothing is left of it afterwards."""
 
 import re
-import socket
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.slurm.cluster import ETC, run, running
-from tests.slurm.conftest import ROOT
 
 from pipeline.stages import stage_of
 
@@ -45,16 +43,6 @@ def test_every_rule_of_the_smoke_scale(cluster, workflow):
         known = cluster.job(job["id"])
         assert known["NumNodes"] == ("2" if two else "1") and known["Account"] == "swiftkv", job
 
-    # What is kept names neither this machine nor a folder of its user; only the log of ranks on two nodes may name nodes.
-    place = re.compile(rf"{ROOT}|{Path.home()}/|\b{socket.gethostname()}\b")
-    kept = [
-        file
-        for file in (workflow.folder / "results").rglob("*")
-        if file.suffix in TEXT and file.name != "tokenizer.json" and "logs/distill/tiny-random-moe" not in str(file)
-    ]
-    named = [(file, line) for file in kept for line in file.read_text().splitlines() if place.search(line)]
-    assert len(kept) > 100 and not named
-
 
 def planned_jobs(workflow, *targets):
     """How many jobs of each rule all that is needed for the targets takes."""
@@ -63,7 +51,6 @@ def planned_jobs(workflow, *targets):
     return {rule: int(number) for rule, number in found if rule != "total"}
 
 
-TEXT = (".json", ".jsonl", ".csv", ".md", ".tex", ".html", ".log", ".tsv")
 PROCESSOR_RULES = {
     "resolve_model",
     "heldout",

@@ -129,9 +129,8 @@ def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("when", ["starting", "serving"])
-def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, number, when):
+@pytest.mark.parametrize(("when", "number"), [("starting", signal.SIGTERM), ("serving", signal.SIGKILL)])
+def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, when, number):
     arguments = command("latency", source, tmp_path, request_rates=[0.05], seconds=200)
     program = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     log, sign = tmp_path / "work/vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /v1/models"

@@ -1,25 +1,11 @@
 """The pages of docs/adding do what they say: their files are written and their commands are run, at smoke scale."""
 
-import json
 import os
 import re
-import runpy
-import shlex
 import shutil
-import sys
 
 import pytest
-import yaml
-from safetensors.numpy import save_file
 from tests.programs import ROOT, run
-
-from pipeline.artifacts.contents import KINDS
-from pipeline.run import check
-from pipeline.run.estimate import Work
-from pipeline.run.jobs import plan_jobs, read_config, read_profile
-from pipeline.run.plan import estimate_plan, report
-from pipeline.run.sizes import downloads
-from swiftkv.io import read_json
 
 pytestmark = pytest.mark.thorough
 
@@ -43,12 +29,12 @@ def blocks(page, *languages):
     return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-def write_files(page, project, prefix=""):
-    """Write the files that a page shows, YAML with `prefix` before its name; the names of the YAML files."""
+def write_files(page, project):
+    """Write the files that a page shows; their names."""
     found = []
     for block in blocks(page, "yaml", "python", "snakemake"):
-        if name := re.match(r"# (\S+\.(yaml|py|smk))\n", block):
-            found.append(f"{prefix}{name[1]}" if name[2] == "yaml" else name[1])
+        if name := re.match(r"# (\S+\.(?:yaml|py|smk))\n", block):
+            found.append(name[1])
             (project / found[-1]).write_text(block)
         elif row := re.match(r"# into (\w+) of (\S+)\n", block):
             file = project / row[2]
@@ -75,94 +61,13 @@ def test_a_page_does_what_it_says(page, project, start):
             if path.suffix == ".md":
                 path.unlink(missing_ok=True)
         ended = start("bash", "-ec", command)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert ended.returncode == 0 and ": False\n" not in ended.stdout, ended.stdout + ended.stderr
         assert all(path.exists() for path in made)
         for path in made:
             if path.suffix == ".md":
                 assert re.search(r"\d", path.read_text())
                 for form in path.parent.glob(f"{path.stem}.*"):
                     form.unlink()
-
-
-def test_every_page_can_be_planned_and_checked(project, start, monkeypatch):
-    """All at once, with the page's benchmark asked of the hub; the path of the results has a space, which no command splits."""
-    (project / "results").unlink()
-    model = project / "results/smoke/models/tiny-random/base"  # of the page on models
-    model.mkdir(parents=True)
-    dimensions = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
-    (model / "config.json").write_text(json.dumps(dimensions | {"num_hidden_layers": 8}))
-    (model / "tokenizer.json").write_text("{}")
-    (model / "chat_template.jinja").write_text("{{ messages }}")
-    save_file({}, model / "model.safetensors")
-    files = [name for page in PAGES for name in write_files(page, project, page.stem) if name.endswith(".yaml")]
-    asked = yaml.safe_load((project / "taskmine.yaml").read_text())
-    del asked["tasks"]["sciq"]["source"]
-    places = {"results": "my results", "logs": "my results/logs", "benchmarks": "my results/benchmarks"}
-    (project / "taskmine.yaml").write_text(yaml.safe_dump(asked | {"pathvars": places}))
-    files = ["profiles/smoke/override.yaml", *files]
-    ended = start("snakemake", "--profile", "profiles/smoke", "--dry-run", "--printshellcmds", "--configfile", *files)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-    monkeypatch.chdir(project)
-    kind = runpy.run_path(project / "workflow/pipeline/artifacts/kinds/agreement.py")["KIND"]
-    monkeypatch.setitem(KINDS, "agreement", kind)
-    profile = read_profile("smoke", project, files)
-    config, jobs = read_config(project, profile), plan_jobs(profile, project)
-    plan = estimate_plan(project, profile, config, jobs)
-    added = {name for page in PAGES for name in re.findall(r"^  (my_\w+):$", page.read_text(), re.MULTILINE)}
-    assert len(added) == len(PAGES) - 1 and added <= {job.wildcards.get("artifact") for job in jobs}
-    assert "sciq" in report(plan)
-    monkeypatch.setattr("pipeline.run.check.data_set", {"sciq": "allenai/sciq"}.__getitem__)  # lm-eval needs 10 s
-    lines: list[str] = []
-    check.check_disks(check.Report(lines.append), project, [Work(job, config, project) for job in jobs], 0)
-    check.check_hub(check.Report(lines.append), [item for job in jobs for item in downloads(job, config, project)])
-    assert re.match("FAIL  hub: HF_HUB_OFFLINE is set, and .*sciq", lines[-1]), lines
-
-    shells = re.findall(r"^Shell command: ?(.*?)(?=\n\n|\n\S)", ended.stdout, re.MULTILINE | re.DOTALL)
-    assert len(shells) == len(jobs) + 1  # that of rule all is empty
-    split = [word for shell in shells for word in shlex.split(shell) if word == "my" or word.startswith("results/")]
-    assert not split
-
-
-TRY_MORE = """
-import torch
-from swiftkv import architectures
-from swiftkv.models import load_swiftkv, save_swiftkv
-from swiftkv.start.fit import fitted_values
-
-assert torch.equal(rewire(model, SwiftKVSpec(4, 4))(tokens).logits, model(tokens).logits)
-spec = SwiftKVSpec(4, 1, 2)
-student = rewire(model, spec)
-for parameter in student.swiftkv_parameters().values():
-    parameter.data *= 1.1
-assert not torch.allclose(student(tokens).logits, model(tokens).logits)
-save_swiftkv(student, "student", keep_teacher_qkv=False)
-loaded = load_swiftkv("student", torch.float32)
-assert torch.equal(loaded(tokens).logits, student(tokens).logits)
-assert parameter_count(loaded.config.to_dict(), spec) == loaded.num_parameters()
-student.config.swiftkv = False
-assert torch.equal(student(tokens).logits, model(tokens).logits)
-for refused in (lambda: fitted_values(model, spec, None), lambda: architectures.check_served(loaded.config.model_type)):
-    try:
-        refused()
-    except architectures.UserError as error:
-        print(error)
-"""
-
-
-def test_an_architecture_is_one_row_and_one_module(project, start):
-    """The page's own, which this project does not have: rewired, saved, counted, and refused where it cannot go."""
-    write_files(ROOT / "docs/adding/model.md", project)
-    with (project / "try_it.py").open("a") as program:
-        program.write(TRY_MORE)
-    ended = start(sys.executable, "try_it.py")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [
-        "equal: True",
-        "counted: True",
-        "the keys of hunyuan_v1_dense are normalized, so no linear fit gives them; use start: copied",
-        "a SwiftKV model of 'hunyuan_v1_dense' cannot be served: nobody has tried its layers in vLLM",
-    ]
 
 
 def test_there_is_a_page_for_everything_that_can_be_added():
