@@ -4,7 +4,7 @@ import pytest
 from tests.slurm.cluster import run
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, requests
 
-from pipeline.run.check import slurm
+from pipeline.run import slurm
 from swiftkv.errors import UserError
 
 pytestmark = pytest.mark.slurm

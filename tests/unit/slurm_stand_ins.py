@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from tests.programs import write_program
 
-from pipeline.run.check.slurm import slurm_requests
 from pipeline.run.jobs import PlannedJob, Resources
+from pipeline.run.slurm import slurm_requests
 
 SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
 GPU_JOB = {

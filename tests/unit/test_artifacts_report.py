@@ -16,7 +16,7 @@ from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.report import write_report
 from pipeline.artifacts.report.origins import Origins
-from pipeline.run.reference import shown
+from pipeline.run import reference_run
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
@@ -189,29 +189,29 @@ def test_the_gallery_shows_every_figure(page):
 
 
 def test_the_readme_and_the_gallery_show_a_run(page, tmp_path):
-    readme = tmp_path / shown.README
-    readme.write_text(f"before\n{shown.BEGIN}old\n{shown.END}after\n")
-    said = shown.show(page.parent, tmp_path)
+    readme = tmp_path / reference_run.README
+    readme.write_text(f"before\n{reference_run.BEGIN}old\n{reference_run.END}after\n")
+    said = reference_run.show(page.parent, tmp_path)
     text = readme.read_text()
     assert said.endswith("2 figures; " + str(readme) + ": figure3 and speed_and_quality")
-    before, _, after = text.partition(shown.BEGIN)
-    part, _, after = after.partition(shown.END)
+    before, _, after = text.partition(reference_run.BEGIN)
+    part, _, after = after.partition(reference_run.END)
     assert (before, after) == ("before\n", "after\n") and "old" not in part
     grid = [line for line in (page.parent / "tables/speed_and_quality.md").read_text().splitlines() if "|" in line]
     assert [line for line in part.splitlines() if line.startswith("|")] == grid
     links = re.findall(r"\]\((.*?)\)", part)
     assert {*links} == {"docs/gallery/figure3.png", "docs/gallery/README.md"}
-    gallery = tmp_path / shown.GALLERY / "README.md"
+    gallery = tmp_path / reference_run.GALLERY / "README.md"
     pictures = re.findall(r"\]\((.*?)\)", gallery.read_text())
     assert pictures == ["figure1.png", "figure3.png"]
     sizes = [
         ((gallery.parent / name).stat().st_size, (page.parent / "figures" / name).stat().st_size) for name in pictures
     ]
     assert all(small < large / 2 for small, large in sizes)
-    assert shown.show(page.parent, tmp_path) == said and readme.read_text() == text
+    assert reference_run.show(page.parent, tmp_path) == said and readme.read_text() == text
     readme.write_text("no place")
     with pytest.raises(UserError, match="README.md has no lines"):
-        shown.show(page.parent, tmp_path)
+        reference_run.show(page.parent, tmp_path)
 
 
 def test_what_an_unfinished_run_has_made_is_shown(page, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from tests.programs import write_program
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, requests
 
-from pipeline.run import check
-from pipeline.run.check import Report, check_gpus, check_memory, check_space, problems_at_start, slurm
+from pipeline.run import slurm
+from pipeline.run.check import Report, check_environment, check_gpus, check_memory, check_space, problems_at_start
 from pipeline.run.jobs import PlannedJob, Profile, Resources
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
@@ -51,19 +51,6 @@ def test_too_few_gpus(tmp_path, monkeypatch):
         check_gpus(1)
 
 
-def test_a_report_goes_on_after_a_failure():
-    def fails():
-        raise UserError("it is broken")
-
-    lines = []
-    report = Report(lines.append)
-    assert report.check("first", fails) is None
-    assert report.check("second", lambda: 2, lambda number: f"{number} found") == 2
-    assert lines == ["FAIL  first: it is broken", "ok    second: 2 found"]
-    with pytest.raises(UserError, match="1 of the checks failed"):
-        report.end()
-
-
 # SLURM
 
 
@@ -76,15 +63,12 @@ def cluster(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_jobs_that_ask_for_the_same_are_one_request():
+def test_jobs_that_ask_for_the_same_are_one_request(cluster):
     found = requests(("score", GPU_JOB), ("fidelity", GPU_JOB), ("pack", CPU_JOB))
     assert [request.rules for request in found] == [["score", "fidelity"], ["pack"]]
     words = " ".join(found[0].words)
     assert "-A swiftkv -p h100 -t 1440 --mem 880000 --nodes=1 --requeue --cpus-per-gpu=12 --gpus=h100:8" in words
-
-
-def test_what_slurm_takes_is_not_refused(cluster):
-    assert slurm.verdict(requests(("distill", GPU_JOB), ("pack", CPU_JOB))) == ([], [])
+    assert slurm.verdict(found) == ([], [])
 
 
 @pytest.mark.parametrize(("resources", "words"), FAULTS)
@@ -95,23 +79,21 @@ def test_a_fault_is_named_with_the_key_to_correct(cluster, resources, words):
     assert all(word in sentence for word in words), sentence
 
 
-def test_a_fault_of_many_rules_is_one_sentence(cluster):
+def test_a_wrong_value_is_one_sentence_whatever_else_its_jobs_ask_for(cluster):
     wrong = GPU_JOB | {"slurm_partition": "h200"}
-    (found,) = slurm.verdict(requests(("distill", wrong), ("score", wrong), ("pack", CPU_JOB))).refused
-    assert found.startswith("of rule distill, score SLURM says")
+    jobs = [("distill", wrong), ("score", wrong | {"gpu": 1, "runtime": 480}), ("pack", CPU_JOB)]
+    other = ("pack", CPU_JOB | {"slurm_partition": "standard"})
+    first, second = slurm.verdict(requests(*jobs, other)).refused
+    assert first.startswith("of rule distill, score SLURM says") and "'standard'" in second
 
 
-def test_nodes_that_are_down_stop_no_run_but_a_check(cluster, monkeypatch, capsys):
+def test_nodes_that_are_down_stop_no_run(cluster, monkeypatch, capsys):
     monkeypatch.setenv("DRAINED", "1")
-    profile, jobs = (
-        Profile(cluster, slurm=SETTINGS, directory=cluster),
-        [PlannedJob("pack", resources=Resources(CPU_JOB))],
-    )
+    profile = Profile(cluster, slurm=SETTINGS, directory=cluster)
+    jobs = [PlannedJob("pack", resources=Resources(CPU_JOB))]
     assert problems_at_start(profile, jobs) == []
     assert "Requested node configuration is not available" in capsys.readouterr().err
-    report = Report(lambda line: None)
-    check.check_environment(report, profile, jobs, strict=True)
-    assert len(report.failures) == 1
+    assert len(check_environment(Report(), profile, jobs)) == 1
 
 
 def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch):
