@@ -7,6 +7,7 @@ Nothing here imports torch but `processor_speed`.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -218,22 +219,17 @@ class Work:
             seconds = (1 + repeats) * sum(busy(batch * prompt) + answer for batch in point.batch_sizes)
         else:
             seconds = 2 * repeats * (busy(prompt) + answer) if point.measure == "answer" else 0.0
-        return self.engine_start + self.sides * seconds
+        return self.sides * (self.speeds.engine.value + seconds)
 
     @property
     def sides(self) -> int:
-        """How many engines a serving job measures: with the baseline's, where it takes turns with a variant."""
+        """Engines of a serving job: with the baseline's, where it takes turns with a variant."""
         in_turns = self.config.in_turns(self.job.wildcards["point"])
         return 2 if in_turns and self.job.wildcards["variant"] != "baseline" else 1
 
     @property
-    def engine_start(self) -> float:
-        """Seconds of a serving job until its engines are up."""
-        return self.speeds.engine.value * self.sides
-
-    @property
     def engine(self) -> str | None:
-        """What other serving jobs must agree in to use the engine of this one; None of all others."""
+        """A key that serving jobs with the same engine share; None for other jobs."""
         if self.job.rule != "measure":
             return None
         name, place = self.job.wildcards["point"], self.job.wildcards
@@ -241,11 +237,10 @@ class Work:
         return f"{place['model']}/{place['variant']}/{place['kv_cache']} {engine_key(point)}"
 
     def written(self) -> float:
-        """Return the bytes that the job leaves on the disk, downloads apart; nothing where they are not known yet."""
-        try:
+        """Return the bytes that the job leaves on the disk, downloads apart; 0 if they are not known yet."""
+        with contextlib.suppress(UserError):
             return self._written()
-        except UserError:
-            return 0.0
+        return 0.0
 
     def _written(self) -> float:
         rule = self.job.rule
@@ -329,37 +324,50 @@ class Estimate:
     why: str = ""
 
 
-def estimates(works: Sequence[Work], finished: Iterable[Work] = (), *, in_turn: bool = False) -> list[Estimate]:
-    """Return how long jobs take: what they took before, else their estimates, corrected by those of finished jobs.
+def estimates(
+    root: Path,
+    profile: Profile,
+    config: Config,
+    jobs: Sequence[PlannedJob],
+    finished: Sequence[PlannedJob] = (),
+    speed: float = 1.0,
+) -> list[Estimate]:
+    """Return the time of each job: what it took before, else its estimate, corrected by those of finished jobs.
+
+    On one machine jobs come one after another, so those that need the same engine share it.
 
     Args:
-        works: still to do.
-        finished: others of the same configuration; those with a benchmark file count.
-        in_turn: whether jobs come one after the other on this machine, so that those that need the same engine share it.
+        root: folder of the project.
+        profile, config, jobs: of the run.
+        finished: other jobs of the same configuration; those with a benchmark file count.
+        speed: of this processor, as `processor_speed` measures it.
     """
     computed, started = [], set[str]()
-    for work in [*works, *finished]:
+    for job in [*jobs, *finished]:
+        work, alone, why = Work(job, config, root, speed), 0.0, ""
         try:
-            alone, why = work.seconds(), ""
+            alone = work.seconds()
         except UserError as error:
-            alone, why = 0.0, str(error)
-        if in_turn and (engine := work.engine):
-            alone -= work.engine_start if alone and engine in started else 0.0
+            why = str(error)
+        if profile.cores is not None and (engine := work.engine):
+            alone -= work.speeds.engine.value * work.sides if alone and engine in started else 0.0
             started.add(engine)
-        computed.append((work.job, alone, why, measured_seconds(work.job)))
-    ratios: dict[tuple[str, str | None], list[float]] = {}
+        computed.append((job, alone, why, measured_seconds(job)))
+    sums: dict[tuple[str, str | None], list[float]] = {}
     for job, alone, _, took in computed:
         if took is not None and alone:
-            sums = ratios.setdefault((job.rule, job.wildcards.get("model")), [0.0, 0.0])
-            sums[0], sums[1] = sums[0] + took, sums[1] + alone
-
-    def best(job: PlannedJob, alone: float, why: str, took: float | None) -> Estimate:
+            total = sums.setdefault((job.rule, job.wildcards.get("model")), [0.0, 0.0])
+            total[0], total[1] = total[0] + took, total[1] + alone
+    found = []
+    for job, alone, why, took in computed[: len(jobs)]:
+        like = sums.get((job.rule, job.wildcards.get("model")))
         if took is not None:
-            return Estimate(took, measured=True)
-        like = ratios.get((job.rule, job.wildcards.get("model")))
-        return Estimate(alone * like[0] / like[1], measured=True) if like and alone else Estimate(alone, why=why)
-
-    return [best(*each) for each in computed[: len(works)]]
+            found.append(Estimate(took, measured=True))
+        elif like and alone:
+            found.append(Estimate(alone * like[0] / like[1], measured=True))
+        else:
+            found.append(Estimate(alone, why=why))
+    return found
 
 
 def measured_seconds(job: PlannedJob) -> float | None:

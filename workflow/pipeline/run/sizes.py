@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -34,41 +35,9 @@ GGUF = {
 }
 
 
-def dimensions(config: Config, model: str, root: Path) -> dict[str, Any] | None:
-    """A model's config.json, as far as sizes go, without downloading anything; None where nothing says it.
-
-    Args:
-        config: the configuration.
-        model: its name there.
-        root: folder of the project, in which `architecture` files lie.
-    """
-    entry = config.models[model]
-    resolved = Path(config.pathvars.results) / "models" / model / "source.json"
-    if resolved.exists():
-        return read_json(resolved)["config"]
-    source = entry.source
-    if entry.architecture:
-        return read_json(root / entry.architecture)["config"]
-    if isinstance(source, PackagedModel):
-        return _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
-    file = Path(source.local).expanduser() / "config.json" if isinstance(source, LocalModel) else None
-    return read_json(file) if file and file.exists() else None
-
-
-@cache  # reading one takes seconds
-def _gguf(file: Path) -> dict[str, Any]:
-    from gguf import GGUFReader
-
-    fields = GGUFReader(file).fields
-    kind = fields["general.architecture"].contents()
-    found = {name: fields[f"{kind}.{field}"].contents() for name, field in GGUF.items() if f"{kind}.{field}" in fields}
-    # The head is the embedding where the file has none, which its tensors tell; packaged models so far tie them.
-    return {"model_type": kind, "tie_word_embeddings": True, **found}
-
-
 @dataclass(frozen=True)
 class Size:
-    """A model's size.
+    """The size of a model.
 
     Attributes:
         config: its config.json, as far as sizes go.
@@ -80,17 +49,30 @@ class Size:
 
     @classmethod
     def of(cls, config: Config, model: str, root: Path) -> Size:
-        """Return the size of a model of the configuration.
+        """Return the size of a model of the configuration, without downloading anything.
+
+        Args:
+            config: the configuration.
+            model: its name there.
+            root: folder of the project, in which `architecture` files lie.
 
         Raises:
             UserError: its dimensions are not known before it is downloaded, or its architecture is unknown.
         """
-        found = dimensions(config, model, root)
-        if found is None:
+        entry = config.models[model]
+        source, resolved = entry.source, Path(config.pathvars.results) / "models" / model / "source.json"
+        if resolved.exists():
+            found = read_json(resolved)["config"]
+        elif entry.architecture:
+            found = read_json(root / entry.architecture)["config"]
+        elif isinstance(source, PackagedModel):
+            found = _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
+        elif isinstance(source, LocalModel) and (file := Path(source.local).expanduser() / "config.json").exists():
+            found = read_json(file)
+        else:
             raise UserError(f"nothing says how big model {model!r} is before it is downloaded; name its `architecture`")
         architecture(found.get("model_type"))
-        named = "fp8" in getattr(config.models[model].source, "hub", "").lower()
-        return cls(found, fp8="quantization_config" in found or named)
+        return cls(found, fp8="quantization_config" in found or "fp8" in getattr(source, "hub", "").lower())
 
     @property
     def layers(self) -> int:
@@ -150,6 +132,17 @@ class Size:
         return self.bytes + (2 * self.trained(spec, "qkv") if spec else 0)
 
 
+@cache  # reading one takes seconds
+def _gguf(file: Path) -> dict[str, Any]:
+    from gguf import GGUFReader
+
+    fields = GGUFReader(file).fields
+    kind = fields["general.architecture"].contents()
+    found = {name: fields[f"{kind}.{field}"].contents() for name, field in GGUF.items() if f"{kind}.{field}" in fields}
+    # The head is the embedding where the file has none, which its tensors tell; packaged models so far tie them.
+    return {"model_type": kind, "tie_word_embeddings": True, **found}
+
+
 @dataclass(frozen=True)
 class Download:
     """A repository or file that a job fetches.
@@ -193,25 +186,24 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
     """
     name = job.wildcards.get("model", "")
     model, variant = config.models.get(name), job.wildcards.get("variant", "")
-    layers = model and model.num_hidden_layers
 
-    def size(spec: SwiftKVSpec | None = None) -> int | None:
-        try:
-            return round(Size.of(config, name, root).checkpoint_bytes(spec))
-        except UserError:  # its size is not known yet
-            return None
+    def weights(
+        what: str, source: Section, spec: SwiftKVSpec | None = None, *, template: bool = False
+    ) -> list[Download]:
+        size = None
+        with contextlib.suppress(UserError):  # its size is not known yet
+            size = round(Size.of(config, name, root).checkpoint_bytes(spec))
+        layers = config.models[name].num_hidden_layers
+        return _download(what, source, files=tuple(MODEL_FILES), bytes=size, layers=layers, template=template)
 
+    tokenizer = {"files": tuple(TOKENIZER_FILES), "bytes": TOKENIZER_BYTES}
     if job.rule == "resolve_model" and model:
-        return [
-            *_download("model", model.source, MODEL_FILES, size(), layers, template=model.chat_template is None),
-            *_download("tokenizer", model.chat_template, TOKENIZER_FILES, TOKENIZER_BYTES, template=True),
-        ]
+        chat_template = _download("tokenizer", model.chat_template, **tokenizer, template=True)
+        return weights("model", model.source, template=model.chat_template is None) + chat_template
     if job.rule == "dummy_checkpoint" and model:
-        return _download("tokenizer", model.source, TOKENIZER_FILES, TOKENIZER_BYTES)
+        return _download("tokenizer", model.source, **tokenizer)
     if job.rule == "fetch_checkpoint" and model:
-        return _download(
-            "checkpoint", model.checkpoints[variant], MODEL_FILES, size(config.spec(name, variant)), layers
-        )
+        return weights("checkpoint", model.checkpoints[variant], config.spec(name, variant))
     if job.rule in ("corpus", "heldout"):
         mix = config.data[job.wildcards.get("data", config.heldout.data)]
         return [item for source in mix.sources for item in _download("data set", source)]
@@ -222,29 +214,20 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
     return []
 
 
-def _download(
-    what: str,
-    source: Section | None,
-    files: Iterable[str] | None = None,
-    size: int | None = None,
-    layers: int | None = None,
-    template: bool = False,
-) -> list[Download]:
+def _download(what: str, source: Section | None, **settings: Any) -> list[Download]:
     """What a source of the configuration fetches: nothing if it is local or packaged."""
-    place = getattr(source, "hub", None)
-    settings = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
-    patterns = tuple(files) if files else None
-    found = {"files": patterns, "bytes": size, "layers": layers, "template": template}
-    return [Download(what, place, **found, **settings)] if place else []
+    stated = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
+    return [Download(what, source.hub, **settings, **stated)] if getattr(source, "hub", None) else []
 
 
 def once(found: Iterable[Download]) -> list[Download]:
-    """Each revision of a repository once, with the most that is loaded of it, models first."""
+    """Return each revision of a repository once, with the most that is loaded of it, models first."""
     merged: dict[tuple[str, str, str], Download] = {}
     for item in found:
-        other = merged.setdefault((item.origin, item.hub, item.revision), item)
+        place = item.origin, item.hub, item.revision
+        other = merged.get(place, item)
         larger = max(other, item, key=lambda one: (one.files is None, len(one.files or ()), one.bytes or 0))
-        merged[item.origin, item.hub, item.revision] = replace(
+        merged[place] = replace(
             larger,
             optional=other.optional and item.optional,
             gated=other.gated or item.gated,
