@@ -77,8 +77,8 @@ def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles
     again = plan_jobs(profile, root, targets, attempt=profile.attempts) if profile.slurm else []
     for sentence in check_environment(report, profile, [*jobs, *again]):
         report.fail("request", sentence)
-    report.check("benchmarks", check_tasks, config, jobs)
-    missing = check_hub(report, once(item for job in jobs for item in downloads(job, config, root)))
+    report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
+    missing = check_hub(report, (item for job in jobs for item in downloads(job, config, root)))
     check_disks(report, Path(config.pathvars.results), [Work(job, config, root) for job in jobs], missing)
     if report.failures:
         raise UserError(f"{len(report.failures)} of the checks failed; mend what they name and check again")
@@ -172,8 +172,8 @@ def check_memory(jobs: Iterable[PlannedJob], cores: int, memory: int) -> str:
     return f"{room}, so at most {at_once} of rule {largest.rule} at once ({needed / 1000:.1f} GB each)"
 
 
-def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> str:
-    """Check that lm-eval has the task, metric and filter of each benchmark to be scored.
+def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
+    """Check that lm-eval has the task, metric and filter of each benchmark to be scored; return their number.
 
     Raises:
         UserError: as `check_task`.
@@ -184,7 +184,7 @@ def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> str:
     tasks = [task for name, task in config["tasks"].items() if name in outputs]
     for task in tasks:
         check_task(task)
-    return f"{len(tasks)} to be scored"
+    return len(tasks)
 
 
 # Disks
@@ -247,7 +247,7 @@ def check_hub(report: Report, found: Iterable[Download]) -> int:
         Bytes to be downloaded.
     """
     hub, absent = Hub(), list[str]()
-    for item in found:
+    for item in once(found):
         if "://" in item.hub:
             continue
         name = f"hub {item.origin} {item.hub}"

@@ -110,13 +110,7 @@ class Comparison:
     machines: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
 
     def add(self, name: str, expected: Record, measured: Record) -> None:
-        """Compare two records.
-
-        Args:
-            name: path of the record, for sentences.
-            expected: the reference run's.
-            measured: the run's.
-        """
+        """Compare the record of the reference run at a path with the run's own."""
         self.records += 1
         for record, machines in zip((measured, expected), self.machines, strict=True):
             machines.add(_machine(record))
@@ -186,12 +180,7 @@ def compare(reference: Path, results: Path) -> Comparison:
 
 
 def report(found: Comparison, reference: Path, results: Path) -> str:
-    """List disagreements, and how much was compared on which machines.
-
-    Args:
-        found: what `compare` returned.
-        reference, results: the folders that it compared.
-    """
+    """Return the lines of a comparison: disagreements, and how much was compared on which machines."""
     lines = list(found.disagreements)
     for name, place, machines in zip(("this run", "reference"), (results, reference), found.machines, strict=True):
         lines.append(f"{name}: {place}, {some(sorted(machines), 2)}")
