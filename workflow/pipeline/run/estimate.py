@@ -34,22 +34,13 @@ from swiftkv.spec import SwiftKVSpec
 TERA = 10**12
 LONGEST = 2  # assumed: the longest of a batch of answers, in mean lengths
 BUSY = 0.9  # load above which a server's requests wait for each other
-# Passes through the model that comparing a token takes: teacher, student and start; or the model and its layers' inputs.
-PASSES = {"fidelity": 4, "similarity": 2}
 STATES = 3  # training states that lie on the disk at once
 TOKEN_BYTES, TEXT_BYTES = 10, 4  # of a packed token, and of one as text
 OUTPUT_BYTES = 10**5  # of any other output
 
 
 class Work:
-    """A planned job, and how long it takes by the configuration's speeds.
-
-    Args:
-        job: as Snakemake plans it.
-        config: the configuration.
-        root: folder of the project.
-        speed: of a matrix product on this machine's processor, relative to the one that the speeds were measured on.
-    """
+    """A planned job, and how long it takes by the configuration's speeds; the arguments are those of `estimates`."""
 
     def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
         self.job, self.config, self.root = job, config, root
@@ -93,13 +84,16 @@ class Work:
             return host.start.value + self._text("tokens") / host.read_tokens.value
         if rule == "pack":
             return host.start.value + self._text("tokens") / host.pack_tokens.value
-        estimated = {"teacher_states": self._teacher, "moments": self._teacher, "distill": self._training}
-        estimated |= {
+        functions = {
+            "teacher_states": self._teacher,
+            "moments": self._teacher,
+            "distill": self._training,
+            "fidelity": self._comparing,
+            "similarity": self._comparing,
             "early_exit": self._early_exit,
             "measure": self._serving,
-            **dict.fromkeys(PASSES, self._comparing),
         }
-        function = self._scoring if rule.startswith("score") else estimated.get(rule)
+        function = self._scoring if rule.startswith("score") else functions.get(rule)
         if function is None:
             return host.start.value
         weights = self.size.bytes / GIGA / self.speeds.load_gb.value
@@ -119,6 +113,10 @@ class Work:
     def forward(self, tokens: float) -> float:
         """Return the seconds of forward passes of transformers, in which one GPU works at a time."""
         return self.compute(2 * tokens * self.size.passed, "forward", 1 if self.job.gpus else self.devices)
+
+    def busy(self, tokens: float) -> float:
+        """Return the seconds of so many tokens in a busy vLLM engine."""
+        return self.compute(2 * tokens * self.size.passed, "serving", self.devices)
 
     def decode(self, steps: float) -> float:
         """Return the seconds of so many decoding steps, one after the other."""
@@ -168,9 +166,7 @@ class Work:
             entry, amount = config.tasks[name], asks(config.tasks[name], name)
             prompt, choices = amount.shots + amount.prompt, max(1, amount.choices) * amount.choice
             if config.scoring_engine(job.wildcards["model"], job.wildcards["variant"], job.wildcards["kv_cache"], name):
-                tokens = amount.questions * (prompt + amount.answer)
-                engine = self.compute(2 * tokens * self.size.passed, "serving", self.devices)
-                total += self.speeds.engine.value + engine / shards
+                total += self.speeds.engine.value + self.busy(amount.questions * (prompt + amount.answer)) / shards
                 continue
             if job.gpus:
                 tokens = amount.questions * max(1, amount.choices) * (prompt + amount.choice)
@@ -181,10 +177,11 @@ class Work:
         return total + len(names) * self.speeds.task.value
 
     def _comparing(self) -> float:
+        """Four passes of a changed model: teacher, student and start; else two, as of similarity."""
         settings = self.config.similarity if self.job.rule == "similarity" else self.config.fidelity
         tokens = settings.documents * min(self._text("chat_tokens"), settings.max_length)
-        changed = self.job.rule == "similarity" or self.config.variants[self.job.wildcards["variant"]].changed
-        return self.forward(tokens * (PASSES[self.job.rule] if changed else 2))
+        changed = self.job.rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed
+        return self.forward(tokens * (4 if changed else 2))
 
     def _early_exit(self) -> float:
         settings = self.config.early_exit
@@ -199,26 +196,23 @@ class Work:
         output = getattr(point, "output_tokens", None) or config.serving.output_tokens
         repeats, answer = getattr(point, "repeats", 1), self.decode(output)
 
-        def busy(tokens: float) -> float:
-            return self.compute(2 * tokens * self.size.passed, "serving", self.devices)
-
         if point.measure == "throughput":
-            seconds = repeats * busy(point.total_tokens)
+            seconds = repeats * self.busy(point.total_tokens)
         elif point.measure == "latency":
             seconds, spent = 0.0, 0.0
             for rate in sorted(point.request_rates):
                 count = max(point.min_requests, round(rate * point.seconds))
-                spent = max(count / rate, busy(count * (prompt + output))) + answer
+                spent = max(count / rate, self.busy(count * (prompt + output))) + answer
                 seconds += spent if seconds else 2 * spent  # the first once more, to warm up
-                if busy(rate * (prompt + output)) > BUSY:
+                if self.busy(rate * (prompt + output)) > BUSY:
                     seconds += point.refine_steps * spent
                     break
         elif point.measure == "forward_time":
-            seconds = 2 * repeats * busy(prompt)
+            seconds = 2 * repeats * self.busy(prompt)
         elif point.measure == "decode":
-            seconds = (1 + repeats) * sum(busy(batch * prompt) + answer for batch in point.batch_sizes)
+            seconds = (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
         else:
-            seconds = 2 * repeats * (busy(prompt) + answer) if point.measure == "answer" else 0.0
+            seconds = 2 * repeats * (self.busy(prompt) + answer) if point.measure == "answer" else 0.0
         return self.sides * (self.speeds.engine.value + seconds)
 
     @property

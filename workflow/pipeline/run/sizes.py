@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,33 @@ GGUF = {
 }
 
 
-@dataclass(frozen=True)
 class Size:
-    """The size of a model.
+    """The size of a model, most of it in parameters.
+
+    Args:
+        config: its config.json, as far as sizes go.
+        fp8: whether its weights are stored in 8 bits, all but those of embedding and head.
 
     Attributes:
-        config: its config.json, as far as sizes go.
-        fp8: whether its weights are stored in 8 bits.
+        layers: number of layers, L.
+        width: of the residual stream.
+        dimensions: those that cost depends on.
+        parameters: all.
+        head: those of the language-model head.
+        vocabulary: those of embedding and head.
+        body: those of the layers that one token passes; of experts, the active ones.
+        passed: those that one token passes on its way to its logits.
+        bytes: of its weights.
     """
 
-    config: Mapping[str, Any]
-    fp8: bool = False
+    def __init__(self, config: Mapping[str, Any], fp8: bool = False) -> None:
+        self.layers, self.width = config["num_hidden_layers"], config["hidden_size"]
+        self.dimensions, self.parameters = Dimensions.from_config(config), parameter_count(config)
+        self.head = config["vocab_size"] * self.width
+        self.vocabulary = self.head * (1 if config.get("tie_word_embeddings") else 2)
+        self.body = sum(prefill_flops(self.dimensions, None, 1).values()) / 2
+        self.passed = self.body + self.head
+        self.bytes = 2 * self.vocabulary + (self.parameters - self.vocabulary) * (1 if fp8 else 2)
 
     @classmethod
     def of(cls, config: Config, model: str, root: Path) -> Size:
@@ -74,61 +90,16 @@ class Size:
         architecture(found.get("model_type"))
         return cls(found, fp8="quantization_config" in found or "fp8" in getattr(source, "hub", "").lower())
 
-    @property
-    def layers(self) -> int:
-        """Number of layers, L."""
-        return self.config["num_hidden_layers"]
-
-    @property
-    def width(self) -> int:
-        """Width of the residual stream."""
-        return self.config["hidden_size"]
-
-    @cached_property
-    def dimensions(self) -> Dimensions:
-        """The dimensions that cost depends on."""
-        return Dimensions.from_config(self.config)
-
-    @cached_property
-    def parameters(self) -> int:
-        """All parameters."""
-        return parameter_count(self.config)
-
-    @property
-    def head(self) -> int:
-        """Parameters of the language-model head."""
-        return self.config["vocab_size"] * self.width
-
-    @property
-    def vocabulary(self) -> int:
-        """Parameters of embedding and head."""
-        return self.head * (1 if self.config.get("tie_word_embeddings") else 2)
-
-    @cached_property
-    def body(self) -> float:
-        """Parameters of the layers that one token passes: of experts, the active ones."""
-        return sum(prefill_flops(self.dimensions, None, 1).values()) / 2
-
-    @property
-    def passed(self) -> float:
-        """Parameters that one token passes on its way to its logits."""
-        return self.body + self.head
-
     def trained(self, spec: SwiftKVSpec | None, train: str) -> float:
-        """Parameters that a recipe's `train` trains; `spec` None is the unchanged model."""
+        """Return the parameters that a recipe's `train` trains; `spec` None is the unchanged model."""
         if spec is None or train == "all":
             return self.parameters
         if train == "upper_layers":
             return (self.parameters - self.vocabulary) * (1 - spec.num_key_value_layers / self.layers)
         return added_weights(self.dimensions, spec) + (self.head if spec.early_exit else 0)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of its weights; with FP8 all but the vocabulary's are one byte."""
-        return 2 * self.vocabulary + (self.parameters - self.vocabulary) * (1 if self.fp8 else 2)
-
     def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> float:
-        """Bytes of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
+        """Return the bytes of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
         return self.bytes + (2 * self.trained(spec, "qkv") if spec else 0)
 
 
