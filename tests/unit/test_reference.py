@@ -150,11 +150,10 @@ def test_a_server_that_saves_nothing_is_found_on_any_machine(tmp_path):
         content = read_json(SHIPPED / name)
         content["provenance"]["hardware"]["processor"] = "Another"
         result = content["result"] or {}
-        if own := {
-            key: result[f"baseline_{key}"] for key in result if f"baseline_{key}" in result and "samples" in key
-        }:
+        times = {key: result.get(f"baseline_{key}") for key in result if key.startswith("samples_")}
+        if any(times.values()):
             in_turns.append(name)
-            content["result"] = result | own
+            content["result"] = result | times
         write_json(tmp_path / name, content)
     found = {sentence.partition(": ")[0] for sentence in compare(SHIPPED, tmp_path).disagreements}
     assert found <= set(in_turns) and len(found) > len(in_turns) / 2

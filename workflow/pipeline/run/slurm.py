@@ -127,8 +127,7 @@ def controller() -> str:
 
 def verdict(requests: Iterable[Request]) -> Verdict:
     """Have SLURM judge every request (`sbatch --test-only`); a value that several get wrong is one sentence."""
-    refused: dict[Any, tuple[str, list[str]]] = {}
-    waiting: dict[Any, tuple[str, list[str]]] = {}
+    found: dict[Any, tuple[bool, str, list[str]]] = {}
     for request in requests:
         status, said = _run("sbatch", "--test-only", *request.words, "--wrap", "true")
         if status == 0:
@@ -139,15 +138,14 @@ def verdict(requests: Iterable[Request]) -> Verdict:
         value = request.resources.get(key)
         mend = f"correct {key}{f', now {value!r},' if value else ''} {where}; " if key else ""
         sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{request.command}`"
-        problem = (message, mend) if value else sentence
-        found = waiting if any(words in message for words in PASSING) else refused
-        found.setdefault(problem, (sentence, []))[1].extend(request.rules)
-    return Verdict(
-        *(
-            [f"of rule {', '.join(dict.fromkeys(rules))} {sentence}" for sentence, rules in found.values()]
-            for found in (refused, waiting)
+        passing = any(words in message for words in PASSING)
+        found.setdefault((message, mend) if value else sentence, (passing, sentence, []))[2].extend(request.rules)
+    verdict = Verdict([], [])
+    for passing, sentence, rules in found.values():
+        (verdict.waiting if passing else verdict.refused).append(
+            f"of rule {', '.join(dict.fromkeys(rules))} {sentence}"
         )
-    )
+    return verdict
 
 
 def earlier_jobs(folder: str | os.PathLike) -> str:
