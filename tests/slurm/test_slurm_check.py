@@ -2,7 +2,7 @@
 
 import pytest
 from tests.slurm.cluster import run
-from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, requests
+from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, jobs
 
 from pipeline.run import slurm
 from swiftkv.errors import UserError
@@ -12,13 +12,13 @@ pytestmark = pytest.mark.slurm
 
 def test_what_slurm_takes_is_not_refused(cluster):
     assert slurm.controller()
-    assert slurm.verdict(requests(("distill", GPU_JOB), ("pack", CPU_JOB))) == ([], [])
+    assert slurm.verdict(jobs(("distill", GPU_JOB), ("pack", CPU_JOB)), SETTINGS) == ([], [])
 
 
 @pytest.mark.parametrize(("job", "words"), [fault for fault in FAULTS if "slurm_account" not in fault[1][0]])
 def test_a_fault_is_named(cluster, job, words):
-    verdict = slurm.verdict(requests(("distill", job)))
-    (found,) = [*verdict.refused, *verdict.waiting]
+    refused, waiting = slurm.verdict(jobs(("distill", job)), SETTINGS)
+    (found,) = refused + waiting
     assert all(word in found for word in words), found
 
 
@@ -26,10 +26,10 @@ def test_nodes_that_are_down_are_waited_for(cluster):
     nodes = f"nodename={','.join(cluster.nodes)}"
     run("scontrol", "update", nodes, "state=drain", "reason=test")
     try:
-        verdict = slurm.verdict(requests(("distill", GPU_JOB)))
+        refused, waiting = slurm.verdict(jobs(("distill", GPU_JOB)), SETTINGS)
     finally:
         run("scontrol", "update", nodes, "state=resume")
-    assert not verdict.refused and len(verdict.waiting) == 1
+    assert not refused and len(waiting) == 1
 
 
 def test_a_job_of_an_earlier_controller_is_named(cluster, tmp_path):

@@ -112,16 +112,14 @@ def check_environment(report: Report, profile: Profile, jobs: Sequence[PlannedJo
         return []
     report.check("queue", slurm.earlier_jobs, profile.directory)
     try:
-        requests = slurm.slurm_requests([(job.rule, job) for job in jobs if not job.local], profile.slurm)
+        refused, waiting = slurm.verdict([job for job in jobs if not job.local], profile.slurm)
     except UserError as error:
-        report.fail("request", str(error))
-        return []
-    verdict = slurm.verdict(requests)
-    for sentence in verdict.refused:
+        refused, waiting = [str(error)], []
+    for sentence in refused:
         report.fail("request", sentence)
-    if verdict == ([], []):
-        report.show(f"ok    requests: SLURM takes all {len(requests)} kinds of job")
-    return verdict.waiting
+    if not refused and not waiting:
+        report.show("ok    request: SLURM takes every job")
+    return waiting
 
 
 def check_gpus(wanted: int) -> str:

@@ -8,9 +8,9 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from pipeline.run.jobs import PlannedJob
 from swiftkv.errors import UserError
 
 JOB_NAME = "check"
@@ -36,45 +36,11 @@ KEYS = {
 }
 
 
-@dataclass
-class Request:
-    """A request of some jobs to SLURM.
-
-    Attributes:
-        words: arguments of sbatch.
-        resources: as the rules and the profile state them.
-        rules: the rules of the jobs.
-    """
-
-    words: tuple[str, ...]
-    resources: Any
-    rules: list[str]
-
-    @property
-    def command(self) -> str:
-        """The command that tests the request."""
-        names = ("--job-name", "--output", "--comment", "--export=ALL", JOB_NAME, os.devnull)
-        words = [word for word in self.words if word not in names]
-        return shlex.join(["sbatch", "--test-only", *words, "--wrap", "true"])
-
-
-class Verdict(NamedTuple):
-    """SLURM's verdict on the planned jobs.
-
-    Attributes:
-        refused: a sentence for each problem for which SLURM does not take jobs.
-        waiting: a sentence for each request that no node fits at present.
-    """
-
-    refused: list[str]
-    waiting: list[str]
-
-
-def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Request]:
-    """Return the distinct requests of jobs, in the words of the plugin that will submit them.
+def requests(jobs: Iterable[PlannedJob], settings: Any) -> dict[tuple[str, ...], list[PlannedJob]]:
+    """Return the distinct arguments of sbatch with which the plugin will submit jobs, and the jobs of each.
 
     Args:
-        jobs: (rule, job), where a job has `threads` and `resources`.
+        jobs: all to be submitted.
         settings: the plugin's: requeue, no_requeue, qos, reservation.
 
     Raises:
@@ -84,8 +50,8 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-    found: dict[tuple[str, ...], Request] = {}
-    for rule, job in jobs:
+    found: dict[tuple[str, ...], list[PlannedJob]] = {}
+    for job in jobs:
         account, partition = (job.resources.get(name) for name in ("slurm_account", "slurm_partition"))
         parameters = {
             "run_uuid": JOB_NAME,
@@ -98,12 +64,10 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
         try:
             command = get_submit_command(job, parameters, settings=settings) + set_gres_string(job)
         except WorkflowError as error:
-            raise UserError(f"rule {rule} cannot be submitted: {' '.join(str(error).split())}") from None
+            raise UserError(f"rule {job.rule} cannot be submitted: {' '.join(str(error).split())}") from None
         words = tuple(word for word in shlex.split(command)[1:] if word != "--parsable")
-        request = found.setdefault(words, Request(words, job.resources, []))
-        if rule not in request.rules:
-            request.rules.append(rule)
-    return list(found.values())
+        found.setdefault(words, []).append(job)
+    return found
 
 
 def controller() -> str:
@@ -125,27 +89,40 @@ def controller() -> str:
     return "the controller answers"
 
 
-def verdict(requests: Iterable[Request]) -> Verdict:
-    """Have SLURM judge every request (`sbatch --test-only`); a value that several get wrong is one sentence."""
-    found: dict[Any, tuple[bool, str, list[str]]] = {}
-    for request in requests:
-        status, said = _run("sbatch", "--test-only", *request.words, "--wrap", "true")
+def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[str]]:
+    """Have SLURM judge the requests of all jobs (`sbatch --test-only`).
+
+    Args:
+        jobs, settings: as in `requests`.
+
+    Returns:
+        A sentence for each problem for which SLURM refuses jobs, and for each request that no node fits at present. A value
+        that several requests get wrong is one problem.
+
+    Raises:
+        UserError: the plugin refuses a job's resources.
+    """
+    problems: dict[Any, tuple[bool, str, list[str]]] = {}
+    for words, alike in requests(jobs, settings).items():
+        status, said = _run("sbatch", "--test-only", *words, "--wrap", "true")
         if status == 0:
             continue
-        message = _message(said)
-        key = next((key for words, key in KEYS.items() if words in message.lower()), "")
-        where = "under gpu_jobs in the profile's site.yaml" if request.resources.get("gpu") else "in the profile"
-        value = request.resources.get(key)
+        message, resources = _message(said), alike[0].resources
+        key = next((key for text, key in KEYS.items() if text in message.lower()), "")
+        where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile"
+        value = resources.get(key)
         mend = f"correct {key}{f', now {value!r},' if value else ''} {where}; " if key else ""
-        sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{request.command}`"
-        passing = any(words in message for words in PASSING)
-        found.setdefault((message, mend) if value else sentence, (passing, sentence, []))[2].extend(request.rules)
-    verdict = Verdict([], [])
-    for passing, sentence, rules in found.values():
-        (verdict.waiting if passing else verdict.refused).append(
-            f"of rule {', '.join(dict.fromkeys(rules))} {sentence}"
-        )
-    return verdict
+        names = ("--job-name", "--output", "--comment", "--export=ALL", JOB_NAME, os.devnull)
+        shown = [word for word in words if word not in names]
+        command = shlex.join(["sbatch", "--test-only", *shown, "--wrap", "true"])
+        sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{command}`"
+        passing = any(text in message for text in PASSING)
+        problem = problems.setdefault((message, mend) if value else sentence, (passing, sentence, []))
+        problem[2].extend(job.rule for job in alike)
+    refused, waiting = list[str](), list[str]()
+    for passing, sentence, rules in problems.values():
+        (waiting if passing else refused).append(f"of rule {', '.join(dict.fromkeys(rules))} {sentence}")
+    return refused, waiting
 
 
 def earlier_jobs(folder: str | os.PathLike) -> str:
