@@ -130,6 +130,7 @@ def refuse_what_cannot_run():
     jobs = [planned(job) for job in workflow.dag.needrun_jobs() if job.output]
     profile = Profile(
         Path(),
+        jobs=workflow.nodes,
         cores=workflow.cores if executor == "local" else None,
         resources=share_machine() if executor == "local" else {},
         python=python_of_jobs(METHODS, PROJECT),

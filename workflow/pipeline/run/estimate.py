@@ -365,12 +365,9 @@ def estimates(
 
 
 def measured_seconds(job: PlannedJob) -> float | None:
-    """Return the wall time of a job as Snakemake's benchmark file has it; None where it has not run to its end."""
-    if job.benchmark is None or not Path(job.benchmark).is_file():
-        return None
-    with open(job.benchmark, encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    """Return the wall time of a job by Snakemake's benchmark file; None if it has not run to its end."""
     try:
-        return float(rows[-1]["s"])
-    except (IndexError, KeyError, TypeError, ValueError):
+        with open(job.benchmark or "", encoding="utf-8") as file:
+            return float(list(csv.DictReader(file, delimiter="\t"))[-1]["s"])
+    except (OSError, IndexError, KeyError, TypeError, ValueError):
         return None  # Snakemake writes it at the job's end; a damaged one says nothing

@@ -148,8 +148,11 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     folder = root / "profiles" / name
     folder = folder if folder.is_dir() else Path(name)
     if not folder.is_dir():
-        known = ", ".join(sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml")))
-        raise UserError(f"there is no profile {str(name)!r}; it is one of {known}, or a folder with a profile.yaml")
+        known = sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml"))
+        raise UserError(
+            f"there is no profile {str(name)!r}{nearest(str(name), known)}; it is one of {', '.join(known)}, or a folder "
+            "with a profile.yaml"
+        )
     for file in configfiles:
         if not Path(file).is_file():
             raise UserError(f"there is no configuration file {file!r}: correct CONFIG, or --configfile")
