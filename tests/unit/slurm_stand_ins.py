@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 from tests.programs import write_program
 
-from pipeline.run.check.slurm import slurm_requests
 from pipeline.run.jobs import PlannedJob, Resources
 
 SETTINGS = SimpleNamespace(requeue=True, no_requeue=False, qos=None, reservation=None)
@@ -61,8 +60,6 @@ def install(folder, **changes):
     return folder
 
 
-def requests(*jobs):
-    """The distinct requests of (rule, resources)."""
-    return slurm_requests(
-        [(rule, PlannedJob(rule, resources=Resources(resources))) for rule, resources in jobs], SETTINGS
-    )
+def jobs(*asked):
+    """Jobs of (rule, resources)."""
+    return [PlannedJob(rule, resources=Resources(resources)) for rule, resources in asked]

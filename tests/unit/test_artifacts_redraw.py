@@ -10,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 from tests.proof import kit
 
+from pipeline.run.compare import folder
 from pipeline.run.jobs import read_config, read_profile
-from pipeline.run.reference import folder
-from pipeline.run.reference.redraw import REDRAWN, redraw
+from pipeline.run.reference_run import REDRAWN, redraw
 
 # The list of artifacts is another, and the demo's records were measured anew.
 CHANGED = {"tables/contents.csv", "tables/demo.csv", "tables/demo_quality.csv"}

@@ -15,7 +15,7 @@ from tests.unit.test_contents_walk import FORMS, provide
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.report import write_report
-from pipeline.run.reference import shown
+from pipeline.run import reference_run
 from swiftkv.errors import UserError
 
 MADE = ("table2", "panel", "training_cost", "speed_and_quality", "figure3", "figure1", "contents", "claims")
@@ -132,20 +132,20 @@ def test_the_page_holds_all_and_asks_for_nothing(page):
 
 
 def test_the_readme_and_the_gallery_show_a_run(page, tmp_path):
-    readme = tmp_path / shown.README
-    readme.write_text(f"before\n{shown.BEGIN}old\n{shown.END}after\n")
-    said = shown.show(page.parent, tmp_path)
+    readme = tmp_path / reference_run.README
+    readme.write_text(f"before\n{reference_run.BEGIN}old\n{reference_run.END}after\n")
+    said = reference_run.show(page.parent, tmp_path)
     text = readme.read_text()
-    part = text.partition(shown.BEGIN)[2].partition(shown.END)[0]
-    assert text == f"before\n{shown.BEGIN}{part}{shown.END}after\n" and "old" not in part
+    part = text.partition(reference_run.BEGIN)[2].partition(reference_run.END)[0]
+    assert text == f"before\n{reference_run.BEGIN}{part}{reference_run.END}after\n" and "old" not in part
     grid = [line for line in (page.parent / "tables/speed_and_quality.md").read_text().splitlines() if "|" in line]
     assert [line for line in part.splitlines() if line.startswith("|")] == grid
-    gallery = (tmp_path / shown.GALLERY / "README.md").read_text()
+    gallery = (tmp_path / reference_run.GALLERY / "README.md").read_text()
     assert re.findall(r"\]\((.*?)\)", gallery) == ["figure1.png", "figure3.png"]
-    assert shown.show(page.parent, tmp_path) == said and readme.read_text() == text
+    assert reference_run.show(page.parent, tmp_path) == said and readme.read_text() == text
     readme.write_text("no place")
     with pytest.raises(UserError, match="README.md"):
-        shown.show(page.parent, tmp_path)
+        reference_run.show(page.parent, tmp_path)
 
 
 def test_what_an_unfinished_run_has_made_is_shown(page, tmp_path):

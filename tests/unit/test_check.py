@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 from tests.programs import write_program
-from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, requests
+from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, jobs
 
-from pipeline.run import check
-from pipeline.run.check import Report, check_gpus, check_memory, check_space, problems_at_start, slurm
+from pipeline.run import slurm
+from pipeline.run.check import Report, check_environment, check_gpus, check_memory, check_space, problems_at_start
 from pipeline.run.jobs import PlannedJob, Profile, Resources
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
@@ -30,14 +30,14 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_too_little_memory():
-    jobs = [job(5000), job(5000), job(8000, threads=4, rule="measure"), PlannedJob("all")]
+    planned = [job(5000), job(5000), job(8000, threads=4, rule="measure"), PlannedJob("all")]
     room = "2 cores and 16.0 GB of memory"  # the cores alone let one measure at a time
-    assert check_memory(jobs, 2, 16000) == room
-    assert check_memory(jobs, 8, 15000).endswith("so at most 1 of rule measure at once (8.0 GB each)")
+    assert check_memory(planned, 2, 16000) == room
+    assert check_memory(planned, 8, 15000).endswith("so at most 1 of rule measure at once (8.0 GB each)")
     assert "at most 3 of rule distill at once" in check_memory([job(5000)], 8, 16000)
     assert "at once" not in check_memory([PlannedJob("all")], 8, 16000)
     with pytest.raises(UserError, match="a job of rule measure takes 8000 MB of memory and there are 6000"):
-        check_memory(jobs, 2, 6000)
+        check_memory(planned, 2, 6000)
 
 
 def test_too_few_gpus(tmp_path, monkeypatch):
@@ -49,19 +49,6 @@ def test_too_few_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="nvidia-smi is not here"):
         check_gpus(1)
-
-
-def test_a_report_goes_on_after_a_failure():
-    def fails():
-        raise UserError("it is broken")
-
-    lines = []
-    report = Report(lines.append)
-    assert report.check("first", fails) is None
-    assert report.check("second", lambda: 2, lambda number: f"{number} found") == 2
-    assert lines == ["FAIL  first: it is broken", "ok    second: 2 found"]
-    with pytest.raises(UserError, match="1 of the checks failed"):
-        report.end()
 
 
 # SLURM
@@ -76,42 +63,36 @@ def cluster(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_jobs_that_ask_for_the_same_are_one_request():
-    found = requests(("score", GPU_JOB), ("fidelity", GPU_JOB), ("pack", CPU_JOB))
-    assert [request.rules for request in found] == [["score", "fidelity"], ["pack"]]
-    words = " ".join(found[0].words)
+def test_jobs_that_ask_for_the_same_are_one_request(cluster):
+    same = jobs(("score", GPU_JOB), ("fidelity", GPU_JOB), ("pack", CPU_JOB))
+    found = slurm.requests(same, SETTINGS)
+    assert [[job.rule for job in alike] for alike in found.values()] == [["score", "fidelity"], ["pack"]]
+    words = " ".join(next(iter(found)))
     assert "-A swiftkv -p h100 -t 1440 --mem 880000 --nodes=1 --requeue --cpus-per-gpu=12 --gpus=h100:8" in words
-
-
-def test_what_slurm_takes_is_not_refused(cluster):
-    assert slurm.verdict(requests(("distill", GPU_JOB), ("pack", CPU_JOB))) == ([], [])
+    assert slurm.verdict(same, SETTINGS) == ([], [])
 
 
 @pytest.mark.parametrize(("resources", "words"), FAULTS)
 def test_a_fault_is_named_with_the_key_to_correct(cluster, resources, words):
-    verdict = slurm.verdict(requests(("distill", resources)))
-    (sentence,) = [*verdict.refused, *verdict.waiting]
+    refused, waiting = slurm.verdict(jobs(("distill", resources)), SETTINGS)
+    (sentence,) = refused + waiting
     assert sentence.startswith("of rule distill SLURM says ")
     assert all(word in sentence for word in words), sentence
 
 
-def test_a_fault_of_many_rules_is_one_sentence(cluster):
-    wrong = GPU_JOB | {"slurm_partition": "h200"}
-    (found,) = slurm.verdict(requests(("distill", wrong), ("score", wrong), ("pack", CPU_JOB))).refused
-    assert found.startswith("of rule distill, score SLURM says")
+def test_a_wrong_value_is_one_sentence_whatever_else_its_jobs_ask_for(cluster):
+    wrong, other = GPU_JOB | {"slurm_partition": "h200"}, CPU_JOB | {"slurm_partition": "standard"}
+    found = jobs(("distill", wrong), ("score", wrong | {"gpu": 1, "runtime": 480}), ("pack", CPU_JOB), ("pack", other))
+    (first, second), _ = slurm.verdict(found, SETTINGS)
+    assert first.startswith("of rule distill, score SLURM says") and "'standard'" in second
 
 
-def test_nodes_that_are_down_stop_no_run_but_a_check(cluster, monkeypatch, capsys):
+def test_nodes_that_are_down_stop_no_run(cluster, monkeypatch, capsys):
     monkeypatch.setenv("DRAINED", "1")
-    profile, jobs = (
-        Profile(cluster, slurm=SETTINGS, directory=cluster),
-        [PlannedJob("pack", resources=Resources(CPU_JOB))],
-    )
-    assert problems_at_start(profile, jobs) == []
+    profile = Profile(cluster, slurm=SETTINGS, directory=cluster)
+    assert problems_at_start(profile, jobs(("pack", CPU_JOB))) == []
     assert "Requested node configuration is not available" in capsys.readouterr().err
-    report = Report(lambda line: None)
-    check.check_environment(report, profile, jobs, strict=True)
-    assert len(report.failures) == 1
+    assert len(check_environment(Report(), profile, jobs(("pack", CPU_JOB)))) == 1
 
 
 def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch):
@@ -140,7 +121,7 @@ def test_jobs_of_an_earlier_controller_are_named(cluster):
 
 def test_all_problems_at_the_start_are_said(cluster):
     wrong = [GPU_JOB | {"slurm_partition": "h200"}, GPU_JOB | {"constraint": "nvlink"}, CPU_JOB]
-    jobs = [PlannedJob("distill", resources=Resources(resources)) for resources in wrong]
+    planned = jobs(*(("distill", resources) for resources in wrong))
     for cuda, problems in (("13.0", 2), ("None", 3)):
         profile = Profile(cluster, slurm=SETTINGS, directory=cluster, python=("bash", "-c", f"echo {cuda}"))
-        assert len(problems_at_start(profile, jobs)) == problems
+        assert len(problems_at_start(profile, planned)) == problems

@@ -1,18 +1,18 @@
-"""Hub repositories that jobs could not load are named, and no token is."""
+"""Hub repositories that jobs could not load are named before anything is downloaded."""
 
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
-import yaml
-from huggingface_hub import errors
-from snakemake.utils import update_config
-from tests.unit.artifact_helpers import ROOT, typed
+from huggingface_hub import constants, errors
+from tests.unit.artifact_helpers import ROOT, scale, typed
 
-from pipeline.run.check.hub import Hub, in_cache
+from pipeline.run import check
+from pipeline.run.check import Hub, Report, check_hub, in_cache
 from pipeline.run.jobs import PlannedJob
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES
@@ -27,127 +27,110 @@ FILES = [
         for name in ("old.bin", "consolidated.safetensors", "onnx/a.safetensors")
     ),
 ]
+DESCRIPTION = {
+    "config": {"model_type": "llama", "num_hidden_layers": 8},
+    "tokenizer": {"chat_template": "{{ messages }}"},
+}
 
 
-class Api:
-    """Answers as the hub does, or fails."""
+@pytest.fixture
+def api(monkeypatch):
+    """The answers of a hub that has one model of 2 GB; `fails` and `refuses` are raised, `cached` is the local cache."""
+    answers = SimpleNamespace(gated=False, fails=None, refuses=None, seconds=0, cached=False, asked=0, **DESCRIPTION)
 
-    def __init__(self, gated=False, fails=None, refuses=None):
-        self.gated, self.fails, self.refuses, self.asked = gated, fails, refuses, 0
+    class Api:
+        def repo_info(self, identifier, **settings):
+            answers.asked += 1
+            time.sleep(answers.seconds)
+            if answers.fails:
+                raise answers.fails
+            return SimpleNamespace(gated=answers.gated, siblings=FILES)
 
-    def repo_info(self, identifier, *, repo_type, revision, timeout, files_metadata):
-        self.asked += 1
-        if self.fails:
-            raise self.fails
-        return SimpleNamespace(gated=self.gated, siblings=FILES)
+        def auth_check(self, identifier, **settings):
+            if answers.refuses:
+                raise answers.refuses
 
-    def auth_check(self, identifier, *, repo_type):
-        if self.refuses:
-            raise self.refuses
+        def snapshot_download(self, identifier, local_dir, **settings):
+            Path(local_dir, "config.json").write_text(json.dumps(answers.config))
+            Path(local_dir, "tokenizer_config.json").write_text(json.dumps(answers.tokenizer))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(check, "in_cache", lambda item: answers.cached)
+    return answers
 
 
-def hub(api, cached=False, **settings):
-    return Hub(api, lambda source: cached, **{"token": True} | settings)
-
-
-def test_an_accessible_model_tells_its_size():
-    found = hub(Api(gated="manual"))
-    assert found.look(MODEL) == "accessible, 2.0 GB to be downloaded"
-    assert found.missing == 2 * 10**9
-    found = hub(Api(), cached=True)
-    assert "in the local cache" in found.look(MODEL) and found.missing == 0
+def test_an_accessible_model_tells_its_size(api):
+    hub, api.gated = Hub(), "manual"
+    assert hub.look(MODEL) == "accessible, 2.0 GB to be downloaded" and hub.missing == 2 * 10**9
+    hub, api.cached = Hub(), True
+    assert "in the local cache" in hub.look(MODEL) and hub.missing == 0
 
 
 @pytest.mark.parametrize(
-    ("token", "words"), [(True, "the token here has no access"), (False, "there is no token here")]
-)
-def test_a_gated_model_without_access(token, words):
-    api = Api(gated="manual", refuses=errors.GatedRepoError("gated", response=RESPONSE))
-    with pytest.raises(UserError, match=f"org/name is gated and {words}.*accept its license"):
-        hub(api, token=token).look(MODEL)
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
+    ("raises", "error", "words"),
     [
-        (errors.RepositoryNotFoundError("none", response=RESPONSE), "the hub has no model org/name that you may see"),
-        (errors.RevisionNotFoundError("none", response=RESPONSE), "org/name has no revision 'main'"),
-        (errors.HfHubHTTPError("denied", response=RESPONSE), r"the hub refuses org/name \(403\)"),
+        ("refuses", errors.GatedRepoError("gated", response=RESPONSE), "org/name is gated and there is no token here"),
+        ("fails", errors.RepositoryNotFoundError("none", response=RESPONSE), "the hub has no model org/name"),
+        ("fails", errors.RevisionNotFoundError("none", response=RESPONSE), "org/name has no revision 'main'"),
+        ("fails", errors.HfHubHTTPError("denied", response=RESPONSE), r"the hub refuses org/name \(403\)"),
     ],
 )
-def test_what_the_hub_refuses(error, words):
+def test_a_refusal_is_named(api, raises, error, words):
+    api.gated = "manual"
+    setattr(api, raises, error)
     with pytest.raises(UserError, match=words):
-        hub(Api(fails=error)).look(MODEL)
+        Hub().look(MODEL)
 
 
 @pytest.mark.parametrize(
-    ("config", "tokenizer", "words"),
+    ("changed", "words"),
     [
-        ({"model_type": "llama", "num_hidden_layers": 8}, {"chat_template": "{{ messages }}"}, None),
-        ({"model_type": "gpt2", "num_hidden_layers": 8}, {"chat_template": "{{ messages }}"}, "does not know 'gpt2'"),
-        ({"model_type": "llama", "num_hidden_layers": 9}, {"chat_template": "{{ messages }}"}, "org/name has 9 layers"),
-        ({"model_type": "llama", "num_hidden_layers": 8}, {}, "the tokenizer of org/name has no chat template"),
+        ({"config": {"model_type": "gpt2", "num_hidden_layers": 8}}, "does not know 'gpt2'"),
+        ({"config": {"model_type": "llama", "num_hidden_layers": 9}}, "org/name has 9 layers"),
+        ({"tokenizer": {}}, "the tokenizer of org/name has no chat template"),
     ],
 )
-def test_a_model_is_refused_by_its_description_before_its_weights_are_downloaded(config, tokenizer, words):
-    def describe(item, folder):
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-
-    found, item = hub(Api(), fetch=describe), replace(MODEL, layers=8, template=True)
-    if words is None:
-        assert found.look(item).startswith("accessible")
-    else:
-        with pytest.raises(UserError, match=words):
-            found.look(item)
-        assert found.missing == 0
+def test_a_model_is_refused_by_its_description(api, changed, words):
+    hub, item = Hub(), replace(MODEL, layers=8, template=True)
+    assert hub.look(item).startswith("accessible")
+    vars(api).update(changed)
+    with pytest.raises(UserError, match=words):
+        Hub().look(item)
 
 
-def test_an_unreachable_hub_is_asked_once():
-    api = Api(fails=httpx.ConnectError("no route"))
-    found = hub(api)
-    for _ in range(3):
-        with pytest.raises(
-            UserError, match=r"cannot be reached \(ConnectError\), and org/name is not in the local cache"
-        ):
-            found.look(MODEL)
-    assert api.asked == 1
-    assert "in the local cache" in hub(api, cached=True).look(MODEL)
-    assert "its results will say that it is unavailable" in found.look(replace(MODEL, optional=True))
+@pytest.mark.parametrize(
+    ("settings", "asked", "words"),
+    [
+        ({"fails": httpx.ConnectError("no route")}, 1, "cannot be reached (ConnectError)"),
+        ({"seconds": 5}, 1, "cannot be reached (TimeoutError)"),
+        ({"offline": True}, 0, "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_a_silent_hub_is_asked_once_and_is_one_failure(api, monkeypatch, settings, asked, words):
+    vars(api).update(settings)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", "offline" in settings)
+    monkeypatch.setattr(check, "HUB_SECONDS", 0.01)
+    report = Report()
+    assert check_hub(report, [MODEL, replace(MODEL, hub="org/other"), replace(MODEL, optional=True)]) == 0
+    (sentence,) = report.failures
+    assert words in sentence and "local cache: org/name, org/other;" in sentence and api.asked == asked
+    api.cached = True
+    assert "in the local cache" in Hub().look(MODEL)
 
 
-def test_a_hub_that_never_answers_is_given_up():
-    class Silent(Api):
-        def repo_info(self, identifier, **_):
-            time.sleep(5)
-
-    with pytest.raises(UserError, match="TimeoutError"):
-        hub(Silent(), seconds=0.01).look(MODEL)
-
-
-def test_offline_the_hub_is_not_asked():
-    api = Api()
-    assert hub(api, cached=True, offline=True).look(MODEL) == "in the local cache (HF_HUB_OFFLINE is set)"
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set, and org/name is not in the local cache"):
-        hub(api, offline=True).look(MODEL)
-    assert not api.asked
-
-
-def test_the_cache_is_looked_up():
+def test_what_is_not_in_the_cache_is_not_taken_for_cached():
     assert not in_cache(Download("model", "swiftkv-check/absent", files=tuple(MODEL_FILES)))
     assert not in_cache(Download("data set", "swiftkv-check/absent"))
 
 
 def test_the_sources_of_planned_jobs():
-    config = {}
-    for name in ("config.yaml", "artifacts.yaml"):
-        update_config(config, yaml.safe_load((ROOT / name).read_text()))
+    config = typed(scale())
 
     def fetched(*jobs):
         planned = [PlannedJob(rule, wildcards) for rule, wildcards in jobs]
-        return {
-            item.hub: item for item in once(item for job in planned for item in downloads(job, typed(config), ROOT))
-        }
+        return {item.hub: item for item in once(item for job in planned for item in downloads(job, config, ROOT))}
 
     found = fetched(
         ("resolve_model", {"model": "llama-3.1-8b-base"}),

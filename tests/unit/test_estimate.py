@@ -1,20 +1,16 @@
-"""What a plan says: sizes that are published, times near published ones, what makes a job longer, and what is not known."""
+"""Plans: sizes that are published, times near published ones, what makes a job longer, and what is not known."""
 
-import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.unit.artifact_helpers import typed
 
-from pipeline.run import jobs
 from pipeline.run.estimate import Work, estimates, processor_speed
-from pipeline.run.jobs import PlannedJob, Profile, Resources, memory_mb, read_profile
+from pipeline.run.jobs import PlannedJob, Profile, Resources, ancestors, memory_mb, parents, read_profile
 from pipeline.run.plan import estimate_plan, report, wall_seconds
 from pipeline.run.sizes import Size
 from pipeline.stages import stage_of
-from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -56,11 +52,7 @@ def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
     assert local.jobs is None and local.cores >= 1
     assert [file.name for file in local.configfiles] == ["override.yaml"]
     assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"mem_mb": 16000, "gpu_turn": 1, "gpu": 1}
-    assert not slurm.resources and slurm.python == (sys.executable,)
-    with pytest.raises(UserError, match="there is no profile 'slrum'; it is one of gpu, local,"):
-        read_profile("slrum", ROOT)
-    with pytest.raises(UserError, match=r"there is no configuration file 'nosuch.yaml': correct CONFIG"):
-        read_profile("local", ROOT, ["nosuch.yaml"])
+    assert not slurm.resources
 
 
 @pytest.mark.parametrize(
@@ -95,11 +87,10 @@ def test_memory_is_what_the_control_groups_leave(tmp_path, groups, files, free):
 def test_a_slower_product_lengthens_what_is_computed_by_no_more_than_itself(config):
     """The reference processor reaches 0.55 TFLOP/s in forward passes and 1.2 in the product: 46 % of the time."""
     planned = job("similarity", model="llama-3.1-8b")
-    one, half, tenth = (
-        Work(planned, typed(config), ROOT, speed).compute(1e12, "forward", 1) for speed in (1, 0.5, 0.1)
-    )
-    assert one < half < 2 * one and one < tenth < 10 * one
-    assert half - one == pytest.approx((tenth - one) / 9)
+    one, half = (Work(planned, typed(config), ROOT, speed).compute(1e12, "forward", 1) for speed in (1, 0.5))
+    assert half == pytest.approx(1.46 * one, rel=0.01)
+    on_gpu = job("similarity", 1, model="llama-3.1-8b")
+    assert seconds(config, on_gpu, 0.5) == seconds(config, on_gpu)
 
 
 def test_the_processor_is_timed(config):
@@ -109,27 +100,15 @@ def test_the_processor_is_timed(config):
 # How big a model is
 
 
-def test_a_packaged_model_is_measured_without_loading_it(config):
-    config["models"]["small"] = yaml.safe_load((ROOT / "profiles/local/override.yaml").read_text())["models"][
-        "smollm2-135m"
-    ]
-    size = Size.of(typed(config), "small", ROOT)
-    assert (size.layers, size.width, size.parameters) == (30, 576, 134515008)
-
-
 def test_sizes_are_the_published_ones(config):
+    local = yaml.safe_load((ROOT / "profiles/local/override.yaml").read_text())
+    config["models"]["small"] = local["models"]["smollm2-135m"]
+    assert Size.of(typed(config), "small", ROOT).parameters == 134515008  # read from its package
     assert Size.of(typed(config), "llama-3.1-405b", ROOT).bytes == pytest.approx(401.7e9 + 2 * 4.2e9, rel=0.001)
     moe = Size(read_json(ROOT / "resources/architectures/deepseek-v2-lite.json")["config"])
     assert moe.passed == pytest.approx(2.4e9, rel=0.1)  # of 15.7e9
     dense = Size(read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"])
     assert dense.trained(SwiftKVSpec(32, 16), "qkv") == 16 * 4096 * (4096 + 2 * 1024)
-
-
-def test_an_unknown_architecture_is_refused(config, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "num_hidden_layers": 32}')
-    config["models"]["llama-3.1-8b"] |= {"source": {"local": str(tmp_path)}, "architecture": None}
-    with pytest.raises(UserError, match="SwiftKV does not know 'gpt2' models"):
-        Size.of(typed(config), "llama-3.1-8b", ROOT)
 
 
 # How long it takes
@@ -148,7 +127,6 @@ def test_training_takes_about_as_long_as_published(config, model, gpus, publishe
         ({}, {"gradient_checkpointing": True}),
         ({"loss": "lm"}, {}),
         ({}, {"train": "upper_layers"}),
-        ({}, {"epochs": 9}),
     ],
 )
 def test_what_makes_a_training_longer(config, cheaper, dearer):
@@ -161,36 +139,19 @@ def test_what_makes_a_training_longer(config, cheaper, dearer):
     assert 0 < times[0] < times[1]
 
 
-def test_a_slower_processor_takes_longer_and_changes_nothing_of_gpus(config):
-    similarity = {"model": "llama-3.1-8b"}
-    assert seconds(config, job("similarity", **similarity), 0.5) > seconds(config, job("similarity", **similarity))
-    assert seconds(config, job("similarity", 1, **similarity), 0.5) == seconds(
-        config, job("similarity", 1, **similarity)
-    )
-
-
 def test_a_benchmark_is_priced_by_one_entry(config):
     config["tasks"]["new"] = config["tasks"]["arc-easy"] | {"task": "new_one", "source": {"hub": "org/new"}}
     scoring = job("score", 1, model="llama-3.1-8b", variant="baseline", kv_cache="auto", task="new")
     plan = estimate_plan(ROOT, CLUSTER, typed(config), [scoring, job("fetch_questions", task="new")])
     assert plan.downloads[0].hub == "org/new"
-    said = "not counted 1 job, as nothing says how much benchmark 'new' asks; state it under tasks.new.asks"
-    assert said in report(plan)
+    text = report(plan)
+    assert "state it under tasks.new.asks" in text and "GPU-hours   at least 0.0" in text and "0.0 + ?" in text
     config["tasks"]["new"]["asks"] = {"questions": 1000, "prompt": 50, "choices": 4, "choice": 5}
     few = seconds(config, scoring)
     config["tasks"]["new"]["asks"]["questions"] = 10**6
     many = seconds(config, scoring)
     config["tasks"]["new"]["limit"] = 1000
     assert 0 < few == seconds(config, scoring) < many
-
-
-def test_a_model_of_unknown_size_is_said_to_be_unknown(config):
-    del config["models"]["qwen2.5-7b"]["architecture"]
-    planned = [job("similarity", 1, model="qwen2.5-7b", outputs=["results/similarity/qwen2.5-7b.json"])]
-    plan = estimate_plan(ROOT, CLUSTER, typed(config), planned)
-    text = report(plan)
-    assert plan.gpu_hours == 0 and "not counted 1 job, as nothing says how big model 'qwen2.5-7b' is" in text
-    assert "GPU-hours   at least 0.0" in text and re.search(r"similarity +1 +cluster +1 +0.0 \+ \? ", text)
 
 
 def test_packed_rows_are_counted_where_they_are(config, tmp_path):
@@ -211,7 +172,7 @@ def test_measured_times_take_the_place_of_estimates(config, tmp_path):
         return distilling(variant=variant, benchmark=str(file.relative_to(tmp_path)))
 
     def taken(planned, finished=()):
-        return estimates(*([Work(job, typed(config), ROOT) for job in some] for some in (planned, finished)))
+        return estimates(ROOT, CLUSTER, typed(config), planned, finished)
 
     same, like = record("swiftkv-50", 1234.5), distilling(variant="swiftkv-62.5")
     other = distilling(model="qwen2.5-7b")
@@ -234,9 +195,7 @@ def test_points_of_one_engine_start_it_once_where_they_come_one_after_another(co
     machine, cluster = (
         estimate_plan(ROOT, profile, typed(config), planned) for profile in (Profile(Path("gpu"), cores=8), CLUSTER)
     )
-    saved = [
-        one.seconds - other.seconds for one, other in zip(cluster.estimates, machine.estimates, strict=True)
-    ]  # batch-8k finds the engine of batch-2k
+    saved = list(cluster.times.seconds - machine.times.seconds)  # batch-8k has the engine of batch-2k
     assert saved == pytest.approx([0, config["planning"]["gpu"]["engine"]["value"], 0, 0])
 
 
@@ -272,14 +231,11 @@ def test_an_exclusive_node_counts_whole(config):
     ],
 )
 def test_a_run_takes_at_least_its_longest_chain_and_its_share_of_what_is_scarce(taken, profile, least):
-    planned = [
-        job("pack", outputs=["a"]),
-        job("score", 1, inputs=["a"], outputs=["b"]),
-        job("score", 2),
-        job("score", 1),
-    ]
-    graph = jobs.parents(planned)
-    assert graph == {0: [], 1: [0], 2: [], 3: []} and jobs.ancestors(1, graph) == {0, 1}
+    planned = dict(
+        enumerate([job("pack", outputs=["a"]), job("score", 1, inputs=["a"]), job("score", 2), job("score", 1)])
+    )
+    graph = parents(planned)
+    assert graph == {0: [], 1: [0], 2: [], 3: []} and ancestors(1, graph) == {0, 1}
     assert wall_seconds(planned, taken, graph, profile) == least
 
 
@@ -292,12 +248,7 @@ def test_a_measurement_takes_all_cores_and_local_rules_no_place_in_the_queue():
     assert least([job("table"), job("score", 1)], [9, 5], Profile(Path("slurm"), jobs=1)) == 9
 
 
-# What it leaves and fetches
-
-
-def test_a_training_leaves_a_checkpoint_and_three_states(config):
-    trained = 16 * 4096 * (4096 + 2 * 1024)
-    assert Work(distilling(), typed(config), ROOT).written() == 2 * 8030261248 + 2 * trained + 3 * 12 * trained
+# What it fetches
 
 
 def test_each_source_is_downloaded_once_and_gated_ones_are_named(config):

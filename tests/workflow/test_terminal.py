@@ -32,7 +32,7 @@ def test_a_run_with_a_failed_step_in_few_lines(tmp_path):
         number for number, line in enumerate(said) if "FAILED: heldout: the data has 100 chats, too few" in line
     )
     assert said[failed + 1].strip() == f"its log: {tmp_path}/logs/heldout.log"
-    assert said[failed + 2].strip().startswith("left out with it: 3 steps that need it, and so figure2_left")
+    assert said[failed + 2].strip().startswith("left out with it: 3 steps, and so figure2_left")
     (end,) = (number for number, line in enumerate(said) if line.startswith("Not finished after "))
     assert "1 of 2 tables and figures made" in said[end] and "failed      heldout: the data has" in said[end + 1]
     assert "resolve_model" in ended.stderr.partition("  time ")[2] and len(said) < 20

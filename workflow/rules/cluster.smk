@@ -89,7 +89,7 @@ def launcher(w, resources):
 
 
 def share_machine():
-    """What jobs on this machine share besides GPUs, unless the run states it: its memory in MB, and turns at the GPUs."""
+    """Limit what jobs on this machine share besides GPUs, unless the run states it: memory in MB, and turns at the GPUs."""
     from pipeline.run.jobs import machine_resources
 
     for name, amount in machine_resources().items():
@@ -102,7 +102,7 @@ def share_machine():
 
 
 def planned(job):
-    """A job of this run as plans have it."""
+    """Return a job of this run as plans have it."""
     from pipeline.run.jobs import PlannedJob, Resources
 
     return PlannedJob(
@@ -130,6 +130,7 @@ def refuse_what_cannot_run():
     jobs = [planned(job) for job in workflow.dag.needrun_jobs() if job.output]
     profile = Profile(
         Path(),
+        jobs=workflow.nodes,
         cores=workflow.cores if executor == "local" else None,
         resources=share_machine() if executor == "local" else {},
         python=python_of_jobs(METHODS, PROJECT),
@@ -154,18 +155,16 @@ def refuse_what_cannot_run():
 
 
 def hand_over_progress(profile):
-    """Give the terminal what it tells of this run: its steps, and how long each takes by the plan."""
+    """Give the terminal the steps of this run, with their estimates."""
+    from pipeline.run.estimate import estimates, speed_of
     from pipeline.run.progress import Progress
 
     dag = workflow.dag
-    needed = {job.jobid: job for job in dag.needrun_jobs()}
-    others = [planned(job) for job in dag.jobs if not dag.needrun(job)]
-    progress = Progress.of_run(
-        Path(PROJECT),
-        profile,
-        scale,
-        {number: planned(job) for number, job in needed.items()},
-        others,
-        {number: list(job.log) for number, job in needed.items()},
-    )
+    jobs = {job.jobid: planned(job) for job in dag.needrun_jobs() if job.output}
+    finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
+    logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
+    steps = list(jobs.values())
+    found = estimates(Path(PROJECT), profile, scale, steps, finished, speed_of(profile, scale, steps))
+    seconds = {number: estimate.seconds for number, estimate in zip(jobs, found)}
+    progress = Progress(jobs, seconds, logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})

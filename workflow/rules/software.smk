@@ -1,4 +1,4 @@
-"""Which Python jobs use: a profile's `software-deployment-method` chooses (docs/environment.md).
+"""The Python of jobs, which a profile's `software-deployment-method` chooses (docs/environment.md).
 
 apptainer: the image envs/gpu.sif. conda: the environment .conda. Neither: the Python that runs Snakemake.
 """
@@ -9,7 +9,7 @@ CONDA = f"{PROJECT}/.conda"
 # Where the jobs of a cluster keep caches; braces would be wildcards in a shell prefix.
 LOCAL_CACHE = scale.gpu_jobs.local_cache or ""
 LOCAL_CACHE = LOCAL_CACHE.replace("{", "{{").replace("}", "}}")
-# Whether the profile has `logger: swiftkv`, which tells what each step came to; what steps print is then in their logs alone.
+# Whether the profile has `logger: swiftkv`; the output of steps is then in their logs alone.
 TERMINAL = "swiftkv" in workflow.output_settings.log_handler_settings
 METHODS = sorted(map(str, workflow.deployment_settings.deployment_method))
 
@@ -28,7 +28,7 @@ container: IMAGE
 
 
 def shell_prefix(method):
-    """What every job's shell does first.
+    """Return the first commands of every job's shell.
 
     In .conda nothing of the user's own stands in for a locked package. An image has a PATH of its own and takes the project's
     code from the checkout. On several nodes srun starts the image (IN_IMAGE) as Snakemake does on one; there the job's shell
@@ -51,6 +51,6 @@ shell.prefix(shell_prefix("".join(METHODS)) + f'LOCAL_CACHE="{LOCAL_CACHE}"; . "
 
 
 def training_image(w):
-    """A training's image; none on several nodes, because srun, which starts the nodes, is in no image."""
+    """Return a training's image; none on several nodes, because srun, which starts the nodes, is in no image."""
     nodes = scale.models[w.model].nodes.distill
     return IMAGE if nodes == 1 else None

@@ -5,7 +5,7 @@ from pipeline.run import targets
 
 @command_line
 def refuse_unknown_names():
-    """Stop at rules and resources of the profile or the site file that nothing reads; say of a file why nothing makes it."""
+    """Refuse rules and resources of the profile or the site file that nothing reads; explain why nothing makes a file."""
     settings = workflow.resource_settings
     set_resources = settings._parsed_overwrite_resources
     targets.check_names(
@@ -23,7 +23,7 @@ def refuse_unknown_names():
 
 
 def every_artifact(w):
-    """All tables and figures; at paper scale only if a profile or the rule itself is named."""
+    """Return all tables and figures; at paper scale only if a profile or the rule itself is named."""
     named = workflow.dag_settings.targets or workflow.overwrite_configfiles
     if not named and workflow.global_resources.get("gpu").value is None:
         sys.exit(
@@ -39,7 +39,7 @@ def every_artifact(w):
 
 
 def say_where_results_are():
-    """The end of a run that made everything."""
+    """Print where results are, at the end of a run that made everything."""
     results = config["pathvars"]["results"]
     if not TERMINAL and os.path.exists(f"{results}/report.html"):
         print(

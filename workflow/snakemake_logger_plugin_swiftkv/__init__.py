@@ -1,7 +1,7 @@
-"""Snakemake's `--logger swiftkv`: what a run says on the terminal, as `pipeline.run.progress` has it.
+"""Snakemake's `--logger swiftkv`, which prints the lines of `pipeline.run.progress`.
 
-The run hands its `Progress` over in a record (`onstart` in the Snakefile). Until then, and of a dry run or a report, all is
-said as Snakemake says it, but for its preparations.
+The run hands its `Progress` over in a record (`onstart` in the Snakefile). Until then, and in a dry run, Snakemake's own messages
+are printed, without its preparations.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from snakemake_interface_logger_plugins.common import LogEvent
 if TYPE_CHECKING:
     from pipeline.run.progress import Progress
 
-# Preparations of every run, and what the summary says better.
+# Messages of every run: preparations, and what the summary repeats.
 UNSAID = re.compile(
     r"Config file .* is extended|Assuming unrestricted|Building DAG|Using shell|Provided |Rules claiming|Singularity containers|"
     r"Conda environments|Group jobs|Select jobs|Execute |Job stats|Shell command|Complete log|Elapsed time|Shutting down|"
     r"Removing output files of failed|Exiting because a job|None$|$"
 )
-# How Snakemake repeats a failed step whose sentence has been said.
+# Snakemake's second message on a failed step.
 REPEATED = re.compile(r"CalledProcessError|At least one job did not complete")
-# What the lines of steps say better.
+# Events that the lines of steps replace.
 OF_STEPS = (
     LogEvent.JOB_INFO,
     LogEvent.JOB_STARTED,
@@ -41,8 +41,6 @@ OF_STEPS = (
     LogEvent.RESOURCES_INFO,
     LogEvent.WORKFLOW_STARTED,
 )
-
-
 LOOK_SECONDS = 5  # between looks for steps that have run long
 
 
@@ -65,7 +63,7 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
         self.ended = False  # by its user, so steps that end now have not failed
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say what a record means to a person, if anything."""
+        """Print the line of a record, if it has one."""
         if self.common_settings.dryrun:
             ColorizingTextHandler.emit(self, record)
             return
@@ -75,7 +73,7 @@ class LogHandler(LogHandlerBase, ColorizingTextHandler):
             self.handleError(record)
 
     def close(self) -> None:
-        """End with the summary; Snakemake closes more than once."""
+        """Print the summary; Snakemake closes more than once."""
         progress, self.progress = self.progress, None
         self.closed.set()
         if self.live is not None:

@@ -8,79 +8,79 @@ import signal
 import sys
 from pathlib import Path
 
+from pipeline.config import Config
 from swiftkv.errors import UserError, command_line
 
 ROOT = Path(__file__).resolve().parents[3]
-HERE = Path(os.path.relpath(ROOT))  # as it is told
+HERE = Path(os.path.relpath(ROOT))  # for paths in messages
 
 
 @command_line
 def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["plan", "check", "run", *MADE])
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--profile", required=True, help="folder of the profile, or its name under profiles/")
     parser.add_argument("--configfile", action="append", default=[], help="added to the profile's; may be repeated")
-    parser.add_argument("--all", action="store_true", help="plan what is finished, too")
-    parser.add_argument(
-        "--results", type=Path, help="what to compare or to report on, if it is not in the scale's folder of results"
-    )
-    parser.add_argument(
-        "--reference", type=Path, help="a reference run, or a folder of results, in place of the shipped one"
-    )
-    parser.add_argument("targets", nargs="*", help="files to make; all artifacts, if none is named")
+    parser.add_argument("--all", action="store_true", help="plan finished jobs too")
+    parser.add_argument("--results", type=Path, help="results to compare or to report on; default: the scale's")
+    parser.add_argument("--reference", type=Path, help="a folder of records in place of the shipped reference run")
+    parser.add_argument("targets", nargs="*", help="files to make; default: all artifacts")
     options = parser.parse_intermixed_args()
+    COMMANDS[options.command](options)
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Print what a run would cost."""
+    from pipeline.run.plan import make_plan, report
+
     where = (ROOT, options.profile, options.targets, options.configfile)
-    if options.command == "plan":
-        from pipeline.run.plan import make_plan, report
-
-        print(report(make_plan(*where, everything=options.all)))
-    elif options.command == "check":
-        from pipeline.run.check import check
-
-        check(*where)
-    elif options.command in MADE:
-        MADE[options.command](options)
-    else:
-        from pipeline.run.jobs import read_profile
-
-        snakemake(read_profile(options.profile, ROOT, options.configfile).command(ROOT, options.targets))
+    print(report(make_plan(*where, everything=options.all)))
 
 
-def compare(options: argparse.Namespace) -> None:
-    """Compare the scale's results with its reference run."""
-    from pipeline.run.jobs import read_config, read_profile
-    from pipeline.run.reference.compare import compare, report
-    from pipeline.run.reference.folder import folder
+def check(options: argparse.Namespace) -> None:
+    """Check what a run needs."""
+    from pipeline.run.check import check
 
-    config = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
-    both = options.reference or folder(HERE, config), options.results or Path(config.pathvars.results)
-    found = compare(*both)
-    print(report(found, *both))
-    if found.disagreements:
-        count = len(found.disagreements)
-        raise UserError(f"this run and the reference run disagree in {count} quantit{'y' if count == 1 else 'ies'}")
+    check(ROOT, options.profile, options.targets, options.configfile)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run Snakemake in place of this program."""
+    from pipeline.run.jobs import read_profile
+
+    profile = read_profile(options.profile, ROOT, options.configfile)
+    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *profile.command(ROOT, options.targets)])
 
 
 def report(options: argparse.Namespace) -> None:
     """Write the report and the gallery of what the scale has made."""
     from pipeline.artifacts.report import write_report
-    from pipeline.run.jobs import read_config, read_profile
 
-    places = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile)).pathvars
+    places = _config(options).pathvars
     results = options.results or Path(places.results)
     benchmarks = results / "benchmarks" if options.results else Path(places.benchmarks)
     write_report(results, benchmarks, results / "report.html", results / "gallery.md")
 
 
+def compare(options: argparse.Namespace) -> None:
+    """Compare the scale's results with its reference run."""
+    from pipeline.run.compare import compare, folder, report
+
+    config = _config(options)
+    places = options.reference or folder(HERE, config), options.results or Path(config.pathvars.results)
+    found = compare(*places)
+    print(report(found, *places))
+    if found.disagreements:
+        raise UserError(f"disagreements with the reference run: {len(found.disagreements)}")
+
+
 def redraw(options: argparse.Namespace) -> None:
     """Draw tables and figures of the reference run."""
-    from pipeline.run.jobs import read_config, read_profile
-    from pipeline.run.reference.folder import folder
-    from pipeline.run.reference.redraw import redraw
+    from pipeline.run.compare import folder
+    from pipeline.run.reference_run import redraw
 
-    config = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
-    failed = 0
+    config, failed = _config(options), 0
     for file, why in redraw(config, options.reference or folder(HERE, config), options.targets):
         print(file if why is None else f"{file} is not drawn: {why}", flush=True)
         failed += why is not None
@@ -90,22 +90,22 @@ def redraw(options: argparse.Namespace) -> None:
 
 def keep(options: argparse.Namespace) -> None:
     """Make the scale's results its reference run, which at local scale the README and the gallery show."""
-    from pipeline.run.jobs import read_config, read_profile
-    from pipeline.run.reference.folder import folder, keep
-    from pipeline.run.reference.shown import show
+    from pipeline.run.compare import folder
+    from pipeline.run.reference_run import keep, show
 
-    config = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
+    config = _config(options)
     print(keep(config, folder(HERE, config)))
     if options.profile == "local":
         print(show(Path(config.pathvars.results), HERE))
 
 
-MADE = {"report": report, "compare": compare, "redraw": redraw, "keep": keep}
+COMMANDS = {function.__name__: function for function in (plan, check, run, report, compare, redraw, keep)}
 
 
-def snakemake(words: list[str]) -> None:
-    """Run Snakemake in place of this program."""
-    os.execv(sys.executable, [sys.executable, "-m", "snakemake", *words])
+def _config(options: argparse.Namespace) -> Config:
+    from pipeline.run.jobs import read_config, read_profile
+
+    return read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Nothing here imports torch but `processor_speed`.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -33,22 +34,13 @@ from swiftkv.spec import SwiftKVSpec
 TERA = 10**12
 LONGEST = 2  # assumed: the longest of a batch of answers, in mean lengths
 BUSY = 0.9  # load above which a server's requests wait for each other
-# Passes through the model that comparing a token takes: teacher, student and start; or the model and its layers' inputs.
-PASSES = {"fidelity": 4, "similarity": 2}
 STATES = 3  # training states that lie on the disk at once
 TOKEN_BYTES, TEXT_BYTES = 10, 4  # of a packed token, and of one as text
 OUTPUT_BYTES = 10**5  # of any other output
 
 
 class Work:
-    """A planned job, and how long it takes by the configuration's speeds.
-
-    Args:
-        job: as Snakemake plans it.
-        config: the configuration.
-        root: folder of the project.
-        speed: of a matrix product on this machine's processor, relative to the one that the speeds were measured on.
-    """
+    """A planned job, and how long it takes by the configuration's speeds; the arguments are those of `estimates`."""
 
     def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
         self.job, self.config, self.root = job, config, root
@@ -92,13 +84,16 @@ class Work:
             return host.start.value + self._text("tokens") / host.read_tokens.value
         if rule == "pack":
             return host.start.value + self._text("tokens") / host.pack_tokens.value
-        estimated = {"teacher_states": self._teacher, "moments": self._teacher, "distill": self._training}
-        estimated |= {
+        functions = {
+            "teacher_states": self._teacher,
+            "moments": self._teacher,
+            "distill": self._training,
+            "fidelity": self._comparing,
+            "similarity": self._comparing,
             "early_exit": self._early_exit,
             "measure": self._serving,
-            **dict.fromkeys(PASSES, self._comparing),
         }
-        function = self._scoring if rule.startswith("score") else estimated.get(rule)
+        function = self._scoring if rule.startswith("score") else functions.get(rule)
         if function is None:
             return host.start.value
         weights = self.size.bytes / GIGA / self.speeds.load_gb.value
@@ -118,6 +113,10 @@ class Work:
     def forward(self, tokens: float) -> float:
         """Return the seconds of forward passes of transformers, in which one GPU works at a time."""
         return self.compute(2 * tokens * self.size.passed, "forward", 1 if self.job.gpus else self.devices)
+
+    def busy(self, tokens: float) -> float:
+        """Return the seconds of so many tokens in a busy vLLM engine."""
+        return self.compute(2 * tokens * self.size.passed, "serving", self.devices)
 
     def decode(self, steps: float) -> float:
         """Return the seconds of so many decoding steps, one after the other."""
@@ -167,9 +166,7 @@ class Work:
             entry, amount = config.tasks[name], asks(config.tasks[name], name)
             prompt, choices = amount.shots + amount.prompt, max(1, amount.choices) * amount.choice
             if config.scoring_engine(job.wildcards["model"], job.wildcards["variant"], job.wildcards["kv_cache"], name):
-                tokens = amount.questions * (prompt + amount.answer)
-                engine = self.compute(2 * tokens * self.size.passed, "serving", self.devices)
-                total += self.speeds.engine.value + engine / shards
+                total += self.speeds.engine.value + self.busy(amount.questions * (prompt + amount.answer)) / shards
                 continue
             if job.gpus:
                 tokens = amount.questions * max(1, amount.choices) * (prompt + amount.choice)
@@ -180,10 +177,11 @@ class Work:
         return total + len(names) * self.speeds.task.value
 
     def _comparing(self) -> float:
+        """Four passes of a changed model: teacher, student and start; else two, as of similarity."""
         settings = self.config.similarity if self.job.rule == "similarity" else self.config.fidelity
         tokens = settings.documents * min(self._text("chat_tokens"), settings.max_length)
-        changed = self.job.rule == "similarity" or self.config.variants[self.job.wildcards["variant"]].changed
-        return self.forward(tokens * (PASSES[self.job.rule] if changed else 2))
+        changed = self.job.rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed
+        return self.forward(tokens * (4 if changed else 2))
 
     def _early_exit(self) -> float:
         settings = self.config.early_exit
@@ -198,42 +196,34 @@ class Work:
         output = getattr(point, "output_tokens", None) or config.serving.output_tokens
         repeats, answer = getattr(point, "repeats", 1), self.decode(output)
 
-        def busy(tokens: float) -> float:
-            return self.compute(2 * tokens * self.size.passed, "serving", self.devices)
-
         if point.measure == "throughput":
-            seconds = repeats * busy(point.total_tokens)
+            seconds = repeats * self.busy(point.total_tokens)
         elif point.measure == "latency":
             seconds, spent = 0.0, 0.0
             for rate in sorted(point.request_rates):
                 count = max(point.min_requests, round(rate * point.seconds))
-                spent = max(count / rate, busy(count * (prompt + output))) + answer
+                spent = max(count / rate, self.busy(count * (prompt + output))) + answer
                 seconds += spent if seconds else 2 * spent  # the first once more, to warm up
-                if busy(rate * (prompt + output)) > BUSY:
+                if self.busy(rate * (prompt + output)) > BUSY:
                     seconds += point.refine_steps * spent
                     break
         elif point.measure == "forward_time":
-            seconds = 2 * repeats * busy(prompt)
+            seconds = 2 * repeats * self.busy(prompt)
         elif point.measure == "decode":
-            seconds = (1 + repeats) * sum(busy(batch * prompt) + answer for batch in point.batch_sizes)
+            seconds = (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
         else:
-            seconds = 2 * repeats * (busy(prompt) + answer) if point.measure == "answer" else 0.0
-        return self.engine_start + self.sides * seconds
+            seconds = 2 * repeats * (self.busy(prompt) + answer) if point.measure == "answer" else 0.0
+        return self.sides * (self.speeds.engine.value + seconds)
 
     @property
     def sides(self) -> int:
-        """How many engines a serving job measures: with the baseline's, where it takes turns with a variant."""
+        """Engines of a serving job: with the baseline's, where it takes turns with a variant."""
         in_turns = self.config.in_turns(self.job.wildcards["point"])
         return 2 if in_turns and self.job.wildcards["variant"] != "baseline" else 1
 
     @property
-    def engine_start(self) -> float:
-        """Seconds of a serving job until its engines are up."""
-        return self.speeds.engine.value * self.sides
-
-    @property
     def engine(self) -> str | None:
-        """What other serving jobs must agree in to use the engine of this one; None of all others."""
+        """A key that serving jobs with the same engine share; None for other jobs."""
         if self.job.rule != "measure":
             return None
         name, place = self.job.wildcards["point"], self.job.wildcards
@@ -241,11 +231,10 @@ class Work:
         return f"{place['model']}/{place['variant']}/{place['kv_cache']} {engine_key(point)}"
 
     def written(self) -> float:
-        """Return the bytes that the job leaves on the disk, downloads apart; nothing where they are not known yet."""
-        try:
+        """Return the bytes that the job leaves on the disk, downloads apart; 0 if they are not known yet."""
+        with contextlib.suppress(UserError):
             return self._written()
-        except UserError:
-            return 0.0
+        return 0.0
 
     def _written(self) -> float:
         rule = self.job.rule
@@ -329,46 +318,56 @@ class Estimate:
     why: str = ""
 
 
-def estimates(works: Sequence[Work], finished: Iterable[Work] = (), *, in_turn: bool = False) -> list[Estimate]:
-    """Return how long jobs take: what they took before, else their estimates, corrected by those of finished jobs.
+def estimates(
+    root: Path,
+    profile: Profile,
+    config: Config,
+    jobs: Sequence[PlannedJob],
+    finished: Sequence[PlannedJob] = (),
+    speed: float = 1.0,
+) -> list[Estimate]:
+    """Return the time of each job: what it took before, else its estimate, corrected by those of finished jobs.
+
+    On one machine jobs come one after another, so those that need the same engine share it.
 
     Args:
-        works: still to do.
-        finished: others of the same configuration; those with a benchmark file count.
-        in_turn: whether jobs come one after the other on this machine, so that those that need the same engine share it.
+        root: folder of the project.
+        profile, config, jobs: of the run.
+        finished: other jobs of the same configuration; those with a benchmark file count.
+        speed: of this processor, as `processor_speed` measures it.
     """
     computed, started = [], set[str]()
-    for work in [*works, *finished]:
+    for job in [*jobs, *finished]:
+        work, alone, why = Work(job, config, root, speed), 0.0, ""
         try:
-            alone, why = work.seconds(), ""
+            alone = work.seconds()
         except UserError as error:
-            alone, why = 0.0, str(error)
-        if in_turn and (engine := work.engine):
-            alone -= work.engine_start if alone and engine in started else 0.0
+            why = str(error)
+        if profile.cores is not None and (engine := work.engine):
+            alone -= work.speeds.engine.value * work.sides if alone and engine in started else 0.0
             started.add(engine)
-        computed.append((work.job, alone, why, measured_seconds(work.job)))
-    ratios: dict[tuple[str, str | None], list[float]] = {}
+        computed.append((job, alone, why, measured_seconds(job)))
+    sums: dict[tuple[str, str | None], list[float]] = {}
     for job, alone, _, took in computed:
         if took is not None and alone:
-            sums = ratios.setdefault((job.rule, job.wildcards.get("model")), [0.0, 0.0])
-            sums[0], sums[1] = sums[0] + took, sums[1] + alone
-
-    def best(job: PlannedJob, alone: float, why: str, took: float | None) -> Estimate:
+            total = sums.setdefault((job.rule, job.wildcards.get("model")), [0.0, 0.0])
+            total[0], total[1] = total[0] + took, total[1] + alone
+    found = []
+    for job, alone, why, took in computed[: len(jobs)]:
+        like = sums.get((job.rule, job.wildcards.get("model")))
         if took is not None:
-            return Estimate(took, measured=True)
-        like = ratios.get((job.rule, job.wildcards.get("model")))
-        return Estimate(alone * like[0] / like[1], measured=True) if like and alone else Estimate(alone, why=why)
-
-    return [best(*each) for each in computed[: len(works)]]
+            found.append(Estimate(took, measured=True))
+        elif like and alone:
+            found.append(Estimate(alone * like[0] / like[1], measured=True))
+        else:
+            found.append(Estimate(alone, why=why))
+    return found
 
 
 def measured_seconds(job: PlannedJob) -> float | None:
-    """Return the wall time of a job as Snakemake's benchmark file has it; None where it has not run to its end."""
-    if job.benchmark is None or not Path(job.benchmark).is_file():
-        return None
-    with open(job.benchmark, encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    """Return the wall time of a job by Snakemake's benchmark file; None if it has not run to its end."""
     try:
-        return float(rows[-1]["s"])
-    except (IndexError, KeyError, TypeError, ValueError):
+        with open(job.benchmark or "", encoding="utf-8") as file:
+            return float(list(csv.DictReader(file, delimiter="\t"))[-1]["s"])
+    except (OSError, IndexError, KeyError, TypeError, ValueError):
         return None  # Snakemake writes it at the job's end; a damaged one says nothing

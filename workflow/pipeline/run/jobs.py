@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from swiftkv.section import nearest
 
 
 class Resources(dict):
-    """Resources of a job, as items and, as Snakemake's SLURM plugin reads them, as attributes; whole numbers are numbers."""
+    """Resources of a job, as items and, as Snakemake's SLURM plugin reads them, as attributes."""
 
     __getattr__ = dict.__getitem__
 
@@ -85,12 +85,7 @@ class Profile:
     slurm: Any = None
 
     def command(self, root: Path, targets: Sequence[str] = ()) -> list[str]:
-        """The words after `snakemake` that run this scale.
-
-        Args:
-            root: folder of the project.
-            targets: files to make; none stands for all artifacts.
-        """
+        """Return the words after `snakemake` that make some files, or all artifacts, of the project in `root`."""
         words = ["--snakefile", str(root / "Snakefile"), "--profile", str(self.folder)]
         words += ["--configfile", *map(str, self.configfiles)] if self.configfiles else []
         return [*words, "--", *targets]
@@ -102,16 +97,15 @@ def machine_resources() -> dict[str, int]:
 
 
 def memory_mb(root: Path = Path("/")) -> int:
-    """Return how much memory is free here, in MB.
+    """Return the free memory of this machine in MB, as far as control groups let this process use it.
 
-    That is the kernel's estimate for the machine, or less where a control group of this process, or one above it, has a
-    limit: the limit less what its processes use. Pages of files that were read and can be dropped count as free.
+    That is the kernel's estimate, or less where a control group of this process, or one above it, has a limit: the limit
+    less what its processes use. Pages of files that were read and can be dropped count as free.
 
     Args:
         root: folder in which /proc and /sys lie.
     """
-    fields = dict(re.findall(r"^(\w+): +(\d+) kB", (root / "proc/meminfo").read_text(), flags=re.MULTILINE))
-    free = [int(fields["MemAvailable"]) * 1024]
+    free = [1024 * (_number(root / "proc/meminfo", "MemAvailable:") or 0)]
     groups = root / "proc/self/cgroup"
     for line in groups.read_text().splitlines() if groups.is_file() else ():
         _, controllers, path = line.split(":", 2)
@@ -123,23 +117,23 @@ def memory_mb(root: Path = Path("/")) -> int:
             names, top = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), top / "memory"
         folder = top / path.strip("/")
         for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
-            limit, used = (_number(group / name) for name in names[:2])
-            if limit is not None:
-                free.append(max(0, limit - max(0, (used or 0) - (_number(group / "memory.stat", names[2]) or 0))))
+            if (limit := _number(group / names[0])) is not None:
+                cached = _number(group / "memory.stat", names[2]) or 0
+                free.append(max(0, limit - max(0, (_number(group / names[1]) or 0) - cached)))
     return min(free) // 10**6
 
 
 def _number(file: Path, field: str = "") -> int | None:
-    """Read a number of a control group, of a line that begins with `field`; None where there is none."""
+    """Read the number of a line that begins with `field`; None where there is none."""
     try:
-        found = re.search(rf"^{field}\s*(\d+)$", file.read_text(), flags=re.MULTILINE)
+        found = re.search(rf"^{field}\s*(\d+)( kB)?$", file.read_text(), flags=re.MULTILINE)
     except OSError:
         return None
     return int(found[1]) if found else None
 
 
 def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) -> Profile:
-    """A profile as Snakemake itself reads it.
+    """Read a profile as Snakemake itself does.
 
     Args:
         name: a folder under profiles/ of the project, or a path.
@@ -154,8 +148,11 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     folder = root / "profiles" / name
     folder = folder if folder.is_dir() else Path(name)
     if not folder.is_dir():
-        known = ", ".join(sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml")))
-        raise UserError(f"there is no profile {str(name)!r}; it is one of {known}, or a folder with a profile.yaml")
+        known = sorted(path.parent.name for path in root.glob("profiles/*/profile.yaml"))
+        raise UserError(
+            f"there is no profile {str(name)!r}{nearest(str(name), known)}; it is one of {', '.join(known)}, or a folder "
+            "with a profile.yaml"
+        )
     for file in configfiles:
         if not Path(file).is_file():
             raise UserError(f"there is no configuration file {file!r}: correct CONFIG, or --configfile")
@@ -188,7 +185,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
 
 
 def read_config(root: Path, profile: Profile) -> Config:
-    """The configuration of a profile, merged by Snakemake's own rules and checked as a run would check it.
+    """Read the configuration of a profile, merged by Snakemake's own rules and checked as a run checks it.
 
     Raises:
         UserError: it is not valid.
@@ -202,7 +199,7 @@ def read_config(root: Path, profile: Profile) -> Config:
 
 
 def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
-    """The typed form of a merged configuration, with all checked that can be known before any work.
+    """Return the typed form of a merged configuration, with all checked that can be known before any work.
 
     Args:
         config: as Snakemake merges it.
@@ -220,7 +217,7 @@ def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
 def plan_jobs(
     profile: Profile, root: Path, targets: Sequence[str] = (), *, everything: bool = False, attempt: int = 1
 ) -> list[PlannedJob]:
-    """The jobs that Snakemake would run; none where nothing is left to do.
+    """Return the jobs that Snakemake would run; none where nothing is left to do.
 
     Args:
         profile: the profile that they would run with.
@@ -237,10 +234,10 @@ def plan_jobs(
 
 
 def dry_run(*words: object) -> list[PlannedJob]:
-    """The jobs of a dry run in this process, from the events that Snakemake gives its logger plugins.
+    """Return the jobs of a dry run in this process, from the events that Snakemake gives its logger plugins.
 
     Args:
-        words: Snakemake's command line, word by word.
+        words: Snakemake's command line.
 
     Raises:
         UserError: Snakemake cannot plan; its own sentence.
@@ -276,7 +273,7 @@ def dry_run(*words: object) -> list[PlannedJob]:
 
 
 def _planned(event: logging.LogRecord) -> PlannedJob:
-    """A job as its event describes it; what only the running job will know of its resources is left out."""
+    """A job as its event describes it, without resources that only the running job will know."""
     about = vars(event)
     resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
     return PlannedJob(
@@ -291,18 +288,17 @@ def _planned(event: logging.LogRecord) -> PlannedJob:
     )
 
 
-def parents(jobs: Iterable[PlannedJob]) -> dict[int, list[int]]:
-    """For each job, by its place, the planned jobs that make what it reads."""
-    jobs = list(jobs)
-    makers = {path: number for number, job in enumerate(jobs) for path in job.outputs}
+def parents(jobs: Mapping[int, PlannedJob]) -> dict[int, list[int]]:
+    """Return the numbers of the jobs that make what each job reads."""
+    makers = {path: number for number, job in jobs.items() for path in job.outputs}
     return {
         number: sorted({makers[path] for path in job.inputs if path in makers} - {number})
-        for number, job in enumerate(jobs)
+        for number, job in jobs.items()
     }
 
 
 def ancestors(number: int, graph: Mapping[int, Sequence[int]]) -> set[int]:
-    """A job and all that have to run before it."""
+    """Return a job and all that have to run before it."""
     needed, waiting = set(), [number]
     while waiting:
         job = waiting.pop()

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.config import Config
-from pipeline.run.estimate import Estimate, Work, estimates, speed_of
+from pipeline.run.estimate import Work, estimates, speed_of
 from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config, read_profile
 from pipeline.run.sizes import Download, downloads, once
 from swiftkv.cost import GIGA
@@ -30,42 +30,28 @@ class Plan:
     Attributes:
         profile: the profile that it runs with.
         config: its configuration.
-        jobs: what there is to do.
-        estimates: how long each takes.
-        written: bytes that each leaves on the disk, downloads apart.
+        jobs: the jobs to do.
+        times: a row for each job: rule, GPUs, seconds, whether they are measured, why they are unknown, and bytes written.
         downloads: each once.
-        wall_seconds: how long the run takes at least.
+        wall_seconds: the least time of the run.
     """
 
     profile: Profile
     config: Config
     jobs: list[PlannedJob]
-    estimates: list[Estimate]
-    written: list[float]
+    times: pd.DataFrame
     downloads: list[Download]
     wall_seconds: float
-
-    def gpus(self, job: PlannedJob) -> int:
-        """GPUs that a job keeps from others: those that it asks for, or all of its nodes where it shares them with none."""
-        if job.gpus and EXCLUSIVE in str(job.resources.get("slurm_extra") or "").split():
-            return max(job.gpus, int(self.config.planning.gpu.node.value) * (job.resources.get("nodes") or 1))
-        return job.gpus
 
     @property
     def gpu_hours(self) -> float:
         """GPU-hours of all jobs."""
-        spent = zip(self.jobs, self.estimates, strict=True)
-        return sum(self.gpus(job) * estimate.seconds for job, estimate in spent) / HOUR
+        return self.times.gpu_hours.sum()
 
     @property
     def downloaded(self) -> int:
         """Bytes of all downloads with a known size."""
         return sum(item.bytes or 0 for item in self.downloads)
-
-    @property
-    def disk(self) -> float:
-        """Bytes that stay on the disk, downloads included."""
-        return sum(self.written) + self.downloaded
 
 
 def make_plan(
@@ -76,18 +62,7 @@ def make_plan(
     *,
     everything: bool = False,
 ) -> Plan:
-    """Plan a run and estimate it.
-
-    Args:
-        root: folder of the project.
-        profile: its folder, or its name under profiles/.
-        targets: files; none stands for all artifacts.
-        configfiles: added to the profile's own.
-        everything: also what is finished.
-
-    Raises:
-        UserError: the profile, the configuration or a target is not what it has to be.
-    """
+    """Plan a run and estimate it; the arguments are those of `read_profile` and `plan_jobs`."""
     found = read_profile(profile, root, configfiles)
     config = read_config(root, found)
     jobs = plan_jobs(found, root, targets, everything=everything)
@@ -107,39 +82,46 @@ def estimate_plan(
     finished: Sequence[PlannedJob] = (),
     speed: float = 1.0,
 ) -> Plan:
-    """Estimate planned jobs.
-
-    Args:
-        root: folder of the project.
-        profile, config, jobs: of the run.
-        finished: other jobs of the same configuration.
-        speed: of this processor, as `pipeline.run.estimate.processor_speed` measures it.
-    """
-    works = [Work(job, config, root, speed) for job in jobs]
-    others = [Work(job, config, root, speed) for job in finished]
-    taken = estimates(works, others, in_turn=profile.cores is not None)
+    """Estimate planned jobs; the arguments are those of `estimates`."""
+    rows = [
+        {
+            "rule": job.rule,
+            "gpus": _gpus(job, int(config.planning.gpu.node.value)),
+            "written": Work(job, config, root).written(),
+            "seconds": estimate.seconds,
+            "measured": estimate.measured,
+            "why": estimate.why,
+        }
+        for job, estimate in zip(jobs, estimates(root, profile, config, jobs, finished, speed), strict=True)
+    ]
+    times = pd.DataFrame(rows, columns=["rule", "gpus", "written", "seconds", "measured", "why"])
+    times["gpu_hours"] = times.gpus * times.seconds / HOUR
+    numbered = dict(enumerate(jobs))
     return Plan(
         profile,
         config,
         jobs,
-        taken,
-        [work.written() for work in works],
+        times,
         once(item for job in jobs for item in downloads(job, config, root)),
-        wall_seconds(jobs, [estimate.seconds for estimate in taken], parents(jobs), profile),
+        wall_seconds(numbered, dict(enumerate(times.seconds)), parents(numbered), profile),
     )
 
 
+def _gpus(job: PlannedJob, node: int) -> int:
+    """GPUs that a job keeps from others: those that it asks for, or all `node` GPUs of its nodes if they are exclusive."""
+    if job.gpus and EXCLUSIVE in str(job.resources.get("slurm_extra") or "").split():
+        return max(job.gpus, node * (job.resources.get("nodes") or 1))
+    return job.gpus
+
+
 def wall_seconds(
-    jobs: Sequence[PlannedJob],
-    seconds: Sequence[float] | Mapping[int, float],
-    graph: Mapping[int, Sequence[int]],
-    profile: Profile,
+    jobs: Mapping[int, PlannedJob], seconds: Mapping[int, float], graph: Mapping[int, Sequence[int]], profile: Profile
 ) -> float:
-    """Return the least that a run takes: its longest chain of jobs, or the work that shares what there is least of.
+    """Return the least time of a run: its longest chain of jobs, or the work that shares the scarcest resource.
 
     Args:
-        jobs, seconds: all that are planned, and what each takes.
-        graph: those of the run, by place -> the jobs that each waits for.
+        jobs, seconds: all that are planned, and the time of each.
+        graph: number of each job of the run -> numbers of the jobs that it waits for.
         profile: its jobs or cores at once and its limits, such as GPUs, are shared.
     """
 
@@ -160,33 +142,28 @@ def wall_seconds(
 
 
 def report(plan: Plan) -> str:
-    """Print a plan as tables; the summary last, where it stays on the screen."""
+    """Return a plan as tables; the summary last, where it stays on the screen."""
     if not plan.jobs:
         return "Nothing is left to do."
     return "\n\n".join([_assumptions(plan), _by_rule(plan), _downloads(plan), _summary(plan)])
 
 
 def _by_rule(plan: Plan) -> str:
-    rules: dict[str, list[int]] = {}
-    for number, job in enumerate(plan.jobs):
-        rules.setdefault(job.rule, []).append(number)
+    local = {job.rule for job in plan.jobs if job.local or plan.profile.cores is not None}
     rows = []
-    for rule, numbers in rules.items():
-        jobs, taken = [plan.jobs[number] for number in numbers], [plan.estimates[number] for number in numbers]
-        gpus = sorted({plan.gpus(job) for job in jobs})
-        hours = sum(plan.gpus(job) * each.seconds for job, each in zip(jobs, taken, strict=True)) / HOUR
-        open_end = " + ?" if any(each.why for each in taken) else ""
+    for rule, jobs in plan.times.groupby("rule", sort=False):
+        gpus, open_end = sorted({jobs.gpus.min(), jobs.gpus.max()}), " + ?" if any(jobs.why) else ""
         rows.append(
             {
                 "rule": rule,
                 "jobs": len(jobs),
-                "runs": "here" if jobs[0].local or plan.profile.cores is not None else "cluster",
-                "GPUs a job": "-" if gpus == [0] else " to ".join(map(str, dict.fromkeys([gpus[0], gpus[-1]]))),
-                "GPU-hours": _hours(hours) + open_end,
-                "longest job": duration(max(each.seconds for each in taken)) + open_end,
-                "all, one by one": duration(sum(each.seconds for each in taken)) + open_end,
-                "disk, GB": gigabytes(sum(plan.written[number] for number in numbers)),
-                "measured": sum(each.measured for each in taken) or "-",
+                "runs": "here" if rule in local else "cluster",
+                "GPUs a job": "-" if gpus == [0] else " to ".join(map(str, gpus)),
+                "GPU-hours": _hours(jobs.gpu_hours.sum()) + open_end,
+                "longest job": duration(jobs.seconds.max()) + open_end,
+                "all, one by one": duration(jobs.seconds.sum()) + open_end,
+                "disk, GB": gigabytes(jobs.written.sum()),
+                "measured": jobs.measured.sum() or "-",
             }
         )
     return "By rule; measured: jobs that have run before, or others of the same rule and model\n" + _printed(rows)
@@ -203,62 +180,53 @@ def _downloads(plan: Plan) -> str:
             "license": f"accept it at https://huggingface.co/{item.hub}" if item.gated else "not gated",
         }
         for item in plan.downloads
-        if "/" in item.hub
     ]
-    text = "Downloads, once each" + ("\n" + _printed(rows) if rows else "")
-    if unnamed := [item.hub for item in plan.downloads if "/" not in item.hub]:
-        text += f"\nand the questions of {', '.join(unnamed)} from where lm-eval has them"
     gated = any(item.gated for item in plan.downloads)
-    return text + ("\nGated sources also need HF_TOKEN, or `hf auth login`." if gated else "")
+    note = "\nGated sources also need HF_TOKEN, or `hf auth login`." if gated else ""
+    return f"Downloads, once each\n{_printed(rows)}{note}"
 
 
 def _summary(plan: Plan) -> str:
-    profile, cluster = plan.profile, plan.profile.cores is None
-    if cluster:
+    profile = plan.profile
+    if profile.cores is None:
         here = sum(job.local for job in plan.jobs)
-        jobs = f"{_count(len(plan.jobs) - here, 'cluster job')} and {_count(here, 'small one')} beside Snakemake"
-        where = f"{'any number of' if profile.jobs == sys.maxsize else profile.jobs} jobs in the queue at once"
+        jobs = f"{count(len(plan.jobs) - here, 'cluster job')} and {count(here, 'small one')} beside Snakemake"
+        limits = [f"{'any number of' if profile.jobs == sys.maxsize else profile.jobs} jobs in the queue at once"]
     else:
-        jobs, where = _count(len(plan.jobs), "job"), _count(profile.cores or 0, "core")
-    limits = {name: f"{amount} {name}" for name, amount in profile.resources.items()}
-    if "mem_mb" in limits:
-        limits["mem_mb"] = f"{profile.resources['mem_mb'] / 1000:.1f} GB of memory"
-    unknown = Counter(estimate.why for estimate in plan.estimates if estimate.why)
-    least = "at least " if unknown else ""
-    largest = max((plan.gpus(job) for job in plan.jobs), default=0)
+        jobs, limits = count(len(plan.jobs), "job"), [count(profile.cores, "core")]
+    for name, amount in profile.resources.items():
+        limits.append(f"{amount / 1000:.1f} GB of memory" if name == "mem_mb" else f"{amount} {name}")
+    unknown = Counter(filter(None, plan.times.why))
+    least, gpus = "at least " if unknown else "", plan.times.gpus.max()
+    size, downloaded = gigabytes(plan.times.written.sum() + plan.downloaded), gigabytes(plan.downloaded)
     lines = [
         f"Profile {profile.folder.name}: {jobs}",
-        f"  GPU-hours   {least}{_hours(plan.gpu_hours)}"
-        + (f", up to {_count(largest, 'GPU')} a job" if largest else ""),
-        f"  wall time   at least {duration(plan.wall_seconds)}, with {', '.join([where, *limits.values()])}",
-        f"  disk        {least}{gigabytes(plan.disk)} GB, {gigabytes(plan.downloaded)} GB of it downloads",
+        f"  GPU-hours   {least}{_hours(plan.gpu_hours)}" + (f", up to {count(gpus, 'GPU')} a job" if gpus else ""),
+        f"  wall time   at least {duration(plan.wall_seconds)}, with {', '.join(limits)}",
+        f"  disk        {least}{size} GB, {downloaded} GB of it downloads",
     ]
-    for job, estimate in zip(plan.jobs, plan.estimates, strict=True):
-        if cluster and estimate.seconds > 60 * job.resources.get("runtime", sys.maxsize):
-            name, limit = " ".join([job.rule, *job.wildcards.values()]), duration(60 * job.resources["runtime"])
+    for job, seconds in zip(plan.jobs, plan.times.seconds, strict=True):
+        limit = 60 * job.resources.get("runtime", sys.maxsize)
+        if profile.cores is None and seconds > limit:
+            name = " ".join([job.rule, *job.wildcards.values()])
             lines.append(
-                f"  too long    {name} takes {duration(estimate.seconds)}; its first attempt ends after {limit}"
+                f"  too long    {name} takes {duration(seconds)}; its first attempt ends after {duration(limit)}"
             )
-    lines += [f"  not counted {_count(count, 'job')}, as {why}" for why, count in unknown.items()]
+    lines += [f"  not counted {count(number, 'job')}, as {why}" for why, number in unknown.items()]
     return "\n".join(lines)
 
 
 def _assumptions(plan: Plan) -> str:
-    kinds = {"host"} | {"gpu" if job.gpus else "cpu" for job in plan.jobs if "gpu" in job.resources}
+    planning, used = plan.config["planning"], {"host"}
+    used |= {"gpu" if job.gpus else "cpu" for job in plan.jobs if "gpu" in job.resources}
     mixes = {plan.config.recipes[job.wildcards["recipe"]].data for job in plan.jobs if "recipe" in job.wildcards}
     mixes |= {job.wildcards["data"] for job in plan.jobs if "data" in job.wildcards}
-    planning = plan.config["planning"]
-    sections = {kind: planning[kind] for kind in ("host", "gpu", "cpu") if kind in kinds}
+    sections = {name: planning[name] for name in ("host", "gpu", "cpu") if name in used}
     sections |= {f"data.{mix}": entry for mix, entry in planning["data"].items() if mix in mixes}
     rows = [
-        {
-            "assumed": f"{section}.{name}",
-            "value": f"{assumed['value']:g}",
-            "is": assumed["sure"],
-            "namely": assumed["why"],
-        }
+        {"assumed": f"{section}.{name}", "value": f"{entry['value']:g}", "is": entry["sure"], "namely": entry["why"]}
         for section, entries in sections.items()
-        for name, assumed in entries.items()
+        for name, entry in entries.items()
     ]
     return "Assumptions (planning in config.yaml)\n" + _printed(rows)
 
@@ -286,5 +254,6 @@ def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """Return a number with a noun: 1 job, 2 jobs."""
     return f"{number:,} {noun}{'s' if number != 1 else ''}"

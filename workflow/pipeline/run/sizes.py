@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +35,72 @@ GGUF = {
 }
 
 
-def dimensions(config: Config, model: str, root: Path) -> dict[str, Any] | None:
-    """A model's config.json, as far as sizes go, without downloading anything; None where nothing says it.
+class Size:
+    """The size of a model, most of it in parameters.
 
     Args:
-        config: the configuration.
-        model: its name there.
-        root: folder of the project, in which `architecture` files lie.
+        config: its config.json, as far as sizes go.
+        fp8: whether its weights are stored in 8 bits, all but those of embedding and head.
+
+    Attributes:
+        layers: number of layers, L.
+        width: of the residual stream.
+        dimensions: those that cost depends on.
+        parameters: all.
+        head: those of the language-model head.
+        vocabulary: those of embedding and head.
+        body: those of the layers that one token passes; of experts, the active ones.
+        passed: those that one token passes on its way to its logits.
+        bytes: of its weights.
     """
-    entry = config.models[model]
-    resolved = Path(config.pathvars.results) / "models" / model / "source.json"
-    if resolved.exists():
-        return read_json(resolved)["config"]
-    source = entry.source
-    if entry.architecture:
-        return read_json(root / entry.architecture)["config"]
-    if isinstance(source, PackagedModel):
-        return _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
-    file = Path(source.local).expanduser() / "config.json" if isinstance(source, LocalModel) else None
-    return read_json(file) if file and file.exists() else None
+
+    def __init__(self, config: Mapping[str, Any], fp8: bool = False) -> None:
+        self.layers, self.width = config["num_hidden_layers"], config["hidden_size"]
+        self.dimensions, self.parameters = Dimensions.from_config(config), parameter_count(config)
+        self.head = config["vocab_size"] * self.width
+        self.vocabulary = self.head * (1 if config.get("tie_word_embeddings") else 2)
+        self.body = sum(prefill_flops(self.dimensions, None, 1).values()) / 2
+        self.passed = self.body + self.head
+        self.bytes = 2 * self.vocabulary + (self.parameters - self.vocabulary) * (1 if fp8 else 2)
+
+    @classmethod
+    def of(cls, config: Config, model: str, root: Path) -> Size:
+        """Return the size of a model of the configuration, without downloading anything.
+
+        Args:
+            config: the configuration.
+            model: its name there.
+            root: folder of the project, in which `architecture` files lie.
+
+        Raises:
+            UserError: its dimensions are not known before it is downloaded, or its architecture is unknown.
+        """
+        entry = config.models[model]
+        source, resolved = entry.source, Path(config.pathvars.results) / "models" / model / "source.json"
+        if resolved.exists():
+            found = read_json(resolved)["config"]
+        elif entry.architecture:
+            found = read_json(root / entry.architecture)["config"]
+        elif isinstance(source, PackagedModel):
+            found = _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
+        elif isinstance(source, LocalModel) and (file := Path(source.local).expanduser() / "config.json").exists():
+            found = read_json(file)
+        else:
+            raise UserError(f"nothing says how big model {model!r} is before it is downloaded; name its `architecture`")
+        architecture(found.get("model_type"))
+        return cls(found, fp8="quantization_config" in found or "fp8" in getattr(source, "hub", "").lower())
+
+    def trained(self, spec: SwiftKVSpec | None, train: str) -> float:
+        """Return the parameters that a recipe's `train` trains; `spec` None is the unchanged model."""
+        if spec is None or train == "all":
+            return self.parameters
+        if train == "upper_layers":
+            return (self.parameters - self.vocabulary) * (1 - spec.num_key_value_layers / self.layers)
+        return added_weights(self.dimensions, spec) + (self.head if spec.early_exit else 0)
+
+    def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> float:
+        """Return the bytes of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
+        return self.bytes + (2 * self.trained(spec, "qkv") if spec else 0)
 
 
 @cache  # reading one takes seconds
@@ -64,90 +112,6 @@ def _gguf(file: Path) -> dict[str, Any]:
     found = {name: fields[f"{kind}.{field}"].contents() for name, field in GGUF.items() if f"{kind}.{field}" in fields}
     # The head is the embedding where the file has none, which its tensors tell; packaged models so far tie them.
     return {"model_type": kind, "tie_word_embeddings": True, **found}
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model's size.
-
-    Attributes:
-        config: its config.json, as far as sizes go.
-        fp8: whether its weights are stored in 8 bits.
-    """
-
-    config: Mapping[str, Any]
-    fp8: bool = False
-
-    @classmethod
-    def of(cls, config: Config, model: str, root: Path) -> Size:
-        """Return the size of a model of the configuration.
-
-        Raises:
-            UserError: its dimensions are not known before it is downloaded, or its architecture is unknown.
-        """
-        found = dimensions(config, model, root)
-        if found is None:
-            raise UserError(f"nothing says how big model {model!r} is before it is downloaded; name its `architecture`")
-        architecture(found.get("model_type"))
-        named = "fp8" in getattr(config.models[model].source, "hub", "").lower()
-        return cls(found, fp8="quantization_config" in found or named)
-
-    @property
-    def layers(self) -> int:
-        """Number of layers, L."""
-        return self.config["num_hidden_layers"]
-
-    @property
-    def width(self) -> int:
-        """Width of the residual stream."""
-        return self.config["hidden_size"]
-
-    @cached_property
-    def dimensions(self) -> Dimensions:
-        """The dimensions that cost depends on."""
-        return Dimensions.from_config(self.config)
-
-    @cached_property
-    def parameters(self) -> int:
-        """All parameters."""
-        return parameter_count(self.config)
-
-    @property
-    def head(self) -> int:
-        """Parameters of the language-model head."""
-        return self.config["vocab_size"] * self.width
-
-    @property
-    def vocabulary(self) -> int:
-        """Parameters of embedding and head."""
-        return self.head * (1 if self.config.get("tie_word_embeddings") else 2)
-
-    @cached_property
-    def body(self) -> float:
-        """Parameters of the layers that one token passes: of experts, the active ones."""
-        return sum(prefill_flops(self.dimensions, None, 1).values()) / 2
-
-    @property
-    def passed(self) -> float:
-        """Parameters that one token passes on its way to its logits."""
-        return self.body + self.head
-
-    def trained(self, spec: SwiftKVSpec | None, train: str) -> float:
-        """Parameters that a recipe's `train` trains; `spec` None is the unchanged model."""
-        if spec is None or train == "all":
-            return self.parameters
-        if train == "upper_layers":
-            return (self.parameters - self.vocabulary) * (1 - spec.num_key_value_layers / self.layers)
-        return added_weights(self.dimensions, spec) + (self.head if spec.early_exit else 0)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its weights; with FP8 all but the vocabulary's are one byte."""
-        return 2 * self.vocabulary + (self.parameters - self.vocabulary) * (1 if self.fp8 else 2)
-
-    def checkpoint_bytes(self, spec: SwiftKVSpec | None) -> float:
-        """Bytes of a trained checkpoint, in which the teacher's projections stay beside the new ones."""
-        return self.bytes + (2 * self.trained(spec, "qkv") if spec else 0)
 
 
 @dataclass(frozen=True)
@@ -193,25 +157,24 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
     """
     name = job.wildcards.get("model", "")
     model, variant = config.models.get(name), job.wildcards.get("variant", "")
-    layers = model and model.num_hidden_layers
 
-    def size(spec: SwiftKVSpec | None = None) -> int | None:
-        try:
-            return round(Size.of(config, name, root).checkpoint_bytes(spec))
-        except UserError:  # its size is not known yet
-            return None
+    def weights(
+        what: str, source: Section, spec: SwiftKVSpec | None = None, *, template: bool = False
+    ) -> list[Download]:
+        size = None
+        with contextlib.suppress(UserError):  # its size is not known yet
+            size = round(Size.of(config, name, root).checkpoint_bytes(spec))
+        layers = config.models[name].num_hidden_layers
+        return _download(what, source, files=tuple(MODEL_FILES), bytes=size, layers=layers, template=template)
 
+    tokenizer = {"files": tuple(TOKENIZER_FILES), "bytes": TOKENIZER_BYTES}
     if job.rule == "resolve_model" and model:
-        return [
-            *_download("model", model.source, MODEL_FILES, size(), layers, template=model.chat_template is None),
-            *_download("tokenizer", model.chat_template, TOKENIZER_FILES, TOKENIZER_BYTES, template=True),
-        ]
+        chat_template = _download("tokenizer", model.chat_template, **tokenizer, template=True)
+        return weights("model", model.source, template=model.chat_template is None) + chat_template
     if job.rule == "dummy_checkpoint" and model:
-        return _download("tokenizer", model.source, TOKENIZER_FILES, TOKENIZER_BYTES)
+        return _download("tokenizer", model.source, **tokenizer)
     if job.rule == "fetch_checkpoint" and model:
-        return _download(
-            "checkpoint", model.checkpoints[variant], MODEL_FILES, size(config.spec(name, variant)), layers
-        )
+        return weights("checkpoint", model.checkpoints[variant], config.spec(name, variant))
     if job.rule in ("corpus", "heldout"):
         mix = config.data[job.wildcards.get("data", config.heldout.data)]
         return [item for source in mix.sources for item in _download("data set", source)]
@@ -222,29 +185,20 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
     return []
 
 
-def _download(
-    what: str,
-    source: Section | None,
-    files: Iterable[str] | None = None,
-    size: int | None = None,
-    layers: int | None = None,
-    template: bool = False,
-) -> list[Download]:
+def _download(what: str, source: Section | None, **settings: Any) -> list[Download]:
     """What a source of the configuration fetches: nothing if it is local or packaged."""
-    place = getattr(source, "hub", None)
-    settings = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
-    patterns = tuple(files) if files else None
-    found = {"files": patterns, "bytes": size, "layers": layers, "template": template}
-    return [Download(what, place, **found, **settings)] if place else []
+    stated = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
+    return [Download(what, source.hub, **settings, **stated)] if getattr(source, "hub", None) else []
 
 
 def once(found: Iterable[Download]) -> list[Download]:
-    """Each revision of a repository once, with the most that is loaded of it, models first."""
+    """Return each revision of a repository once, with the most that is loaded of it, models first."""
     merged: dict[tuple[str, str, str], Download] = {}
     for item in found:
-        other = merged.setdefault((item.origin, item.hub, item.revision), item)
+        place = item.origin, item.hub, item.revision
+        other = merged.get(place, item)
         larger = max(other, item, key=lambda one: (one.files is None, len(one.files or ()), one.bytes or 0))
-        merged[item.origin, item.hub, item.revision] = replace(
+        merged[place] = replace(
             larger,
             optional=other.optional and item.optional,
             gated=other.gated or item.gated,

@@ -23,7 +23,7 @@ SECTIONS = {"kv_cache": ["auto", "fp8"]}  # wildcards of paths that are no secti
 
 
 def why_not_made(config: Config, file: str) -> str:
-    """Say why no stage makes a file at this scale, and which file may be meant."""
+    """Return why no stage makes a file at this scale, and which file may be meant."""
     results, place = config["pathvars"]["results"], Path(file)
     name = place.name if place.name in config["artifacts"] else place.stem
     if place.parent.name in ("tables", "figures") or name in config["artifacts"] or len(place.parts) == 1:
@@ -56,7 +56,7 @@ def explain(config: Config, record: logging.LogRecord) -> bool:
     """Put the reason in place of Snakemake's message that it has no rule for a file; a filter of its logger.
 
     Returns:
-        That the message is to be shown.
+        True: the message is shown.
     """
     if file := re.search(r"No rule to produce (.+) \(if you", record.getMessage()):
         record.msg, record.args = f"error: {why_not_made(config, file[1])}", ()

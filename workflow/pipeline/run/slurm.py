@@ -1,4 +1,4 @@
-"""What SLURM says of the planned jobs before one of them is submitted."""
+"""Have SLURM judge the planned jobs before any of them is submitted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from pipeline.run.jobs import PlannedJob
 from swiftkv.errors import UserError
 
 JOB_NAME = "check"
 PROGRAMS = ("sbatch", "squeue", "scontrol")
 ANSWER_SECONDS = 60  # a busy controller may take this long
-# What SLURM says where no node fits a job just now; a submitted job waits for one, for ever if none ever fits.
+# SLURM's messages where no node fits a job just now; a submitted job waits for one, for ever if none ever fits.
 PASSING = (
     "Required node not available",
     "Requested node configuration is not available",
@@ -24,11 +24,11 @@ PASSING = (
     "Nodes required for job are DOWN",
     "Requested partition configuration not available now",
 )
-# What SLURM refuses -> the keys of the profile or site file to correct.
+# Words of SLURM's message -> the keys of the profile or site file to correct.
 KEYS = {
     "invalid partition": "slurm_partition",
     "invalid account": "slurm_account",
-    "invalid qos": "qos or slurm-qos",
+    "invalid qos": "qos",
     "invalid feature": "constraint",
     "time limit": "runtime",
     "node configuration": "slurm_partition, gpu_model, the memory or the processors",
@@ -36,38 +36,11 @@ KEYS = {
 }
 
 
-@dataclass
-class Request:
-    """What some jobs ask of SLURM.
-
-    Attributes:
-        words: arguments of sbatch.
-        resources: as the rules and the profile state them.
-        rules: the rules whose jobs ask for it.
-    """
-
-    words: tuple[str, ...]
-    resources: Any
-    rules: list[str]
-
-
-class Verdict(NamedTuple):
-    """What SLURM says of the planned jobs.
-
-    Attributes:
-        refused: a sentence for each request that SLURM does not take.
-        waiting: a sentence for each that no node fits at present.
-    """
-
-    refused: list[str]
-    waiting: list[str]
-
-
-def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Request]:
-    """Return the distinct requests of jobs, in the words of the plugin that will submit them.
+def requests(jobs: Iterable[PlannedJob], settings: Any) -> dict[tuple[str, ...], list[PlannedJob]]:
+    """Return the distinct arguments of sbatch with which the plugin will submit jobs, and the jobs of each.
 
     Args:
-        jobs: (rule, job), where a job has `threads` and `resources`; one of Snakemake's own will do.
+        jobs: all to be submitted.
         settings: the plugin's: requeue, no_requeue, qos, reservation.
 
     Raises:
@@ -77,8 +50,8 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
     from snakemake_executor_plugin_slurm.submit_string import get_submit_command
     from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-    found: dict[tuple[str, ...], Request] = {}
-    for rule, job in jobs:
+    found: dict[tuple[str, ...], list[PlannedJob]] = {}
+    for job in jobs:
         account, partition = (job.resources.get(name) for name in ("slurm_account", "slurm_partition"))
         parameters = {
             "run_uuid": JOB_NAME,
@@ -91,12 +64,10 @@ def slurm_requests(jobs: Iterable[tuple[str, Any]], settings: Any) -> list[Reque
         try:
             command = get_submit_command(job, parameters, settings=settings) + set_gres_string(job)
         except WorkflowError as error:
-            raise UserError(f"rule {rule} cannot be submitted: {' '.join(str(error).split())}") from None
+            raise UserError(f"rule {job.rule} cannot be submitted: {' '.join(str(error).split())}") from None
         words = tuple(word for word in shlex.split(command)[1:] if word != "--parsable")
-        request = found.setdefault(words, Request(words, job.resources, []))
-        if rule not in request.rules:
-            request.rules.append(rule)
-    return list(found.values())
+        found.setdefault(words, []).append(job)
+    return found
 
 
 def controller() -> str:
@@ -110,7 +81,7 @@ def controller() -> str:
             f"{', '.join(missing)} not found, so this machine has no SLURM: run on a login node of the cluster, or load "
             "its SLURM module"
         )
-    _, said = _ask("scontrol", "ping")
+    _, said = _run("scontrol", "ping")
     if " is UP" not in said:
         raise UserError(
             "SLURM's controller does not answer (`scontrol ping`): wait until it does, or ask the administrators"
@@ -118,28 +89,40 @@ def controller() -> str:
     return "the controller answers"
 
 
-def verdict(requests: Iterable[Request]) -> Verdict:
-    """Have SLURM judge every request (`sbatch --test-only`)."""
-    refused: dict[str, list[str]] = {}
-    waiting: dict[str, list[str]] = {}
-    for request in requests:
-        status, said = _ask("sbatch", "--test-only", *request.words, "--wrap", "true")
+def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[str]]:
+    """Have SLURM judge the requests of all jobs (`sbatch --test-only`).
+
+    Args:
+        jobs, settings: as in `requests`.
+
+    Returns:
+        A sentence for each problem for which SLURM refuses jobs, and for each request that no node fits at present. A value
+        that several requests get wrong is one problem.
+
+    Raises:
+        UserError: the plugin refuses a job's resources.
+    """
+    problems: dict[Any, tuple[bool, str, list[str]]] = {}
+    for words, alike in requests(jobs, settings).items():
+        status, said = _run("sbatch", "--test-only", *words, "--wrap", "true")
         if status == 0:
             continue
-        message = _message(said)
-        key = next((key for words, key in KEYS.items() if words in message.lower()), None)
-        value = f", now {request.resources[key]!r}," if key and request.resources.get(key) else ""
-        where = "under gpu_jobs in the profile's site.yaml" if request.resources.get("gpu") else "in the profile"
-        mend = f"correct {key}{value} {where}; " if key else ""
-        found = waiting if any(words in message for words in PASSING) else refused
-        found.setdefault(f"SLURM says {message!r}: {mend}ask it yourself: `{_shown(request)}`", []).extend(
-            request.rules
-        )
-    return Verdict(_sentences(refused), _sentences(waiting))
-
-
-def _sentences(found: dict[str, list[str]]) -> list[str]:
-    return [f"of rule {', '.join(dict.fromkeys(rules))} {text}" for text, rules in found.items()]
+        message, resources = _message(said), alike[0].resources
+        key = next((key for text, key in KEYS.items() if text in message.lower()), "")
+        where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile"
+        value = resources.get(key)
+        mend = f"correct {key}{f', now {value!r},' if value else ''} {where}; " if key else ""
+        names = ("--job-name", "--output", "--comment", "--export=ALL", JOB_NAME, os.devnull)
+        shown = [word for word in words if word not in names]
+        command = shlex.join(["sbatch", "--test-only", *shown, "--wrap", "true"])
+        sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{command}`"
+        passing = any(text in message for text in PASSING)
+        problem = problems.setdefault((message, mend) if value else sentence, (passing, sentence, []))
+        problem[2].extend(job.rule for job in alike)
+    refused, waiting = list[str](), list[str]()
+    for passing, sentence, rules in problems.values():
+        (waiting if passing else refused).append(f"of rule {', '.join(dict.fromkeys(rules))} {sentence}")
+    return refused, waiting
 
 
 def earlier_jobs(folder: str | os.PathLike) -> str:
@@ -150,13 +133,12 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
     Raises:
         UserError: there are some; it names them.
     """
-    status, said = _ask("squeue", "--me", "--noheader", "--format", "%i|%Z|%k")
+    status, said = _run("squeue", "--me", "--noheader", "--format", "%i|%Z|%k")
     if status:
         raise UserError(f"SLURM does not say which of your jobs are in the queue: {_message(said)}")
     found = {}
     for line in said.splitlines():
-        number, _, rest = line.strip().partition("|")
-        where, _, comment = rest.partition("|")
+        number, where, comment = (*line.strip().split("|", 2), "", "")[:3]
         if comment.startswith(("rule_", "group_")) and os.path.realpath(where) == os.path.realpath(folder):
             found[number] = re.sub(r"_wildcards.*", "", comment).partition("_")[2]
     if found:
@@ -168,8 +150,8 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
     return "no job of an earlier run is in the queue"
 
 
-def _ask(*command: str) -> tuple[int, str]:
-    """Exit status of a program of SLURM, and all it says."""
+def _run(*command: str) -> tuple[int, str]:
+    """Run a program of SLURM; its exit status and its output."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -178,12 +160,6 @@ def _ask(*command: str) -> tuple[int, str]:
 
 
 def _message(said: str) -> str:
-    """The last thing that a program said, without its name."""
-    lines = [re.sub(r"^\w+: (error: )?|^allocation failure: ", "", line.strip()) for line in said.splitlines()]
-    return re.sub(r"^allocation failure: ", "", next((line for line in reversed(lines) if line), "nothing"))
-
-
-def _shown(request: Request) -> str:
-    names = ("--job-name", "--output", "--comment", "--export=ALL")
-    words = [word for word in request.words if word not in (*names, JOB_NAME, os.devnull)]
-    return shlex.join(["sbatch", "--test-only", *words, "--wrap", "true"])
+    """The last line of a program's output, without the program's name."""
+    line = next((line for line in reversed(said.splitlines()) if line.strip()), "nothing")
+    return re.sub(r"^(\w+: (error: )?)?(allocation failure: )?", "", line.strip())

@@ -1,0 +1,380 @@
+"""`make check PROFILE=...`: what would stop a run hours from now, printed before it starts, one line a check."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.config.local import check_description
+from pipeline.gpus import asked_for, cuda_of
+from pipeline.run import slurm
+from pipeline.run.estimate import Work
+from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
+from pipeline.run.sizes import Download, downloads, once
+from pipeline.score.fetch import data_set
+from pipeline.sources import MODEL_FILES, check_checkpoint
+from pipeline.sources.hub import SECOND_COPIES, answer
+from swiftkv.cost import GIGA
+from swiftkv.errors import UserError
+
+HUB_SECONDS = 10  # of each answer
+DESCRIPTION = ["config.json", "tokenizer_config.json", "chat_template.jinja"]  # of a model, a few KB
+
+
+class Report:
+    """Prints a line for each check.
+
+    Attributes:
+        failures: the sentences of those that failed so far.
+
+    Args:
+        show: takes each line.
+    """
+
+    def __init__(self, show: Callable[[str], None] = print) -> None:
+        self.show, self.failures = show, list[str]()
+
+    def check(self, name: str, function: Callable[..., str], *arguments: Any) -> bool:
+        """Run one check, which returns the text of its line or raises a `UserError`; whether it went well."""
+        try:
+            text = function(*arguments)
+        except UserError as error:
+            self.fail(name, str(error))
+            return False
+        self.show(f"ok    {name}: {text}")
+        return True
+
+    def fail(self, name: str, sentence: str) -> None:
+        """Print the line of a check that failed."""
+        self.failures.append(sentence)
+        self.show(f"FAIL  {name}: {sentence}")
+
+
+def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles: Sequence[str] = ()) -> None:
+    """Check what a run of a profile needs, and print a line for each check.
+
+    Args:
+        root: folder of the project.
+        name: the profile's name, or its folder.
+        targets: files that are to be made; all if empty.
+        configfiles: added to the profile's own.
+
+    Raises:
+        UserError: there is no plan, or a check failed.
+    """
+    profile, report = read_profile(name, root, configfiles), Report()
+    config, jobs = read_config(root, profile), plan_jobs(profile, root, targets)
+    report.show(f"ok    plan: {len(jobs)} jobs of {os.path.relpath(profile.folder)}")
+    # Later attempts may ask for more.
+    again = plan_jobs(profile, root, targets, attempt=profile.attempts) if profile.slurm else []
+    for sentence in check_environment(report, profile, [*jobs, *again]):
+        report.fail("request", sentence)
+    report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
+    missing = check_hub(report, (item for job in jobs for item in downloads(job, config, root)))
+    check_disks(report, Path(config.pathvars.results), [Work(job, config, root) for job in jobs], missing)
+    if report.failures:
+        raise UserError(f"{len(report.failures)} of the checks failed; mend what they name and check again")
+
+
+def problems_at_start(profile: Profile, jobs: Sequence[PlannedJob]) -> list[str]:
+    """Return why a run cannot start; print what its user should know otherwise."""
+    report = Report(lambda line: None)
+    notes = check_environment(report, profile, jobs)
+    if profile.cores and not report.failures:
+        notes.append(check_memory(jobs, profile.cores, profile.resources["mem_mb"]))
+    for note in notes:
+        print(note, file=sys.stderr)
+    return report.failures
+
+
+def check_environment(report: Report, profile: Profile, jobs: Sequence[PlannedJob]) -> list[str]:
+    """Check that the environment fits the jobs: torch, and SLURM or the memory and GPUs of this machine.
+
+    Returns:
+        A sentence for each request that no node of SLURM fits at present; they may all be drained.
+    """
+    if asked_for(jobs):
+        report.check("torch", lambda: f"built for CUDA {cuda_of(profile.python)}")
+    if not profile.slurm:
+        if asked_for(jobs):
+            report.check("gpus", check_gpus, profile.resources.get("gpu", 0))
+        report.check("memory", check_memory, jobs, profile.cores or 1, profile.resources["mem_mb"])
+        return []
+    if not report.check("slurm", slurm.controller):
+        return []
+    report.check("queue", slurm.earlier_jobs, profile.directory)
+    try:
+        refused, waiting = slurm.verdict([job for job in jobs if not job.local], profile.slurm)
+    except UserError as error:
+        refused, waiting = [str(error)], []
+    for sentence in refused:
+        report.fail("request", sentence)
+    if not refused and not waiting:
+        report.show("ok    request: SLURM takes every job")
+    return waiting
+
+
+def check_gpus(wanted: int) -> str:
+    """Check that this machine has as many GPUs as the profile shares out.
+
+    Raises:
+        UserError: there are fewer, or no driver that says how many.
+    """
+    try:
+        run = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        raise UserError(
+            "nvidia-smi is not here or does not answer: install NVIDIA's driver, or use another profile"
+        ) from None
+    found = sum(line.startswith("GPU ") for line in run.stdout.splitlines())
+    if found < wanted:
+        raise UserError(
+            f"the profile shares out {wanted} GPUs and this machine has {found}: correct gpu under resources in the profile"
+        )
+    return f"{found} here, {wanted} shared out"
+
+
+def check_memory(jobs: Iterable[PlannedJob], cores: int, memory: int) -> str:
+    """Check that every job fits into the memory that all share; Snakemake lets the others wait.
+
+    Args:
+        jobs: all that are planned.
+        cores: that Snakemake may use.
+        memory: MB for all jobs that run at once.
+
+    Returns:
+        Cores and memory, and how many of the largest jobs run at once, if memory lets fewer than the cores do.
+
+    Raises:
+        UserError: a job takes more.
+    """
+    largest = max(jobs, key=lambda job: job.resources.get("mem_mb", 0), default=PlannedJob("none"))
+    needed = largest.resources.get("mem_mb", 0)
+    if needed > memory:
+        raise UserError(
+            f"a job of rule {largest.rule} takes {needed} MB of memory and there are {memory}: end other programs, or state "
+            f"what may be used with --resources mem_mb={needed}"
+        )
+    room = f"{cores} cores and {memory / 1000:.1f} GB of memory"
+    at_once = memory // max(needed, 1)
+    if at_once >= cores // min(largest.threads, cores):
+        return room
+    return f"{room}, so at most {at_once} of rule {largest.rule} at once ({needed / 1000:.1f} GB each)"
+
+
+def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
+    """Check that lm-eval has the task, metric and filter of each benchmark to be scored; return their number.
+
+    Raises:
+        UserError: as `check_task`.
+    """
+    from pipeline.score.tasks import check_task  # imports lm-eval, which takes seconds
+
+    outputs = {job.wildcards.get("task", Path(path).stem) for job in jobs for path in job.outputs}
+    tasks = [task for name, task in config["tasks"].items() if name in outputs]
+    for task in tasks:
+        check_task(task)
+    return len(tasks)
+
+
+# Disks
+
+
+def check_disks(report: Report, results: Path, works: Sequence[Work], missing: int) -> None:
+    """Check for room where results, downloads and scratch files go; needs of one disk are added up.
+
+    Args:
+        missing: bytes that come from the hub.
+    """
+    from huggingface_hub import constants
+
+    scratch = max((work.job.resources.get("disk_mb", 0) for work in works), default=0) * 10**6
+    needs = {
+        "results": (results, max(sum(work.written() for work in works), scratch)),
+        "hub cache": (Path(constants.HF_HUB_CACHE), missing),
+        "scratch": (Path(tempfile.gettempdir()), scratch),
+    }
+    disks: dict[int, list[str]] = {}
+    for name, (folder, _) in needs.items():
+        disks.setdefault(_existing(folder).stat().st_dev, []).append(name)
+    for names in disks.values():
+        report.check(
+            f"disk of {', '.join(names)}", check_space, needs[names[0]][0], sum(needs[name][1] for name in names)
+        )
+
+
+def check_space(folder: Path, needed: float) -> str:
+    """Check that a folder, which need not exist yet, can be written to and that its disk has room.
+
+    Raises:
+        UserError: it cannot, or has not.
+    """
+    place = _existing(folder)
+    if not os.access(place, os.W_OK):
+        raise UserError(f"{folder} cannot be written to: correct its rights or choose another")
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise UserError(
+            f"{folder} has {free / GIGA:.1f} GB free and at least {needed / GIGA:.1f} GB will be written there: free some "
+            "space, or put it on another disk"
+        )
+    return f"{free / GIGA:.0f} GB free in {folder}, at least {needed / GIGA:.1f} GB to be written"
+
+
+def _existing(folder: Path) -> Path:
+    """The folder or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+# The hub
+
+
+def check_hub(report: Report, found: Iterable[Download]) -> int:
+    """Check every hub repository that jobs load; all that a silent hub leaves open is one failure.
+
+    Returns:
+        Bytes to be downloaded.
+    """
+    hub, absent = Hub(), list[str]()
+    for item in once(found):
+        if "://" in item.hub:
+            continue
+        name = f"hub {item.origin} {item.hub}"
+        try:
+            # If the catalogue lacks a task, lm-eval's files name its data set.
+            text = hub.look(item if "/" in item.hub else replace(item, hub=data_set(item.hub)))
+            report.show(f"ok    {name}: {text}")
+        except UserError as error:
+            if item.optional:
+                report.show(f"ok    {name}: optional; its results will say that it is unavailable ({error})")
+            elif isinstance(error, Silent):
+                absent.append(item.hub)
+            else:
+                report.fail(name, str(error))
+    if absent:
+        report.fail(
+            "hub",
+            f"{hub.silence}, and these are not in the local cache: {', '.join(absent)}; connect to the hub, or download them "
+            "elsewhere and name them as `local` sources",
+        )
+    return hub.missing
+
+
+class Silent(UserError):
+    """The hub does not answer, and the local cache lacks a repository."""
+
+
+class Hub:
+    """Looks for one repository after the other; once the hub is silent, in the local cache alone.
+
+    Attributes:
+        missing: bytes that will be downloaded of all repositories so far, as the hub states them.
+        silence: why the hub is not asked; empty as long as it is.
+    """
+
+    def __init__(self) -> None:
+        from huggingface_hub import constants
+
+        self.missing = 0
+        self.silence = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+
+    def look(self, item: Download) -> str:
+        """Return where jobs will find a repository.
+
+        Raises:
+            Silent: the hub does not answer, and the local cache lacks it.
+            UserError: the hub refuses it, or its model cannot be used.
+        """
+        size = None
+        if not self.silence:
+            try:
+                size = answer(lambda: self._ask(item), 3 * HUB_SECONDS)
+            except UserError:
+                raise
+            except Exception as error:  # a network fails in many ways
+                if sentence := _refusal(item, error):
+                    raise UserError(sentence) from None
+                self.silence = f"the hub cannot be reached ({type(error).__name__})"
+        if in_cache(item):
+            return f"in the local cache ({self.silence})" if self.silence else "accessible, and in the local cache"
+        if size is None:
+            raise Silent(f"{self.silence}, and it is not in the local cache")
+        self.missing += size
+        return f"accessible, {size / GIGA:.1f} GB to be downloaded"
+
+    def _ask(self, item: Download) -> int:
+        """The size of a repository in bytes; a model is refused by its description, before its weights are downloaded."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import filter_repo_objects
+
+        api = HfApi()
+        settings = {"revision": item.revision, "timeout": HUB_SECONDS, "files_metadata": True}
+        info = api.repo_info(item.hub, repo_type=item.origin, **settings)
+        if getattr(info, "gated", None):  # everybody may read the description of a gated one
+            api.auth_check(item.hub, repo_type=item.origin)
+        if item.layers is not None or item.template:
+            # Beside the hub cache, to which a part of a model would look like all of it.
+            with tempfile.TemporaryDirectory() as folder:
+                patterns = {"allow_patterns": DESCRIPTION, "local_dir": folder}
+                api.snapshot_download(item.hub, revision=item.revision, **patterns)
+                check_description(Path(folder), item.hub, item.layers, template=item.template)
+        files = filter_repo_objects(
+            info.siblings or [],
+            allow_patterns=item.files,
+            ignore_patterns=SECOND_COPIES if item.origin == "model" else None,
+            key=lambda file: file.rfilename,
+        )
+        return sum(file.size or 0 for file in files)
+
+
+def _refusal(item: Download, error: Exception) -> str | None:
+    """The sentence for a refusal of the hub; None if it is the network that fails."""
+    from huggingface_hub import errors, get_token
+
+    name = item.hub
+    login = "the token here has no access to it" if get_token() else "there is no token here"
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"{name} is gated and {login}: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"the hub has no {item.origin} {name} that you may see, and {login}: check the id in the configuration, or log "
+            "in with `hf auth login`"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} has no revision {item.revision!r}: check `revision` in the configuration"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"the hub refuses {name} ({status}): the token here may have expired; log in with `hf auth login`"
+    return None
+
+
+def in_cache(item: Download) -> bool:
+    """Whether a repository lies complete in the local hub cache; a data set also where `datasets` prepared it."""
+    from huggingface_hub import constants, snapshot_download
+
+    if item.origin == "dataset":
+        from datasets.naming import camelcase_to_snakecase
+
+        owner, _, name = item.hub.rpartition("/")
+        prepared = Path(os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME) / "datasets"))
+        if (prepared / f"{owner}___{camelcase_to_snakecase(name)}").is_dir():
+            return True
+    settings = {"revision": item.revision, "allow_patterns": item.files, "local_files_only": True}
+    try:
+        folder = snapshot_download(item.hub, repo_type=item.origin, **settings)
+        if item.origin == "model" and item.files == tuple(MODEL_FILES):
+            check_checkpoint(Path(folder))
+    except (OSError, ValueError, UserError):  # not there, only in part, or damaged
+        return False
+    return True

@@ -1,0 +1,155 @@
+"""The reference run of a scale: its records, which the project ships, and what is drawn from them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from pipeline.artifacts import contents
+from pipeline.artifacts.make import make_artifact
+from pipeline.artifacts.report import Artifact, read_artifacts, write_gallery
+from pipeline.artifacts.text import some
+from pipeline.config import Config
+from pipeline.run.compare import CLAIMS, records
+from pipeline.stages import STAGES
+from swiftkv.errors import UserError
+from swiftkv.io import atomic_path
+
+REDRAWN = Path("results/reference")
+README, GALLERY = Path("README.md"), Path("docs/gallery")
+FIGURE, TABLE = "figure3", "speed_and_quality"  # shown in the README
+BEGIN, END = "<!-- `make reference` writes what follows -->\n", "<!-- until here -->\n"
+WIDTH, COLORS = 1200, 128  # of pictures for a screen; a color map needs most of the colors
+
+
+def keep(config: Config, place: Path) -> str:
+    """Replace a scale's reference run by the records of its results.
+
+    Args:
+        config: of the scale.
+        place: `folder` of the scale.
+
+    Returns:
+        A sentence on what was kept.
+
+    Raises:
+        UserError: a record is missing, or names a folder of this machine.
+    """
+    results = Path(config.pathvars.results)
+    wanted = [CLAIMS, *dict.fromkeys(file for name in contents.names(config) for file in _measured(config, name))]
+    if absent := [name for name in wanted if not (results / name).is_file()]:
+        raise UserError(
+            f"{results} is no finished run: {len(absent)} of {len(wanted)} files are missing, {some(absent)}; make it first"
+        )
+    for name in wanted:
+        text = (results / name).read_text(encoding="utf-8")
+        for private in {path for path in (Path.home(), Path.cwd()) if path != Path("/")}:
+            if f"{private}/" in text:
+                raise UserError(f"{results / name} names a folder of this machine, {private}; nothing was kept")
+    with atomic_path(place) as scratch:
+        for name in wanted:
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(results / name, scratch / name)
+    return f"{place}: {len(wanted)} files of {results}"
+
+
+def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator[tuple[str, str | None]]:
+    """Draw artifacts of a scale below `REDRAWN`, one after another, as the workflow's rules draw them from a run's records.
+
+    Args:
+        config: of the scale.
+        place: folder of its reference run, or any folder of results.
+        targets: files, in whatever folder, whose names say which artifacts are meant; none means all.
+
+    Yields:
+        The CSV of each artifact, and why it could not be drawn; None if it was.
+
+    Raises:
+        UserError: there is no reference run, or a target is no artifact of the scale.
+    """
+    records(place)
+    config = config.model_copy(update={"pathvars": config.pathvars.model_copy(update={"results": str(place)})})
+    wanted = [Path(target).stem for target in targets] or contents.names(config)
+    for name in wanted:
+        contents.check_made(config, name)
+    # Claims are judged by other tables, which come first.
+    tables = {name: [Path(file).stem for file in contents.needs(config, name).get("tables", ())] for name in wanted}
+    judged = [name for names in tables.values() for name in names]
+    for name in dict.fromkeys([*judged, *sorted(wanted, key=lambda name: bool(tables[name]))]):
+        patterns = STAGES[contents.kind_of(config, name).form].outputs
+        outputs = [REDRAWN / place.name / pattern.format(artifact=name) for pattern in patterns]
+        why = next((f"the run has no {file}" for file in _measured(config, name) if not (place / file).is_file()), None)
+        if why is None:
+            entry = json.loads(json.dumps(contents.resolve(config, name)))  # as it comes out of a rule's command line
+            try:
+                make_artifact(entry, _files(config, name, place), outputs)
+            except UserError as error:
+                why = str(error)
+        yield str(outputs[0]), why
+
+
+def _files(config: Config, name: str, place: Path) -> dict[str, list[str]]:
+    """The files of an artifact: records of the run, artifacts drawn before, and what the project ships."""
+
+    def find(path: Path) -> Path:
+        if place not in path.parents:
+            return contents.PROJECT / path
+        inside = path.relative_to(place)
+        return REDRAWN / place.name / inside if inside.parts[0] in ("tables", "figures") else path
+
+    return {key: [str(find(Path(file))) for file in files] for key, files in contents.needs(config, name).items()}
+
+
+def _measured(config: Config, name: str) -> list[str]:
+    """The records and resolved models that an artifact is made of, as paths from the folder of results."""
+    results = Path(config.pathvars.results)
+    files = [Path(file) for files in contents.needs(config, name).values() for file in files]
+    return [str(file.relative_to(results)) for file in files if file.suffix == ".json" and results in file.parents]
+
+
+def show(results: Path, root: Path) -> str:
+    """Write docs/gallery and the README's figure and table anew from artifacts that were made.
+
+    Args:
+        results: folder of the finished run.
+        root: folder of the project.
+
+    Returns:
+        A sentence on what was written.
+
+    Raises:
+        UserError: the README's figure or table was not made, or its place in README.md is missing.
+    """
+    made = {artifact.name: artifact for artifact in read_artifacts(results)}
+    if lacking := {FIGURE, TABLE} - made.keys():
+        raise UserError(f"{results} has no {' and no '.join(sorted(lacking))}, which {README} shows; make it first")
+    figures = [artifact for artifact in made.values() if artifact.about["form"] == "figure"]
+    with atomic_path(root / GALLERY) as scratch:
+        scratch.mkdir()
+        for figure in figures:
+            with Image.open(figure.file("png")) as image:
+                small = image.convert("RGB")
+            small.thumbnail((WIDTH, small.height), Image.Resampling.LANCZOS)
+            small.quantize(COLORS).save(scratch / f"{figure.name}.png", optimize=True)
+        write_gallery(figures, scratch / "README.md")
+    text = (root / README).read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise UserError(f"{root / README} has no lines {BEGIN.strip()} and {END.strip()}")
+    with atomic_path(root / README) as scratch:
+        scratch.write_text(f"{before}{begin}{readme_part(made[FIGURE], made[TABLE])}{end}{after}", encoding="utf-8")
+    return f"{root / GALLERY}: {len(figures)} figures; {root / README}: {FIGURE} and {TABLE}"
+
+
+def readme_part(figure: Artifact, table: Artifact) -> str:
+    """Return the README's part: a figure, and the grid of a table with its title, without marks of notes."""
+    text = re.sub(r" \[\d+\]", "", table.file("md").read_text(encoding="utf-8"))
+    title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", text).groups()
+    picture = f"[![{figure.title}]({GALLERY}/{figure.name}.png)]({GALLERY}/README.md)"
+    return f"{picture}\n\n{grid}\n{title}; [all figures]({GALLERY}/README.md).\n"
