@@ -25,9 +25,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
-
 from pipeline.measure.engines import Engines
 from pipeline.measure.kind import BASELINE, OWN
+
 from pipeline.measure.point import Point, Subject, max_model_len
 from pipeline.measure.process import terminates_cleanly
 from pipeline.measure.run import KINDS, measure

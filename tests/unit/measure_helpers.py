@@ -9,9 +9,9 @@ import psutil
 
 from pipeline.measure import latency, run
 from pipeline.measure.client import rate_result
-from pipeline.measure.engines import Engines
-from pipeline.measure.kind import Run
 from pipeline.measure.point import Point, Subject
+from pipeline.measure.turns import Run
+from pipeline.measure.worker import Engines
 from swiftkv.spec import SwiftKVSpec
 
 ENGINE = {
@@ -56,20 +56,21 @@ def alive(pid: int) -> bool:
 
 def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> Run:
     """A measurement under way in `work`."""
-    return Run(subject, point, work, point.budget(subject), Engines(work / "vllm.log"), heldout=heldout)
+    log = work / "vllm.log"
+    return Run(subject, point, work, Engines(log), budget=point.budget(subject), heldout=heldout, identity={})
 
 
-def measure(subject: Subject, point: Point, work: Path, *sent) -> dict:
+def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None, **identity) -> dict:
     """The record of one point, with engines of its own."""
     with Engines(work / "vllm.log", room=2) as engines:
-        return run.measure(subject, point, work, *sent, engines=engines)
+        return run.measure(Run(subject, point, work, engines, heldout=heldout, identity=identity))
 
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:
     """A point of one kind with small lengths."""
     lengths = {"input_tokens": 100, "output_tokens": 16} if benchmark != "forward_time" else {}
     asked = {"measure": benchmark, "seed": 0, "engine": ENGINE | (engine or {})} | lengths | values
-    return Point.read("a-point", asked, gpus=gpus, threads=threads)
+    return run.read_point("a-point", asked, gpus=gpus, threads=threads)
 
 
 REPORT = {

@@ -20,8 +20,6 @@ from pathlib import Path
 from pipeline.config import TEACHING, Config
 from pipeline.config.catalogue import asked, asks
 from pipeline.config.sources import PackagedModel
-from pipeline.measure.point import Point
-from pipeline.measure.run import engine_key
 from pipeline.run.jobs import PlannedJob, Profile
 from pipeline.run.sizes import TOKENIZER_BYTES, Size
 from pipeline.stages import stage_of
@@ -192,8 +190,15 @@ class Work:
         return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
 
     def _serving(self) -> float:
-        """Engines' starts, and tokens at the speed of a busy engine; at a request rate, the time in which requests come."""
-        config, point = self.config, self.config.serving.points[self.job.wildcards["point"]]
+        """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""
+        changed = self.job.wildcards["variant"] != "baseline"
+        sides = {name: 2 if changed and self.config.in_turns(name) else 1 for name in self.job.points}
+        measuring = sum(sides[name] * self._point(name) for name in sides)
+        return self.speeds.engine.value * max(sides.values()) + measuring
+
+    def _point(self, name: str) -> float:
+        """Tokens at the speed of a busy engine; at a request rate, the time in which requests come."""
+        config, point = self.config, self.config.serving.points[name]
         prompt = getattr(point, "input_tokens", None) or sum(getattr(point, "batch_tokens", ()))
         output = getattr(point, "output_tokens", None) or config.serving.output_tokens
         repeats, answer = getattr(point, "repeats", 1), self.decode(output)
@@ -218,27 +223,7 @@ class Work:
             seconds = (1 + repeats) * sum(busy(batch * prompt) + answer for batch in point.batch_sizes)
         else:
             seconds = 2 * repeats * (busy(prompt) + answer) if point.measure == "answer" else 0.0
-        return self.engine_start + self.sides * seconds
-
-    @property
-    def sides(self) -> int:
-        """How many engines a serving job measures: with the baseline's, where it takes turns with a variant."""
-        in_turns = self.config.in_turns(self.job.wildcards["point"])
-        return 2 if in_turns and self.job.wildcards["variant"] != "baseline" else 1
-
-    @property
-    def engine_start(self) -> float:
-        """Seconds of a serving job until its engines are up."""
-        return self.speeds.engine.value * self.sides
-
-    @property
-    def engine(self) -> str | None:
-        """What other serving jobs must agree in to use the engine of this one; None of all others."""
-        if self.job.rule != "measure":
-            return None
-        name, place = self.job.wildcards["point"], self.job.wildcards
-        point = Point.read(name, self.config.point(name), gpus=self.job.gpus, threads=self.job.threads)
-        return f"{place['model']}/{place['variant']}/{place['kv_cache']} {engine_key(point)}"
+        return seconds
 
     def written(self) -> float:
         """Return the bytes that the job leaves on the disk, downloads apart; nothing where they are not known yet."""
@@ -329,23 +314,19 @@ class Estimate:
     why: str = ""
 
 
-def estimates(works: Sequence[Work], finished: Iterable[Work] = (), *, in_turn: bool = False) -> list[Estimate]:
+def estimates(works: Sequence[Work], finished: Iterable[Work] = ()) -> list[Estimate]:
     """Return how long jobs take: what they took before, else their estimates, corrected by those of finished jobs.
 
     Args:
         works: still to do.
         finished: others of the same configuration; those with a benchmark file count.
-        in_turn: whether jobs come one after the other on this machine, so that those that need the same engine share it.
     """
-    computed, started = [], set[str]()
+    computed = []
     for work in [*works, *finished]:
         try:
             alone, why = work.seconds(), ""
         except UserError as error:
             alone, why = 0.0, str(error)
-        if in_turn and (engine := work.engine):
-            alone -= work.engine_start if alone and engine in started else 0.0
-            started.add(engine)
         computed.append((work.job, alone, why, measured_seconds(work.job)))
     ratios: dict[tuple[str, str | None], list[float]] = {}
     for job, alone, _, took in computed:

@@ -117,7 +117,7 @@ def estimate_plan(
     """
     works = [Work(job, config, root, speed) for job in jobs]
     others = [Work(job, config, root, speed) for job in finished]
-    taken = estimates(works, others, in_turn=profile.cores is not None)
+    taken = estimates(works, others)
     return Plan(
         profile,
         config,

@@ -73,7 +73,7 @@ class Progress:
         speed = speed_of(profile, config, made.values())
         works = [Work(job, config, root, speed) for job in made.values()]
         others = [Work(job, config, root, speed) for job in finished if job.outputs]
-        taken = estimates(works, others, in_turn=profile.cores is not None)
+        taken = estimates(works, others)
         return cls(made, [estimate.seconds for estimate in taken], profile, config.pathvars.results, logs)
 
     def beginning(self) -> str:
@@ -209,7 +209,8 @@ class Progress:
 
     def _name(self, place: int) -> str:
         job = self.jobs[place]
-        return " ".join([job.rule.replace("_", " "), *map(str, job.wildcards.values())])
+        named = [value for name, value in job.wildcards.items() if name != "point"]
+        return " ".join([job.rule.replace("_", " "), *filter(None, [some(job.points)]), *map(str, named)])
 
     def _lines(self, place: int) -> list[str]:
         """What a step has printed, without empty lines."""
