@@ -207,7 +207,7 @@ def test_a_server_dies_in_the_middle(cluster, undisturbed, tmp_path):
     workflow.profile["retries"] = 1
     workflow.override["serving"]["points"]["interactive-2k"] |= {"request_rates": [1, 2], "min_requests": 9}
     record = tmp_path / "results/smoke/serving/interactive-2k/tiny-random/baseline/auto.json"
-    kept = tmp_path / "results/smoke/serving-state/interactive-2k/tiny-random/baseline/auto/rate-1.json"
+    kept = tmp_path / "results/smoke/serving-state/tiny-random/baseline/auto/interactive-2k/rate-1.json"
     controller = workflow.start(str(record.relative_to(tmp_path)))
     cluster.wait(kept.exists, "no rate is measured", 200)
     first = json.loads(kept.read_text())["result"]

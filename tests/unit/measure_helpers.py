@@ -60,10 +60,11 @@ def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = No
     return Run(subject, point, work, Engines(log), budget=point.budget(subject), heldout=heldout, identity={})
 
 
-def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None, **identity) -> dict:
+def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> dict:
     """The record of one point, with engines of its own."""
+    work.mkdir(exist_ok=True)
     with Engines(work / "vllm.log", room=2) as engines:
-        return run.measure(Run(subject, point, work, engines, heldout=heldout, identity=identity))
+        return run.measure(Run(subject, point, work, engines, heldout=heldout, identity={}))
 
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:

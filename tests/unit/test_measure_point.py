@@ -13,13 +13,14 @@ import torch
 from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.measure import latency, memory, reference, steps, throughput
+from pipeline.measure import memory, offline
+from pipeline.measure import point as served
 from pipeline.measure.dummy import write_dummy
 from pipeline.measure.engine import EngineFailure, OutOfMemory
 from pipeline.measure.memory import cpu_budget, gpu_budget, weight_bytes
-from pipeline.measure.point import engine_arguments, engine_environment, max_model_len
+from pipeline.measure.offline import peak_tflops
+from pipeline.measure.point import engine_arguments, engine_environment
 from pipeline.measure.run import cost, headline
-from pipeline.measure.throughput import peak_tflops, throughput_result
 from swiftkv import device
 from swiftkv.cost import GIBI, cost_record, parameter_count
 from swiftkv.errors import UserError
@@ -37,9 +38,9 @@ def option(command, name):
 
 def test_throughput_sends_the_paper_s_requests(tmp_path):
     asked = point("throughput", input_tokens=2000, output_tokens=256, total_tokens=15_000_000)
-    command = throughput.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
+    command = run_of(subject(tmp_path / "m"), asked, tmp_path).command
     assert command[1:3] == ["-m", "pipeline.measure.engine_program"]
-    assert throughput.KIND.settings(asked)["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
+    assert asked.asked["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
     assert option(command, "--max-num-batched-tokens") == "2048" and option(command, "--max-num-seqs") == "256"
     assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill"} <= set(command)
     assert "--hf-overrides" not in command and "--load-format" not in command
@@ -50,12 +51,12 @@ def test_throughput_sends_the_paper_s_requests(tmp_path):
 )
 def test_number_of_prompts(total, prompt, prompts):
     asked = point("throughput", input_tokens=prompt, output_tokens=256, total_tokens=total)
-    assert throughput.number_of_prompts(asked) == prompts
+    assert asked.number_of_prompts == prompts
 
 
 def test_the_warm_up_is_one_request_of_one_step():
     asked = point("throughput", input_tokens=128_000, output_tokens=256, total_tokens=9)
-    job = throughput.warm_up(asked)
+    job = asked.warm_up
     assert (job["prompts"], job["input"], job["output"]) == (1, 2048, 8)
 
 
@@ -83,33 +84,31 @@ def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
 def test_the_whole_command_of_a_variant_is_as_the_baseline_s(tmp_path, gpus):
     asked = point("decode", gpus=gpus, input_tokens=100, batch_sizes=[1], repeats=1)
     model = subject(tmp_path / "m")
-    base, ours = (
-        steps.DECODE.command(run_of(subject(tmp_path / "m", spec=spec), asked, tmp_path)) for spec in (None, SPEC)
-    )
+    base, ours = (run_of(subject(tmp_path / "m", spec=spec), asked, tmp_path).command for spec in (None, SPEC))
     assert base == ours and str(model.folder) in base
 
 
 def test_a_point_may_be_compiled_where_others_are_not(tmp_path):
     ngram = {"method": "ngram", "num_speculative_tokens": 5}
     asked = point("latency", enforce_eager=False, speculative=ngram, request_rates=[1], seconds=1)
-    command = latency.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
+    command = run_of(subject(tmp_path / "m"), asked, tmp_path).command
     assert not asked.engine["enforce_eager"] and "--enforce-eager" not in command
     assert json.loads(option(command, "--speculative-config")) == ngram
 
 
 def test_requests_of_a_rate():
     asked = point("latency", request_rates=[0.5], seconds=300, min_requests=200)
-    assert (latency.number_of_requests(asked, 0.5), latency.number_of_requests(asked, 2)) == (200, 600)
+    assert (asked.number_of_requests(0.5), asked.number_of_requests(2)) == (200, 600)
 
 
 @pytest.mark.parametrize(("prompt", "output", "length"), [(100, 16, 256), (2000, 256, 2432), (8000, 192, 8192)])
 def test_sequence_length_is_rounded_and_never_beyond_the_model(prompt, output, length):
-    assert max_model_len(LLAMA, prompt, output) == length
+    assert point("kv_capacity", input_tokens=prompt, output_tokens=output).max_model_len(LLAMA) == length
 
 
 def test_a_prompt_longer_than_the_model_is_refused():
     with pytest.raises(UserError, match="8193 positions, but the model has 8192"):
-        max_model_len(LLAMA, 8000, 193)
+        point("kv_capacity", input_tokens=8000, output_tokens=193).max_model_len(LLAMA)
 
 
 def test_cpu_environment_uses_every_thread_and_hides_nothing(tmp_path, monkeypatch):
@@ -160,11 +159,10 @@ def test_gloo_listens_on_the_loopback_whatever_address_the_host_s_name_has(tmp_p
     ],
 )
 def test_the_reference_is_refused_where_it_cannot_serve(tmp_path, monkeypatch, installed, sentence):
-    monkeypatch.setattr(reference, "installed_version", installed.get)
+    monkeypatch.setattr(served, "installed_version", installed.get)
     model = subject(tmp_path / "m", spec=SPEC, variant="theirs", plugin="arctic-inference")
     with pytest.raises(UserError, match=sentence):
         measure(model, point("throughput", total_tokens=9), tmp_path / "work")
-    assert not (tmp_path / "work").exists()
 
 
 def model_bytes(config):
@@ -268,10 +266,10 @@ def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit
     found = [DEVICE._replace(free=free * GIBI), DEVICE._replace(free=0)]
     monkeypatch.setattr(memory, "devices", lambda: found)
 
-    def ends(run, command):
+    def ends(run):
         raise OutOfMemory("vLLM has not enough memory: CUDA out of memory")
 
-    monkeypatch.setattr(throughput, "engines", ends)
+    monkeypatch.setattr(offline, "sides", ends)
     if kept:
         assert measure(model, asked, tmp_path / "work")["status"] == "oom"
         return
@@ -287,7 +285,7 @@ def test_the_memory_is_asked_for_once(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "devices", lambda: asked.append(1) or [DEVICE])
     answers = {"seconds": 2.0}
     sides = contextlib.nullcontext({"own": SimpleNamespace(ask=lambda job: answers)})
-    monkeypatch.setattr(throughput, "engines", lambda run, command: sides)
+    monkeypatch.setattr(offline, "sides", lambda run: sides)
     record = measure(
         subject(tmp_path / "m"), point("throughput", gpus=1, total_tokens=9, memory_gib=40), tmp_path / "work"
     )
@@ -321,7 +319,7 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
     # Section 4.3's two pairs of tokens/s and TFLOP/s a GPU mean two FLOPs for each of a nominal number of parameters.
     config = read_json(ROOT / f"resources/architectures/{name}.json")["config"]
     one = point("throughput", gpus=gpus, input_tokens=8000, output_tokens=256, total_tokens=1)
-    result, exact = throughput_result(one, config, 8256 / tokens, 989.4), parameter_count(config) / parameters
+    result, exact = one.result(config, 8256 / tokens, 989.4), parameter_count(config) / parameters
     assert result["tokens_per_second"] == pytest.approx(tokens)
     assert result["tokens_per_second_per_gpu"] == pytest.approx(tokens / gpus)
     assert result["normalized_tflops_per_gpu"] == pytest.approx(tflops * exact, rel=1e-9) and 1 < exact < 1.01

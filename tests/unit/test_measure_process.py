@@ -14,7 +14,7 @@ from tests.unit.measure_helpers import alive
 
 from pipeline.measure.engine import EngineFailure, OutOfMemory
 from pipeline.measure.process import free_port, running
-from pipeline.measure.server import served_names, serving
+from pipeline.measure.worker import served_names, serving
 
 # A stand-in for `vllm serve`: an engine process that ignores a polite end, and a server that lists a model.
 FAKE = """
@@ -131,7 +131,7 @@ def test_a_server_that_dies_says_why(fake, tmp_path, line, kind, sentence):
 
 PROGRAM = """
 import sys, time
-from pipeline.measure.server import serving
+from pipeline.measure.worker import serving
 with serving(sys.argv[2:], "m", sys.argv[1], timeout=20):
     print("up", flush=True)
     time.sleep(600)

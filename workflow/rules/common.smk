@@ -215,7 +215,11 @@ def serving_groups():
     for (case, *_), points in engines.items():
         points.sort(key=list(scale.serving.points).index)
         groups.setdefault(tuple(points), []).append(case)
-    return {f"measure_{number}_{points[0]}": (points, cases) for number, (points, cases) in enumerate(groups.items(), 1)}
+    named = {}
+    for points, cases in groups.items():
+        alike = sum(points[0] == other[0] for other, _ in named.values())
+        named[f"measure_{points[0]}" + (f"_{alike + 1}" if alike else "")] = points, cases
+    return named
 
 
 def models_of(cases):
