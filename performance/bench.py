@@ -81,7 +81,7 @@ def serving(folder: Path, layers: int, pairs: int, threads: int, tiny: bool) -> 
     limits: dict[tuple[str, int | None], float | None] = {}
     engine: dict[str, Any] = {}
     for number in range(pairs):
-        with Engines(folder / "vllm.log", room=2) as engines:
+        with Engines(folder / "vllm.log") as engines:
             for name, point in asked.items():
                 record = measure(Run(subject, point, folder / f"{number}-{name}", engines, longest))
                 result, engine = record["result"], record["engine"]

@@ -126,7 +126,7 @@ def regenerated(record: dict, longest: int) -> list[str]:
             quantization=config.models[model].quantization,
         )
         run = Run(subject, point, work, Engines(work / "log"), longest, point.budget(subject))
-        return printable(run.command, {str(folder): "MODEL", str(work): "WORK"})
+        return printable(run.command, folder)
 
 
 def state() -> dict:

@@ -9,9 +9,11 @@ import psutil
 
 from pipeline.measure import latency, run
 from pipeline.measure.client import rate_result
+from pipeline.measure.dummy import dummy_checkpoint
 from pipeline.measure.point import Point, Subject
 from pipeline.measure.turns import Run
 from pipeline.measure.worker import Engines
+from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
 ENGINE = {
@@ -47,6 +49,12 @@ def subject(folder: Path, **changes) -> Subject:
     return Subject(**fields | {"folder": folder} | changes)
 
 
+def write_dummy(config: dict, spec: SwiftKVSpec | None, folder: Path, tokenizer: str | None = None) -> None:
+    """A folder without weights for a model with these dimensions."""
+    write_json(folder.with_suffix(".json"), {"config": config})
+    dummy_checkpoint(folder.with_suffix(".json"), spec, folder, tokenizer)
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -63,7 +71,7 @@ def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = No
 def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> dict:
     """The record of one point, with engines of its own."""
     work.mkdir(exist_ok=True)
-    with Engines(work / "vllm.log", room=2) as engines:
+    with Engines(work / "vllm.log") as engines:
         return run.measure(Run(subject, point, work, engines, heldout=heldout, identity={}))
 
 

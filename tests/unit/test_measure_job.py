@@ -284,12 +284,12 @@ def test_an_engine_ends_where_something_fails_and_at_the_end(tmp_path):
 
     with Engines(tmp_path / "work/vllm.log") as engines:
         for key in ("a", "a", "b"):
-            with engines.get(key, start) as running:
+            with engines.get("own", key, start) as running:
                 assert running == "engine"
         assert len(ended) == 1 and not engines.used
-        with pytest.raises(ValueError, match="why"), engines.get("b", start):
+        with pytest.raises(ValueError, match="why"), engines.get("own", "b", start):
             raise ValueError("why")
         assert len(ended) == 2
-        with engines.get("b", start):
+        with engines.get("own", "b", start):
             assert not engines.used
     assert len(ended) == 3

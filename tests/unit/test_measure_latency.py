@@ -5,11 +5,10 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject
+from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject, write_dummy
 
 from pipeline.measure import latency
 from pipeline.measure.client import chat_prompts, random_prompts, rate_result
-from pipeline.measure.dummy import write_dummy
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, search, sustained
 from pipeline.measure.worker import module, worker
@@ -89,7 +88,7 @@ def test_random_prompts_are_seeded_and_hold_no_special_tokens():
 def test_chats_are_sent_through_the_template(tmp_path):
     from transformers import AutoTokenizer
 
-    write_dummy(LLAMA | {"vocab_size": 50_000}, None, None, tmp_path / "m")
+    write_dummy(LLAMA | {"vocab_size": 50_000}, None, tmp_path / "m")
     chats = tmp_path / "heldout.jsonl"
     lines = [
         {"id": "1", "source": "x", "messages": [{"role": "user", "content": "What is two and two?"}]},

@@ -99,7 +99,7 @@ def measure_points(
     made_with, longest = _made_with(gpus), 0
     records: dict[str, dict[str, Any]] = {}
     failures: dict[str, Exception] = {}
-    with Engines(log, room=2 if any(point.in_turns for point in points) else 1) as engines:
+    with Engines(log) as engines:
         for point in sorted(points, key=lambda point: -sum(point.lengths)):
             sent = heldout if getattr(point.settings, "dataset", None) else None
             same = identity(subject, point, sent, made_with)

@@ -17,7 +17,7 @@ from pipeline.config import points
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.point import Point
 from pipeline.measure.process import offline_environment
-from pipeline.measure.turns import Run
+from pipeline.measure.turns import OWN, Run
 from pipeline.measure.worker import Server, Worker, module, serving, worker
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
@@ -118,7 +118,7 @@ def served(run: Run) -> Iterator[Pair]:
         ):
             yield Pair(server, client)
 
-    with run.engines.get((run.command, name, environment, run.environment), start) as pair:
+    with run.engines.get(OWN, (run.command, run.environment), start) as pair:
         yield pair
 
 

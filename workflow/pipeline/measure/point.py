@@ -268,11 +268,6 @@ def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> di
     return environment
 
 
-def printable(command: Sequence[str], replacements: dict[str, str]) -> list[str]:
-    """A command as a record keeps it: without this machine's paths and ports."""
-    shown = [Path(command[0]).name]  # vllm or python
-    for text in command[1:]:
-        for place, name in replacements.items():
-            text = text.replace(place, name)
-        shown.append(text)
-    return shown
+def printable(command: Sequence[str], model: Path) -> list[str]:
+    """A command as a record keeps it: without this machine's paths."""
+    return [Path(command[0]).name, *(text.replace(str(model), "MODEL") for text in command[1:])]  # vllm or python

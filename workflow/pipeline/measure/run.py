@@ -100,8 +100,8 @@ def measure(run: Run) -> dict[str, Any]:
         command = run.command
         if subject.baseline is not None and point.in_turns:
             with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
-                other = replace(run, subject=subject.baseline, budget=point.budget(subject.baseline))
-                run = replace(run, baseline=other.command)
+                budget = point.budget(subject.baseline)
+                run = replace(run, baseline=replace(run, subject=subject.baseline, budget=budget))
         result = _numbers(run)
     except Unsupported as error:
         status, reason = "unavailable", str(error)
@@ -133,7 +133,7 @@ def measure(run: Run) -> dict[str, Any]:
             **asked(point),
             "dtype": point.dtype,
             "memory": run.budget and run.budget.sentence,
-            "command": command and printable(command, {str(subject.folder): "MODEL", str(run.work): "WORK"}),
+            "command": command and printable(command, subject.folder),
         },
         engine=engine | {"plugin": plugin},
         cost=costs,

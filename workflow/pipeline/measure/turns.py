@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic
 
+from pipeline.measure import process
 from pipeline.measure.memory import Budget
 from pipeline.measure.point import BASELINE, Point, Settings, Subject, engine_arguments, engine_environment
-from pipeline.measure.process import program
 from pipeline.measure.worker import Engines, Worker, module, worker
 
 OWN = "own"  # the other side of a measurement in turns
@@ -26,7 +26,7 @@ class Run(Generic[Settings]):
         engines: those of the job.
         longest: tokens of a sequence that the engine is to be ready for at least, for other points on it.
         budget: the memory for the KV cache; `run.measure` fills it in.
-        baseline: the command of the baseline's engine, where both are measured in turns.
+        baseline: that of the baseline, where both are measured in turns.
         heldout: chats to send, for points with `dataset`.
         identity: all that the result depends on, see `job.identity`.
     """
@@ -37,7 +37,7 @@ class Run(Generic[Settings]):
     engines: Engines
     longest: int = 0
     budget: Budget | None = None
-    baseline: list[str] | None = None
+    baseline: Run | None = None
     heldout: Path | None = None
     identity: Mapping[str, Any] | None = None
 
@@ -52,7 +52,7 @@ class Run(Generic[Settings]):
         length = max(self.longest, self.point.max_model_len(self.subject.config))
         arguments = engine_arguments(self.subject, self.point, length, self.budget)
         if self.point.server:
-            return [program("vllm"), "serve", str(self.subject.folder), *arguments]
+            return [process.program("vllm"), "serve", str(self.subject.folder), *arguments]
         model = ["--model", str(self.subject.folder), "--skip-tokenizer-init"]
         return module("pipeline.measure.engine_program", *model, *arguments)
 
@@ -70,26 +70,21 @@ def sides(run: Run) -> Iterator[dict[str, Worker]]:
 
     They remember nothing of other measurements. `OWN` is alone where nothing is measured in turns.
     """
+    runs = {OWN: run} if run.baseline is None else {BASELINE: run.baseline, OWN: run}
     with contextlib.ExitStack() as up:
         programs: dict[str, Worker] = {}
-        if run.baseline is not None:
-            environment = engine_environment(run.point.gpus, run.point.threads)
-            log = run.log.with_suffix(".baseline.log")
-            programs[BASELINE] = up.enter_context(_program(run.engines, run.baseline, log, environment))
-        programs[OWN] = up.enter_context(_program(run.engines, run.command, run.log, run.environment))
+        for side, each in runs.items():
+            log = run.log if each is run else run.log.with_suffix(".baseline.log")
+            command = each.command, log, each.environment
+            programs[side] = up.enter_context(
+                run.engines.get(side, command, partial(worker, *command, "the vLLM engine"))
+            )
+            if run.engines.used:
+                programs[side].ask({"do": "forget"})
         if len(programs) > 1:
-            for each in programs.values():  # nothing starts while another is measured
-                each.ask({"do": "ready"})
+            for program in programs.values():  # nothing starts while another is measured
+                program.ask({"do": "ready"})
         yield programs
-
-
-@contextlib.contextmanager
-def _program(engines: Engines, command: list[str], log: Path, environment: dict[str, str]) -> Iterator[Worker]:
-    start = partial(worker, command, log, environment, "the vLLM engine")
-    with engines.get((command, environment), start) as running:
-        if engines.used:
-            running.ask({"do": "forget"})
-        yield running
 
 
 def in_turns(

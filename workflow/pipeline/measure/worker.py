@@ -154,19 +154,18 @@ def served_names(url: str) -> list[str] | None:
 
 
 class Engines:
-    """The engines or servers that were asked for last; all end with the block.
+    """The engines or servers of a job, one of each side; all end with the block.
 
     Args:
         log: file for what that of the measured variant prints.
-        room: how many stay up at once.
 
     Attributes:
-        used: whether what was asked for last has been asked for before.
+        used: whether what `get` gave last had been given before.
     """
 
-    def __init__(self, log: Path, room: int = 1) -> None:
-        self.log, self.room, self.used = log, room, False
-        self._running: list[tuple[Any, ExitStack, Any]] = []  # key, what ends it and what was started, the latest last
+    def __init__(self, log: Path) -> None:
+        self.log, self.used = log, False
+        self._running: dict[str, tuple[Any, ExitStack, Any]] = {}  # side -> key, what ends it, and what was started
 
     def __enter__(self) -> Engines:
         self.log.unlink(missing_ok=True)
@@ -178,29 +177,23 @@ class Engines:
     def close(self) -> None:
         """End all that runs; the next measurement starts anew."""
         with ExitStack() as ending:
-            for _, stack, _ in self._running:
-                ending.push(stack)
-            self._running = []
+            while self._running:
+                ending.push(self._running.popitem()[1][1])
 
     @contextlib.contextmanager
-    def get(self, key: Any, start: Callable[[], AbstractContextManager[Started]]) -> Iterator[Started]:
-        """What `start` starts, or what runs already if it was started for the same `key`.
+    def get(self, side: str, key: Any, start: Callable[[], AbstractContextManager[Started]]) -> Iterator[Started]:
+        """Give what runs already if it was started for the same `key`, else end it and start another.
 
         It stays up after the block, unless that ends with an exception.
         """
-        found = next((running for running in self._running if running[0] == key), None)
-        self.used = found is not None
-        if found is None:
-            while len(self._running) >= self.room:
-                _, oldest, _ = self._running.pop(0)
-                oldest.close()
+        self.used = side in self._running and self._running[side][0] == key
+        if not self.used:
+            if side in self._running:
+                self._running.pop(side)[1].close()
             stack = ExitStack()
-            found = (key, stack, stack.enter_context(start()))
-        else:
-            self._running.remove(found)
-        self._running.append(found)
+            self._running[side] = key, stack, stack.enter_context(start())
         try:
-            yield found[2]
+            yield self._running[side][2]
         except BaseException:
             self.close()
             raise
