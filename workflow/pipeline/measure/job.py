@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,7 +64,7 @@ def measure_points(
     gpus: int,
     log: Path,
     state: Path,
-    outputs: Sequence[Path],
+    outputs: list[Path],
 ) -> None:
     """Measure serving points of one model, variant and KV cache on one engine, and write their records.
 
