@@ -222,6 +222,16 @@ def test_records_of_different_conditions_are_never_compared(tmp_path, changes, w
     assert "\n" not in str(error.value)
 
 
+def test_threads_are_a_condition_on_a_processor_alone():
+    def records(hardware):
+        return [Record.of(record("throughput", "p", "baseline", "auto", speed(1), hardware=hardware,
+                                 settings={"threads": threads})) for threads in (1, 2)]  # fmt: skip
+
+    check_comparable(records(H100), "Table 5")
+    with pytest.raises(UserError, match="differ in processor threads: .* has 1, .* has 2"):
+        check_comparable(records(CPU), "Table 5")
+
+
 def test_what_an_engine_did_not_report_is_no_difference():
     one = record("throughput", "p", "baseline", "auto", speed(1))
     two = record("throughput", "p", "swiftkv-50", engine={"vllm": None, "compilation": None})

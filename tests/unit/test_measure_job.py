@@ -145,19 +145,25 @@ def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(sca
     assert asked.starts() == [3200, 256]
 
 
-def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
+def ended(scale, asked, at, *names, **changes):
+    """A job that is killed when it begins something."""
+
     def kill(what):
-        if what == ("throughput", 100):
+        if what == at:
             raise KeyboardInterrupt
 
     asked.fail = kill
     with pytest.raises(KeyboardInterrupt):
-        scale.run("long", "short")
+        scale.run(*names, **changes)
     asked.fail = lambda what: None
-    before = len(asked.said)
+    asked.said.clear()
+
+
+def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
+    ended(scale, asked, ("throughput", 100), "long", "short")
     records = scale.run("long", "short")
     # The engine is that of an undisturbed job.
-    assert asked.said[before:] == [(START, 3200), ("throughput", 100), ("throughput", 100)]
+    assert asked.said == [(START, 3200), ("throughput", 100), ("throughput", 100)]
     assert records["long"]["status"] == records["short"]["status"] == "ok"
 
 
@@ -165,71 +171,49 @@ def test_a_finished_job_measures_anew_but_one_of_other_points_only_what_is_new(s
     scale.run("short", "long")
     scale.run("short", "long")  # its records were deleted, or it is forced
     assert asked.starts() == [3200, 3200]
-    before = len(asked.said)
+    asked.said.clear()
     scale.run("short", "long", "steps")
-    assert ("decode", 32) in asked.said[before:] and not {("throughput", 100), ("throughput", 3000)} & set(
-        asked.said[before:]
-    )
-    before = len(asked.said)
+    assert {what for what in asked.said if what[0] != START} == {("decode", 32)}
+    asked.said.clear()
     scale.run("long", "steps")
-    assert len(asked.said) == before
+    assert not asked.said
 
 
 CHANGES = {
-    "point": lambda scale, patch: scale.points["short"].update(total_tokens=7000),
-    "weights": lambda scale, patch: (scale.folder / "m/model.safetensors").write_bytes(b"others"),
-    "code": lambda scale, patch: patch.setattr(job, "project_code", lambda: "another"),
-    "libraries": lambda scale, patch: patch.setattr(job, "libraries", lambda: {"vllm": "0.33.0"}),
-    "processor": lambda scale, patch: patch.setattr(job, "processor", lambda: "Another CPU"),
-    "threads": lambda scale, patch: {"threads": 2},
-    "nothing": lambda scale, patch: None,
+    "code": ("project_code", "another"),
+    "libraries": ("libraries", {"vllm": "0.33.0"}),
+    "processor": ("processor", "Another CPU"),
+    "GPU": ("devices", [Device("NVIDIA H200", 1, 1)]),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [*CHANGES, "threads", "weights", "point", "nothing"])
 def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, change, monkeypatch):
-    def kill(what):
-        if what in (("decode", 32), ("slow", 2)):
-            raise KeyboardInterrupt
-
-    asked.fail = kill
-    for names in (("short", "steps"), ("slow",)):
-        with pytest.raises(KeyboardInterrupt):
-            scale.run(*names)
-    asked.fail = lambda what: None
-    changed = CHANGES[change](scale, monkeypatch) or {}
-    before = len(asked.said)
-    scale.run("short", "steps", **(changed if isinstance(changed, dict) else {}))
-    scale.run("slow", **(changed if isinstance(changed, dict) else {}))
-    again = asked.said[before:]
-    assert (("throughput", 100) in again) == (change != "nothing")
-    assert (("slow", 1) in again) == (change not in ("nothing", "point"))
+    monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
+    gpus = {"gpus": 1} if change == "GPU" else {}
+    ended(scale, asked, ("decode", 32), "long", "steps", **gpus)
+    ended(scale, asked, ("slow", 2), "slow", **gpus)
+    if change in CHANGES:
+        name, value = CHANGES[change]
+        monkeypatch.setattr(job, name, lambda: value)
+    elif change == "weights":
+        (scale.folder / "m/model.safetensors").write_bytes(b"others")
+    elif change == "point":
+        scale.points["long"]["total_tokens"] = scale.points["slow"]["seconds"] = 7000
+    threads = {"threads": 2} if change == "threads" else {}
+    scale.run("long", "steps", **gpus, **threads)
+    scale.run("slow", **gpus, **threads)
+    again = change != "nothing"
+    assert (("throughput", 3000) in asked.said, ("slow", 1) in asked.said) == (again, again)
 
 
 def test_another_rate_is_measured_alone(scale, asked):
-    def kill(what):
-        if what == ("slow", 2):
-            raise KeyboardInterrupt
-
-    asked.fail = kill
-    with pytest.raises(KeyboardInterrupt):
-        scale.run("slow")
-    asked.fail = lambda what: None
+    ended(scale, asked, ("slow", 2), "slow")
     scale.points["slow"]["request_rates"] = [1, 4]
-    before = len(asked.said)
     scale.run("slow")
     # A new server's first rate is measured twice, and once for nothing.
-    assert asked.said[before:] == [(START, 256), ("slow", 4), ("slow", 4)]
+    assert asked.said == [(START, 256), ("slow", 4), ("slow", 4)]
     assert not list((scale.folder / "state").rglob("rate-*"))
-
-
-def test_another_gpu_is_another_machine(scale, asked, monkeypatch):
-    for name in ("NVIDIA H100", "NVIDIA H200", "NVIDIA H200"):
-        monkeypatch.setattr(job, "devices", lambda name=name: [Device(name, 1, 1)] * 4)
-        asked.fail = lambda what: (_ for _ in ()).throw(KeyboardInterrupt) if what == ("decode", 32) else None
-        with pytest.raises(KeyboardInterrupt):
-            scale.run("long", "steps", gpus=1)
-    assert asked.said.count(("throughput", 3000)) == 2
 
 
 def test_a_server_is_warmed_up_once_for_all_its_points(scale, asked):

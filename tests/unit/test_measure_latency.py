@@ -28,6 +28,11 @@ def measured(monkeypatch):
     return rates
 
 
+def test_requests_of_a_rate():
+    asked = point("latency", request_rates=[0.5], seconds=300, min_requests=200)
+    assert (asked.number_of_requests(0.5), asked.number_of_requests(2)) == (200, 600)
+
+
 def test_a_report_becomes_numbers():
     report = REPORT | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}
     result = rate_result(report, 2, 20)

@@ -1,6 +1,5 @@
 """A started program and all it starts are gone when the block is left; workers answer, and count what they say they count."""
 
-import json
 import os
 import signal
 import socket
@@ -163,22 +162,18 @@ def test_a_killed_program_leaves_nothing_behind(fake, tmp_path, number, group):
     assert gone(numbers)
 
 
-def test_a_program_that_does_not_exist_is_an_exit_status(tmp_path):
-    with running(["/no/such/program"], tmp_path / "log") as job:
-        assert job.wait(20) == 127
-    assert "/no/such/program cannot be started" in job.text()
-
-
-def test_the_exit_status_and_output_are_the_command_s(tmp_path):
-    script = "import os, sys; print(os.environ['WORD']); sys.exit(5)"
-    with running([sys.executable, "-c", script], tmp_path / "log", os.environ | {"WORD": "hello"}) as job:
-        assert job.wait(20) == 5
-    assert job.text() == "hello\n"
-
-
-def test_a_crash_is_an_exit_status(tmp_path):
-    with running([sys.executable, "-c", "import os; os.abort()"], tmp_path / "log") as job:
-        assert job.wait(20) == 128 + signal.SIGABRT
+@pytest.mark.parametrize(
+    ("command", "status", "text"),
+    [
+        (["/no/such/program"], 127, "/no/such/program cannot be started"),
+        ([sys.executable, "-c", "import os, sys; print(os.environ['WORD']); sys.exit(5)"], 5, "hello\n"),
+        ([sys.executable, "-c", "import os; os.abort()"], 128 + signal.SIGABRT, ""),
+    ],
+)
+def test_the_exit_status_and_output_are_the_command_s(tmp_path, command, status, text):
+    with running(command, tmp_path / "log", os.environ | {"WORD": "hello"}) as job:
+        assert job.wait(20) == status
+    assert text in job.text()
 
 
 def test_ports_are_free():
@@ -186,25 +181,6 @@ def test_ports_are_free():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
     assert served_names(f"http://127.0.0.1:{port}") is None
-
-
-def test_an_answer_that_is_no_list_of_models_is_no_server():
-    import http.server
-    import threading
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"status": "ok"}).encode())
-
-        def log_message(self, *args):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    assert served_names(f"http://127.0.0.1:{server.server_port}") is None
-    server.shutdown()
 
 
 ECHO = """

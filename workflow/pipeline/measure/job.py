@@ -8,9 +8,11 @@ import os
 import shutil
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.measure.latency import kept
 from pipeline.measure.memory import devices
 from pipeline.measure.point import BASELINE, Point, Subject
 from pipeline.measure.run import asked, headline, measure, read_point
@@ -96,33 +98,37 @@ def measure_points(
     machine = {"gpus": gpus, "threads": threads, "start_timeout": start_timeout}
     points = [read_point(name, point, **machine) for name, point in settings.points.items()]
     made_with, longest = _made_with(gpus), 0
+    files = {point.name: state / f"{point.name}.json" for point in points}
+    for file in files.values():  # a job of the same settings that runs again measures anew
+        if file.exists() and read_json(file).get("written_by") == settings.text:
+            file.unlink()
     records: dict[str, dict[str, Any]] = {}
     failures: dict[str, Exception] = {}
     with Engines(log) as engines:
         for point in sorted(points, key=lambda point: -sum(point.lengths)):
             sent = heldout if getattr(point.settings, "dataset", None) else None
-            same = identity(subject, point, sent, made_with)
-            run = Run(subject, point, state / point.name, engines, longest, heldout=sent, identity=same)
+            same, rates = identity(subject, point, sent, made_with), state / point.name
+            run = Run(subject, point, rates, engines, longest, heldout=sent, identity=same)
             try:
-                record = _kept(run, settings)
-                print(f"{point.name}: {headline(record)}", flush=True)
-                if record["status"] == "ok":
-                    longest = longest or point.max_model_len(subject.config)
+                record = records[point.name] = kept(files[point.name], same, partial(measure, run))
             except Exception as error:  # the others are measured all the same
                 if not isinstance(error, UserError):
                     traceback.print_exc()
                 failures[point.name] = error
                 print(f"{point.name} failed: {error}", flush=True)
-            else:
-                records[point.name] = {"identity": same, "record": record}
+                continue
+            print(f"{point.name}: {headline(record)}", flush=True)
+            shutil.rmtree(rates, ignore_errors=True)
+            if record["status"] == "ok":
+                longest = longest or point.max_model_len(subject.config)
     if failures:
-        kept = f"; kept: {', '.join(records)}" if records else ""
-        raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + kept)
+        finished = f"; kept: {', '.join(records)}" if records else ""
+        raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + finished)
     for output in outputs:
-        write_json(output, records[output.parts[-4]]["record"])
-    for name, kept in records.items():  # a job of the same settings that runs again measures anew
-        write_json(_file(state / name), kept | {"written_by": settings.text})
-    print("; ".join(f"{name} {headline(kept['record'])}" for name, kept in records.items()))
+        write_json(output, records[output.parts[-4]])
+    for file in files.values():
+        write_json(file, read_json(file) | {"written_by": settings.text})
+    print("; ".join(f"{name} {headline(record)}" for name, record in records.items()))
 
 
 def _subject(
@@ -187,19 +193,3 @@ def _state_of(place: Path) -> dict[str, list[int]]:
     """Size and time of a file, or of every file in a folder, by name."""
     files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
     return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
-
-
-def _file(work: Path) -> Path:
-    return work.with_name(f"{work.name}.json")
-
-
-def _kept(run: Run, settings: ServingSettings) -> dict[str, Any]:
-    """The record of a point: of the same identity, where an unfinished job or one of other points has kept it, or a new one."""
-    file = _file(run.work)
-    found = read_json(file) if file.exists() else {}
-    if found.get("identity") == run.identity and found.get("written_by") != settings.text:
-        return found["record"]
-    record = measure(run)
-    write_json(file, {"identity": run.identity, "record": record})
-    shutil.rmtree(run.work, ignore_errors=True)  # its rates
-    return record

@@ -8,7 +8,7 @@ the length of the measurement, past any factor.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Latency(Point[points.Latency]):
     def numbers(self, run: Run) -> dict[str, Any]:
         if self.settings.dataset and run.heldout is None:
             raise UserError(f"point {self.name!r} sends chats, but no file with chats was given")
-        same = {name: value for name, value in (run.identity or {}).items() if name not in OF_THE_SEARCH}
+        same = {name: value for name, value in run.identity.items() if name not in OF_THE_SEARCH}
         with served(run) as pair:
 
             def measure(rate: float) -> dict[str, Any]:
@@ -146,15 +146,13 @@ def ask(run: Run, server: Server, client: Worker, rate: float) -> dict[str, Any]
     return result
 
 
-def kept(file: Path, same: dict[str, Any], measure: Callable[[], Any]) -> Any:
-    """Return a finished rate's result from its file if it has the same identity, else measure it and keep it there."""
-    if file.exists():
-        found = read_json(file)
-        if found["identity"] == same:
-            return found["result"]
-    result = measure()
-    write_json(file, {"identity": same, "result": result})
-    return result
+def kept(file: Path, same: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a finished result from its file if it has the same identity, else measure it and keep it there."""
+    found = read_json(file) if file.exists() else {}
+    if found.get("identity") != same:
+        found = {"identity": same, "result": measure()}
+        write_json(file, found)
+    return found["result"]
 
 
 def sustained(measured: dict[str, Any], lowest: dict[str, Any]) -> bool:

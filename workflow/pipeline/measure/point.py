@@ -16,7 +16,6 @@ from pipeline.records import installed_version
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
-from swiftkv.section import plain
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
@@ -174,7 +173,8 @@ class Point(Generic[Settings]):
     @property
     def speculation(self) -> dict[str, Any] | None:
         """vLLM's --speculative-config, for the points that may have one."""
-        return plain(getattr(self.settings, "speculative", None))
+        speculative = getattr(self.settings, "speculative", None)
+        return speculative and speculative.model_dump(exclude_unset=True)
 
     def budget(self, subject: Subject) -> Budget:
         """The memory for the KV cache, as vLLM arguments and in words; on a GPU with a limit it takes seconds to say.

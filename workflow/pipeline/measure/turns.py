@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic
@@ -39,7 +39,7 @@ class Run(Generic[Settings]):
     budget: Budget | None = None
     baseline: Run | None = None
     heldout: Path | None = None
-    identity: Mapping[str, Any] | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def log(self) -> Path:
