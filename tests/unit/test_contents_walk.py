@@ -96,7 +96,7 @@ def serving(config, point, model, variant, kv_cache):
         "tensor_parallel_size": max(1, gpus),
         "quantization": config["models"][model].get("quantization"),
         "threads": 2,
-        **run.asked(run.read_point(point, asked, gpus=gpus, threads=2)),
+        **run.recorded_settings(run.read_point(point, asked, gpus=gpus, threads=2)),
     }
     result = {
         "throughput": lambda: speed(1000.0),
@@ -228,7 +228,7 @@ def test_a_record_holds_all_that_its_point_says(kind):
     least = shared | {key: [1] if isinstance(VALUES[key], list) else 1 for key in required}
 
     def settings(**changes):
-        return run.asked(run.read_point("a-point", least | changes, gpus=0, threads=1))
+        return run.recorded_settings(run.read_point("a-point", least | changes, gpus=0, threads=1))
 
     for change in [{key: VALUES[key]} for key in keys] + [
         {"seed": 1},

@@ -36,7 +36,7 @@ def test_throughput_sends_the_paper_s_requests(tmp_path):
     asked = point("throughput", input_tokens=2000, output_tokens=256, total_tokens=15_000_000)
     command = run_of(subject(tmp_path / "m"), asked, tmp_path).command
     assert command[1:3] == ["-m", "pipeline.measure.engine_program"]
-    assert asked.asked["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
+    assert asked.recorded["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
     assert option(command, "--max-num-batched-tokens") == "2048" and option(command, "--max-num-seqs") == "256"
     assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill"} <= set(command)
     assert "--hf-overrides" not in command and "--load-format" not in command

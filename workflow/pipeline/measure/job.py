@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pipeline.measure.latency import kept
 from pipeline.measure.memory import devices
 from pipeline.measure.point import BASELINE, Point, Subject
-from pipeline.measure.run import asked, headline, measure, read_point
+from pipeline.measure.run import headline, measure, read_point, recorded_settings
 from pipeline.measure.turns import Run
 from pipeline.measure.worker import Engines
 from pipeline.records import libraries, processor, project_code
@@ -170,7 +170,12 @@ def identity(subject: Subject, point: Point, sent: Path | None, made_with: dict[
         made_with: code, libraries and machine.
     """
     served = {name: value for name, value in vars(subject).items() if name not in ("folder", "spec", "baseline")}
-    same = made_with | served | asked(point) | {"threads": point.threads, "gpus": point.gpus, "dtype": point.dtype}
+    same = (
+        made_with
+        | served
+        | recorded_settings(point)
+        | {"threads": point.threads, "gpus": point.gpus, "dtype": point.dtype}
+    )
     same |= {"spec": subject.spec and subject.spec.fields, "model": _state_of(subject.folder)}
     if point.in_turns and subject.baseline:
         same["baseline"] = _state_of(subject.baseline.folder)

@@ -39,7 +39,7 @@ class Latency(Point[points.Latency]):
     alone = server = True
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         names = ("input_tokens", "output_tokens", "request_rates", "seconds", "min_requests", "refine_steps")
         return self.chosen(*names) | {
             "dataset": self.settings.dataset or "random",

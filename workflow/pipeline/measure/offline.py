@@ -33,7 +33,7 @@ class Throughput(Point[points.Throughput]):
     """All requests at once, as token ids (Fig. 3, Table 5; Appendix B.2)."""
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         names = ("input_tokens", "output_tokens", "total_tokens", "warmups", "repeats")
         return self.chosen(*names) | {"num_prompts": self.number_of_prompts, "prompts": "token ids"}
 
@@ -115,7 +115,7 @@ class ForwardTime(Point[points.ForwardTime]):
         return max(self.settings.batch_tokens), 1
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         return self.chosen("batch_tokens", "repeats") | {"prompts": "token ids"}
 
     def numbers(self, run: Run) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Decode(Point[points.Decode]):
     alone = True
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         return self.chosen("input_tokens", "output_tokens", "batch_sizes", "repeats") | {"prompts": "token ids"}
 
     def numbers(self, run: Run) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Answer(Point[points.Answer]):
     alone = True
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         names = ("input_tokens", "output_tokens", "dataset", "repeats")
         return self.chosen(*names) | {"prompts": "the longest opening of a chat"}
 
@@ -228,7 +228,7 @@ class KvCapacity(Point[points.KvCapacity]):
     """KV capacity in tokens, as vLLM reports it after its own profiling: an engine is started and asked nothing."""
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         return self.chosen("input_tokens", "output_tokens")
 
     def numbers(self, run: Run) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Point(Generic[Settings]):
         return self.settings.input_tokens, self.settings.output_tokens
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """The settings in a record that only points of this kind have."""
         raise NotImplementedError
 

@@ -50,7 +50,7 @@ def read_point(name: str, settings: dict[str, Any], **machine: Any) -> Point[Any
     return KINDS[own["measure"]](name, typed, engine, settings["seed"], in_turns=in_turns, **machine)
 
 
-def asked(point: Point) -> dict[str, Any]:
+def recorded_settings(point: Point) -> dict[str, Any]:
     """The settings of a point in its records, whatever is served on whatever machine; artifacts compare records by them."""
     return {
         **point.engine,
@@ -59,7 +59,7 @@ def asked(point: Point) -> dict[str, Any]:
         "speculative": point.speculation,
         "seed": point.seed,
         "in_turns": point.in_turns,
-        **point.asked,
+        **point.recorded,
     }
 
 
@@ -130,7 +130,7 @@ def measure(run: Run) -> dict[str, Any]:
             # vLLM's FP8 cache; scores with an FP8 cache have one scale a token, as in Section 5.3.
             "kv_cache_scales": "one a tensor" if subject.kv_cache == "fp8" else None,
             "threads": point.threads,
-            **asked(point),
+            **recorded_settings(point),
             "dtype": point.dtype,
             "memory": run.budget and run.budget.sentence,
             "command": command and printable(command, subject.folder),
