@@ -196,6 +196,7 @@ def moments_file(w):
 
 
 @cache
+@command_line
 def serving_groups():
     """The points that artifacts show of one engine, and the cases that they are shown of.
 

@@ -96,8 +96,7 @@ class Pair:
         """Measure one rate with the function `ask`, on a server that is warm."""
         if not self.warm:
             ask(run, self.server, self.client, rate)
-            self.warm = True
-        result = ask(run, self.server, self.client, rate)
+        self.warm, result = True, ask(run, self.server, self.client, rate)
         median = result["ttft_ms"]["median"]
         print(f"{run.point.name}, {rate:g} requests a second: median TTFT {median:.0f} ms", flush=True)
         return result
