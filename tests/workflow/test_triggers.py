@@ -97,7 +97,6 @@ def measured(tmp_path_factory):
         ({"models": {"tiny-random": {"quantization": "fp8"}}}, True),
         ({"models": {"tiny-random": {"gpus": {"serve": 1}}}}, True),
         ({"serving": {"engine": {"start_timeout": 5}, "points": {"decode": {"repeats": 9}}}}, False),
-        ({"models": {"tiny-random": {"title": "Another"}}}, False),
     ],
 )
 def test_a_changed_point_is_measured_again(measured, tmp_path, capfd, change, again):
