@@ -210,7 +210,7 @@ class Progress:
     def _name(self, place: int) -> str:
         job = self.jobs[place]
         named = [value for name, value in job.wildcards.items() if name != "point"]
-        return " ".join([job.rule.replace("_", " "), *filter(None, [some(job.points)]), *map(str, named)])
+        return " ".join([job.rule.replace("_", " "), *([some(job.points)] if job.points else []), *map(str, named)])
 
     def _lines(self, place: int) -> list[str]:
         """What a step has printed, without empty lines."""
