@@ -25,7 +25,6 @@ include: "workflow/rules/targets.smk"
 
 onstart:
     refuse_what_cannot_run()
-    ask_for_points()
 
 
 onsuccess:

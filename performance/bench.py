@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from pipeline.measure.engines import Engines
-from pipeline.measure.kind import BASELINE, OWN
-from pipeline.measure.point import Point, Subject, max_model_len
+from pipeline.measure.point import BASELINE, Subject
 from pipeline.measure.process import terminates_cleanly
-from pipeline.measure.run import KINDS, measure
+from pipeline.measure.run import measure, read_point
+from pipeline.measure.turns import OWN, Run
+from pipeline.measure.worker import Engines
 from pipeline.records import provenance
 from pipeline.sources import read_source, resolve_model
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
@@ -75,18 +75,15 @@ def serving(folder: Path, layers: int, pairs: int, threads: int, tiny: bool) -> 
     save_swiftkv(rewire(base, spec), folder / "swiftkv", keep_teacher_qkv=False)
     subject = Subject(identity, "swiftkv", "auto", folder / "swiftkv", "trained", spec, baseline=baseline)
     shared = {"engine": ENGINE, "seed": 0, "in_turns": True}
-    asked = {name: Point.read(name, shared | own, gpus=0, threads=threads) for name, own in points(tiny).items()}
-    longest = max(
-        max_model_len(subject.config, *KINDS[point.settings.measure].lengths(point)) for point in asked.values()
-    )
+    asked = {name: read_point(name, shared | own, gpus=0, threads=threads) for name, own in points(tiny).items()}
+    longest = max(point.max_model_len(subject.config) for point in asked.values())
     ratios: dict[tuple[str, int | None], list[float]] = {}
     limits: dict[tuple[str, int | None], float | None] = {}
     engine: dict[str, Any] = {}
     for number in range(pairs):
-        with Engines(folder / "vllm.log", room=2) as engines:
+        with Engines(folder / "vllm.log") as engines:
             for name, point in asked.items():
-                work = folder / f"{number}-{name}"
-                record = measure(subject, point, work, engines=engines, longest=longest)
+                record = measure(Run(subject, point, folder / f"{number}-{name}", engines, longest))
                 result, engine = record["result"], record["engine"]
                 unit = "seconds" if point.settings.measure == "throughput" else "ms"
                 own, theirs = result[f"samples_{unit}"], result[f"baseline_samples_{unit}"]

@@ -100,10 +100,10 @@ def commands() -> dict[str, dict]:
 
 def regenerated(record: dict, longest: int) -> list[str]:
     """The command line of a record by the present code."""
-    from pipeline.measure.engines import Engines
-    from pipeline.measure.kind import Run
-    from pipeline.measure.point import Point, Subject, printable
-    from pipeline.measure.run import KINDS
+    from pipeline.measure.point import Subject, printable
+    from pipeline.measure.run import read_point
+    from pipeline.measure.turns import Run
+    from pipeline.measure.worker import Engines
     from pipeline.run.jobs import read_config, read_profile
 
     config = read_config(ROOT, read_profile("local", ROOT))
@@ -114,7 +114,7 @@ def regenerated(record: dict, longest: int) -> list[str]:
         source = json.loads((RECORDS / f"models/{model}/source.json").read_text())
         (folder / "config.json").write_text(json.dumps(source["config"]))
         name = record["settings"]["point"]
-        point = Point.read(name, config.point(name), gpus=0, threads=record["settings"]["threads"])
+        point = read_point(name, config.point(name), gpus=0, threads=record["settings"]["threads"])
         subject = Subject(
             identity=record["model"],
             variant=variant,
@@ -125,10 +125,8 @@ def regenerated(record: dict, longest: int) -> list[str]:
             merge_all_layers=config.variants[variant].merge_all_layers,
             quantization=config.models[model].quantization,
         )
-        kind = KINDS[record["measure"]]
-        budget = point.budget(subject)
-        run = Run(subject, point, work, budget, Engines(work / "log"), kind.single, longest)
-        return printable(kind.command(run), {str(folder): "MODEL", str(work): "WORK"})
+        run = Run(subject, point, work, Engines(work / "log"), longest, point.budget(subject))
+        return printable(run.command, folder)
 
 
 def state() -> dict:

@@ -31,11 +31,11 @@ def test_every_rule_of_the_smoke_scale(cluster, workflow):
     # Every other job went through SLURM, once, with the GPUs that its rule and model state.
     jobs = cluster.jobs()
     assert {job["state"] for job in jobs} == {"COMPLETED"}
-    rules = Counter(re.match(r"rule_(\w+?)_wildcards|rule_(\w+)", job["comment"])[0] for job in jobs)
+    rules = Counter(re.match(r"rule_([\w-]+?)_wildcards|rule_([\w-]+)", job["comment"])[0] for job in jobs)
     names = Counter({rule.removeprefix("rule_").removesuffix("_wildcards"): n for rule, n in rules.items()})
     assert names == {rule: number for rule, number in counts.items() if rule != "all" and not stage_of(rule).local}
     for job in jobs:
-        rule = re.match(r"rule_(\w+?)(_wildcards|$)", job["comment"])[1]
+        rule = re.match(r"rule_([\w-]+?)(_wildcards|$)", job["comment"])[1]
         two = rule == "distill" and "tiny-random-moe" in job["comment"]
         gpus = 0 if rule in PROCESSOR_RULES else 1 + two
         assert job["gpus"] == (f"gres:gpu:h100:{gpus}" if gpus else "N/A"), job
@@ -47,7 +47,7 @@ def test_every_rule_of_the_smoke_scale(cluster, workflow):
 def planned_jobs(workflow, *targets):
     """How many jobs of each rule all that is needed for the targets takes."""
     planned = workflow.run("--quiet", "rules", "--forceall", "--dry-run", *targets)
-    found = re.findall(r"^(\w+) +(\d+)$", planned.stdout + planned.stderr, flags=re.MULTILINE)
+    found = re.findall(r"^([\w-]+) +(\d+)$", planned.stdout + planned.stderr, flags=re.MULTILINE)
     return {rule: int(number) for rule, number in found if rule != "total"}
 
 

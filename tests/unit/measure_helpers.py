@@ -9,9 +9,11 @@ import psutil
 
 from pipeline.measure import latency, run
 from pipeline.measure.client import rate_result
-from pipeline.measure.engines import Engines
-from pipeline.measure.kind import Run
+from pipeline.measure.dummy import dummy_checkpoint
 from pipeline.measure.point import Point, Subject
+from pipeline.measure.turns import Run
+from pipeline.measure.worker import Engines
+from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
 ENGINE = {
@@ -47,6 +49,12 @@ def subject(folder: Path, **changes) -> Subject:
     return Subject(**fields | {"folder": folder} | changes)
 
 
+def write_dummy(config: dict, spec: SwiftKVSpec | None, folder: Path, tokenizer: str | None = None) -> None:
+    """A folder without weights for a model with these dimensions."""
+    write_json(folder.with_suffix(".json"), {"config": config})
+    dummy_checkpoint(folder.with_suffix(".json"), spec, folder, tokenizer)
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -56,20 +64,22 @@ def alive(pid: int) -> bool:
 
 def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> Run:
     """A measurement under way in `work`."""
-    return Run(subject, point, work, point.budget(subject), Engines(work / "vllm.log"), heldout=heldout)
+    log = work / "vllm.log"
+    return Run(subject, point, work, Engines(log), budget=point.budget(subject), heldout=heldout, identity={})
 
 
-def measure(subject: Subject, point: Point, work: Path, *sent) -> dict:
+def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> dict:
     """The record of one point, with engines of its own."""
-    with Engines(work / "vllm.log", room=2) as engines:
-        return run.measure(subject, point, work, *sent, engines=engines)
+    work.mkdir(exist_ok=True)
+    with Engines(work / "vllm.log") as engines:
+        return run.measure(Run(subject, point, work, engines, heldout=heldout, identity={}))
 
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:
     """A point of one kind with small lengths."""
     lengths = {"input_tokens": 100, "output_tokens": 16} if benchmark != "forward_time" else {}
     asked = {"measure": benchmark, "seed": 0, "engine": ENGINE | (engine or {})} | lengths | values
-    return Point.read("a-point", asked, gpus=gpus, threads=threads)
+    return run.read_point("a-point", asked, gpus=gpus, threads=threads)
 
 
 REPORT = {

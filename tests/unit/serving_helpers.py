@@ -9,7 +9,7 @@ from artifact_helpers import H100, LLAMA, fields, made, saved, scale
 from artifact_helpers import record as any_record
 
 from pipeline.artifacts.kinds import KINDS
-from pipeline.measure.rates import boundary
+from pipeline.measure.latency import boundary
 
 CPU = {"processor": "Intel(R) Xeon(R) Processor @ 2.90GHz", "cores": 2, "threads": 2, "gpus": []}
 TITLES = {LLAMA: "Llama-3.1-8B-Instruct", "llama-3.1-70b": "Llama-3.1-70B-Instruct"}

@@ -112,6 +112,19 @@ def test_records_of_different_conditions_are_never_compared(tmp_path, changes, w
         make(tmp_path, entry("throughput_table", MEMORY, CASES, head="memory"), records)
 
 
+def test_threads_are_a_condition_on_a_processor_alone(tmp_path):
+    def records(hardware):
+        cases = enumerate(("baseline", "swiftkv-50"), start=1)
+        return [
+            record("throughput", "large", variant, "auto", speed(1), hardware=hardware, settings={"threads": threads})
+            for threads, variant in cases
+        ]
+
+    make(tmp_path, entry("throughput_table", MEMORY, CASES, head="memory"), records(H100))
+    with pytest.raises(UserError, match="differ in processor threads: .* has 1, .* has 2"):
+        make(tmp_path, entry("throughput_table", MEMORY, CASES, head="memory"), records(CPU))
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

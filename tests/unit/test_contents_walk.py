@@ -15,7 +15,6 @@ from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.records import check_settings
 from pipeline.config.points import POINTS
 from pipeline.measure import run
-from pipeline.measure.point import Point
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
@@ -69,7 +68,7 @@ def serving(config, point, model, variant, kv_cache):
         "tensor_parallel_size": max(1, gpus),
         "quantization": config["models"][model].get("quantization"),
         "threads": 2,
-        **run.asked(Point.read(point, asked, gpus=gpus, threads=2)),
+        **run.recorded_settings(run.read_point(point, asked, gpus=gpus, threads=2)),
     }
     names = {
         "throughput": "batch-2k",
@@ -178,7 +177,7 @@ def test_a_record_holds_all_that_its_point_says(kind):
     least = shared | {key: [1] if isinstance(VALUES[key], list) else 1 for key in required}
 
     def settings(**changes):
-        return run.asked(Point.read("a-point", least | changes, gpus=0, threads=1))
+        return run.recorded_settings(run.read_point("a-point", least | changes, gpus=0, threads=1))
 
     for change in [{key: VALUES[key]} for key in keys] + [
         {"seed": 1},

@@ -6,7 +6,7 @@ import json
 import pytest
 from score_helpers import CHATML, byte_tokenizer, write_chats
 
-from pipeline.measure.prompts import chat_prompts, opening
+from pipeline.measure.client import chat_prompts, opening
 from swiftkv.chats import choose_chats, draw_documents, tokenize_chat
 from swiftkv.distill.packing import tokenize
 from swiftkv.errors import UserError

@@ -172,7 +172,7 @@ def test_measured_times_take_the_place_of_estimates(config, tmp_path):
         return distilling(variant=variant, benchmark=str(file.relative_to(tmp_path)))
 
     def taken(planned, finished=()):
-        return estimates(ROOT, CLUSTER, typed(config), planned, finished)
+        return estimates(ROOT, typed(config), planned, finished)
 
     same, like = record("swiftkv-50", 1234.5), distilling(variant="swiftkv-62.5")
     other = distilling(model="qwen2.5-7b")
@@ -185,18 +185,16 @@ def test_measured_times_take_the_place_of_estimates(config, tmp_path):
     assert not taken([same])[0].measured
 
 
-def point(name, variant="baseline", **more):
-    wildcards = {"point": name, "model": "llama-3.1-8b", "variant": variant, "kv_cache": "auto"}
-    return job("measure", 1, outputs=[f"results/serving/{name}/{variant}.json"], **wildcards, **more)
+def point(*names, variant="baseline", **more):
+    outputs = [f"results/serving/{point}/llama-3.1-8b/{variant}/auto.json" for point in names]
+    return job("measure", 1, outputs=outputs, model="llama-3.1-8b", variant=variant, kv_cache="auto", **more)
 
 
-def test_points_of_one_engine_start_it_once_where_they_come_one_after_another(config):
-    planned = [point("batch-2k"), point("batch-8k"), point("batch-8k", "swiftkv-50"), point("memory-16gib")]
-    machine, cluster = (
-        estimate_plan(ROOT, profile, typed(config), planned) for profile in (Profile(Path("gpu"), cores=8), CLUSTER)
-    )
-    saved = list(cluster.times.seconds - machine.times.seconds)  # batch-8k has the engine of batch-2k
-    assert saved == pytest.approx([0, config["planning"]["gpu"]["engine"]["value"], 0, 0])
+def test_points_of_one_engine_start_it_once(config):
+    apart = seconds(config, point("batch-2k")) + seconds(config, point("batch-8k"))
+    weights = 2 * 8.03e9 / 1e9 / config["planning"]["gpu"]["load_gb"]["value"]
+    start = sum(config["planning"]["gpu"][name]["value"] for name in ("start", "engine"))
+    assert apart - seconds(config, point("batch-2k", "batch-8k")) == pytest.approx(start + weights, rel=0.01)
 
 
 def test_a_rate_is_estimated_by_its_time_up_to_the_first_at_which_requests_wait(config):

@@ -1,19 +1,20 @@
-"""One engine for many points of a run: each record at its own place, made once, and what fails beside another fails alone."""
+"""One engine for the points of a job: each finished one is kept, and what fails fails alone."""
 
 import contextlib
 import json
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT, point, subject
+from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT
 
 from pipeline.artifacts.records import Record
-from pipeline.measure import kind, latency
+from pipeline.measure import job, latency, turns
 from pipeline.measure.client import rate_result
 from pipeline.measure.engine import EngineFailure, OutOfMemory
-from pipeline.measure.engines import Engines
-from pipeline.measure.job import Wanted, ask, measure_point
+from pipeline.measure.job import ServingSettings, measure_points
 from pipeline.measure.memory import Device
+from pipeline.measure.worker import Engines
+from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
 SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "total_tokens": 500}
@@ -22,8 +23,6 @@ POINTS = {
     "long": SHORT | {"input_tokens": 3000, "total_tokens": 4000},
     "forward": {"measure": "forward_time", "batch_tokens": [16, 32], "repeats": 2},
     "steps": {"measure": "decode", "input_tokens": 32, "output_tokens": 8, "batch_sizes": [1, 2], "repeats": 2},
-    "little-memory": SHORT | {"memory_gib": 0.5},
-    "compiled": SHORT | {"enforce_eager": False},
     "slow": {"measure": "latency", "input_tokens": 100, "output_tokens": 16, "request_rates": [1, 2], "seconds": 5},
     "slower": {"measure": "latency", "input_tokens": 200, "output_tokens": 16, "request_rates": [1], "seconds": 5},
 }
@@ -31,7 +30,7 @@ START, MERGED = "start", "merge-all-layers"
 
 
 class Scale:
-    """Points of a tiny model in `folder`, as Snakemake's jobs measure them."""
+    """Points of a tiny model in `folder`, as a job of Snakemake measures them."""
 
     in_turns = False
 
@@ -42,33 +41,21 @@ class Scale:
         source = {"kind": "local", "id": "tiny", "revision": None, "resolved": None, "path": str(folder / "m")}
         write_json(folder / "source.json", source)
 
-    def settings(self, name):
-        return self.points[name] | {"seed": 0, "engine": ENGINE, "in_turns": self.in_turns}
-
-    def work(self, name, variant="baseline"):
-        return self.folder / "state" / name / "tiny" / variant / "auto"
-
-    def ask(self, *names, variant="baseline"):
-        """A run begins that is to measure these."""
-        points = {
-            self.work(name, variant): {"heldout": None, "point": name, "settings": self.settings(name)}
-            for name in names
-        }
-        ask(self.folder / "state", points)
-
-    def record(self, name):
-        """Where the record of a point lies."""
-        return self.folder / "serving" / name / "tiny/baseline/auto.json"
-
-    def run(self, name, variant="baseline", **changes):
-        """The job of a point; its record."""
-        measure_point(
-            model="tiny", title="Tiny", source=self.folder / "source.json", checkpoint=None, weights="original",
-            variant=variant, spec=None, kv_cache="auto", point=name, settings=self.settings(name), start_timeout=9,
-            threads=1, gpus=0, work_dir=self.work(name, variant), output=self.record(name),
-            merge_all_layers=variant == MERGED, **changes,
-        )  # fmt: skip
-        return read_json(self.record(name))
+    def run(self, *names, variant="baseline", gpus=0, **changes):
+        """The job of some points, whose outputs Snakemake has deleted; their records by name."""
+        shared = {"seed": 0, "engine": ENGINE, "in_turns": self.in_turns}
+        settings = ServingSettings("original", None, variant == MERGED, None, None,
+                                   {name: self.points[name] | shared for name in names})  # fmt: skip
+        outputs = {name: self.folder / f"serving/{name}/tiny/{variant}/auto.json" for name in names}
+        for output in outputs.values():
+            output.unlink(missing_ok=True)
+        measure_points(**{
+            "settings": settings, "model": "tiny", "title": "Tiny", "variant": variant, "kv_cache": "auto",
+            "source": self.folder / "source.json", "checkpoint": None, "baseline": None, "heldout": None,
+            "start_timeout": 9, "threads": 1, "gpus": gpus, "log": self.folder / "vllm.log",
+            "state": self.folder / "state", "outputs": list(outputs.values()),
+        } | changes)  # fmt: skip
+        return {name: read_json(output) for name, output in outputs.items()}
 
 
 @pytest.fixture
@@ -104,11 +91,11 @@ def asked(monkeypatch):
         with engine(command, log, environment, name):
             yield SimpleNamespace(name=name)
 
-    def rate(run, server, client, rate, **job):
+    def rate(run, server, client, rate):
         hear((run.point.name, rate))
         return {key: value for key, value in rate_result(REPORT, rate, 20).items() if key != "error"}
 
-    monkeypatch.setattr(kind, "worker", engine)
+    monkeypatch.setattr(turns, "worker", engine)
     monkeypatch.setattr(latency, "serving", server)
     monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
     monkeypatch.setattr(latency, "ask", rate)
@@ -116,49 +103,30 @@ def asked(monkeypatch):
     return done
 
 
-def test_one_engine_measures_what_the_run_asks_for_and_needs_the_same(scale, asked):
-    scale.ask("short", "long", "steps", "little-memory", "compiled")
-    first = scale.run("short")
-    # Ready for 3,000 and 16 tokens; what is left of one point is not found by the next.
+def test_one_engine_measures_all_points(scale, asked):
+    records = scale.run("short", "long", "steps")
+    # Ready for 3,000 and 16 tokens; each point finds nothing that an earlier one has left.
     assert asked.starts() == [3200] and asked.said.count(("forget", None)) == 2
-    assert scale.record("short").exists() and not scale.record("long").exists()
-    said = len(asked.said)
-    records = [first, scale.run("long"), scale.run("steps")]
-    assert len(asked.said) == said
-    assert [record["settings"]["point"] for record in records] == ["short", "long", "steps"]
-    assert records[1]["result"]["tokens_per_second"] == 3016 and records[2]["result"]["tpot_ms"]["median"] == [250, 250]
-    assert all(record["engine"]["kv_cache_tokens"] == 1024 for record in records)
-    # Other memory and other modes need engines of their own.
-    scale.run("little-memory")
-    scale.run("compiled")
-    assert len(asked.starts()) == 3
-    assert not any(scale.work(name).exists() for name in POINTS)
-
-
-def test_only_what_is_asked_for_is_measured(scale, asked):
-    scale.ask("long")  # by a run that was ended
-    scale.ask("steps", variant="swiftkv-50")
-    scale.run("short")
-    assert asked.starts() == [256] and ("throughput", 3000) not in asked.said and ("decode", 32) not in asked.said
-    # A record that was deleted is made again.
-    scale.ask("short")
-    scale.run("short")
-    assert asked.starts() == [256, 256]
+    assert {name: record["settings"]["point"] for name, record in records.items()} == {name: name for name in records}
+    assert records["long"]["result"]["tokens_per_second"] == 3016
+    assert records["steps"]["result"]["tpot_ms"]["median"] == [250, 250]
+    assert all(record["engine"]["kv_cache_tokens"] == 1024 for record in records.values())
 
 
 @pytest.mark.parametrize("error", [EngineFailure, FileNotFoundError])
-def test_a_failed_point_fails_alone(scale, asked, error):
+def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
     def fail(what):
         if what == ("decode", 32):
             raise error("no steps with the whole batch")
 
     asked.fail = fail
-    scale.ask("long", "steps", "short")
-    assert scale.run("long")["status"] == "ok"
-    assert scale.run("short")["status"] == "ok" and len(asked.starts()) == 1
-    with pytest.raises(error, match="whole batch"):
-        scale.run("steps")
-    assert not scale.record("steps").exists()
+    with pytest.raises(UserError, match="steps failed: no steps with the whole batch; kept: long, short"):
+        scale.run("short", "steps", "long")
+    assert not (scale.folder / "serving").exists()
+    asked.fail = lambda what: None
+    before = len(asked.said)
+    assert len(scale.run("short", "steps", "long")) == 3
+    assert {what for what, _ in asked.said[before:]} == {START, "decode"}
 
 
 @pytest.mark.parametrize("error", [EngineFailure, OutOfMemory])
@@ -168,74 +136,95 @@ def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(sca
             raise error("vLLM has not enough memory")
 
     asked.fail = fail
-    scale.ask("short", "long")
-    assert scale.run("short")["status"] == "ok" and asked.starts() == [3200, 256]
     if error is OutOfMemory:
-        assert scale.run("long")["status"] == "oom"
+        records = scale.run("short", "long")
+        assert {name: record["status"] for name, record in records.items()} == {"short": "ok", "long": "oom"}
     else:
-        with pytest.raises(EngineFailure):
-            scale.run("long")
+        with pytest.raises(UserError, match="long failed: .*; kept: short"):
+            scale.run("short", "long")
+    assert asked.starts() == [3200, 256]
 
 
-def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
+def ended(scale, asked, at, *names, **changes):
+    """A job that is killed when it begins something."""
+
     def kill(what):
-        if what == ("decode", 32):
+        if what == at:
             raise KeyboardInterrupt
 
     asked.fail = kill
-    scale.ask("long", "short", "steps")
     with pytest.raises(KeyboardInterrupt):
-        scale.run("long")
-    assert not scale.record("long").exists()
+        scale.run(*names, **changes)
     asked.fail = lambda what: None
-    scale.ask("long", "short", "steps")  # the next run
-    scale.run("long")
-    scale.run("short")
-    assert len(asked.starts()) == 1
-    scale.run("steps")
-    assert len(asked.starts()) == 2
+    asked.said.clear()
 
 
-@pytest.mark.parametrize("change", ["point", "weights", None])
-def test_a_kept_record_of_something_else_is_made_again(scale, asked, change):
-    scale.ask("short", "long")
-    scale.run("short")
-    if change == "point":
-        scale.points["long"]["total_tokens"] = 7000
+def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
+    ended(scale, asked, ("throughput", 100), "long", "short")
+    records = scale.run("long", "short")
+    # The engine is that of an undisturbed job.
+    assert asked.said == [(START, 3200), ("throughput", 100), ("throughput", 100)]
+    assert records["long"]["status"] == records["short"]["status"] == "ok"
+
+
+def test_a_finished_job_measures_anew_but_one_of_other_points_only_what_is_new(scale, asked):
+    scale.run("short", "long")
+    scale.run("short", "long")  # its records were deleted, or it is forced
+    assert asked.starts() == [3200, 3200]
+    asked.said.clear()
+    scale.run("short", "long", "steps")
+    assert {what for what in asked.said if what[0] != START} == {("decode", 32)}
+    asked.said.clear()
+    scale.run("long", "steps")
+    assert not asked.said
+
+
+CHANGES = {
+    "code": ("project_code", "another"),
+    "libraries": ("libraries", {"vllm": "0.33.0"}),
+    "processor": ("processor", "Another CPU"),
+    "GPU": ("devices", [Device("NVIDIA H200", 1, 1)]),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "threads", "weights", "point", "nothing"])
+def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, change, monkeypatch):
+    monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
+    gpus = {"gpus": 1} if change == "GPU" else {}
+    ended(scale, asked, ("decode", 32), "long", "steps", **gpus)
+    ended(scale, asked, ("slow", 2), "slow", **gpus)
+    if change in CHANGES:
+        name, value = CHANGES[change]
+        monkeypatch.setattr(job, name, lambda: value)
     elif change == "weights":
         (scale.folder / "m/model.safetensors").write_bytes(b"others")
-    scale.run("long")
-    assert len(asked.starts()) == (2 if change else 1)
+    elif change == "point":
+        scale.points["long"]["total_tokens"] = scale.points["slow"]["seconds"] = 7000
+    threads = {"threads": 2} if change == "threads" else {}
+    scale.run("long", "steps", **gpus, **threads)
+    scale.run("slow", **gpus, **threads)
+    again = change != "nothing"
+    assert (("throughput", 3000) in asked.said, ("slow", 1) in asked.said) == (again, again)
 
 
-def test_a_record_of_fewer_gpus_is_one_of_something_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(latency, "devices", lambda: [Device("NVIDIA H200", 1, 1)] * 4)
-    model = subject(tmp_path / "m")
-    points = [point("throughput", gpus=gpus, total_tokens=500) for gpus in (2, 4, 4)]
-    two, four, again = (Wanted(one, tmp_path).made_with(model) for one in points)
-    assert two != four == again
-
-
-def test_no_point_begins_late_in_a_job_with_a_time_limit(scale, asked):
-    scale.ask("short", "steps")
-    scale.run("short", minutes=0)
-    assert ("decode", 32) not in asked.said
-    scale.run("steps", minutes=60)
-    assert len(asked.starts()) == 2
+def test_another_rate_is_measured_alone(scale, asked):
+    ended(scale, asked, ("slow", 2), "slow")
+    scale.points["slow"]["request_rates"] = [1, 4]
+    scale.run("slow")
+    # A new server's first rate is measured twice, and once for nothing.
+    assert asked.said == [(START, 256), ("slow", 4), ("slow", 4)]
+    assert not list((scale.folder / "state").rglob("rate-*"))
 
 
 def test_a_server_is_warmed_up_once_for_all_its_points(scale, asked):
-    scale.ask("slow", "slower")
-    scale.run("slow")
-    scale.run("slower")
-    assert asked.said == [(START, 384), ("slow", 1), ("slow", 1), ("slow", 2), ("slower", 1)]
+    scale.run("slow", "slower")
+    assert asked.said == [(START, 384), ("slower", 1), ("slower", 1), ("slow", 1), ("slow", 2)]
 
 
 def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     scale.in_turns = True
     scale.points["short"]["repeats"] = 3
-    scale.ask("steps", "forward", variant=MERGED)
-    records = [scale.run(name, MERGED) for name in ("short", "steps", "forward")]
+    records = scale.run("short", "steps", "forward", variant=MERGED)
     assert len(asked.starts()) == 2  # one each
     # Every measurement after one to warm up; first of all both engines are asked whether they are there.
     assert asked.sides[:14] == ["baseline", "merged"] + [
@@ -245,16 +234,16 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
         *["baseline"] * 4,
         *["merged"] * 2,
     ]
-    short, steps, forward = (Record.of(record) for record in records)
+    short, steps, forward = map(Record.of, records.values())
     assert short.speedups() == [2, 2, 2] and short.throughput == pytest.approx(4 * 116 / 0.5)
     assert steps.speedups("ms", 1) == [2, 2] and forward.speedups(place=0) == [2, 2]
     # What the engine said is the variant's own.
-    assert all(record["engine"]["kv_cache_tokens"] == 8192 for record in records)
+    assert all(record["engine"]["kv_cache_tokens"] == 8192 for record in records.values())
     # Its own record needs fewer repeats.
-    assert len(scale.run("short")["result"]["samples_seconds"]) == 2
+    assert len(scale.run("short")["short"]["result"]["samples_seconds"]) == 2
     scale.in_turns = False
-    assert Record.of(scale.run("short", MERGED)).speedups() == []
-    assert len(scale.run("short")["result"]["samples_seconds"]) == 3
+    alone = scale.run("short", variant=MERGED)["short"]
+    assert Record.of(alone).speedups() == [] and len(alone["result"]["samples_seconds"]) == 3
 
 
 def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, asked):
@@ -264,7 +253,7 @@ def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, ask
 
     asked.fail = fail
     scale.in_turns = True
-    record = scale.run("short", MERGED)
+    record = scale.run("short", variant=MERGED)["short"]
     assert record["status"] == "ok" and record["result"]["baseline_samples_seconds"] is None
     assert record["result"]["samples_seconds"] == [0.5]
 
@@ -279,12 +268,12 @@ def test_an_engine_ends_where_something_fails_and_at_the_end(tmp_path):
 
     with Engines(tmp_path / "work/vllm.log") as engines:
         for key in ("a", "a", "b"):
-            with engines.get(key, start) as running:
+            with engines.get("own", key, start) as running:
                 assert running == "engine"
         assert len(ended) == 1 and not engines.used
-        with pytest.raises(ValueError, match="why"), engines.get("b", start):
+        with pytest.raises(ValueError, match="why"), engines.get("own", "b", start):
             raise ValueError("why")
         assert len(ended) == 2
-        with engines.get("b", start):
+        with engines.get("own", "b", start):
             assert not engines.used
     assert len(ended) == 3

@@ -1,18 +1,16 @@
-"""A killed latency point takes up where it was; its prompts are token ids, of real chats where asked for."""
+"""Rates of a latency point: kept when it is ended, sent as token ids, and the search for the highest that is sustained."""
 
 import json
 import os
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject
+from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject, write_dummy
 
 from pipeline.measure import latency
-from pipeline.measure.client import rate_result
-from pipeline.measure.dummy import write_dummy
+from pipeline.measure.client import chat_prompts, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
-from pipeline.measure.memory import Device
-from pipeline.measure.prompts import chat_prompts, random_prompts
+from pipeline.measure.latency import boundary, search, sustained
 from pipeline.measure.worker import module, worker
 from swiftkv.errors import UserError
 
@@ -30,13 +28,9 @@ def measured(monkeypatch):
     return rates
 
 
-def keep_rate(model, asked, work):
-    """What a measurement of 1 request a second that was killed leaves behind."""
-    command = latency.KIND.command(run_of(model, asked, work))
-    work.mkdir()
-    same = latency.identity(model, asked) | latency.engine_of(command) | latency.sent(asked)
-    kept = {"settings": same, "result": rate_result(REPORT, 1, 20)}
-    (work / "rate-1.json").write_text(json.dumps(kept))
+def test_requests_of_a_rate():
+    asked = point("latency", request_rates=[0.5], seconds=300, min_requests=200)
+    assert (asked.number_of_requests(0.5), asked.number_of_requests(2)) == (200, 600)
 
 
 def test_a_report_becomes_numbers():
@@ -61,46 +55,12 @@ def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, 
     with pytest.raises(end):
         measure(model, asked, tmp_path / "work")
     # A new server's first rate is measured twice, and once for nothing.
-    assert measured == [1, 1, 2] and (tmp_path / "work/vllm.log").exists()
+    assert measured == [1, 1, 2]
     monkeypatch.setattr(latency, "ask", client)
     record = measure(model, asked, tmp_path / "work")
     assert measured == [1, 1, 2, 4, 4]
     assert [entry["request_rate"] for entry in record["result"]["rates"]] == [1, 2, 4]
     assert record["engine"]["kv_cache_tokens"] == 1024 and record["settings"]["prompts"] == "token ids"
-
-
-@pytest.mark.parametrize(
-    ("change", "again"),
-    [
-        ({"seconds": 20}, [1, 1]),
-        ({"output_tokens": 17}, [1, 1]),
-        ({"enforce_eager": False}, [1, 1]),
-        ({"request_rates": [1, 2]}, [2, 2]),
-    ],
-)
-def test_rates_of_other_settings_are_measured_again(tmp_path, measured, change, again):
-    model, values = subject(tmp_path / "m"), {"request_rates": [1], "seconds": 10}
-    keep_rate(model, point("latency", **values), tmp_path / "work")
-    measure(model, point("latency", **values | change), tmp_path / "work")
-    assert measured == again
-
-
-ELSEWHERE = {"installed_version": "0.33.0", "processor": "Another CPU", "devices": [Device("NVIDIA A100", 1, 1)]}
-
-
-@pytest.mark.parametrize("what", [None, "weights", *ELSEWHERE])
-def test_rates_of_other_weights_or_another_machine_are_measured_again(tmp_path, measured, monkeypatch, what):
-    model = subject(tmp_path / "m")
-    asked = point("latency", gpus=1, request_rates=[1], seconds=10)
-    (tmp_path / "m/model.safetensors").write_bytes(b"weights")
-    monkeypatch.setattr(latency, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
-    keep_rate(model, asked, tmp_path / "work")
-    if what == "weights":
-        (tmp_path / "m/model.safetensors").write_bytes(b"other weights")
-    elif what:
-        monkeypatch.setattr(latency, what, lambda *_: ELSEWHERE[what])
-    measure(model, asked, tmp_path / "work")
-    assert measured == ([1, 1] if what else [])
 
 
 def test_costs_of_chats_are_those_of_the_requests_as_they_came(tmp_path, measured):
@@ -133,7 +93,7 @@ def test_random_prompts_are_seeded_and_hold_no_special_tokens():
 def test_chats_are_sent_through_the_template(tmp_path):
     from transformers import AutoTokenizer
 
-    write_dummy(LLAMA | {"vocab_size": 50_000}, None, None, tmp_path / "m")
+    write_dummy(LLAMA | {"vocab_size": 50_000}, None, tmp_path / "m")
     chats = tmp_path / "heldout.jsonl"
     lines = [
         {"id": "1", "source": "x", "messages": [{"role": "user", "content": "What is two and two?"}]},
@@ -164,3 +124,85 @@ def test_a_server_that_dies_ends_the_wait_for_the_client(tmp_path):
     ):
         client.ask({"no_such": "option"}, check)
     assert client.job.returncode is not None
+
+
+def queue(capacity, service=0.1, window=300.0, asked=None):
+    """Measures a server that finishes `capacity` requests a second and takes `service` seconds for one alone."""
+
+    def measure(rate):
+        if asked is not None:
+            asked.append(rate)
+        load = rate / capacity
+        requests = round(rate * window)
+        if load < 1:
+            wait, seconds = service * load / (2 * (1 - load)), window + service
+        else:
+            seconds = requests / capacity + service
+            wait = (seconds - window) / 2
+        return {
+            "request_rate": rate,
+            "requests": requests,
+            "completed": requests,
+            "failed": 0,
+            "seconds": seconds,
+            "ttft_ms": {"median": 1000 * (service + wait)},
+            "e2e_ms": {"mean": 1000 * (2 * service + wait)},
+        }
+
+    return measure
+
+
+@pytest.mark.parametrize("capacity", [1.7, 3.0, 9.5])
+def test_the_boundary_is_bracketed_below_the_capacity(capacity):
+    result = search([0.5, 1, 2, 4, 8, 16], queue(capacity), steps=6)
+    low, high = result["highest_sustained_rate"], result["lowest_unsustained_rate"]
+    assert 0.8 * capacity < low < high < 1.05 * capacity
+    assert high - low <= 8 / 2**6
+    rates = [entry["request_rate"] for entry in result["rates"]]
+    assert rates == sorted(rates)
+    assert [entry["sustained"] for entry in result["rates"]] == [rate <= low for rate in rates]
+
+
+def test_rates_far_above_the_boundary_are_left_out():
+    asked = []
+    search([16, 8, 4, 2, 1, 0.5], queue(1.5, asked=asked), steps=0)
+    assert asked == [0.5, 1, 2, 4]  # ascending, and two unsustained ones are enough
+
+
+def test_all_sustained_has_no_upper_end():
+    result = search([1, 2], queue(100), steps=3)
+    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == (2, None)
+    assert len(result["rates"]) == 2
+
+
+def test_a_server_that_does_not_keep_up_at_all():
+    result = search([4, 8], queue(1), steps=3)
+    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == (None, 4)
+
+
+def test_a_failed_request_is_not_sustained():
+    measure = queue(10)
+    lowest = measure(1.0)
+    assert sustained(measure(2.0), lowest)
+    assert not sustained(measure(2.0) | {"failed": 1}, lowest)
+    assert not sustained(measure(2.0) | {"completed": 0}, lowest)
+
+
+def test_a_short_measurement_is_not_held_against_the_last_request():
+    # 5 requests arrive within 5 s, the last one takes 1 s: 5 / 6 of the asked rate, and nothing waited.
+    slow = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
+            "ttft_ms": {"median": 500.0}, "e2e_ms": {"mean": 1000.0}}  # fmt: skip
+    assert sustained(slow, slow)
+    assert not sustained(slow | {"seconds": 7.0}, slow)
+
+
+def test_late_first_tokens_are_not_sustained():
+    fast = {"request_rate": 1.0, "completed": 300, "failed": 0, "seconds": 300.0,
+            "ttft_ms": {"median": 100.0}, "e2e_ms": {"mean": 200.0}}  # fmt: skip
+    assert sustained(fast | {"ttft_ms": {"median": 500.0}}, fast)
+    assert not sustained(fast | {"ttft_ms": {"median": 501.0}}, fast)
+
+
+def test_an_unsustained_rate_ends_what_counts_as_sustained():
+    entries = [{"request_rate": rate, "sustained": good} for rate, good in [(1, True), (4, True), (2, False)]]
+    assert boundary(entries) == (1, 2)

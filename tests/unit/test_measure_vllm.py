@@ -1,4 +1,4 @@
-"""The measuring program against a real vLLM on a tiny random model: three starts here, the rest marked slow."""
+"""The measuring program against a real vLLM on a tiny random model: one start here, the rest marked slow."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import psutil
 import pytest
 from tests.unit.measure_helpers import ENGINE
 
-from pipeline.measure.memory import weight_bytes
-from swiftkv.cost import GIBI
+from pipeline.measure.job import ServingSettings
+from swiftkv.cost import GIBI, parameter_count
 from swiftkv.io import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -33,30 +33,34 @@ def source(tmp_path_factory):
     return folder / "source.json"
 
 
-def command(measure, source, tmp_path, **values):
-    """The command line of a measurement of one kind."""
+def command(source, tmp_path, **points):
+    """The command line of a job, of points by the kind of their measurement."""
     engine = ENGINE | {"dtype": "float32", "max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
-    lengths = {"input_tokens": 100, "output_tokens": 4} if measure != "forward_time" else {}
-    settings = {"measure": measure, "seed": 0, "engine": engine} | lengths | values
+    shared = {"seed": 0, "engine": engine}
+    asked = {
+        kind: {"measure": kind}
+        | shared
+        | ({} if kind == "forward_time" else {"input_tokens": 100, "output_tokens": 4})
+        | own
+        for kind, own in points.items()
+    }
+    settings = ServingSettings("original", None, False, None, None, asked)
     return [
-        *(sys.executable, "-m", "pipeline.stages", "measure", "--model", "tiny", "--title", "Tiny"),
-        *("--source", str(source), "--weights", "original", "--variant", "baseline", "--spec", "null"),
-        *("--kv-cache", "auto", "--checkpoint"),
-        *("--point", "p", "--settings", json.dumps(settings), "--gpus", "0", "--threads", "1"),
-        *("--start-timeout", "300"),
-        *("--heldout", *([str(tmp_path / "heldout.jsonl")] if measure == "answer" else [])),
-        *("--work-dir", str(tmp_path / "work"), "--output", str(tmp_path / "out.json")),
+        *(sys.executable, "-m", "pipeline.stages", "measure", "--settings", settings.text, "--model", "tiny"),
+        *("--title", "Tiny", "--variant", "baseline", "--kv-cache", "auto", "--source", str(source), "--checkpoint"),
+        *("--baseline", "--heldout", str(tmp_path / "heldout.jsonl"), "--start-timeout", "300"),
+        *("--threads", "1", "--gpus", "0", "--log", str(tmp_path / "vllm.log"), "--state", str(tmp_path / "state")),
+        *("--outputs", *(str(tmp_path / f"{kind}/tiny/baseline/auto.json") for kind in points)),
     ]
 
 
-def measured(*arguments, **values):
-    """The record of a measurement run to its end, which has no place of this machine in it and leaves no work folder."""
-    done = subprocess.run(command(*arguments, **values), capture_output=True, text=True, timeout=600)
+def measured(source, tmp_path, **points):
+    """The records of a job run to its end; they have no place of this machine in them."""
+    done = subprocess.run(command(source, tmp_path, **points), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = arguments[2]
-    record = read_json(folder / "out.json")
-    assert str(folder) not in json.dumps(record) and not (folder / "work").exists()
-    return record
+    records = [read_json(tmp_path / f"{kind}/tiny/baseline/auto.json") for kind in points]
+    assert str(tmp_path) not in json.dumps(records)
+    return records
 
 
 def vllm_processes(folder):
@@ -71,69 +75,69 @@ def vllm_processes(folder):
     return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_throughput_of_a_tiny_model(source, tmp_path):
-    record = measured("throughput", source, tmp_path, total_tokens=520)
-    assert (record["status"], record["weights"], record["settings"]["num_prompts"]) == ("ok", "original", 5)
-    assert record["model"]["name"] == "tiny" and record["model"]["kind"] == "random"
-    assert record["result"]["tokens"] == 520 and record["result"]["tokens_per_second"] > 0
-    assert record["result"]["mfu_percent"] is None  # nobody states the peak of a processor
-    engine = record["engine"]
+def test_points_of_one_engine(source, tmp_path):
+    texts = ("Why?", "Why is the sky blue?", "why " * 99)
+    chats = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+    (tmp_path / "heldout.jsonl").write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
+    sizes = {"batch_sizes": [1, 4], "repeats": 3, "input_tokens": 64, "output_tokens": 12}
+    throughput, decode, answer, capacity = measured(
+        source, tmp_path, throughput={"total_tokens": 520}, decode=sizes, answer={"repeats": 2}, kv_capacity={}
+    )
+    assert (tmp_path / "vllm.log").read_text().count("Initializing a V1 LLM engine") == 1
+
+    assert (throughput["status"], throughput["weights"], throughput["settings"]["num_prompts"]) == ("ok", "original", 5)
+    assert throughput["model"]["name"] == "tiny" and throughput["model"]["kind"] == "random"
+    assert throughput["result"]["tokens"] == 520 and throughput["result"]["tokens_per_second"] > 0
+    assert throughput["result"]["mfu_percent"] is None  # nobody states the peak of a processor
+    engine = throughput["engine"]
     assert engine["compilation"] == "eager" and engine["prefix_caching"] is False and engine["fast_prefill"] is False
     # 8 layers, 2 heads of 32, K and V in float32: 4 KB a token
     assert engine["kv_cache_tokens"] == pytest.approx(0.05 * 2**30 / 4096, rel=0.01)
 
-
-def test_decoding_and_capacity_of_a_tiny_model(source, tmp_path):
-    sizes = {"batch_sizes": [1, 4], "repeats": 3, "input_tokens": 64, "output_tokens": 12}
-    record = measured("decode", source, tmp_path, **sizes)
-    result = record["result"]
+    result = decode["result"]
     # Of 11 decoding steps the whole batch of one has all; of four, 2 of which begin in a step, fewer.
     assert result["steps"][0] == [11, 11, 11] and all(1 <= steps < 11 for steps in result["steps"][1])
     spread = (result["tpot_ms"][name] for name in ("min", "median", "max"))
     for samples, low, middle, high in zip(result["samples_ms"], *spread, strict=True):
         assert len(samples) == 3 and 0 < low <= middle <= high and middle in samples
-    chats = [
-        {"messages": [{"role": "user", "content": text}]} for text in ("Why?", "Why is the sky blue?", "why " * 99)
-    ]
-    (tmp_path / "heldout.jsonl").write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
-    result = measured("answer", source, tmp_path, repeats=2)["result"]
+
+    result = answer["result"]
     assert "Why is the sky blue?" in result["question"] and 5 < result["prompt_tokens"] <= 100  # the longest that fits
     assert 1 <= result["tokens"] <= 4 and isinstance(result["text"], str) and result["baseline_text"] is None
-    assert all(
-        0 < 1e-3 * first <= last for first, last in zip(result["samples_ms"], result["samples_seconds"], strict=True)
-    )
-    record = measured("kv_capacity", source, tmp_path)
-    assert record["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
-    assert record["result"]["kv_cache_tokens"] == record["engine"]["kv_cache_tokens"] > 0
+    times = zip(result["samples_ms"], result["samples_seconds"], strict=True)
+    assert all(0 < 1e-3 * first <= last for first, last in times)
+
+    assert capacity["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
+    assert capacity["result"]["kv_cache_tokens"] == capacity["engine"]["kv_cache_tokens"] > 0
 
 
 @pytest.mark.slow
 def test_latency_and_forward_time(source, tmp_path):
     chosen = {"request_rates": [2, 8], "seconds": 2, "refine_steps": 1}
-    record = measured("latency", source, tmp_path, **chosen)
+    (record,) = measured(source, tmp_path, latency=chosen)
     rates = record["result"]["rates"]
     assert [entry["completed"] for entry in rates][:2] == [4, 16]
     # Exactly the tokens asked for arrived: they were sent as ids, not as text that is tokenized again.
     assert [entry["input_tokens"] for entry in rates][:2] == [400, 1600] and rates[0]["output_tokens"] == 16
     assert rates[0]["ttft_ms"]["median"] > 0 and record["engine"]["kv_cache_tokens"] > 0
-    record = measured("forward_time", source, tmp_path, batch_tokens=[64, 128], repeats=2)
+    (record,) = measured(source, tmp_path, forward_time={"batch_tokens": [64, 128], "repeats": 2})
     assert len(record["result"]["seconds"]["median"]) == 2
 
 
 @pytest.mark.slow
 def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
     # Room for the weights and 0.1 MB, but not for the 0.5 MB of one request.
-    limit = (weight_bytes(read_json(source)["config"], None, "float32") + 100_000) / GIBI
-    record = measured("kv_capacity", source, tmp_path, memory_gib=limit)
+    limit = (4 * parameter_count(read_json(source)["config"]) + 100_000) / GIBI
+    (record,) = measured(source, tmp_path, kv_capacity={"memory_gib": limit})
     assert record["status"] == "oom" and record["reason"].startswith("vLLM has not enough memory: ")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("when", "number"), [("starting", signal.SIGTERM), ("serving", signal.SIGKILL)])
 def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, when, number):
-    arguments = command("latency", source, tmp_path, request_rates=[0.05], seconds=200)
+    arguments = command(source, tmp_path, latency={"request_rates": [0.05], "seconds": 200})
     program = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    log, sign = tmp_path / "work/vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /v1/models"
+    log, sign = tmp_path / "vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /v1/models"
     for _ in range(1200):
         if log.exists() and sign in log.read_text(errors="replace"):
             break

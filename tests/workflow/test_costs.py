@@ -48,8 +48,8 @@ def test_the_paper_scale_is_planned_with_little_memory():
     hours = re.search(r"\n  GPU-hours   ([\d,]+), up to 32 GPUs a job\n", text)[1]
     assert 4377 / 2 < int(hours.replace(",", "")) < 2 * 4377  # of a step-by-step model of every job
     assert "32 jobs in the queue at once" in text
-    assert re.search(r"\ndistill +44 +cluster +8 to 32 ", text) and re.search(r"\nmeasure +174 +cluster +1 to 8 ", text)
-    assert re.search(r"\nProfile slurm: 745 cluster jobs and 60 small ones", text)
+    assert re.search(r"\ndistill +44 +cluster +8 to 32 ", text) and re.search(r"\nmeasure +77 +cluster +1 to 8 ", text)
+    assert re.search(r"\nProfile slurm: 648 cluster jobs and 60 small ones", text)
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
     assert "data.ultrachat-openhermes.tokens" in text and "gpu.training" in text and "cpu.training" not in text
 

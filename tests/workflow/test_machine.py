@@ -98,9 +98,9 @@ def test_every_program_with_gpus_ends_where_it_sees_none(tmp_path, monkeypatch):
     planned = snakemake(*smoke, "--forceall", "--", *TARGETS)
     assert planned.returncode == 0, planned.stderr
     said = planned.stdout
-    commands = dict(re.findall(r"^rule (\w+):\n(?:.+\n)*?.*-m pipeline.stages (.*)", said, flags=re.MULTILINE))
+    commands = dict(re.findall(r"^rule ([\w-]+):\n(?:.+\n)*?.*-m pipeline.stages (.*)", said, flags=re.MULTILINE))
     assert {"moments", "score_panel"} < set(commands), said
-    rules = set(re.findall(r"^rule (\w+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
+    rules = set(re.findall(r"^rule ([\w-]+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
     assert len(rules) == len({rule for rule in commands if "--gpus" in commands[rule]}) == 11, rules
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

@@ -92,7 +92,7 @@ def test_every_rule_with_gpus_is_among_them():
         for rule in re.split(r"\n *rule\b", file.read_text())[1:]
         if "**on_gpus(" in rule
     }
-    named = {re.match(r"--comment rule_(\w+?)_wildcards", line)[1] for line in (GOLDEN / "sbatch-slurm.txt").open()}
+    named = {re.match(r"--comment rule_([\w-]+?)_wildcards", line)[1] for line in (GOLDEN / "sbatch-slurm.txt").open()}
     assert rules - {"", "teacher_states"} <= named  # states are not stored at paper scale
 
 

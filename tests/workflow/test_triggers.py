@@ -12,12 +12,14 @@ from snakemake.cli import main
 from snakemake.settings.types import OutputSettings, ResourceSettings
 
 from pipeline.records import code_digest
+from pipeline.stages import rule_of
 
 ROOT = Path(__file__).parents[2]
 TARGET = "results/smoke/serving/batch-2k/tiny-random/baseline/auto.json"
 # What is read of the configuration for a parameter that is not compared, and why nothing is lost.
 NOT_COMPARED = {
-    ("measure", "start_timeout"): "changes no number",
+    **dict.fromkeys((("measure", name) for name in ("title", "start_timeout")), "changes no number"),
+    ("measure", "state"): "follows from the output's place",
     **dict.fromkeys(((f"score{of}", "state") for of in ("", "_shard", "_panel")), "follows from the output's place"),
 }
 
@@ -44,7 +46,7 @@ def test_every_setting_is_compared():
         workflow = api.workflow(ResourceSettings(cores=1), snakefile=ROOT / "Snakefile")._workflow
         parameters = [(rule, name, value) for rule in workflow.rules for name, value in rule.params.items()]
     found = {
-        (rule.name, name)
+        (rule_of(rule.name), name)
         for rule, name, value in parameters
         if rule._is_deriving_function(value) and reads_configuration(value)
     }

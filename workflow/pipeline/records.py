@@ -127,9 +127,14 @@ def provenance(seconds: float) -> dict[str, Any]:
         if (changed := _git("status", "--porcelain", "--untracked-files=no")) is None
         else changed != "",
         "python": platform.python_version(),
-        "libraries": {name: version for name in LIBRARIES if (version := installed_version(name))},
+        "libraries": libraries(),
         "hardware": hardware(),
     }
+
+
+def libraries() -> dict[str, str]:
+    """The versions of the installed libraries among `LIBRARIES`."""
+    return {name: version for name in LIBRARIES if (version := installed_version(name))}
 
 
 def hardware() -> dict[str, Any]:

@@ -104,9 +104,10 @@ def share_machine():
 def planned(job):
     """Return a job of this run as plans have it."""
     from pipeline.run.jobs import PlannedJob, Resources
+    from pipeline.stages import rule_of
 
     return PlannedJob(
-        job.rule.name,
+        rule_of(job.rule.name),
         job.wildcards_dict,
         tuple(job.input),
         tuple(job.output),
@@ -139,10 +140,8 @@ def refuse_what_cannot_run():
     )
     problems = problems_at_start(profile, jobs)
     if executor == "slurm" and any(
-        job.rule.name == "measure"
-        and measured_alone(job.wildcards)
-        and EXCLUSIVE not in job.resources.get("slurm_extra")
-        for job in workflow.dag.needrun_jobs()
+        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra")
+        for job in jobs
     ):
         problems.append(
             f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "

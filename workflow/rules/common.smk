@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.logging import logger
@@ -10,8 +11,8 @@ from pipeline.artifacts.kind import FORMS
 from pipeline.config import PACKING, TEACHING, load_yaml
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked
-from pipeline.measure.job import ask
-from pipeline.measure.run import KINDS
+from pipeline.measure.job import ServingSettings
+from pipeline.measure.run import KINDS, engine_key, read_point
 from pipeline.records import code_digest
 from pipeline.score import fetch
 from swiftkv.section import plain
@@ -193,8 +194,53 @@ def moments_file(w):
 
 # Serving
 
-# Below it, work folders of points: <point>/<model>/<variant>/<KV cache>.
-SERVING_STATE = f"{scale.pathvars.results}/serving-state"
+
+@cache
+@command_line
+def serving_groups():
+    """The points that artifacts show of one engine, and the cases that they are shown of.
+
+    `make demo` and its like measure nothing else: points of a set of artifacts are with those of the same sets.
+
+    Returns:
+        Name of a rule -> points, in the configuration's order, and cases, "model/variant/kv_cache".
+    """
+    shown, engines, groups = {}, {}, {}
+    for artifact in contents.names(scale):
+        sets = {name for name, members in scale.sets.artifacts.items() if artifact in members}
+        for file in contents.needs(scale, artifact).get("serving", []):
+            shown.setdefault(Path(file).with_suffix("").parts[-4:], set()).update(sets)
+    for (point, *case), sets in shown.items():
+        known = read_point(point, scale.point(point), gpus=scale.models[case[0]].gpus.serve, threads=1)
+        engines.setdefault(("/".join(case), engine_key(known), *sorted(sets)), []).append(point)
+    for (case, *_), points in engines.items():
+        points.sort(key=list(scale.serving.points).index)
+        groups.setdefault(tuple(points), []).append(case)
+    named = {}
+    for points, cases in groups.items():
+        alike = sum(points[0] == other[0] for other, _ in named.values())
+        named[f"measure_{points[0]}" + (f"_{alike + 1}" if alike else "")] = points, cases
+    return named
+
+
+def models_of(cases):
+    """A regular expression for the model of one of some cases, by the end of the path; of any where there are none."""
+    ends = "|".join(map(re.escape, cases))
+    return (f"(?=(?:{ends})\\.json$)" if cases else "") + f"(?:{pattern(scale.models)})"
+
+
+def ungrouped_points():
+    """A regular expression for a point that no artifact shows of the case at the end of the path."""
+    grouped = [f"{point}/{case}.json" for points, cases in serving_groups().values() for point in points for case in cases]
+    return f"(?!(?:{pattern(grouped)})$)(?:{pattern(scale.serving.points)})"
+
+
+def apply_settings_of(rule, other):
+    """Let a profile's set-threads and set-resources of a rule be those of another that is not written yet."""
+    settings = workflow.resource_settings
+    for named in (settings._parsed_overwrite_threads, settings._parsed_overwrite_resources):
+        if rule in named:
+            named.setdefault(other, named[rule])
 
 
 def serves_dummy(w):
@@ -224,50 +270,36 @@ def served_folder(w):
     return f"<results>/checkpoints/{w.model}/{served_variant(w)}" if variant.changed else []
 
 
-def baseline_folder(w):
+def baseline_folder(w, points):
     """The folder without weights of the baseline, where a variant is measured in turns with it."""
-    compared = scale.in_turns(w.point) and w.variant != "baseline" and serves_dummy(w)
+    compared = any(map(scale.in_turns, points or [w.point])) and w.variant != "baseline" and serves_dummy(w)
     return f"<results>/dummy/{w.model}/baseline" if compared else []
 
 
-def measured_alone(w):
-    """Whether a point's numbers would be others beside other jobs."""
-    return KINDS[scale.serving.points[w.point].measure].alone
+def measured_alone(points):
+    """Whether the numbers of one of some points would be others beside other jobs."""
+    return any(KINDS[scale.serving.points[point].measure].alone for point in points)
 
 
-def chats_file(w):
-    """The held-out chats a point sends, if it does not send random tokens."""
-    sends_chats = getattr(scale.serving.points[w.point], "dataset", None)
+def chats_file(w, points):
+    """The held-out chats, where a point does not send random tokens."""
+    sends_chats = any(getattr(scale.serving.points[point], "dataset", None) for point in points or [w.point])
     return "<results>/data/heldout.jsonl" if sends_chats else []
 
 
-def served_weights(w):
-    """What is in the folder that is served."""
-    if serves_dummy(w):
-        return "dummy"
-    return "trained" if served_folder(w) else "original"
-
-
-def point_json(w):
-    """How a point is served, as JSON; the same in whatever order the configuration has the keys."""
-    return json.dumps(scale.point(w.point), sort_keys=True)
-
-
-def ask_for_points():
-    """Tell measurements which others this run will make: one engine serves all that need the same."""
-
-    def files(named):
-        return [named] if isinstance(named, str) else list(named)
-
-    points = {}
-    for job in workflow.dag.needrun_jobs():
-        if job.rule.name == "measure":
-            points[Path(job.params.state)] = {
-                "point": job.wildcards.point,
-                "settings": json.loads(job.params.settings),
-                "heldout": next(iter(files(job.input.chats)), None),
-            }
-    ask(Path(SERVING_STATE), points)
+def serving_json(w, points):
+    """What is served and the points, as JSON."""
+    variant = scale.variants[w.variant]
+    weights = "dummy" if serves_dummy(w) else "trained" if served_folder(w) else "original"
+    spec = scale.spec(w.model, w.variant)
+    return ServingSettings(
+        weights,
+        spec and spec.fields,
+        variant.merge_all_layers,
+        scale.models[w.model].quantization,
+        variant.plugin,
+        {point: scale.point(point) for point in points or [w.point]},
+    ).text
 
 
 # Tables and figures

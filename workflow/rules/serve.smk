@@ -30,62 +30,63 @@ rule dummy_checkpoint:
         """
 
 
-rule measure:
-    """One serving point of one model and variant: throughput, latency, forward time, decoding or KV capacity."""
-    input:
-        source=model_file,
-        served=served_folder,
-        baseline=baseline_folder,
-        chats=chats_file,
-    output:
-        "<results>/serving/{point}/{model}/{variant}/{kv_cache}.json",
-    log:
-        "<logs>/measure/{point}/{model}/{variant}/{kv_cache}.log",
-    benchmark:
-        "<benchmarks>/measure/{point}/{model}/{variant}/{kv_cache}.tsv"
-    wildcard_constraints:
-        point=pattern(scale.serving.points),
-    priority: if_granted("serve")
-    threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
-    resources:
-        **on_gpus("serve", measured_alone),
-    params:
-        title=lambda w: scale.models[w.model].title,
-        weights=served_weights,
-        spec=spec_json,
-        merge=lambda w: scale.variants[w.variant].merge_all_layers,
-        quantization=lambda w: scale.models[w.model].quantization or [],
-        plugin=lambda w: scale.variants[w.variant].plugin or [],
-        settings=point_json,
-        gpus=lambda w: scale.models[w.model].gpus.serve,
-        # Asks for the input only to be no trigger: it changes no number.
-        start_timeout=lambda w, input: scale.serving.engine.start_timeout,
-        # Not an output: Snakemake would delete the finished rates of a job that was killed.
-        state=lambda w: f"{SERVING_STATE}/{w.point}/{w.model}/{w.variant}/{w.kv_cache}",
-        minutes=lambda w, resources: resources.get("runtime", []),
-    shell:
+# A start of vLLM takes longer than most points, so one job measures all points that artifacts show of one engine.
+for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
+    apply_settings_of("measure", group)
+    point = points[0] if points else "{point}"
+
+    rule:
+        """Serving points of one model, variant and KV cache that need the same engine.
+
+        Rule `measure_<group>` has the points that artifacts of the configuration show, so a single one that is wanted brings
+        the others of its group; `measure` makes any other point alone. A profile's settings of `measure` are those of all.
         """
-        exec &> >(tee {log:q})
-        python -m pipeline.stages measure \
-            --model {wildcards.model:q} \
-            --title {params.title:q} \
-            --weights {params.weights} \
-            --variant {wildcards.variant:q} \
-            --spec {params.spec:q} \
-            --kv-cache {wildcards.kv_cache} \
-            --merge-all-layers {params.merge} \
-            --quantization {params.quantization} \
-            --plugin {params.plugin} \
-            --point {wildcards.point:q} \
-            --settings {params.settings:q} \
-            --source {input.source:q} \
-            --checkpoint {input.served:q} \
-            --baseline {input.baseline:q} \
-            --heldout {input.chats:q} \
-            --start-timeout {params.start_timeout} \
-            --threads {threads} \
-            --gpus {params.gpus} \
-            --work-dir {params.state:q} \
-            --minutes {params.minutes} \
-            --output {output:q}
-        """
+        name:
+            group
+        input:
+            source=model_file,
+            served=served_folder,
+            baseline=lambda w, points=points: baseline_folder(w, points),
+            chats=lambda w, points=points: chats_file(w, points),
+        output:
+            expand("<results>/serving/{point}/{{model}}/{{variant}}/{{kv_cache}}.json", point=points or point),
+        log:
+            run=f"<logs>/measure/{point}/{{model}}/{{variant}}/{{kv_cache}}.log",
+            engine=f"<logs>/measure/{point}/{{model}}/{{variant}}/{{kv_cache}}.vllm.log",
+        benchmark:
+            f"<benchmarks>/measure/{point}/{{model}}/{{variant}}/{{kv_cache}}.tsv"
+        wildcard_constraints:
+            point=ungrouped_points(),
+            model=models_of(cases),
+        priority: if_granted("serve")
+        threads: workflow.resource_settings.cores or 1  # a measurement has the machine to itself; a cluster's profile sets its own
+        resources:
+            **on_gpus("serve", lambda w, points=points: measured_alone(points or [w.point])),
+        params:
+            settings=lambda w, points=points: serving_json(w, points),
+            gpus=lambda w: scale.models[w.model].gpus.serve,
+            # These ask for the input only to be no triggers: they change no number.
+            title=lambda w, input: scale.models[w.model].title,
+            start_timeout=lambda w, input: scale.serving.engine.start_timeout,
+            # Not an output: Snakemake would delete what a killed job had finished.
+            state=lambda w, input: f"{scale.pathvars.results}/serving-state/{w.model}/{w.variant}/{w.kv_cache}",
+        shell:
+            """
+            exec &> >(tee {log.run:q})
+            python -m pipeline.stages measure \
+                --settings {params.settings:q} \
+                --model {wildcards.model:q} \
+                --title {params.title:q} \
+                --variant {wildcards.variant:q} \
+                --kv-cache {wildcards.kv_cache} \
+                --source {input.source:q} \
+                --checkpoint {input.served:q} \
+                --baseline {input.baseline:q} \
+                --heldout {input.chats:q} \
+                --start-timeout {params.start_timeout} \
+                --threads {threads} \
+                --gpus {params.gpus} \
+                --log {log.engine:q} \
+                --state {params.state:q} \
+                --outputs {output:q}
+            """

@@ -12,8 +12,7 @@ from typing import Any
 
 from pipeline.artifacts.kind import Entry, Files
 from pipeline.config.points import POINTS
-from pipeline.measure.point import Point
-from pipeline.measure.run import asked
+from pipeline.measure.run import read_point, recorded_settings
 from pipeline.statistics import mean_of_turns
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -312,7 +311,7 @@ def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any
         shown |= {key: task[key] for key in ("metric", "filter", "shots", "limit", "chat_template")}
         shown["lm_eval_task"] = task["task"]
     elif point:
-        shown |= asked(Point.read(record.what, point, gpus=0, threads=0))
+        shown |= recorded_settings(read_point(record.what, point, gpus=0, threads=0))
         if shown["dtype"] == "auto":  # the record has what that was on its machine
             del shown["dtype"]
     specs = entry["specs"].get(record.model["name"], {})

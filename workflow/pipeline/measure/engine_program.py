@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.measure.prompts import random_prompts
+from pipeline.measure.client import random_prompts
 from pipeline.measure.worker import answer
 
 if TYPE_CHECKING:

@@ -1,71 +1,87 @@
-"""Interactive latency: a real server, Poisson arrivals at several rates (Fig. 4, B.1)."""
+"""Interactive latency: a real server, Poisson arrivals at several rates, and the highest one it sustains (Fig. 4, B.1).
+
+Why 5 in `CRITERION`: with Poisson arrivals and nearly constant service times (M/D/1) the mean wait is load / (2 (1 - load))
+service times, so a time to first token of five times the idle one stands for a load of about 90 %. Above 100 % it grows with
+the length of the measurement, past any factor.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.points import Latency
-from pipeline.measure.engine import VLLM, EngineFailure
-from pipeline.measure.kind import Kind, Numbers, Run, requested
-from pipeline.measure.memory import devices
-from pipeline.measure.point import Point, Subject, vllm
+from pipeline.config import points
+from pipeline.measure.engine import EngineFailure
+from pipeline.measure.point import Point
 from pipeline.measure.process import offline_environment
-from pipeline.measure.rates import search
-from pipeline.measure.server import Server, serving
-from pipeline.measure.worker import Worker, module, worker
-from pipeline.records import installed_version, processor
+from pipeline.measure.turns import OWN, Run
+from pipeline.measure.worker import Server, Worker, module, serving, worker
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
-PROMPTS = "token ids"
+TTFT_FACTOR = 5.0
+ACHIEVED = 0.9
+UNSUSTAINED_IN_A_ROW = 2
+CRITERION = (
+    f"a rate is sustained if no request fails, the median time to first token is at most {TTFT_FACTOR:g} times that of "
+    f"the lowest rate, and requests finish at {ACHIEVED:.0%} or more of the asked rate, the last one's own time "
+    "(the mean end-to-end time at the lowest rate) not counted"
+)
+OF_THE_SEARCH = ("request_rates", "refine_steps")  # settings that change no rate's numbers
 
 
-def settings(point: Point[Latency]) -> dict[str, Any]:
-    """What was asked for."""
-    names = ("input_tokens", "output_tokens", "request_rates", "seconds", "min_requests", "refine_steps")
-    return {
-        **{name: getattr(point.settings, name) for name in names},
-        "dataset": point.settings.dataset or "random",
-        "arrivals": "Poisson",
-        "temperature": 0,
-        "prompts": PROMPTS,
-        "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions; a new server is warmed up",
-    }
-
-
-def sent(point: Point[Latency]) -> dict[str, Any]:
-    """What the requests of each rate are, whatever the rates."""
-    own = {name: value for name, value in settings(point).items() if name not in ("request_rates", "refine_steps")}
-    return own | {"seed": point.seed}
-
-
-def serve_command(lengths: Callable[[Point], tuple[int, int]]) -> Callable[[Run], list[str]]:
-    """The command of the kinds that measure a server: `vllm serve`, without host, port and name."""
-    return lambda run: vllm("serve", str(run.subject.folder), *run.arguments(*lengths(run.point)))
-
-
-def number_of_requests(point: Point[Latency], rate: float) -> int:
-    """Requests of one rate: `seconds` of arrivals, and no fewer than `min_requests`."""
-    return max(point.settings.min_requests, round(rate * point.settings.seconds))
-
-
-def numbers(run: Run[Latency], command: list[str]) -> Numbers:
+class Latency(Point[points.Latency]):
     """All rates on one server; each finished one is kept in the work folder, and a killed job goes on from there."""
-    point = run.point
-    if point.settings.dataset and run.heldout is None:
-        raise UserError(f"point {point.name!r} sends chats, but no file with chats was given")
-    same = identity(run.subject, point) | engine_of(command) | sent(point)
-    with served(run, command) as pair:
 
-        def measure(rate: float) -> dict[str, Any]:
-            return kept(run.work / f"rate-{rate:g}.json", same, lambda: pair.ask(run, rate))
+    alone = server = True
 
-        return search(point.settings.request_rates, measure, point.settings.refine_steps)
+    @property
+    def recorded(self) -> dict[str, Any]:
+        names = ("input_tokens", "output_tokens", "request_rates", "seconds", "min_requests", "refine_steps")
+        return self.chosen(*names) | {
+            "dataset": self.settings.dataset or "random",
+            "arrivals": "Poisson",
+            "temperature": 0,
+            "prompts": "token ids",
+            "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions; a new server is warmed up",
+        }
+
+    def numbers(self, run: Run) -> dict[str, Any]:
+        if self.settings.dataset and run.heldout is None:
+            raise UserError(f"point {self.name!r} sends chats, but no file with chats was given")
+        same = {name: value for name, value in run.identity.items() if name not in OF_THE_SEARCH}
+        with served(run) as pair:
+
+            def measure(rate: float) -> dict[str, Any]:
+                return kept(run.work / f"rate-{rate:g}.json", same, lambda: pair.ask(run, rate))
+
+            return search(self.settings.request_rates, measure, self.settings.refine_steps)
+
+    def number_of_requests(self, rate: float) -> int:
+        """Requests of one rate: `seconds` of arrivals, and no fewer than `min_requests`."""
+        return max(self.settings.min_requests, round(rate * self.settings.seconds))
+
+    def prompts(self, run: Run) -> dict[str, Any]:
+        """The requests' prompts, as the client takes them."""
+        lengths = self.chosen("input_tokens", "output_tokens")
+        if self.settings.dataset:
+            return {"kind": "chats", "file": str(run.heldout), **lengths}
+        return {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
+
+    @staticmethod
+    def headline(result: dict[str, Any]) -> str:
+        return f"sustains {result['highest_sustained_rate']} requests/s"
+
+    def seen(self, result: dict[str, Any]) -> tuple[int, int]:
+        """Mean prompt and output tokens of a request: those asked for, or for chats those of the lowest rate."""
+        if not self.settings.dataset:
+            return self.lengths
+        lowest = result["rates"][0]
+        prompt, output = (max(1, round(lowest[key] / lowest["completed"])) for key in ("input_tokens", "output_tokens"))
+        return prompt, output
 
 
 @dataclass
@@ -76,47 +92,36 @@ class Pair:
     client: Worker
     warm: bool = False
 
-    def ask(self, run: Run[Latency], rate: float) -> dict[str, Any]:
-        """What the function `ask` measures, on a server that is warm."""
+    def ask(self, run: Run[points.Latency], rate: float) -> dict[str, Any]:
+        """Measure one rate with the function `ask`, on a server that is warm."""
         if not self.warm:
             ask(run, self.server, self.client, rate)
-            self.warm = True
-        result = ask(run, self.server, self.client, rate)
-        print(
-            f"{self.server.name}, {rate:g} requests a second: median TTFT {result['ttft_ms']['median']:.0f} ms",
-            flush=True,
-        )
+        self.warm, result = True, ask(run, self.server, self.client, rate)
+        median = result["ttft_ms"]["median"]
+        print(f"{run.point.name}, {rate:g} requests a second: median TTFT {median:.0f} ms", flush=True)
         return result
 
 
 @contextlib.contextmanager
-def served(run: Run, command: list[str]) -> Iterator[Pair]:
+def served(run: Run) -> Iterator[Pair]:
     """Start a server and its client side by side; they stay up for other points of the job."""
     name = f"{run.subject.identity['name']}-{run.subject.variant}"
     environment = offline_environment() | {"OMP_NUM_THREADS": "1"}  # it leaves the processor to the server
 
     @contextlib.contextmanager
     def start() -> Iterator[Pair]:
-        place = run.log.with_name("client.log")
+        log = run.log.with_suffix(".client.log")
         with (
-            worker(module("pipeline.measure.client"), place, environment, "the benchmark client") as client,
-            serving(command, name, run.log, run.environment, run.point.start_timeout) as server,
+            worker(module("pipeline.measure.client"), log, environment, "the benchmark client") as client,
+            serving(run.command, name, run.log, run.environment, run.point.start_timeout) as server,
         ):
             yield Pair(server, client)
 
-    with run.engines.get((command, name, environment, run.environment), start) as pair:
+    with run.engines.get(OWN, (run.command, run.environment), start) as pair:
         yield pair
 
 
-def prompts(run: Run[Latency]) -> dict[str, Any]:
-    """What a latency point sends, as the client is told."""
-    lengths = dict(zip(("input_tokens", "output_tokens"), requested(run.point), strict=True))
-    if run.point.settings.dataset:
-        return {"kind": "chats", "file": str(run.heldout), **lengths}
-    return {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
-
-
-def ask(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[str, Any]:
+def ask(run: Run, server: Server, client: Worker, rate: float) -> dict[str, Any]:
     """Measure one rate, requests a second, on a running server; returns what `client.measure_rate` does.
 
     Raises:
@@ -126,8 +131,8 @@ def ask(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[
         "url": server.url,
         "name": server.name,
         "folder": str(run.subject.folder),
-        "prompts": prompts(run),
-        "requests": number_of_requests(run.point, rate),
+        "prompts": run.point.prompts(run),
+        "requests": run.point.number_of_requests(rate),
         "rate": rate,
         "seed": run.point.seed,
     }
@@ -140,64 +145,71 @@ def ask(run: Run[Latency], server: Server, client: Worker, rate: float) -> dict[
     return result
 
 
-def seen(point: Point[Latency], result: Numbers) -> tuple[int, int]:
-    """Mean prompt and output tokens of a request: those asked for, or for chats those of the lowest rate."""
-    if not point.settings.dataset:
-        return requested(point)
-    lowest = result["rates"][0]
-    prompt, output = (max(1, round(lowest[key] / lowest["completed"])) for key in ("input_tokens", "output_tokens"))
-    return prompt, output
+def kept(file: Path, same: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a finished result from its file if it has the same identity, else measure it and keep it there."""
+    found = read_json(file) if file.exists() else {}
+    if found.get("identity") != same:
+        found = {"identity": same, "result": measure()}
+        write_json(file, found)
+    return found["result"]
 
 
-def kept(file: Path, same: dict[str, Any], measure: Callable[[], Any]) -> Any:
-    """A finished rate's result from its file if it was measured under the same settings, else a new one, kept there."""
-    if file.exists():
-        found = read_json(file)
-        if found["settings"] == same:
-            return found["result"]
-    result = measure()
-    write_json(file, {"settings": same, "result": result})
-    return result
+def sustained(measured: dict[str, Any], lowest: dict[str, Any]) -> bool:
+    """Whether a rate's measurement meets `CRITERION`; `lowest` is that of the lowest rate."""
+    if measured["failed"] or not measured["completed"]:
+        return False
+    busy = max(measured["seconds"] - lowest["e2e_ms"]["mean"] / 1000, 1e-9)
+    achieved = measured["completed"] / busy
+    # No request waits less than none: the last arrival alone takes up requests / rate seconds.
+    in_time = achieved >= ACHIEVED * measured["request_rate"]
+    return in_time and measured["ttft_ms"]["median"] <= TTFT_FACTOR * lowest["ttft_ms"]["median"]
 
 
-def engine_of(command: list[str]) -> dict[str, Any]:
-    """A command as far as it changes numbers: not the longest sequence, which depends on the other points of an engine."""
-    length = command.index("--max-model-len")
-    return {"command": command[:length] + command[length + 2 :]}
+def search(rates: Sequence[float], measure: Callable[[float], dict[str, Any]], steps: int) -> dict[str, Any]:
+    """Measure the given rates in ascending order, then narrow down where sustaining ends.
 
+    Rates above two unsustained ones in a row are left out: a queue that only grows says nothing new and takes longest.
 
-def identity(subject: Subject, point: Point) -> dict[str, Any]:
-    """What two measurements must have in common to be the same, beside what is asked: what is served, with and on what.
+    Args:
+        rates: requests a second, any order.
+        measure: measures one rate; its result has completed, failed, seconds, ttft_ms, e2e_ms (mean, median, ...).
+        steps: bisections between the highest sustained rate and the next unsustained one.
 
-    Size and time of every file stand for the model, as reading its weights takes as long as serving it.
+    Returns:
+        rates (ascending, each with `sustained`), highest_sustained_rate (None if not even the lowest is),
+        lowest_unsustained_rate (None if all are sustained), criterion.
     """
-    driver = Path("/proc/driver/nvidia/version")
+    done: list[dict[str, Any]] = []
+
+    def add(rate: float) -> bool:
+        measured = measure(rate)
+        done.append(measured | {"sustained": sustained(measured, done[0] if done else measured)})
+        return done[-1]["sustained"]
+
+    row = 0
+    for rate in sorted(set(rates)):
+        row = 0 if add(rate) else row + 1
+        if row == UNSUSTAINED_IN_A_ROW:
+            break
+    low, high = boundary(done)
+    for _ in range(steps):
+        if low is None or high is None:
+            break
+        add((low + high) / 2)
+        low, high = boundary(done)
     return {
-        "plugin": subject.plugin,
-        "threads": point.threads,
-        "dtype": point.dtype,
-        "model": state_of(subject.folder),
-        "vllm": installed_version(*VLLM),
-        "gpus": [device.name for device in devices()[: point.gpus]] if point.gpus else [],
-        "driver": driver.read_text() if point.gpus and driver.exists() else None,
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "rates": sorted(done, key=lambda entry: entry["request_rate"]),
+        "highest_sustained_rate": low,
+        "lowest_unsustained_rate": high,
+        "criterion": CRITERION,
     }
 
 
-def state_of(place: Path) -> dict[str, list[int]]:
-    """Size and time of a file, or of every file in a folder, by name."""
-    files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
-    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
-
-
-KIND = Kind(
-    lengths=requested,
-    settings=settings,
-    command=serve_command(requested),
-    numbers=numbers,
-    headline=lambda result: f"sustains {result['highest_sustained_rate']} requests/s",
-    seen=seen,
-    alone=True,
-    server=True,
-)
+def boundary(measured: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]:
+    """The highest rate up to which every measured rate is sustained, and the next one; None where there is none."""
+    low = None
+    for entry in sorted(measured, key=lambda entry: entry["request_rate"]):
+        if not entry["sustained"]:
+            return low, entry["request_rate"]
+        low = entry["request_rate"]
+    return low, None

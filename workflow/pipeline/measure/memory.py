@@ -26,16 +26,6 @@ class Budget:
     kv_cache_bytes: int | None = None
 
 
-def weight_bytes(config: dict[str, Any], spec: SwiftKVSpec | None, dtype: str = "bfloat16") -> int:
-    """Bytes of the weights a server holds; the teacher's unused projections of a SwiftKV checkpoint are not loaded.
-
-    Args:
-        config: config.json of a Llama, Mistral or Qwen2 model, SwiftKV or not.
-        spec: the variant; None is the unchanged model.
-    """
-    return parameter_count(config, spec) * BYTES[dtype]
-
-
 def cpu_budget(
     limit: float | None,
     cache: float | None,
@@ -47,7 +37,7 @@ def cpu_budget(
     """On a CPU the cache gets `cache` GiB, or what the weights leave of `limit` GiB.
 
     Args:
-        limit: GiB for weights and cache.
+        limit: GiB for weights and cache. A server does not load the teacher's unused projections of a SwiftKV checkpoint.
         cache: GiB of the cache, where there is no limit.
         config: the checkpoint's config.json.
         spec: the variant; None is the unchanged model.
@@ -57,26 +47,22 @@ def cpu_budget(
     Raises:
         OutOfMemory: the limit is not larger than the weights.
     """
-    if limit is None:
-        if cache is None:
-            raise UserError("serving on a CPU needs serving.engine.cpu_kv_cache_gib")
-        size = int(cache * GIBI) * wider
-        return Budget({"--kv-cache-memory-bytes": size}, f"a KV cache of {cache:g} GiB" + _wider(wider), size)
-    weights = weight_bytes(config, spec, dtype)
-    size = int(limit * GIBI) - weights
-    if size <= 0:
-        raise OutOfMemory(f"the weights take {weights / GIBI:.3f} GiB of the {limit:g} GiB there are")
-    sentence = (
-        f"a limit of {limit:g} GiB less {weights / GIBI:.3f} GiB of weights: a KV cache of {size / GIBI:.3f} GiB "
-        "(activations are not counted on a CPU)"
-    )
-    return Budget({"--kv-cache-memory-bytes": size * wider}, sentence + _wider(wider), size * wider)
-
-
-def _wider(times: int) -> str:
-    return (
-        "" if times == 1 else f", stated for 16-bit numbers: {times} times that in the number format of this processor"
-    )
+    if limit is not None:
+        weights = parameter_count(config, spec) * BYTES[dtype]
+        size = int(limit * GIBI) - weights
+        if size <= 0:
+            raise OutOfMemory(f"the weights take {weights / GIBI:.3f} GiB of the {limit:g} GiB there are")
+        sentence = (
+            f"a limit of {limit:g} GiB less {weights / GIBI:.3f} GiB of weights: a KV cache of {size / GIBI:.3f} GiB "
+            "(activations are not counted on a CPU)"
+        )
+    elif cache is not None:
+        size, sentence = int(cache * GIBI), f"a KV cache of {cache:g} GiB"
+    else:
+        raise UserError("serving on a CPU needs serving.engine.cpu_kv_cache_gib")
+    if wider > 1:
+        sentence += f", stated for 16-bit numbers: {wider} times that in the number format of this processor"
+    return Budget({"--kv-cache-memory-bytes": size * wider}, sentence, size * wider)
 
 
 def gpu_budget(limit: float | None, utilization: float) -> Budget:
@@ -84,21 +70,15 @@ def gpu_budget(limit: float | None, utilization: float) -> Budget:
 
     A limit that the device does not exceed by more than the utilization allows is the device itself.
     """
-    if limit is None:
-        return Budget({"--gpu-memory-utilization": utilization}, f"{utilization:g} of each GPU's memory")
-    device = devices()[0].total
-    share = limit * GIBI / device
-    if share >= utilization:
-        sentence = (
-            f"{utilization:g} of each GPU's {device / GIBI:.1f} GiB, the whole device for a limit of {limit:g} GiB"
-        )
-        return Budget({"--gpu-memory-utilization": utilization}, sentence)
-    # Not rounded up: the limit is one.
-    share = int(share * 10_000) / 10_000
-    return Budget(
-        {"--gpu-memory-utilization": share},
-        f"{limit:g} GiB for weights, activations and KV cache: {share:g} of each GPU's {device / GIBI:.1f} GiB",
-    )
+    share, sentence = utilization, f"{utilization:g} of each GPU's memory"
+    if limit is not None:
+        device = devices()[0].total
+        whole = f"of each GPU's {device / GIBI:.1f} GiB"
+        sentence = f"{utilization:g} {whole}, the whole device for a limit of {limit:g} GiB"
+        if limit * GIBI / device < utilization:
+            share = int(limit * GIBI / device * 10_000) / 10_000  # not rounded up: the limit is one
+            sentence = f"{limit:g} GiB for weights, activations and KV cache: {share:g} {whole}"
+    return Budget({"--gpu-memory-utilization": share}, sentence)
 
 
 class Device(NamedTuple):

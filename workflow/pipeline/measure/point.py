@@ -1,4 +1,4 @@
-"""How one point is served: the settings every variant shares, and the vLLM arguments and environment they become."""
+"""What is served and how: a model and its variant, a point's settings, and vLLM's arguments and environment."""
 
 from __future__ import annotations
 
@@ -7,24 +7,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pipeline.config.points import POINTS, PointSettings
+from pipeline.config.points import PointSettings
 from pipeline.measure.memory import BYTES, Budget, cpu_budget, gpu_budget
-from pipeline.measure.process import offline_environment, program
-from pipeline.measure.reference import REFERENCE
+from pipeline.measure.process import offline_environment
+from pipeline.records import installed_version
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
-from swiftkv.section import plain, read
 from swiftkv.spec import SwiftKVSpec
 
+if TYPE_CHECKING:
+    from pipeline.measure.turns import Run
+
+BASELINE = "baseline"
+REFERENCE = "arctic-inference"  # the authors' vLLM plugin
+REFERENCE_NEEDS = {REFERENCE: "0.3.0", "vllm": "0.26.0"}
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is served.
+    """A model and its variant.
 
     Attributes:
         identity: the model as records name it: name, title, kind, id, revision, resolved.
@@ -60,23 +65,47 @@ class Subject:
         """The dimensions of the model, for the cost model."""
         return Dimensions.from_config(self.config)
 
+    def check_reference(self) -> None:
+        """Make sure that this environment can serve the variant with the reference plugin, before an engine starts.
+
+        Raises:
+            UserError: the plugin is not installed, vLLM is not the version it was made for, or it cannot serve the variant.
+        """
+        for distribution, wanted in REFERENCE_NEEDS.items():
+            installed = installed_version(distribution)
+            if installed is None or installed.partition("+")[0] != wanted:
+                needs = " and ".join(f"{name} {version}" for name, version in REFERENCE_NEEDS.items())
+                present = f"{distribution} {installed}" if installed else f"no {distribution}"
+                raise UserError(
+                    f"variant {self.variant!r} is served by the reference plugin, which needs {needs}, but this Python "
+                    f"environment has {present}"
+                )
+        if self.spec is None or self.spec.key_value_group_size > 1:
+            raise UserError(
+                f"variant {self.variant!r}: the reference plugin serves SwiftKV without AcrossKV, and nothing else"
+            )
+
 
 Settings = TypeVar("Settings", bound=PointSettings)
 
 
 @dataclass(frozen=True)
 class Point(Generic[Settings]):
-    """One serving point on the machine at hand.
+    """A serving point on the machine at hand; a subclass for each kind of measurement.
 
     Attributes:
         name: key under serving.points.
         settings: that entry, with the output tokens filled in.
-        engine: the engine settings, the same for every variant, with what the point has of its own.
+        engine: the engine settings, the same for every variant, with those of the point.
         seed: of prompts and arrivals.
         gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
         threads: processor threads.
         start_timeout: seconds a server may take until it answers.
         in_turns: whether a variant is measured in turns with the baseline.
+        alone: it times single requests or steps, so on a cluster no other job may run on its node. Those wait for the
+            processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
+        server: it asks a server, others an engine.
+        single: on one device the engine is in the program's own process, so that nothing stands between.
     """
 
     name: str
@@ -88,25 +117,44 @@ class Point(Generic[Settings]):
     start_timeout: float = 600
     in_turns: bool = False
 
-    @classmethod
-    def read(cls, name: str, asked: dict[str, Any], **machine: Any) -> Point[Any]:
-        """A point as `Config.point` gives it.
+    alone: ClassVar[bool] = False
+    server: ClassVar[bool] = False
+    single: ClassVar[bool] = False
 
-        Args:
-            name: key under serving.points.
-            asked: what it gives.
-            machine: gpus, threads and start_timeout.
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Prompt and output tokens of the longest request."""
+        return self.settings.input_tokens, self.settings.output_tokens
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings in a record that only points of this kind have."""
+        raise NotImplementedError
+
+    def numbers(self, run: Run) -> dict[str, Any]:
+        """Measure, and return the record's `result`.
 
         Raises:
-            UserError: `asked` is no point.
+            EngineFailure: vLLM failed.
         """
-        shared = ("engine", "seed", "in_turns")
-        own = {key: value for key, value in asked.items() if key not in shared}
-        settings = read(POINTS[own["measure"]], own, f"point {name!r}")
-        engine = dict(asked["engine"])
-        if settings.enforce_eager is not None:
-            engine["enforce_eager"] = settings.enforce_eager
-        return cls(name, settings, engine, asked["seed"], in_turns=asked.get("in_turns", False), **machine)
+        raise NotImplementedError
+
+    @staticmethod
+    def headline(result: dict[str, Any]) -> str:
+        """Print the main number of a result."""
+        raise NotImplementedError
+
+    def seen(self, result: dict[str, Any]) -> tuple[int, int]:
+        """Prompt and output tokens of the requests as they came, for the costs."""
+        return self.lengths
+
+    def chosen(self, *names: str) -> dict[str, Any]:
+        """Some of the settings, by name."""
+        return {name: getattr(self.settings, name) for name in names}
+
+    def repeats(self, variant: str) -> int:
+        """How often the point is measured; half as often for a baseline that variants measure again, in turns with it."""
+        return math.ceil(self.settings.repeats / (2 if self.in_turns and variant == BASELINE else 1))
 
     @property
     def dtype(self) -> str:
@@ -122,6 +170,12 @@ class Point(Generic[Settings]):
         """Ranks the model is split over."""
         return max(1, self.gpus)
 
+    @property
+    def speculation(self) -> dict[str, Any] | None:
+        """vLLM's --speculative-config, for the points that may have one."""
+        speculative = getattr(self.settings, "speculative", None)
+        return speculative and speculative.model_dump(exclude_unset=True)
+
     def budget(self, subject: Subject) -> Budget:
         """The memory for the KV cache, as vLLM arguments and in words; on a GPU with a limit it takes seconds to say.
 
@@ -135,20 +189,19 @@ class Point(Generic[Settings]):
         wider = BYTES[self.dtype] // BYTES[stated] if subject.kv_cache == "auto" else 1
         return cpu_budget(limit, self.engine["cpu_kv_cache_gib"], subject.config, subject.spec, stated, wider)
 
+    def max_model_len(self, config: dict[str, Any]) -> int:
+        """Longest sequence vLLM has to be ready for: prompt, output and slack, rounded up to 128 tokens.
 
-def max_model_len(config: dict[str, Any], prompt: int, output: int) -> int:
-    """Longest sequence vLLM has to be ready for: prompt, output and slack, rounded up to 128 tokens.
-
-    Raises:
-        UserError: the model has fewer positions than prompt and output need.
-    """
-    positions = config.get("max_position_embeddings") or math.inf
-    if prompt + output > positions:
-        raise UserError(
-            f"a prompt of {prompt} and an output of {output} tokens need {prompt + output} positions, "
-            f"but the model has {positions}"
-        )
-    return int(min(positions, math.ceil((prompt + output + SLACK) / 128) * 128))
+        Raises:
+            UserError: the model has fewer positions than prompt and output need.
+        """
+        (prompt, output), positions = self.lengths, config.get("max_position_embeddings") or math.inf
+        if prompt + output > positions:
+            raise UserError(
+                f"a prompt of {prompt} and an output of {output} tokens need {prompt + output} positions, "
+                f"but the model has {positions}"
+            )
+        return int(min(positions, math.ceil((prompt + output + SLACK) / 128) * 128))
 
 
 def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget) -> list[str]:
@@ -174,24 +227,16 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
     if subject.quantization:
         arguments["--quantization"] = subject.quantization
     if subject.merge_all_layers:
-        arguments["--hf-overrides"] = json.dumps({"architectures": [_merged_architecture(subject)]})
-    if speculative := speculation(point):
+        (architecture,) = subject.config["architectures"]
+        merged = architecture.replace("ForCausalLM", "MergeAllLayersForCausalLM")
+        arguments["--hf-overrides"] = json.dumps({"architectures": [merged]})
+    if speculative := point.speculation:
         arguments["--speculative-config"] = json.dumps(speculative)
     command = [str(text) for pair in arguments.items() for text in pair]
     command += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]  # the paper mentions no prefix caching
     if engine["enforce_eager"]:
         command.append("--enforce-eager")
     return command
-
-
-def speculation(point: Point) -> dict[str, Any] | None:
-    """vLLM's --speculative-config, for the points that may have one."""
-    return plain(getattr(point.settings, "speculative", None))
-
-
-def vllm(*arguments: str) -> list[str]:
-    """A `vllm ...` command line of this Python environment."""
-    return [program("vllm"), *arguments]
 
 
 def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> dict[str, str]:
@@ -223,16 +268,6 @@ def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> di
     return environment
 
 
-def printable(command: Sequence[str], replacements: dict[str, str]) -> list[str]:
-    """A command as a record keeps it: without this machine's paths and ports."""
-    shown = [Path(command[0]).name]  # vllm or python
-    for text in command[1:]:
-        for place, name in replacements.items():
-            text = text.replace(place, name)
-        shown.append(text)
-    return shown
-
-
-def _merged_architecture(subject: Subject) -> str:
-    (architecture,) = subject.config["architectures"]
-    return architecture.replace("ForCausalLM", "MergeAllLayersForCausalLM")
+def printable(command: Sequence[str], model: Path) -> list[str]:
+    """A command as a record keeps it: without this machine's paths."""
+    return [Path(command[0]).name, *(text.replace(str(model), "MODEL") for text in command[1:])]  # vllm or python

@@ -6,92 +6,120 @@ import contextlib
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from pipeline.measure import answer, capacity, latency, memory, steps, throughput
+from pipeline.config.points import POINTS
+from pipeline.measure import memory
 from pipeline.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
-from pipeline.measure.engines import Engines
-from pipeline.measure.kind import Kind, Run
-from pipeline.measure.point import Point, Subject, printable, speculation
-from pipeline.measure.reference import REFERENCE, VERSIONS, refuse_unless_installed
+from pipeline.measure.latency import Latency
+from pipeline.measure.offline import Answer, Decode, ForwardTime, KvCapacity, Throughput
+from pipeline.measure.point import REFERENCE, REFERENCE_NEEDS, Point, Subject, printable
+from pipeline.measure.turns import Run
 from pipeline.records import describe_spec, measurement, weights_of
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
+from swiftkv.section import read
 
-KINDS: dict[str, Kind] = {
-    "throughput": throughput.KIND,
-    "latency": latency.KIND,
-    "forward_time": steps.FORWARD,
-    "kv_capacity": capacity.KIND,
-    "decode": steps.DECODE,
-    "answer": answer.KIND,
+KINDS: dict[str, type[Point]] = {
+    "throughput": Throughput,
+    "latency": Latency,
+    "forward_time": ForwardTime,
+    "kv_capacity": KvCapacity,
+    "decode": Decode,
+    "answer": Answer,
 }
 
 
-def measure(
-    subject: Subject,
-    point: Point,
-    work: Path,
-    heldout: Path | None = None,
-    *,
-    engines: Engines,
-    longest: int = 0,
-) -> dict[str, Any]:
+def read_point(name: str, settings: dict[str, Any], **machine: Any) -> Point[Any]:
+    """A point as `Config.point` gives it.
+
+    Args:
+        name: key under serving.points.
+        settings: those of the point and those that all points share.
+        machine: gpus, threads and start_timeout.
+
+    Raises:
+        UserError: the settings are those of no point.
+    """
+    shared = ("engine", "seed", "in_turns")
+    own = {key: value for key, value in settings.items() if key not in shared}
+    typed, engine = read(POINTS[own["measure"]], own, f"point {name!r}"), dict(settings["engine"])
+    if typed.enforce_eager is not None:
+        engine["enforce_eager"] = typed.enforce_eager
+    in_turns = settings.get("in_turns", False)
+    return KINDS[own["measure"]](name, typed, engine, settings["seed"], in_turns=in_turns, **machine)
+
+
+def recorded_settings(point: Point) -> dict[str, Any]:
+    """The settings of a point in its records, whatever is served on whatever machine; artifacts compare records by them."""
+    return {
+        **point.engine,
+        "prefix_caching": False,
+        "memory_gib": point.settings.memory_gib,
+        "speculative": point.speculation,
+        "seed": point.seed,
+        "in_turns": point.in_turns,
+        **point.recorded,
+    }
+
+
+def engine_key(point: Point) -> str:
+    """What points of a model, variant and KV cache need in common to be measured on one engine."""
+    key = {"server": point.server, "memory_gib": point.settings.memory_gib, "speculative": point.speculation}
+    if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
+        key |= {"alone": point.alone, "single": point.single}
+    return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
+
+
+def measure(run: Run) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
     Too little memory is a record too, with status "oom", and so is what vLLM cannot do on this processor: "unavailable".
 
     Args:
-        work: folder for what is finished, so that a killed measurement goes on; whoever keeps the record removes it.
-        heldout: chats to send, for points with `dataset`.
-        engines: those of the job.
-        longest: as in `Run`.
+        run: the measurement; its memory and the baseline's command are found here.
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
         EngineFailure: vLLM failed for another reason than memory, or for memory that other processes hold.
     """
-    started, kind = time.monotonic(), KINDS[point.settings.measure]
+    started, subject, point = time.monotonic(), run.subject, run.point
     if subject.spec is not None:
         check_served(subject.config["model_type"])
     plugin = "swiftkv"
     if subject.plugin == REFERENCE:
-        refuse_unless_installed(subject.spec, subject.variant)
-        plugin = f"{REFERENCE} {VERSIONS[REFERENCE]}"
-    spec = describe_spec(subject.spec, subject.architecture.num_key_value_heads)
-    costs = cost(subject, *kind.lengths(point))
-    work.mkdir(parents=True, exist_ok=True)
-    budget = command = result = reason = None
+        subject.check_reference()
+        plugin = f"{REFERENCE} {REFERENCE_NEEDS[REFERENCE]}"
+    costs = cost(subject, *point.lengths)
+    command = result = reason = None
     status = "ok"
     try:
         if subject.kv_cache == "fp8" and not point.gpus:
             require_fp8_cache()
-        budget = point.budget(subject)
-        run = Run(subject, point, work, budget, engines, kind.single, longest, heldout=heldout)
-        command = kind.command(run)
+        run = replace(run, budget=point.budget(subject))
+        command = run.command
         if subject.baseline is not None and point.in_turns:
             with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
-                other = replace(run, subject=subject.baseline, budget=point.budget(subject.baseline))
-                run = replace(run, baseline=kind.command(other))
-        result = _numbers(kind, run, command)
+                budget = point.budget(subject.baseline)
+                run = replace(run, baseline=replace(run, subject=subject.baseline, budget=budget))
+        result = _numbers(run)
     except Unsupported as error:
         status, reason = "unavailable", str(error)
     except OutOfMemory as error:
         status = "oom"
         if point.gpus:
-            memory.refuse_neighbors(budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
+            memory.refuse_neighbors(run.budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
         reason = str(error)
-    if kind.seen and result:
-        costs = cost(subject, *kind.seen(point, result))
-    engine = observed(engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
+    if result:
+        costs = cost(subject, *point.seen(result))
+    engine = observed(run.engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
     return measurement(
         point.settings.measure,
         model=subject.identity,
         variant=subject.variant,
         kv_cache=subject.kv_cache,
         **(weights_of(subject.folder) if subject.weights == "trained" else {"weights": subject.weights}),
-        spec=spec,
+        spec=describe_spec(subject.spec, subject.architecture.num_key_value_heads),
         status=status,
         reason=reason,
         settings={
@@ -102,10 +130,10 @@ def measure(
             # vLLM's FP8 cache; scores with an FP8 cache have one scale a token, as in Section 5.3.
             "kv_cache_scales": "one a tensor" if subject.kv_cache == "fp8" else None,
             "threads": point.threads,
-            **asked(point),
+            **recorded_settings(point),
             "dtype": point.dtype,
-            "memory": budget and budget.sentence,
-            "command": command and printable(command, {str(subject.folder): "MODEL", str(work): "WORK"}),
+            "memory": run.budget and run.budget.sentence,
+            "command": command and printable(command, subject.folder),
         },
         engine=engine | {"plugin": plugin},
         cost=costs,
@@ -114,37 +142,15 @@ def measure(
     )
 
 
-def _numbers(kind: Kind, run: Run, command: list[str]) -> dict[str, Any]:
-    """What a kind measures; without the baseline where memory is for one engine alone."""
+def _numbers(run: Run) -> dict[str, Any]:
+    """What a point measures; without the baseline where memory is for one engine alone."""
     try:
-        return kind.numbers(run, command)
+        return run.point.numbers(run)
     except OutOfMemory:
         if run.baseline is None:
             raise
         run.engines.close()
-        return kind.numbers(replace(run, baseline=None), command)
-
-
-def asked(point: Point) -> dict[str, Any]:
-    """What a point asks for, whatever is served on whatever machine; an artifact that shows it compares its records with it."""
-    return {
-        **point.engine,
-        "prefix_caching": False,
-        "memory_gib": point.settings.memory_gib,
-        "speculative": speculation(point),
-        "seed": point.seed,
-        "in_turns": point.in_turns,
-        **KINDS[point.settings.measure].settings(point),
-    }
-
-
-def engine_key(point: Point) -> str:
-    """What the points of a model, variant and KV cache need in common to be measured on one engine."""
-    kind = KINDS[point.settings.measure]
-    key = {"server": kind.server, "memory_gib": point.settings.memory_gib, "speculative": speculation(point)}
-    if point.gpus:  # a processor has one process for all, and on it nothing runs beside them
-        key |= {"alone": kind.alone, "single": kind.single}
-    return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
+        return run.point.numbers(replace(run, baseline=None))
 
 
 def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
@@ -169,7 +175,7 @@ def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:
 
 
 def headline(record: dict[str, Any]) -> str:
-    """The main number of a record in words."""
+    """Print the main number of a record."""
     if record["result"] is None:
         return f"{'OOM' if record['status'] == 'oom' else record['status']}, {record['reason']}"
     return KINDS[record["measure"]].headline(record["result"])

@@ -21,8 +21,6 @@ from pathlib import Path
 from pipeline.config import TEACHING, Config
 from pipeline.config.catalogue import asked, asks
 from pipeline.config.sources import PackagedModel
-from pipeline.measure.point import Point
-from pipeline.measure.run import engine_key
 from pipeline.run.jobs import PlannedJob, Profile
 from pipeline.run.sizes import TOKENIZER_BYTES, Size
 from pipeline.stages import stage_of
@@ -190,8 +188,15 @@ class Work:
         return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
 
     def _serving(self) -> float:
-        """Engines' starts, and tokens at the speed of a busy engine; at a request rate, the time in which requests come."""
-        config, point = self.config, self.config.serving.points[self.job.wildcards["point"]]
+        """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""
+        changed = self.job.wildcards["variant"] != "baseline"
+        sides = {name: 2 if changed and self.config.in_turns(name) else 1 for name in self.job.points}
+        measuring = sum(sides[name] * self._point(name) for name in sides)
+        return self.speeds.engine.value * max(sides.values()) + measuring
+
+    def _point(self, name: str) -> float:
+        """Tokens at the speed of a busy engine; at a request rate, the time in which requests come."""
+        config, point = self.config, self.config.serving.points[name]
         prompt = getattr(point, "input_tokens", None) or sum(getattr(point, "batch_tokens", ()))
         output = getattr(point, "output_tokens", None) or config.serving.output_tokens
         repeats, answer = getattr(point, "repeats", 1), self.decode(output)
@@ -213,22 +218,7 @@ class Work:
             seconds = (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
         else:
             seconds = 2 * repeats * (self.busy(prompt) + answer) if point.measure == "answer" else 0.0
-        return self.sides * (self.speeds.engine.value + seconds)
-
-    @property
-    def sides(self) -> int:
-        """Engines of a serving job: with the baseline's, where it takes turns with a variant."""
-        in_turns = self.config.in_turns(self.job.wildcards["point"])
-        return 2 if in_turns and self.job.wildcards["variant"] != "baseline" else 1
-
-    @property
-    def engine(self) -> str | None:
-        """A key that serving jobs with the same engine share; None for other jobs."""
-        if self.job.rule != "measure":
-            return None
-        name, place = self.job.wildcards["point"], self.job.wildcards
-        point = Point.read(name, self.config.point(name), gpus=self.job.gpus, threads=self.job.threads)
-        return f"{place['model']}/{place['variant']}/{place['kv_cache']} {engine_key(point)}"
+        return seconds
 
     def written(self) -> float:
         """Return the bytes that the job leaves on the disk, downloads apart; 0 if they are not known yet."""
@@ -320,7 +310,6 @@ class Estimate:
 
 def estimates(
     root: Path,
-    profile: Profile,
     config: Config,
     jobs: Sequence[PlannedJob],
     finished: Sequence[PlannedJob] = (),
@@ -328,24 +317,19 @@ def estimates(
 ) -> list[Estimate]:
     """Return the time of each job: what it took before, else its estimate, corrected by those of finished jobs.
 
-    On one machine jobs come one after another, so those that need the same engine share it.
-
     Args:
         root: folder of the project.
-        profile, config, jobs: of the run.
+        config, jobs: of the run.
         finished: other jobs of the same configuration; those with a benchmark file count.
         speed: of this processor, as `processor_speed` measures it.
     """
-    computed, started = [], set[str]()
+    computed = []
     for job in [*jobs, *finished]:
-        work, alone, why = Work(job, config, root, speed), 0.0, ""
+        alone, why = 0.0, ""
         try:
-            alone = work.seconds()
+            alone = Work(job, config, root, speed).seconds()
         except UserError as error:
             why = str(error)
-        if profile.cores is not None and (engine := work.engine):
-            alone -= work.speeds.engine.value * work.sides if alone and engine in started else 0.0
-            started.add(engine)
         computed.append((job, alone, why, measured_seconds(job)))
     sums: dict[tuple[str, str | None], list[float]] = {}
     for job, alone, _, took in computed:

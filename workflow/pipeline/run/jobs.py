@@ -19,7 +19,7 @@ from pipeline.artifacts import contents
 from pipeline.config import Config, check, load_yaml
 from pipeline.config.local import check_local_sources
 from pipeline.gpus import python_of_jobs
-from pipeline.stages import stage_of
+from pipeline.stages import rule_of, stage_of
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
 
@@ -35,7 +35,7 @@ class PlannedJob:
     """One job of a dry run.
 
     Attributes:
-        rule: its name.
+        rule: its name; `measure` of every group of points.
         wildcards: by name.
         inputs, outputs, benchmark: paths.
         threads: on the processor.
@@ -56,6 +56,11 @@ class PlannedJob:
     def gpus(self) -> int:
         """GPUs over all its nodes."""
         return self.resources.get("gpu", 0)
+
+    @property
+    def points(self) -> list[str]:
+        """The serving points that it measures."""
+        return [Path(file).parts[-4] for file in self.outputs] if self.rule == "measure" else []
 
 
 @dataclass(frozen=True)
@@ -277,7 +282,7 @@ def _planned(event: logging.LogRecord) -> PlannedJob:
     about = vars(event)
     resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
     return PlannedJob(
-        rule=about["rule_name"],
+        rule=rule_of(about["rule_name"]),
         wildcards=dict(about["wildcards"]),
         inputs=tuple(about["input"]),
         outputs=tuple(about["output"]),

@@ -92,7 +92,7 @@ def estimate_plan(
             "measured": estimate.measured,
             "why": estimate.why,
         }
-        for job, estimate in zip(jobs, estimates(root, profile, config, jobs, finished, speed), strict=True)
+        for job, estimate in zip(jobs, estimates(root, config, jobs, finished, speed), strict=True)
     ]
     times = pd.DataFrame(rows, columns=["rule", "gpus", "written", "seconds", "measured", "why"])
     times["gpu_hours"] = times.gpus * times.seconds / HOUR

@@ -160,7 +160,8 @@ class Progress:
 
     def _name(self, number: int) -> str:
         job = self.jobs[number]
-        return " ".join([job.rule.replace("_", " "), *map(str, job.wildcards.values())])
+        named = [value for name, value in job.wildcards.items() if name != "point"]
+        return " ".join([job.rule.replace("_", " "), *([some(job.points)] if job.points else []), *map(str, named)])
 
     def _step(self, number: int, seconds: float) -> str:
         """A step, its time and the last line of its output."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.measure.prompts import chat_prompts, opening
+from pipeline.measure.client import chat_prompts, opening
 from pipeline.score.chats import ChatMeasurement, require_spec
 from pipeline.score.fidelity import POSITIONS
 from pipeline.score.result import BROKEN

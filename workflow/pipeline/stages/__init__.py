@@ -1,5 +1,7 @@
 """The stages of the pipeline, by the names of their rules; importing them imports no torch."""
 
+import re
+
 from pipeline.stages.stage import Stage
 
 STAGES = {
@@ -47,7 +49,7 @@ STAGES = {
     ),
     # Serving
     "measure": Stage(
-        "serving/{point}/{model}/{variant}/{kv_cache}.json", "pipeline.measure.job:measure_point", gpus="serve"
+        "serving/{point}/{model}/{variant}/{kv_cache}.json", "pipeline.measure.job:measure_points", gpus="serve"
     ),
     # Tables and figures
     "table": Stage(
@@ -67,9 +69,14 @@ STAGES = {
 
 
 def stage_of(rule: str) -> Stage:
-    """The stage of a rule; those that score a set of tasks, `score_<set>`, are `score`.
+    """The stage of a rule; those of several tasks or points, `score_<set>` and `measure_<group>`, are `score` and `measure`.
 
     Raises:
         KeyError: no stage is called so.
     """
-    return STAGES[rule] if rule in STAGES or not rule.startswith("score_") else STAGES["score"]
+    return STAGES[rule if rule in STAGES else re.sub("^(score|measure)_.*", r"\1", rule)]
+
+
+def rule_of(name: str) -> str:
+    """The rule by which profiles and plans know a rule: `measure` of all `measure_<group>`."""
+    return "measure" if name.startswith("measure_") else name
