@@ -2,8 +2,8 @@
 
 transformers' sdpa function copies every KV head once for each of its query heads whenever there is a mask, which with
 batched decoding costs ten times the attention itself. Here the query heads of a group become rows of one product with
-their KV head, so nothing is copied, and scores are made in pieces that fit a core's cache. Precision is that of
-transformers' eager attention: products in the model's dtype, softmax in float32.
+their KV head, in pieces that fit a core's cache. Products are in the model's dtype, softmax is float32, as in transformers'
+eager attention.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ def grouped_attention(
     """Scaled dot-product attention with grouped KV heads, for inference.
 
     Args:
-        module: the attention module.
         query: [batch, heads, queries, head size].
         key, value: [batch, KV heads, keys, head size]; the values' size may be another.
         attention_mask: bool, True = attend, [batch or 1, 1, queries, keys]; None leaves it to transformers' sdpa.

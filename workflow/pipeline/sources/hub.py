@@ -50,7 +50,18 @@ class HubRepository:
         self.kind, self.identifier, self.revision = kind, source["hub"], source.get("revision", "main")
         optional = source.get("optional", False)
         name = f"{self.identifier} (optional)" if optional else self.identifier
-        self._retried = partial(retried, name=name, attempts=2 if optional else ATTEMPTS)
+
+        def say(state: tenacity.RetryCallState) -> None:
+            error, seconds = type(state.outcome.exception()).__name__, state.next_action.sleep
+            print(f"{name}: {error}; trying again in {seconds:g} s", flush=True)
+
+        self._retried = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            wait=tenacity.wait_chain(*map(tenacity.wait_fixed, WAITS)),
+            stop=tenacity.stop_after_attempt(2 if optional else ATTEMPTS),
+            before_sleep=say,
+            reraise=True,
+        )
         self.commit: str | None = None
         self._silence: Exception | None = None
         try:
@@ -194,27 +205,6 @@ def answer(question: Callable[[], Any], seconds: float) -> Any:
 
     threading.Thread(target=run, daemon=True).start()
     return future.result(seconds)
-
-
-def retried(attempt: Callable[[], Any], name: str, attempts: int = ATTEMPTS) -> Any:
-    """Return `attempt()`, called again after `WAITS` while a network or a disk fails.
-
-    Args:
-        name: shown when it is called again.
-        attempts: number of calls at most.
-    """
-
-    def say(state: tenacity.RetryCallState) -> None:
-        error, seconds = type(state.outcome.exception()).__name__, state.next_action.sleep
-        print(f"{name}: {error}; trying again in {seconds:g} s", flush=True)
-
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_may_pass),
-        wait=tenacity.wait_chain(*map(tenacity.wait_fixed, WAITS)),
-        stop=tenacity.stop_after_attempt(attempts),
-        before_sleep=say,
-        reraise=True,
-    )(attempt)
 
 
 def _is_refusal(error: BaseException) -> bool:
