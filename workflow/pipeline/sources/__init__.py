@@ -44,7 +44,7 @@ def write_source(
         title: published name of the model, for tables and figures.
         source: its `source` entry.
         num_hidden_layers: L, as the configuration has it.
-        output: the model's source.json, the content of which `resolve_model` says.
+        output: the model's source.json.
         chat_template: its `chat_template` entry; null keeps its own.
 
     Raises:
@@ -67,17 +67,14 @@ def resolve_model(
     folder: str | Path,
     chat_template: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make a plain Hugging Face checkpoint available in a folder and say what it is.
+    """Make a plain Hugging Face checkpoint available in a folder and return the content of its source.json.
 
-    Args:
-        name, title, source: as in `write_source`.
-        folder: a checkpoint made from a package, or with another chat template, is written there; for any other this is
-            a link to it.
-        chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
+    A checkpoint made from a package, or with another chat template, is written to the folder; for any other the folder is
+    a link to it. The other arguments are those of `write_source`.
 
     Returns:
-        The content of `source.json`: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
-        chat_template, the identity of the model it came from, where it is another's.
+        name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and chat_template, the identity of the
+        model it came from, where it is another's.
 
     Raises:
         UserError: the source is missing, gated, unreachable or incomplete; the message says which and what to do.

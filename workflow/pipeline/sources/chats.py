@@ -1,14 +1,13 @@
-"""Chats to distill on and to measure with: any hub data set, packaged file or local file, through two templates.
+"""Chats to distill on and to measure with, from any hub data set, packaged file or local file.
 
 A mix of the config lists sources; each record of a source becomes one chat. A source either has whole chats
-(`chats: messages`, or `chats: sharegpt` for from/value pairs) or two Jinja templates, `user` and `assistant`, that are
-filled from the record's fields. A record whose user or assistant text comes out empty is left out; so is one that is no such
-chat (an unknown role, a text that is null, a field that a template misses), but at most 1 % of a source.
+(`chats: messages`, or `chats: sharegpt` for from/value pairs) or two Jinja templates, `user` and `assistant`, over the
+record's fields. Left out are records with an empty user or assistant text, and, up to 1 % of a source, those that are no
+such chat (an unknown role, a text that is null, a field that a template misses).
 
-A source keeps every chat unless it says `distinct_characters: N`: then, of the chats of such sources whose first N
-characters agree, the mix has the first one only. So questions about one passage do not end up in training and hold-out.
-
-One hold-out, drawn from one mix, serves all measurements; every mix trains without its chats.
+With `distinct_characters: N`, of the chats of such sources that agree in the first N characters, a mix has only the first:
+questions about one passage do not end up in training and hold-out. One hold-out, drawn from one mix, serves all
+measurements; every mix trains without its chats.
 """
 
 from __future__ import annotations

@@ -172,13 +172,7 @@ class HubRepository:
 
 
 def ask(kind: str, identifier: str, revision: str, seconds: float) -> str:
-    """Ask once for the commit of a revision.
-
-    Args:
-        kind: "model" or "dataset".
-        identifier: org/name.
-        revision: branch, tag or commit.
-        seconds: after which the hub counts as silent.
+    """Ask once for the commit of a revision; after so many seconds the hub counts as silent.
 
     Raises:
         Exception: the error of hub or network.
