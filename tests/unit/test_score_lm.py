@@ -11,8 +11,7 @@ from lm_eval.models.huggingface import HFLM
 from score_helpers import SHAPE, byte_tokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from pipeline.score.attention import grouped_attention
-from pipeline.score.lm import CachedLM, PrefixSharingLM
+from pipeline.score.lm import CachedLM, PrefixSharingLM, grouped_attention
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.quantize import new_cache
@@ -170,7 +169,7 @@ def test_grouped_attention_equals_sdpa(batch, queries, size, monkeypatch):
     mask = torch.rand(batch, 1, queries, 11, generator=generator) > 0.4
     mask[..., 0] = True
     for pieces in (2**19, 1):
-        monkeypatch.setattr("pipeline.score.attention.SCORES", pieces)
+        monkeypatch.setattr("pipeline.score.lm.SCORES", pieces)
         for masks in (mask, mask[:1], None):
             expected, _ = sdpa_attention_forward(module, query, key, value, masks, scaling=0.3, is_causal=False)
             output, _ = grouped_attention(module, query, key, value, masks, scaling=0.3, is_causal=False)
