@@ -43,9 +43,9 @@ def fetch_checkpoint(
         from huggingface_hub import hf_hub_download
 
         file = HubRepository("model", source).load(hf_hub_download, "config.json")
-        check_description(read_json(file), spec, variant, model)
+        check_description(read_json(file), spec, variant, model, source["hub"])
     path, identity = find_checkpoint(source)
-    check_description(read_json(path / "config.json"), spec, variant, model)
+    check_description(read_json(path / "config.json"), spec, variant, model, identity["id"])
     check_swiftkv(path)
     load_tokenizer(path)
     with atomic_path(output) as scratch:
@@ -55,7 +55,9 @@ def fetch_checkpoint(
     return identity
 
 
-def check_description(config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any]) -> None:
+def check_description(
+    config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any], name: str
+) -> None:
     """Refuse a config.json that is not that of the variant on the model; the `UserError` names the field."""
     base = model["config"]
     needed = {
@@ -70,6 +72,6 @@ def check_description(config: Mapping[str, Any], spec: SwiftKVSpec, variant: str
     for key, value in needed.items():
         if stated.get(key) != value:
             raise UserError(
-                f"the checkpoint cannot be variant {variant!r} of model {model['name']!r}: its {key} is "
+                f"checkpoint {name!r} cannot be variant {variant!r} of model {model['name']!r}: its {key} is "
                 f"{stated.get(key)!r}, but {value!r} is needed"
             )
