@@ -18,7 +18,7 @@ from pipeline.config.catalogue import asked
 from pipeline.records import describe_spec, key_value_heads, measurement, project_code, provenance, weights_of
 from pipeline.score.fetch import Unavailable
 from pipeline.score.served import score_served
-from pipeline.score.shards import identity, summary
+from pipeline.score.shards import summary
 from pipeline.sources import read_source, with_state
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
@@ -227,7 +227,8 @@ def read_off(
     samples = [sample for sample in samples if sample["filter"] == filter_name]
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
-    identities, config = [identity(sample) for sample in samples], benchmark.config
+    identities = ["".join(sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")) for sample in samples]
+    config = benchmark.config
     result = summary(values, identities, benchmark.n, benchmark.n_total)
     if benchmark.numbers is not None:
         result["shard"] = {"numbers": benchmark.numbers, "identities": identities}

@@ -24,7 +24,7 @@ def summary(values: Sequence[float], identities: Sequence[str], n: int, n_total:
 
     Args:
         values: the value of each question, in the order asked.
-        identities: `identity` of each question.
+        identities: equal for the same question, asked with the same prompt and with the same expected answer.
         n: chosen questions.
         n_total: questions there were to choose from.
     """
@@ -32,11 +32,6 @@ def summary(values: Sequence[float], identities: Sequence[str], n: int, n_total:
     digest = hashlib.sha256("".join(identities).encode()).hexdigest()
     questions = {"sha256": digest, "values": list(values)}
     return {"value": value, "stderr": stderr, "n": n, "n_total": n_total, "questions": questions}
-
-
-def identity(sample: Mapping[str, Any]) -> str:
-    """Identify a question with its prompt and expected answer, from a sample that lm-eval logged."""
-    return "".join(sample[name] for name in ("doc_hash", "prompt_hash", "target_hash"))
 
 
 def merge_scores(shards: Sequence[Path], output: Path) -> None:
