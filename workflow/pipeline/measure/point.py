@@ -13,7 +13,7 @@ from pipeline.config.points import POINTS, PointSettings
 from pipeline.measure.memory import BYTES, Budget, cpu_budget, gpu_budget
 from pipeline.measure.process import offline_environment, program
 from pipeline.measure.reference import REFERENCE
-from swiftkv.dimensions import Dimensions
+from swiftkv.cost import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.section import plain, read

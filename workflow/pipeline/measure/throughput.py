@@ -22,8 +22,7 @@ from pipeline.measure.kind import (
 )
 from pipeline.measure.point import Point
 from pipeline.records import hardware
-from swiftkv.cost import parameter_count, request_flops
-from swiftkv.dimensions import Dimensions
+from swiftkv.cost import Dimensions, parameter_count, request_flops
 
 # The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;
 # of Hopper SXM boards, as PCIe and NVL ones have other clocks.
