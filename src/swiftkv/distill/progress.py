@@ -1,4 +1,4 @@
-"""What a training says while it runs: a line now and then for people, a CSV row every step for plots."""
+"""Progress lines on stderr, the CSV log of losses, and the machines that a training used."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from swiftkv.device import accelerator
 
-LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # the parts of the loss, as steps give them
+LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # parts of the loss, in the order of the steps
 COLUMNS = (
     "step", "epoch", "tokens", "loss", *LOSSES, "learning_rate", "tokens_per_second", "seconds",
 )  # fmt: skip
 
 
 class LossLog:
-    """The CSV log: one row a step, flushed at once. Losses are written with all their digits."""
+    """CSV log with one row per step, flushed at once; losses have all their digits."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Open `path`, keeping the rows of the first `steps` steps only."""
+        """Open `path` and keep only the rows of the first `steps` steps."""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if steps and path.exists():
@@ -52,7 +52,7 @@ class Progress:
         self.first, self.start, self.said = done, time.monotonic(), -interval
 
     def at(self, done: int, note: str = "") -> None:
-        """Report that `done` of the total units are done; the time left is by the speed of this run."""
+        """Report that `done` of the units are done; the time left is estimated from the speed of this run."""
         elapsed = time.monotonic() - self.start
         if done < self.total and elapsed - self.said < self.interval:
             return
@@ -65,10 +65,10 @@ class Progress:
 
 
 class Machines:
-    """What a training's steps ran on, all attempts counted."""
+    """Seconds of optimizer steps by machine, over all attempts of a training."""
 
     def __init__(self, position: dict[str, Any], ranks: int) -> None:
-        """Go on from a training state's position; in one without machines all was as it is now."""
+        """Continue from a training state's position; old states without machines count as this machine."""
         self._now = (ranks, accelerator())
         before = position.get("machines", [[*self._now, position["seconds"]]])
         self._seconds = {(count, name): seconds for count, name, seconds in before}
@@ -79,5 +79,5 @@ class Machines:
 
     @property
     def spent(self) -> list[list]:
-        """By machine [ranks, name of their GPUs or None, seconds of its steps], as JSON can hold it."""
+        """[ranks, name of their GPUs or None, seconds] per machine."""
         return [[*machine, seconds] for machine, seconds in self._seconds.items()]

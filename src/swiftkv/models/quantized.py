@@ -1,6 +1,6 @@
-"""Load checkpoints of FP8 weights, which stay 8-bit and whose other parameters can still be trained.
+"""Load checkpoints with FP8 weights; they stay 8-bit, and the other parameters can be trained.
 
-transformers reads them too, but dequantizes them, or keeps them 8-bit for inference on some GPUs only.
+transformers either dequantizes such weights, or keeps them 8-bit for inference on some GPUs only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from swiftkv.quantize.linear import SCALE, quantized_names, stored_as_words, use
 def load_quantized(
     path: Path, files: Iterable[Path], config: PreTrainedConfig, dtype: torch.dtype, device_map: str | None
 ) -> PreTrainedModel:
-    """A language model whose linear layers but the head are `Float8Linear`.
+    """Load a language model with `Float8Linear` layers.
 
     Args:
-        path: the folder; names and shapes of its tensors are those that `config` asks for.
-        files: its safetensors.
+        path: checkpoint folder, already checked against `config`.
+        files: its safetensors files.
         config: its configuration.
-        dtype: the number format of all that is not FP8.
+        dtype: dtype of everything that is not FP8.
         device_map: as in transformers.
 
     Returns:
-        The model, in evaluation mode; without the teacher's projections of layers >= l if the checkpoint has none.
+        The model in evaluation mode; without the teacher's projections of layers >= l if the checkpoint has none.
 
     Raises:
-        UserError: a weight is not FP8, or the GPUs are too few.
+        UserError: a weight is not FP8, or the model does not fit on the GPUs.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -62,7 +62,7 @@ def load_quantized(
     model.load_state_dict(tensors, assign=True, strict=False)  # a tied head is absent
     model.tie_weights()
     model.requires_grad_(False)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # its tables are in no checkpoint
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # still on the meta device
     model.name_or_path = config.name_or_path = str(path)
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
@@ -74,14 +74,10 @@ def load_quantized(
 
 
 def check_places(places: dict[str, Any], path: Path) -> None:
-    """Refuse a model of which a part would run from the processor's memory or the disk, a hundred times slower.
-
-    Args:
-        places: the device of each module, as a device map gives it.
-        path: the checkpoint's folder.
+    """Check that a device map offloads nothing to CPU or disk, which would be a hundred times slower.
 
     Raises:
-        UserError: naming the first such module.
+        UserError: naming the first module that is offloaded, and the checkpoint `path`.
     """
     if left := [module for module, place in places.items() if str(place) in ("cpu", "disk")]:
         raise UserError(
@@ -91,7 +87,7 @@ def check_places(places: dict[str, Any], path: Path) -> None:
 
 
 def _places(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
-    """Which device each module goes to, filling the GPUs evenly."""
+    """Make a device map that fills the GPUs evenly."""
     from accelerate import infer_auto_device_map
     from accelerate.utils import get_balanced_memory
 
@@ -100,5 +96,5 @@ def _places(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _place(places: dict[str, Any], name: str) -> Any:
-    """The device of the innermost module that holds a tensor."""
+    """Look up the device of a tensor by its innermost module."""
     return places[max((module for module in places if f"{name}.".startswith(f"{module}.") or not module), key=len)]

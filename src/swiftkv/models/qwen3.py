@@ -1,4 +1,4 @@
-"""What Qwen3 has of its own: queries and keys are normalized by head before RoPE, in the student by norms of its own."""
+"""SwiftKV for Qwen3: queries and keys are normalized by head before RoPE, the student's by norms of its own."""
 
 import torch
 

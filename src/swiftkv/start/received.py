@@ -1,7 +1,7 @@
-"""How much attention the tokens of a text receive in a layer: what an error of their keys and values costs there.
+"""Attention that each token receives in a layer, the weight of its keys and values in a fitted start.
 
-If the errors of different tokens are independent, the squared error of an attention output is the sum of theirs, each
-times the squared attention weight. So a token counts by the squared weights that all later queries give it.
+If errors of different tokens are independent, the squared error of an attention output is the sum of theirs, each times
+the squared attention weight. So a token is weighted by the squared attention weights of all later queries.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ WEIGHTS = 2**26  # attention weights in flight, 256 MB
 def received_attention(
     decoder: nn.Module, index: int, hidden: torch.Tensor, position_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Squared attention weights of the teacher's layer `index`, summed over queries, mean over heads.
+    """Squared attention weights of the teacher's layer `index` >= l, summed over queries, mean over heads.
 
     Args:
-        decoder: a SwiftKV decoder with the teacher's projections in layer `index`.
-        index: at least l.
-        hidden: the residual stream entering the layer [B, T, D].
-        position_ids: int64 [B, T], restarting at every sample, which attends to itself only.
+        decoder: SwiftKV decoder with the teacher's projections.
+        index: the layer.
+        hidden: residual stream entering it [B, T, D].
+        position_ids: int64 [B, T], restarting at every sample.
 
     Returns:
         float32 [B, T].
@@ -58,16 +58,16 @@ def record_received(
     sliding_window: int | None = None,
     **_,
 ) -> tuple[torch.Tensor, None]:
-    """Leave in `module.received` what each token received, float32 [B * T]; as an attention function that gives zeros.
+    """Attention function that stores the received attention, float32 [B * T], in `module.received` and returns zeros.
 
     Args:
         module: the attention module.
         query: [B, heads, T, head size].
-        key, value: [B, KV heads, T, head size]; the values' size may be another.
-        attention_mask: not looked at.
-        lengths: tokens of each sample; they add up to B x T.
-        scaling: factor of the attention scores; None is head size ** -0.5.
-        sliding_window: latest tokens that a query sees; None is all.
+        key, value: [B, KV heads, T, head size]; values may have another size.
+        attention_mask: ignored.
+        lengths: tokens of each sample, B x T in all.
+        scaling: factor of the attention scores; None means head size ** -0.5.
+        sliding_window: latest tokens that a query sees; None means all.
     """
     batch, heads, tokens, size = query.shape
     scale = size**-0.5 if scaling is None else scaling
