@@ -1,4 +1,4 @@
-"""Read, draw and tokenize chats, JSON lines of {"id", "source", "messages": [{"role", "content"}, ...]}."""
+"""Chats in JSON lines, {"id", "source", "messages": [{"role", "content"}, ...]} each: reading, choosing, tokenizing."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 from swiftkv.errors import UserError
 
-CHAT_DATE = datetime.date(2024, 7, 26)  # the constant in Llama-3.1's chat template
-# Some templates, such as Llama-3.2's, write the current date, so prompts would change at midnight.
+CHAT_DATE = datetime.date(2024, 7, 26)  # on which chat templates are rendered; the constant of Llama-3.1's
+# Some templates write the day on which they are rendered (Llama-3.2's), with which prompts would change at midnight.
 TEMPLATE_ARGUMENTS = {"strftime_now": CHAT_DATE.strftime}
 MOST_REFUSED = 0.01
 
 
 class Refusals:
-    """Counts refused chats and keeps the first reason."""
+    """Counts chats that are left out because something refuses them, and keeps the first one's sentence."""
 
     def __init__(self) -> None:
         self.count, self.first = 0, ""
 
     def add(self, sentence: str) -> None:
-        """Count a chat refused for the reason `sentence`."""
+        """One more, refused for the reason that `sentence` says."""
         self.count += 1
         self.first = self.first or sentence
 
     def check(self, total: int) -> None:
-        """Print how many of `total` chats are left out, if any.
+        """Say how many of `total` chats are left out, if any.
 
         Raises:
             UserError: more than 1 % of them.
@@ -43,10 +43,10 @@ class Refusals:
 
 
 def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> Any:
-    """Apply the tokenizer's chat template with the date `CHAT_DATE`; `options` are those of `apply_chat_template`.
+    """What a tokenizer's chat template makes of messages, on `CHAT_DATE`; `options` are of `apply_chat_template`.
 
     Raises:
-        UserError: the template refuses the messages, e.g. because roles do not alternate.
+        UserError: the template refuses them, as some do unless roles alternate.
     """
     try:
         return tokenizer.apply_chat_template(messages, **TEMPLATE_ARGUMENTS, **options)
@@ -55,10 +55,10 @@ def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> An
 
 
 def read_chats(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the chats of a file.
+    """The chats of a file, one at a time.
 
     Raises:
-        UserError: the file is missing or empty, or a line is no chat; names the line.
+        UserError: the file is missing or empty, or a line, which is named, is no chat.
     """
     number = 0
     try:
@@ -82,39 +82,39 @@ def read_chats(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def choose_chats(path: str | Path, documents: int, seed: int) -> list[dict[str, Any]]:
-    """Draw up to `documents` chats without replacement, by `seed`."""
+    """Draw `documents` chats without replacement (all of them, if the file has no more), by `seed`."""
     chats = list(read_chats(path))
     return random.Random(seed).sample(chats, min(documents, len(chats)))
 
 
 def tokenize_chat(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> list[int]:
-    """Tokenize a chat with the chat template and keep the first `max_length` tokens; raises as `render`."""
+    """Token ids of a chat through the model's chat template, cut after `max_length` tokens; raises as `render`."""
     return list(render(tokenizer, messages, tokenize=True, return_dict=True)["input_ids"][:max_length])
 
 
 def draw_documents(
     tokenizer: Any, config: dict[str, Any], path: str | Path, documents: int, max_length: int, seed: int
 ) -> tuple[list[list[int]], dict[str, Any]]:
-    """Draw chats with `choose_chats` and tokenize those that the chat template accepts.
+    """Token ids of the chats that `choose_chats` draws, without those that the chat template refuses.
 
     Args:
-        tokenizer: tokenizer with a chat template.
-        config: content of the model's config.json; chats are cut at max_position_embeddings.
-        path, documents, seed: as in `choose_chats`.
-        max_length: largest number of tokens per chat.
+        tokenizer: a tokenizer with a chat template.
+        config: content of the model's config.json; a chat is cut where the model's positions end, too.
+        path, documents, seed: as `choose_chats` takes them.
+        max_length: tokens of a chat that count.
 
     Returns:
-        Token ids of each chat; and the file's name and the drawn sources.
+        The ids, a list for each chat; and what a record says of the data: the file's name and the sources drawn from.
 
     Raises:
-        UserError: as `read_chats`, or the template refuses more than 1 % of all chats in the file.
+        UserError: as `read_chats`, or the template refuses more than 1 % of all chats of the file.
     """
     chats, tokenized = choose_chats(path, documents, seed), []
     longest = min(max_length, config.get("max_position_embeddings") or max_length)
     for chat in chats:
         with contextlib.suppress(UserError):
             tokenized.append(tokenize_chat(tokenizer, chat["messages"], longest))
-    if len(tokenized) < len(chats):  # count refusals over the whole file, as the draw is small
+    if len(tokenized) < len(chats):  # a draw is too small to tell how many it refuses
         refusals = Refusals()
         for number, chat in enumerate(read_chats(path), 1):
             try:

@@ -1,8 +1,7 @@
-"""In which steps of vLLM's first model runner (V1) no row is sampled from.
+"""Detects V1 steps that sample no token, so that the upper half can be skipped.
 
-V1 has no place that says so. But its logits processors learn of the prompts of the batch (`prompt_logprobs.py`), and its
-attention metadata are built from how long each request is after the step (`attention.ReaderAttention`). A step after
-which all requests are shorter than their prompts is sampled from nowhere.
+Logits processors know the prompts of the batch (`prompt_logprobs.py`), builders of attention metadata the length of each
+request after the step (`attention.ReaderAttention`). If all requests are then shorter than their prompts, nothing is sampled.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ class BatchPrompts:
     """The prompts of one engine's batch.
 
     Attributes:
-        lengths: tokens of a prompt by its request's place in the batch, where they are known.
-        unfinished: places of prompts that go on after the step that was noted last.
-        starts: where each place's rows with logits begin in that step, and their number, [requests + 1]; on the device.
+        lengths: prompt tokens by the request's index in the batch, if known.
+        unfinished: indices of prompts that continue after the last noted step.
+        starts: first row with logits of each request in that step, and their number, [requests + 1], on the device.
     """
 
     def __init__(self) -> None:
@@ -31,14 +30,14 @@ class BatchPrompts:
         self._sampled = True
 
     def note(self, after_step: torch.Tensor | None, starts: torch.Tensor) -> None:
-        """Take what attention metadata are built from: tokens of each request after the step, or more, [requests]; `starts`."""
+        """Note a step: upper bounds of each request's tokens after it, [requests], and `starts`."""
         lengths = [] if after_step is None else after_step.tolist()
         self.unfinished = [place for place, length in enumerate(lengths) if length < self.lengths.get(place, 0)]
         self.starts = starts
         self._sampled = not lengths or len(self.unfinished) < len(lengths)
 
     def sampled(self) -> bool:
-        """Whether any row of the step that was noted is sampled from; a step that was not noted may be."""
+        """Whether the noted step samples a token; True if no step was noted."""
         noted, self._sampled = self._sampled, True
         return noted
 
@@ -47,7 +46,7 @@ _engines: list[tuple[weakref.ref, BatchPrompts]] = []
 
 
 def batch_prompts(vllm_config: VllmConfig) -> BatchPrompts:
-    """Those of the engine with these settings, for all that asks in this process."""
+    """Return the `BatchPrompts` of the engine with these settings, one per engine in this process."""
     for settings, prompts in _engines:
         if settings() is vllm_config:
             return prompts

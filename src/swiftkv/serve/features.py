@@ -1,4 +1,4 @@
-"""What the plugin needs of vLLM, so that a version it was not tested with is judged by what it has, not by its number."""
+"""Features of vLLM that the plugin needs; untested versions are accepted if they have them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Feature:
-    """Something of vLLM without which nothing works.
+    """A name in vLLM.
 
     Attributes:
-        purpose: what for.
-        module: the module that it is imported from.
-        name: what is imported; with a dot, an attribute of it.
-        parameter: one that it must take, if it is called.
+        purpose: the reason that error messages give.
+        module: module to import.
+        name: name in the module, possibly dotted.
+        parameter: a parameter that it must take, or None.
     """
 
     purpose: str
@@ -69,5 +69,5 @@ FEATURES = (
 
 
 def absent_feature() -> Feature | None:
-    """The first feature that the installed vLLM does not have, if any; imports what it looks at, which takes seconds."""
+    """Return the first feature that the installed vLLM lacks, or None; takes seconds, as it imports the modules."""
     return next((feature for feature in FEATURES if not feature.present()), None)

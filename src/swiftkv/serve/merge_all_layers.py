@@ -1,7 +1,7 @@
-"""Merge-all-Layers (Sec. 5.1): every layer computes its keys and values, but only the first layer's are kept.
+"""Merge-all-Layers (Sec. 5.1): every layer computes keys and values, but only the first layer's are cached.
 
-It shows what a smaller cache alone gives, without saving any computation. Its answers mean nothing. An ordinary
-checkpoint is served so with --hf-overrides '{"architectures": ["LlamaMergeAllLayersForCausalLM"]}'.
+It measures the effect of a smaller cache alone; its answers are meaningless. Serve an ordinary checkpoint with
+--hf-overrides '{"architectures": ["LlamaMergeAllLayersForCausalLM"]}'.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ else:
 
 
 class MergeAllLayersMixin(Base):
-    """Makes all layers share the cache of the first."""
+    """Makes all layers share the first layer's cache."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:  # vLLM asks for these names
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -36,7 +36,7 @@ class MergeAllLayersMixin(Base):
 
 
 def __getattr__(name: str) -> type[MergeAllLayersMixin]:
-    """The class that vLLM asks for by name, e.g. `Qwen2MergeAllLayersForCausalLM`, over vLLM's own."""
+    """Make the class that vLLM asks for by name, e.g. `Qwen2MergeAllLayersForCausalLM`."""
     for model_type, row in ARCHITECTURES.items():
         if name == f"{row.classes}MergeAllLayersForCausalLM":
             ordinary = getattr(import_module(f"vllm.model_executor.models.{model_type}"), f"{row.classes}ForCausalLM")
