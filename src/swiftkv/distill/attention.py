@@ -66,7 +66,7 @@ def choose(
 
 
 def choose_for(recipe: Recipe, window: int | None = None) -> str:
-    """As `choose`, for a recipe on this machine."""
+    """As `choose`, for a recipe on this machine; cheap, so that it can stand before anything is loaded."""
     device = compute_device()
     capability = torch.cuda.get_device_capability() if device == "cuda" else (0, 0)
     return choose(

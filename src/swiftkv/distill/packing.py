@@ -46,11 +46,11 @@ def pack_chats(model: Path, data: Path, recipe: Recipe, output: Path, origin: di
     """Tokenize chats with a model's chat template and pack them into rows of the recipe's length.
 
     Args:
-        model: folder of a checkpoint with tokenizer.
-        data: chats, JSON lines.
-        recipe: gives max_length, max_steps, batch_size and seed.
-        output: safetensors file of the packed rows.
-        origin: identity of the model, stored as metadata.
+        model: folder of the model's checkpoint, with its tokenizer.
+        data: chats, one JSON object a line.
+        recipe: what is trained with the rows.
+        output: the packed rows, safetensors.
+        origin: identity of the model, kept beside the rows.
 
     Raises:
         UserError: a file is missing or damaged, the chat template refuses the chats, or the rows fill no training step.

@@ -135,7 +135,7 @@ class DistillationStep(nn.Module):
     def teacher_states(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor
     ) -> tuple[LowerState, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Return the state entering layer l, the teacher's final normed hidden states, and those entering layers >= l."""
+        """The state entering layer l, the teacher's final normed hidden states, and those entering layers l..L-1."""
         state = self._lower_state(input_ids, position_ids)
         return state, *self.teacher.model.forward_upper(state, student=False, collect_hidden=True)
 
@@ -145,7 +145,7 @@ class DistillationStep(nn.Module):
 
 
 class FineTuningStep(nn.Module):
-    """Fine-tunes all parameters of an ordinary model on next tokens (Appendix D.1)."""
+    """A model as it is, all of it trained on the next tokens of its samples (Appendix D.1)."""
 
     def __init__(self, model: PreTrainedModel, recipe: Recipe) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def make_step(
 
 
 def use_attention(recipe: Recipe, *models: PreTrainedModel) -> str:
-    """Switch the models to the attention function for recipe and machine; return its name."""
+    """Switch the models to the attention function that fits recipe and machine; its name."""
     name = attention.choose_for(recipe, getattr(models[0].config, "sliding_window", None))
     for model in models:
         model.set_attn_implementation(name)

@@ -57,21 +57,21 @@ class Teacher:
             if not 0 < layer < depth:
                 raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
         self.layers, self.size, self.width = sorted(set(layers)), recipe.micro_batch_size, base.config.hidden_size
-        plain = recipe.model_copy(update={"loss": "distillation", "train": "qkv"})  # same states for all
+        plain = recipe.model_copy(update={"loss": "distillation", "train": "qkv"})  # it is the same whatever is trained
         if alone_on_gpus and attention == FLEX:
-            # A layer's hook moves the block mask to its GPU, but not the sample numbers that the mask reads.
+            # Its block mask asks for the samples' numbers, which stay on the first GPU when a layer's hook moves the mask.
             plain = plain.model_copy(update={"attention": MASKED})
         self.step = DistillationStep(base, SwiftKVSpec(depth, self.layers[0]), plain)
         if alone_on_gpus:
             spread(self.step.student, base)
         else:
             self.step.to(compute_device())
-        # A fit uses the first whole micro-batches.
+        # A fit sees whole micro-batches from the beginning.
         needed = -(-recipe.start_tokens // (self.size * self.rows.max_length)) * self.size
         self.fitted = range(0, min(self.rows.rows, needed), self.size)
 
     def moments(self) -> MomentSums:
-        """Make empty sums for the rows of `fitted`."""
+        """Empty moments of `layers`, for the rows of `fitted`."""
         tokens = len(self.fitted) * self.size * self.rows.max_length
         return MomentSums(self.step.teacher.model, self.layers, tokens)
 
@@ -99,7 +99,7 @@ class Teacher:
 
 
 def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
-    """Run the teacher over all packed rows and write its states, bit-equal to those of a training with "online".
+    """Run the teacher over all packed rows and write its states, bit for bit those of a training with "online".
 
     Args and errors are those of `Teacher`; `layers` are every l and the layers that recipes compare. `output` is one
     safetensors file of `final` and `entering_<layer>`, each [rows, max_length, D] in the recipe's dtype.

@@ -23,9 +23,9 @@ from swiftkv import STARTED
 from swiftkv.device import compute_device, join_ranks
 from swiftkv.distill.attention import choose_for
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, LossLog, Machines, Progress
+from swiftkv.distill.progress import LOSSES, Clock, LossLog, Machines, Progress
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.state import Clock, TrainingState, fingerprint
+from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
 from swiftkv.distill.teacher import TeacherStates, check_identity, fits_identity
 from swiftkv.errors import UserError
