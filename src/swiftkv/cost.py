@@ -1,15 +1,8 @@
 """FLOPs, parameters and KV cache bytes of a model and its SwiftKV variants, and the speed-up limits that follow.
 
-There are two counts of FLOPs.
-
-* `prefill_flops`, `decode_flops` and `request_flops` count what has to be computed: two FLOPs per multiply-add, causal
-  attention over the positions that a token sees, none for the embedding look-up, logits for sampled tokens only. The
-  limits use this count.
-* `published_gflops` counts as Table 1 of the paper and Table 2 of the blog do; it gives their numbers for Llama-3.1-70B at
-  128K tokens. It differs in three ways, inferred from those numbers: embedding and head cost 2 V d FLOPs each for every
-  token; "128K" (V = 128,256) is 131,072; attention is divided by 2^30, everything else by 10^9, so it is 160 and not 172.
-
-Both leave out norms, activations, rotary embeddings, biases and softmax, as the paper does.
+FLOPs count what has to be computed: two per multiply-add, causal attention over the positions that a token sees, none for
+the embedding look-up, logits for sampled tokens only. Norms, activations, rotary embeddings, biases and softmax are left
+out, as in the paper.
 """
 
 from __future__ import annotations
@@ -22,7 +15,6 @@ from swiftkv.architectures import Architecture, architecture, check_latent_heads
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
-OPERATIONS = ("vocab", "q", "k", "v", "o", "mlp", "attention")
 KV_DTYPE_BYTES = {"bfloat16": 2, "fp8": 1}
 GIGA, GIBI = 10**9, 2**30
 
@@ -119,13 +111,11 @@ class LatentDimensions(Dimensions):
 
     @property
     def query_weights(self) -> int:
-        """See `Dimensions`."""
         rows = self.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         return self.q_lora_rank * (self.hidden_size + rows) if self.q_lora_rank else self.hidden_size * rows
 
     @property
     def output_weights(self) -> int:
-        """See `Dimensions`."""
         return self.num_attention_heads * self.v_head_dim * self.hidden_size
 
     def key_value_weights(self, heads: int | None = None) -> tuple[int, int]:
@@ -142,11 +132,9 @@ class LatentDimensions(Dimensions):
 
     @property
     def pair_flops(self) -> int:
-        """See `Dimensions`."""
         return 2 * self.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
 
     def cached(self, heads: int | None = None) -> int:
-        """See `Dimensions`."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
@@ -211,7 +199,7 @@ def _flops(
 
 
 def prefill_flops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, int]:
-    """FLOPs to fill the KV cache with a prompt of `tokens` tokens, by operation (`OPERATIONS`).
+    """FLOPs to fill the KV cache with a prompt of `tokens` tokens, by operation.
 
     Layers >= l only compute K and V (Sec. 3.2); running the last token through them belongs to `request_flops`. `spec`
     None is the unchanged model, here and below.
@@ -261,12 +249,9 @@ def speedup_limits(arch: Dimensions, spec: SwiftKVSpec | None, prompt: int, outp
         request_speedup, for requests of `prompt` and `output` tokens; prefill_speedup, for such prompts alone.
     """
 
-    def flops(variant: SwiftKVSpec | None) -> dict[str, int]:
-        request, prefill = request_flops(arch, variant, prompt, output), prefill_flops(arch, variant, prompt)
-        return {"request_speedup": sum(request.values()), "prefill_speedup": sum(prefill.values())}
-
-    unchanged, rewired = flops(None), flops(spec)
-    return {name: unchanged[name] / rewired[name] for name in unchanged}
+    request, own_request = (sum(request_flops(arch, one, prompt, output).values()) for one in (None, spec))
+    prefill, own_prefill = (sum(prefill_flops(arch, one, prompt).values()) for one in (None, spec))
+    return {"request_speedup": request / own_request, "prefill_speedup": prefill / own_prefill}
 
 
 def kv_bytes_per_token(
@@ -321,76 +306,3 @@ def parameter_count(config: Mapping[str, Any], spec: SwiftKVSpec | None = None) 
         count += layers * (2 * arch.intermediate_size + width) if config.get("mlp_bias") else 0
     count += layers * query + keys if has_bias(row.bias, config) else 0
     return count + (layers * width if has_bias(row.output_bias, config) else 0)
-
-
-def published_vocab_size(vocab_size: int) -> int:
-    """The vocabulary as the paper counts it: 128,256 is "128K", read as 128 x 1,024."""
-    return vocab_size if vocab_size % 1024 == 0 else round(vocab_size / 1000) * 1024
-
-
-def published_gflops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
-    """GFLOPs per prefill token by operation, counted as in Table 1 of the paper (see the module's docstring)."""
-    flops, layers = prefill_flops(arch, spec, tokens), _resolve(arch, spec).num_key_value_layers
-    # The causal mean over S positions is (S + 1) / 2; the paper counts S / 2.
-    surplus = layers * arch.pair_flops / 2
-    gflops = {operation: count / tokens / GIGA for operation, count in flops.items()}
-    gflops["vocab"] = 4 * published_vocab_size(arch.vocab_size) * arch.hidden_size / GIGA
-    gflops["attention"] = (flops["attention"] / tokens - surplus) / GIBI
-    return gflops
-
-
-def cost_record(
-    name: str,
-    title: str,
-    config: Mapping[str, Any],
-    specs: Mapping[str, Mapping[str, Any] | None],
-    sequence_length: int,
-    output_tokens: int = 256,
-) -> dict[str, Any]:
-    """The cost of a model and its variants as one JSON-ready record.
-
-    Args:
-        name: the model's key.
-        title: the model's printed name.
-        config: its config.json.
-        specs: variant -> fields of `SwiftKVSpec`, or None for the unchanged model; in the order of the tables.
-        sequence_length: prompt tokens of the FLOPs and of the limits.
-        output_tokens: generated tokens of the request limit.
-
-    Raises:
-        UserError: unknown architecture or impossible variant.
-    """
-    if sequence_length < 1 or output_tokens < 1:
-        raise UserError(f"sequence length ({sequence_length}) and output tokens ({output_tokens}) must be at least 1")
-    arch = Dimensions.from_config(config)
-    variants = {}
-    for variant, fields in specs.items():
-        try:
-            spec = None if fields is None else SwiftKVSpec(**fields)
-            variants[variant] = _variant_record(arch, spec, sequence_length, output_tokens)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"variant {variant} of {title}: {error}") from None
-    return {"model": name, "title": title, "sequence_length": sequence_length, "variants": variants}
-
-
-def _variant_record(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, output: int) -> dict[str, Any]:
-    flops = prefill_flops(arch, spec, tokens)
-    prefill, unchanged = sum(flops.values()), sum(prefill_flops(arch, None, tokens).values())
-    bytes_per_token = {dtype: kv_bytes_per_token(arch, spec, dtype) for dtype in KV_DTYPE_BYTES}
-    described = None
-    if spec is not None:
-        described = vars(spec) | {"kv_cache_reduction": spec.kv_cache_reduction(arch.num_key_value_heads)}
-        described["prefill_reduction"] = spec.prefill_reduction
-    return {
-        "spec": described,
-        "flops_per_prefill_token": {operation: count / tokens for operation, count in flops.items()},
-        "total_flops_per_prefill_token": prefill / tokens,
-        "relative_flops": prefill / unchanged,
-        "published_gflops": published_gflops(arch, spec, tokens),
-        "kv_bytes_per_token": bytes_per_token,
-        "limits": {
-            **speedup_limits(arch, spec, tokens, output),
-            # Tokens that fit into a given memory, relative to the unchanged model with bfloat16.
-            "kv_capacity": {dtype: kv_bytes_per_token(arch, None) / size for dtype, size in bytes_per_token.items()},
-        },
-    }

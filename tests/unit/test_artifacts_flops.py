@@ -4,9 +4,9 @@ import pytest
 from artifact_helpers import PAPER, ROOT, made, resolved, scale, typed
 
 from pipeline.artifacts import contents
+from pipeline.artifacts.kinds.flops import cost_record
 from pipeline.artifacts.table import to_markdown
 from pipeline.artifacts.text import percent, show, significant, with_error
-from swiftkv.cost import cost_record
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 

@@ -7,17 +7,14 @@ import pytest
 from tests.conftest import GROUPED_QUERY, SHAPE
 from tests.conftest import LATENT as LATENT_SHAPE
 
+from pipeline.artifacts.kinds.flops import cost_record, published_gflops, published_vocab_size
 from swiftkv.cost import (
-    OPERATIONS,
     Dimensions,
     added_weights,
-    cost_record,
     decode_flops,
     kv_bytes_per_token,
     parameter_count,
     prefill_flops,
-    published_gflops,
-    published_vocab_size,
     request_flops,
 )
 from swiftkv.errors import UserError
@@ -70,7 +67,7 @@ def test_published_vocabulary():
 )
 def test_counts_equal_a_layer_by_layer_count(spec):
     arch, tokens = Dimensions.from_config(TINY), 7
-    count = dict.fromkeys(OPERATIONS, 0)
+    count = dict.fromkeys(prefill_flops(arch, spec, tokens), 0)
     for position in range(1, tokens + 1):
         for layer in range(6):
             ordinary = spec is None or layer < spec.num_key_value_layers

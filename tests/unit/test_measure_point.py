@@ -13,6 +13,7 @@ import torch
 from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from pipeline.artifacts.kinds.flops import cost_record
 from pipeline.measure import latency, memory, reference, steps, throughput
 from pipeline.measure.dummy import write_dummy
 from pipeline.measure.engine import EngineFailure, OutOfMemory
@@ -21,7 +22,7 @@ from pipeline.measure.point import engine_arguments, engine_environment, max_mod
 from pipeline.measure.run import cost, headline
 from pipeline.measure.throughput import peak_tflops, throughput_result
 from swiftkv import device
-from swiftkv.cost import GIBI, cost_record, parameter_count
+from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.models.rewire import swiftkv_config

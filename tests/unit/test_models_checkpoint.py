@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
-from swiftkv.models.checkpoint import _dispatch
+from swiftkv.models.checkpoint import _dispatch, check_places
 from swiftkv.models.classes import CLASSES
-from swiftkv.models.quantized import check_places
 from swiftkv.spec import SwiftKVSpec
 
 PUBLISHED_CONFIG = LLAMA_8B | TINY

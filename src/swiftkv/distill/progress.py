@@ -48,7 +48,6 @@ class LossLog:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -82,7 +81,6 @@ class Machines:
         self._seconds = {(count, name): seconds for count, name, seconds in before}
 
     def add(self, seconds: float) -> None:
-        """Count a step."""
         self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds
 
     @property

@@ -144,7 +144,7 @@ def write_moments(model: Path, data: Path, recipe: Recipe, layers: Sequence[int]
 
 
 def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
-    """Return everything that the states depend on."""
+    """What the states were computed from."""
     return {
         "model": {file.name: digest(file) for file in sorted(model.glob("*.safetensors"))},
         "data": digest(data),
@@ -155,7 +155,7 @@ def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def fits_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
-    """Return everything that the regressions depend on."""
+    """What the regressions of a start were computed from."""
     return {**states_identity(model, data, recipe), "ridge": recipe.start_ridge}
 
 

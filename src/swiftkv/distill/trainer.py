@@ -248,8 +248,7 @@ class Loop:
 
     def _targets(self, numbers: list[int]) -> int:
         batch = self.rows[numbers]
-        followed = batch["position_ids"][:, 1:] != 0
-        return int((batch["loss_mask"][:, :-1] * followed).sum())
+        return int((batch["loss_mask"][:, :-1] * (batch["position_ids"][:, 1:] != 0)).sum())
 
 
 def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumulation: int) -> Any:
@@ -286,9 +285,6 @@ def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumul
 
 def start_distributed() -> None:
     """Join the ranks of a launcher (torchrun, deepspeed, SLURM with RANK set), or start as the only rank."""
-    cuda = torch.cuda.is_available()
-    if not cuda:
-        os.environ["DS_ACCELERATOR"] = "cpu"
     launched = "RANK" in os.environ
     if not torch.distributed.is_initialized():
         join_ranks(**({} if launched else {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}))
@@ -299,7 +295,9 @@ def start_distributed() -> None:
 
         # Use gloo's collectives; DeepSpeed's shared-memory ones take half a minute to compile.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed("nccl" if cuda else "gloo", auto_mpi_discovery=False, verbose=False)
+        deepspeed.init_distributed(
+            "nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False
+        )
 
 
 def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tensor | None]:

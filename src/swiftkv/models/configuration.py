@@ -37,7 +37,16 @@ class SwiftKVConfigMixin:
         super().__post_init__(**kwargs)
         spec = SwiftKVSpec.from_config(self)
         check_latent_heads(architecture(self.model_type).latent, self.swiftkv_num_key_value_heads)
-        check_heads(spec, self.num_attention_heads, self.num_key_value_heads)
+        teacher_heads = self.num_key_value_heads
+        heads = spec.num_key_value_heads or teacher_heads
+        if self.num_attention_heads % heads:
+            raise ValueError(
+                f"{heads} SwiftKV key/value heads do not divide the {self.num_attention_heads} attention heads"
+            )
+        if max(heads, teacher_heads) % min(heads, teacher_heads):
+            raise ValueError(
+                f"{heads} SwiftKV key/value heads neither merge nor repeat the teacher's {teacher_heads} evenly"
+            )
         types = layer_types(self)
         for group in spec.groups:
             if len({types[layer] for layer in group}) > 1:
@@ -53,21 +62,6 @@ class SwiftKVConfigMixin:
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields | {name: getattr(self, name) for name in PUBLISHED_FIELDS}
-
-
-def check_heads(spec: SwiftKVSpec, attention_heads: int, teacher_heads: int) -> None:
-    """Check the KV heads of layers >= l.
-
-    Raises:
-        ValueError: they neither merge nor repeat the teacher's evenly, or do not divide the query heads.
-    """
-    heads = spec.num_key_value_heads or teacher_heads
-    if attention_heads % heads:
-        raise ValueError(f"{heads} SwiftKV key/value heads do not divide the {attention_heads} attention heads")
-    if max(heads, teacher_heads) % min(heads, teacher_heads):
-        raise ValueError(
-            f"{heads} SwiftKV key/value heads neither merge nor repeat the teacher's {teacher_heads} evenly"
-        )
 
 
 def layer_types(config: Any) -> list[str]:

@@ -19,13 +19,10 @@ from swiftkv.models.swiftkv import SwiftKVCausalLMMixin, SwiftKVModelMixin
 
 
 class Attention(SwiftKVAttentionMixin):
-    """See `SwiftKVAttentionMixin`."""
-
     query_projections = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")  # a model has the first or the other three
     key_value_projections = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
 
     def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
-        """See `SwiftKVAttentionMixin`."""
         if self.q_lora_rank is None:
             query = self.q_proj_swiftkv(hidden_states)
         else:

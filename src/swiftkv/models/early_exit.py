@@ -60,7 +60,8 @@ def decode(
     if threshold is not None:
         require_head(model)
     cache = DynamicCache(config=model.config) if past_key_values is None else past_key_values
-    ends = _end_tokens(model)
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
     started = time.perf_counter()
     row = torch.tensor([prompt], device=model.device)
     logits = model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
@@ -69,14 +70,16 @@ def decode(
     while len(tokens) < max_new_tokens and tokens[-1] not in ends:
         row = torch.tensor([tokens[-1:]], device=model.device)
         state = model.model.forward_lower(row, past_key_values=cache, use_cache=True)
-        token = None if threshold is None else _exit(model, state.hidden, threshold)
-        exited.append(token is not None)
-        if token is None:
-            hidden, _ = model.model.forward_upper(state, student=True)
-            token = int(model.lm_head(hidden)[0, -1].argmax())
-        else:
+        probability, token = 0.0, None
+        if threshold is not None:
+            probability, token = early_logits(model, state.hidden)[0, -1].float().softmax(dim=-1).max(dim=-1)
+        exited.append(threshold is not None and float(probability) > threshold)
+        if exited[-1]:
             model.model.fill_upper_cache(state)
-        tokens.append(token)
+        else:
+            hidden, _ = model.model.forward_upper(state, student=True)
+            token = model.lm_head(hidden)[0, -1].argmax()
+        tokens.append(int(token))
     return Decoded(tokens, exited, prefilled - started, time.perf_counter() - prefilled)
 
 
@@ -91,14 +94,3 @@ def require_head(model: PreTrainedModel) -> None:
         raise UserError(
             f"{model.name_or_path or 'the model'} has no early exit head; train a variant with early_exit: true"
         )
-
-
-def _exit(model: PreTrainedModel, hidden: torch.Tensor, threshold: float) -> int | None:
-    """Return the early exit head's token if its probability exceeds `threshold`."""
-    probability, token = early_logits(model, hidden)[0, -1].float().softmax(dim=-1).max(dim=-1)
-    return int(token) if probability.item() > threshold else None
-
-
-def _end_tokens(model: PreTrainedModel) -> set[int]:
-    ends = model.generation_config.eos_token_id
-    return set(ends) if isinstance(ends, list) else {ends} - {None}

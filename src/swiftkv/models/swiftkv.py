@@ -360,7 +360,6 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
 
     @property
     def spec(self) -> SwiftKVSpec:
-        """The model's rewiring."""
         return self.model.spec
 
     def swiftkv_parameters(self) -> dict[str, nn.Parameter]:

@@ -55,7 +55,6 @@ class Float8Linear(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """As `nn.Linear`'s."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 

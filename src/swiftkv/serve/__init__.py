@@ -2,8 +2,8 @@
 
 `model.py` has the two halves of the model, `attention.py` the layers >= l and the shared caches, `graphs.py` CUDA graphs of
 the upper half, `weights.py` the loading. `hook.py` chooses the mode, `refusals.py` refuses unsupported settings,
-`prompt_logprobs.py` unsupported requests, `features.py` unsupported versions of vLLM. `model_state.py` and
-`batch_prompts.py` detect steps without sampling. `merge_all_layers.py` is the comparison of Sec. 5.1. Nothing in vLLM is
+`prompt_logprobs.py` unsupported requests, `features.py` unsupported versions of vLLM. `prompt_logprobs.py` and
+`model_state.py` detect steps without sampling. `merge_all_layers.py` is the comparison of Sec. 5.1. Nothing in vLLM is
 patched.
 """
 

@@ -31,7 +31,7 @@ from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata,
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from swiftkv.architectures import architecture, has_bias
-from swiftkv.serve.batch_prompts import batch_prompts
+from swiftkv.serve.prompt_logprobs import batch_prompts
 from swiftkv.spec import SwiftKVSpec
 
 

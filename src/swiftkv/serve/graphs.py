@@ -64,12 +64,9 @@ class UpperGraphs:
         context = get_forward_context()
         if slots is not None:
             context = replace(context, slot_mapping=slots)
-        if context.batch_descriptor is None:  # no graphs in this step
-            with override_forward_context(context):
-                return self.run(positions, hidden_states)
-        descriptor = replace(context.batch_descriptor, num_tokens=positions.size(0))
-        mode = CUDAGraphMode.PIECEWISE if descriptor in self.captured else CUDAGraphMode.NONE
-        with override_forward_context(
-            replace(context, batch_descriptor=descriptor, cudagraph_runtime_mode=mode),
-        ):
+        if context.batch_descriptor is not None:  # None in steps without graphs
+            descriptor = replace(context.batch_descriptor, num_tokens=positions.size(0))
+            mode = CUDAGraphMode.PIECEWISE if descriptor in self.captured else CUDAGraphMode.NONE
+            context = replace(context, batch_descriptor=descriptor, cudagraph_runtime_mode=mode)
+        with override_forward_context(context):
             return self.run(positions, hidden_states)

@@ -4,35 +4,26 @@ It measures the effect of a smaller cache alone; its answers are meaningless. Se
 --hf-overrides '{"architectures": ["LlamaMergeAllLayersForCausalLM"]}'.
 """
 
-from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.attention import Attention
 
 from swiftkv.architectures import ARCHITECTURES
 
-if TYPE_CHECKING:
-    from vllm.model_executor.models.llama import LlamaForCausalLM
 
-    Base = LlamaForCausalLM  # any of vLLM's that has layers with `self_attn.attn`
-else:
-    Base = object
+class MergeAllLayersMixin(nn.Module):
+    """Makes all layers of one of vLLM's language models share the first layer's cache."""
 
+    model: Any
 
-class MergeAllLayersMixin(Base):
-    """Makes all layers share the first layer's cache."""
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:  # vLLM asks for these names
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:  # vLLM inspects these names
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        layers: Iterable[Any] = self.model.layers
-        attentions: list[Attention] = [layer.self_attn.attn for layer in layers]
-        first, *others = attentions
+        first, *others = (layer.self_attn.attn for layer in self.model.layers)
         for attention in others:
             attention.kv_sharing_target_layer_name = first.layer_name
-            impl: Any = attention.impl
-            impl.kv_sharing_target_layer_name = first.layer_name
+            attention.impl.kv_sharing_target_layer_name = first.layer_name
 
 
 def __getattr__(name: str) -> type[MergeAllLayersMixin]:

@@ -4,7 +4,7 @@ One step: embedding, layers < l, norm_swiftkv and the KV GEMM for all T tokens (
 >= l; with fast prefill gather the R rows that need logits; layers >= l and the final norm (`UpperHalf`); scatter the rows
 back to T. vLLM reduces the attention metadata of the upper layers to those rows (`kv_sharing_fast_prefill`). At full depth
 R = T. With own_key_values the R rows overwrite their keys and values. In steps that sample no token the upper half is
-skipped (`batch_prompts.py`, `model_state.py`).
+skipped (`prompt_logprobs.py`, `model_state.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer, announce
-from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.serve.graphs import UpperGraphs
+from swiftkv.serve.prompt_logprobs import batch_prompts
 from swiftkv.serve.refusals import refuse_final
 from swiftkv.serve.weights import load_weights
 from swiftkv.spec import SwiftKVSpec
@@ -241,7 +241,6 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `SwiftKVModel.forward`."""
         return self.model(input_ids, positions, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:

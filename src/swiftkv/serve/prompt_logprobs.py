@@ -1,8 +1,10 @@
-"""Refuse requests for prompt_logprobs when prompt tokens skip layers.
+"""The plugin's logits processor: refuses prompt_logprobs with fast prefill, and detects V1 steps that sample no token.
 
-vLLM refuses most of them in its server only, and `prompt_logprobs: 0` ends the engine with an assertion. A plugin sees
-requests before the engine in `LogitsProcessor.validate_params` of a `vllm.logits_processors` entry point. The processor
-changes no logits; it also tells the model the prompt lengths in the batch.
+vLLM refuses most such requests in its server only, and `prompt_logprobs: 0` ends the engine with an assertion. A plugin sees
+requests before the engine in `LogitsProcessor.validate_params` of a `vllm.logits_processors` entry point.
+
+Logits processors also know the prompts of the batch, and builders of attention metadata the length of each request after the
+step (`attention.ReaderAttention`). If all requests are then shorter than their prompts, the upper half can be skipped.
 """
 
 from __future__ import annotations
@@ -12,8 +14,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
-
-from swiftkv.serve.batch_prompts import batch_prompts
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,47 @@ def refuse_prompt_logprobs(vllm_config: VllmConfig) -> None:
     _fast.append(weakref.ref(vllm_config))
 
 
+class BatchPrompts:
+    """The prompts of one engine's batch.
+
+    Attributes:
+        lengths: prompt tokens by the request's index in the batch, if known.
+        unfinished: indices of prompts that continue after the last noted step.
+        starts: first row with logits of each request in that step, and their number, [requests + 1], on the device.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+        self.unfinished: list[int] = []
+        self.starts: torch.Tensor | None = None
+        self._sampled = True
+
+    def note(self, after_step: torch.Tensor | None, starts: torch.Tensor) -> None:
+        """Note a step: upper bounds of each request's tokens after it, [requests], and `starts`."""
+        lengths = [] if after_step is None else after_step.tolist()
+        self.unfinished = [place for place, length in enumerate(lengths) if length < self.lengths.get(place, 0)]
+        self.starts = starts
+        self._sampled = not lengths or len(self.unfinished) < len(lengths)
+
+    def sampled(self) -> bool:
+        """Whether the noted step samples a token; True if no step was noted."""
+        noted, self._sampled = self._sampled, True
+        return noted
+
+
+_engines: list[tuple[weakref.ref, BatchPrompts]] = []
+
+
+def batch_prompts(vllm_config: VllmConfig) -> BatchPrompts:
+    """Return the `BatchPrompts` of the engine with these settings, one per engine in this process."""
+    for settings, prompts in _engines:
+        if settings() is vllm_config:
+            return prompts
+    _engines[:] = [engine for engine in _engines if engine[0]() is not None]
+    _engines.append((weakref.ref(vllm_config), BatchPrompts()))
+    return _engines[-1][1]
+
+
 class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
     """Checks requests as they arrive, and records the prompt lengths in the batch."""
 
@@ -56,7 +97,6 @@ class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
         self.prompts = batch_prompts(vllm_config)
 
     def is_argmax_invariant(self) -> bool:
-        """It changes no logits."""
         return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -66,9 +106,7 @@ class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
         )
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """It changes no logits."""
         return False
 
     def apply(self, logits: torch.Tensor, *context: Any) -> torch.Tensor:
-        """Return the logits unchanged."""
         return logits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.config import CUDAGraphMode
@@ -31,27 +31,32 @@ CACHE_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
 DEVICE_STARTS = {"FlashAttentionBackend", "TritonAttentionBackend", "CPUAttentionBackend"}
 
 
-def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> None:
+def _refuse(reasons: Callable[..., Iterator[tuple[bool, str]]]) -> Callable[..., None]:
+    """Make a function that raises a `UserError` with the first sentence that `reasons` yields as true."""
+
+    @wraps(reasons)
+    def refuse(*arguments: Any) -> None:
+        for is_so, sentence in reasons(*arguments):
+            if is_so:
+                raise UserError(sentence)
+
+    return refuse
+
+
+@_refuse
+def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
     """Raise a `UserError` if the checkpoint or a setting is not supported in this mode."""
     check_served(vllm_config.model_config.hf_config.model_type)
-    _raise_first(chain(_of_the_checkpoint(vllm_config), _of_the_settings(vllm_config, full_depth)))
+    yield from _of_the_checkpoint(vllm_config)
+    yield from _of_the_settings(vllm_config, full_depth)
 
 
-def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> None:
+@_refuse
+def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> Iterator[tuple[bool, str]]:
     """Raise a `UserError` for settings that vLLM decides later; called when the model is built.
 
     `backend` is the attention backend of layers >= l.
     """
-    _raise_first(_of_the_final_settings(vllm_config, backend))
-
-
-def _raise_first(reasons: Iterator[tuple[bool, str]]) -> None:
-    for is_so, sentence in reasons:
-        if is_so:
-            raise UserError(sentence)
-
-
-def _of_the_final_settings(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> Iterator[tuple[bool, str]]:
     graphs, fast = vllm_config.compilation_config.cudagraph_mode, vllm_config.cache_config.kv_sharing_fast_prefill
     yield (
         backend.forward_includes_kv_cache_update,

@@ -1,8 +1,9 @@
 """Regressions from the states entering layer l to the teacher's keys and values of layers >= l, over training text.
 
 s = norm(h_l) with layer l's input_layernorm is the input of the SwiftKV projections. For each layer i >= l, k_i (before
-RoPE) and v_i are the teacher's keys and values, w_i the attention that a token receives (`received_attention`), and f the
-final normed hidden states. Summed over tokens,
+RoPE) and v_i are the teacher's keys and values, and w_i is the sum of the squared attention weights that later queries give
+the token: with independent errors per token, the squared error of an attention output is the sum of theirs, each times its
+squared attention weight. f are the final normed hidden states. Summed over tokens,
     gram(l, i) = sum w_i s s',   cross(l, i) = sum w_i s [k_i v_i]',   covariance(l) = sum s s',   final(l) = sum s f',
     query_energy(i) = sum |q_i|^2 by head and RoPE frequency.
 In latent attention the latent and the rotary key (before norm and RoPE) replace k_i and v_i, and there is no query_energy.
@@ -25,17 +26,21 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from swiftkv.architectures import architecture
 from swiftkv.device import ranks
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
+from swiftkv.models.attention import each_table, sample_lengths
 from swiftkv.quantize.linear import dense_weight
-from swiftkv.start.received import received_attention
 from swiftkv.tensor_file import open_tensors
 
 FINAL = "final"  # key of the final normed hidden states, beside the layers'
 BITS = 61  # of the largest possible sum in 64: one for the sign, one spare for rounding
+NAME = "swiftkv_received"  # of the attention function
+WEIGHTS = 2**26  # attention weights in flight, 256 MB
 
 
 class ExactSum:
@@ -178,24 +183,92 @@ class MomentSums:
         return tensors
 
 
+@torch.no_grad()
+def received_attention(
+    decoder: nn.Module, index: int, hidden: torch.Tensor, position_ids: torch.Tensor
+) -> torch.Tensor:
+    """Squared attention weights of the teacher's layer `index` >= l, summed over queries, mean over heads.
+
+    Args:
+        decoder: SwiftKV decoder with the teacher's projections.
+        index: the layer.
+        hidden: residual stream entering it [B, T, D].
+        position_ids: int64 [B, T], restarting at every sample.
+
+    Returns:
+        float32 [B, T].
+    """
+    block, before = decoder.layers[index], decoder.config._attn_implementation
+    tables = each_table(decoder.rotary_emb(hidden, position_ids), lambda table: table.to(hidden.device))
+    decoder.config._attn_implementation = NAME
+    try:
+        block.self_attn(
+            block.input_layernorm(hidden),
+            position_embeddings=tables,
+            attention_mask=None,
+            lengths=sample_lengths(position_ids),
+        )
+    finally:
+        decoder.config._attn_implementation = before
+    return block.self_attn.__dict__.pop("received").view(position_ids.shape)
+
+
+def record_received(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    lengths: list[int],
+    scaling: float,
+    sliding_window: int | None = None,
+    **_,
+) -> tuple[torch.Tensor, None]:
+    """Attention function that stores the received attention, float32 [B * T], in `module.received` and returns zeros.
+
+    Args:
+        module: the attention module.
+        query: [B, heads, T, head size].
+        key, value: [B, KV heads, T, head size]; values may have another size.
+        attention_mask: ignored.
+        lengths: tokens of each sample, B x T in all.
+        scaling: factor of the attention scores.
+        sliding_window: latest tokens that a query sees; None means all.
+    """
+    batch, heads, tokens, _ = query.shape
+    queries, keys = (states.transpose(1, 2).flatten(0, 1).transpose(0, 1) for states in (query, key))
+    received = torch.zeros(batch * tokens, device=query.device)
+    samples = zip(*(states.split(lengths, dim=-2) for states in (queries, keys)), received.split(lengths), strict=True)
+    for q, k, found in samples:
+        length, grouped = len(found), q.unflatten(0, (len(k), -1))
+        place = torch.arange(length, device=query.device)
+        for part in place.split(max(1, WEIGHTS // (heads * length))):
+            ahead = place - part[:, None]  # [queries, keys]
+            unseen = (ahead > 0) | (ahead <= -(sliding_window or length))
+            scores = (grouped[:, :, part] @ k[:, None].mT).float() * scaling
+            found += scores.masked_fill_(unseen, -torch.inf).softmax(-1).square_().sum((0, 1, 2)) / heads
+    module.received = received
+    return value.new_zeros(batch, tokens, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(NAME, record_received)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
 def regression(gram: torch.Tensor, cross: torch.Tensor, ridge: float, layer: int) -> torch.Tensor:
     """Solve the ridge regression [targets, F] for float64 sums `gram` [F, F] and `cross` [F, targets].
 
     Raises:
         UserError: the states entering `layer` do not determine it.
     """
-    factor, failed = torch.linalg.cholesky_ex(penalised(gram, ridge))
+    penalty = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    factor, failed = torch.linalg.cholesky_ex(gram + penalty)
     if failed:
         raise UserError(
             f"the states entering layer {layer} do not determine a fit, as some features are combinations of "
             "others; raise start_ridge or start_tokens"
         )
     return torch.cholesky_solve(cross, factor).T
-
-
-def penalised(gram: torch.Tensor, ridge: float) -> torch.Tensor:
-    """Left side of the normal equations."""
-    return gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
 
 
 def write_fits(output: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> None:
