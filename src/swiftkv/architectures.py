@@ -73,14 +73,9 @@ ARCHITECTURES = {
 }
 
 
-def ordinary(model_type: str) -> str:
-    """Return the model_type of the ordinary model for an ordinary or rewired model_type."""
-    return model_type.removesuffix("_swiftkv")
-
-
 def architecture(model_type: object) -> Architecture:
     """Return the row of an ordinary or rewired model_type; raise a `UserError` if there is none."""
-    row = ARCHITECTURES.get(ordinary(str(model_type)))
+    row = ARCHITECTURES.get(str(model_type).removesuffix("_swiftkv"))
     if row is None:
         raise UserError(
             f"SwiftKV does not know {model_type!r} models, only {', '.join(sorted(ARCHITECTURES))} "
@@ -115,4 +110,4 @@ def check_fit(model_type: str, group_size: int) -> None:
 def check_served(model_type: str) -> None:
     """Raise a `UserError` with the reason if vLLM cannot serve a rewired model."""
     if reason := architecture(model_type).not_served:
-        raise UserError(f"a SwiftKV model of {ordinary(model_type)!r} cannot be served: {reason}")
+        raise UserError(f"a SwiftKV model of {model_type.removesuffix('_swiftkv')!r} cannot be served: {reason}")

@@ -165,8 +165,7 @@ def _resolve(arch: Dimensions, spec: SwiftKVSpec | None) -> SwiftKVSpec:
 
 def _visible(tokens: int, window: int | None) -> int:
     """Pairs (query, key) of causal attention over `tokens` positions: the sum of min(i, window) for i = 1..tokens."""
-    if window is None or tokens <= window:
-        return tokens * (tokens + 1) // 2
+    window = min(tokens, window or tokens)
     return window * (window + 1) // 2 + (tokens - window) * window
 
 

@@ -76,12 +76,10 @@ def launched_ranks() -> Iterator[None]:
 
 
 def rank() -> int:
-    """Rank of this process."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def ranks() -> int:
-    """Number of processes of the launcher."""
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 

@@ -31,7 +31,6 @@ def distillation_loss(
         head: language-model head [V, D]; gets a gradient unless frozen.
         weights: float32 [N]; positions of weight 0 are skipped.
         teacher: the teacher's hidden states [N, D].
-        temperature: T.
         teacher_head: the teacher's head [V, D], frozen; None means `head`.
 
     Returns:

@@ -151,7 +151,6 @@ def pack(
     Args:
         samples: chats; empty ones and those longer than `longest` are dropped.
         max_length: tokens per row.
-        seed: seed of the shuffle.
         padding: token id of padding.
         max_rows: largest number of rows; None packs everything.
         longest: largest number of tokens of a sample; None means `max_length`.

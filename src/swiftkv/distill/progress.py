@@ -43,7 +43,6 @@ class LossLog:
         self._file.flush()
 
     def add(self, **row: float) -> None:
-        """Append a row; the keywords are the columns."""
         self._writer.writerow(row)
         self._file.flush()
 

@@ -126,7 +126,6 @@ class TrainingState:
 
 
 def trained(engine: Any) -> dict[str, torch.nn.Parameter]:
-    """Trained parameters by name."""
     return {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
 
 

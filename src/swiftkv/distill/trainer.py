@@ -337,5 +337,4 @@ def quiet_deepspeed():
 
 
 def say(sentence: str) -> None:
-    """Print to stderr."""
     print(sentence, file=sys.stderr, flush=True)

@@ -76,7 +76,6 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     """Load a SwiftKV checkpoint that shares the weights equal to its teacher's.
 
     Args:
-        path: folder of the checkpoint.
         teacher: the ordinary model; gives dtype and devices.
 
     Returns:

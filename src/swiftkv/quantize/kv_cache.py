@@ -4,8 +4,7 @@ A token has one scale for its keys and one for its values in a layer, over all K
 quantization that the paper cites (ZeroQuant, Yao et al., 2022). A scale per head would gain little: e4m3 is a
 floating-point format, so a head 2^-8 below the largest one still has full relative precision.
 
-Each token is quantized once, as it enters the cache, keys after RoPE; prefill and decode attend to the same numbers. Works
-for every Hugging Face model that attends to the result of `Cache.update`.
+Each token is quantized once, as it enters the cache, keys after RoPE; prefill and decode attend to the same numbers.
 """
 
 from __future__ import annotations

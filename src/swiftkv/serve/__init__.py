@@ -1,10 +1,8 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`model.py` has the two halves of the model, `attention.py` the layers >= l and the shared caches, `graphs.py` CUDA graphs of
-the upper half, `weights.py` the loading. `hook.py` chooses the mode, `refusals.py` refuses unsupported settings,
-`prompt_logprobs.py` unsupported requests, `features.py` unsupported versions of vLLM. `prompt_logprobs.py` and
-`model_state.py` detect steps without sampling. `merge_all_layers.py` is the comparison of Sec. 5.1. Nothing in vLLM is
-patched.
+`hook.py` chooses the mode of a model (`model.py`); `refusals.py` refuses unsupported settings, `prompt_logprobs.py` requests,
+`features.py` versions of vLLM. `prompt_logprobs.py` (V1) and `model_state.py` (V2) detect steps that sample no token.
+`merge_all_layers.py` is the comparison of Sec. 5.1. Nothing in vLLM is patched.
 """
 
 from swiftkv import installed_version

@@ -231,7 +231,6 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         return SwiftKVModelState
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embed token ids [T] to [T, hidden]."""
         return self.model.embed_tokens(input_ids)
 
     def forward(

@@ -94,9 +94,9 @@ def load_weights(
 
 def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
     """Whether a tensor is redundant: a bias of zeros, or GPTQ's groups in the order of the inputs."""
-    return (name.endswith(".bias") and not tensor.any()) or (
-        name.endswith(".g_idx") and bool((tensor.diff() >= 0).all())
-    )
+    if name.endswith(".g_idx"):
+        return bool((tensor.diff() >= 0).all())
+    return name.endswith(".bias") and not tensor.any()
 
 
 def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
@@ -108,7 +108,11 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     if upper and match[2] in _TEACHER and not spec.own_key_values:
         return None
     if scale is not None:
-        return _place_of_cache_scale(int(scale["layer"]), scale["of"], scale["kind"] or "scale", spec)
+        layer, kind = int(scale["layer"]), f"{scale['of']}_{scale['kind'] or 'scale'}"
+        if layer < spec.num_key_value_layers or scale["of"] == "q":
+            return f"model.layers.{layer}.self_attn.attn.{kind}", None
+        # Scales of keys and values belong to the cache, which the group's first layer owns.
+        return (f"model.caches.owners.{spec.owners.index(layer)}.{kind}", None) if layer in spec.owners else None
     if match is None:
         return name, None
     layer, module, kind = int(match[1]), match[2], match[3]
@@ -126,15 +130,6 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
         return f"model.caches.kv_proj_swiftkv.{kind}", shard
     stacked, shard = _STACKED.get(module, (module, None))
     return f"{prefix}.{stacked}.{kind}", shard
-
-
-def _place_of_cache_scale(layer: int, of: str, kind: str, spec: SwiftKVSpec) -> tuple[str, None] | None:
-    """Queries' scales belong to the layer, those of keys and values to the cache of the group's first layer."""
-    if layer < spec.num_key_value_layers or of == "q":
-        return f"model.layers.{layer}.self_attn.attn.{of}_{kind}", None
-    if layer not in spec.owners:
-        return None
-    return f"model.caches.owners.{spec.owners.index(layer)}.{of}_{kind}", None
 
 
 def _share_cache_scales(parameters: dict[str, torch.nn.Parameter], spec: SwiftKVSpec) -> set[str]:

@@ -21,12 +21,7 @@ from swiftkv.start.moments import Moments
 
 @torch.no_grad()
 def fitted_values(teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments) -> dict[str, nn.Parameter]:
-    """Compute fitted start values.
-
-    Args:
-        teacher: the ordinary model.
-        spec: the rewiring.
-        moments: this teacher's moments for the l of `spec`.
+    """Compute fitted start values from the teacher's moments for the l of `spec`.
 
     Returns:
         As `start_values`. Queries differ from the teacher's only in AcrossKV groups, norm_swiftkv never. An early exit head

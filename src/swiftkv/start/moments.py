@@ -191,7 +191,6 @@ def received_attention(
 
     Args:
         decoder: SwiftKV decoder with the teacher's projections.
-        index: the layer.
         hidden: residual stream entering it [B, T, D].
         position_ids: int64 [B, T], restarting at every sample.
 
@@ -227,7 +226,6 @@ def record_received(
     """Attention function that stores the received attention, float32 [B * T], in `module.received` and returns zeros.
 
     Args:
-        module: the attention module.
         query: [B, heads, T, head size].
         key, value: [B, KV heads, T, head size]; values may have another size.
         attention_mask: ignored.
