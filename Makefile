@@ -21,7 +21,7 @@ help:  ## what there is to make
 demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (4 to 9 minutes on two cores)
 	@$(ACTIVATE) && python -m pipeline.run run --profile local demo
 	@$(MAKE) --no-print-directory report PROFILE=local
-	@$(ACTIVATE) && python -m pipeline.artifacts.checked results/local/tables/demo.csv
+	@$(ACTIVATE) && python -m pipeline.artifacts.checks results/local/tables/demo.csv
 
 reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (73 minutes on two cores after the demo)
 	$(ACTIVATE) && python -m pipeline.run run $(SCALE)

@@ -5,13 +5,14 @@ The numbers mean nothing.
 
 import copy
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import yaml
 from snakemake.utils import update_config
 
 from pipeline.artifacts import contents
-from pipeline.artifacts.kinds import KINDS
+from pipeline.artifacts.entry import KINDS
 from pipeline.config import Config
 from pipeline.records import describe_spec
 from swiftkv.io import write_json
@@ -59,7 +60,8 @@ def resolved(kind, name="table", scale_name="", **raw):
 
 def made(entry, **files):
     """What an entry's kind makes of records and published files, by input name."""
-    return KINDS[entry["kind"]].make(entry, files)
+    module, _, function = KINDS[entry["kind"]].make.partition(":")
+    return getattr(import_module(module), function)(entry, files)
 
 
 def saved(folder, records):

@@ -1,4 +1,4 @@
-"""The forms of a table: LaTeX that compiles and stays within its margins, Markdown, HTML and CSV."""
+"""Tables: what is printed of numbers, gaps and published values, and the forms of a table."""
 
 import re
 import shutil
@@ -7,59 +7,206 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
-from artifact_helpers import LLAMA, PAPER, closeness, made, saved, scale, score, training, typed
+from tests.unit.artifact_helpers import (
+    LLAMA,
+    PAPER,
+    ROOT,
+    closeness,
+    made,
+    resolved,
+    saved,
+    scale,
+    score,
+    throughput,
+    training,
+    typed,
+)
 
-from pipeline.artifacts import columns, contents
-from pipeline.artifacts.columns import Column, grid, measured, models
-from pipeline.artifacts.records import MISSING, OOM
-from pipeline.artifacts.table import Footnotes, Panel, Table, to_html, to_latex, to_markdown
+from pipeline.artifacts import contents
+from pipeline.artifacts.metrics import IN_NOISE, MISSING, OOM, percent, show, show_interval, significant
+from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
+QUALITY = [
+    {"caption": "scores", "columns": ["prefill_reduction_percent", "kv_cache_reduction_percent", "tasks", "average"]},
+    {"caption": "closeness", "columns": ["kl", "start_kl"]},
+    {"caption": "differences", "columns": ["kl", "tasks", "average"], "rows": "differences"},
+]
 
 
-def scored(entry):
-    """Every score and fidelity record an entry shows, but for one task that no hub has."""
-    parts = entry.get("parts") or [{"models": [model["name"] for model in entry["models"]], "cases": entry["cases"]}]
-    rows = {(model, *case): None for part in parts for model in part["models"] for case in part["cases"]}
+def quality(tmp_path, model="small", variants=("baseline", "swiftkv-50"), scale_name="", **more):
+    tasks = ["arc-challenge", "winogrande"]
+    entry = resolved(
+        "table", "table2", scale_name, models=[model], variants=list(variants), tasks=tasks, panels=QUALITY, **more
+    )
+    name = entry["models"][0]["name"]
+    asked = {"metric": "exact_match", "filter": "strict_match", "shots": 0, "chat_template": True, "limit": None}
     scores = [
-        score(model, variant, task, 0.5, kv_cache=kv_cache, reason=REASON if task == "truthfulqa" else None)
-        for model, variant, kv_cache in rows
-        for task in entry.get("tasks", {})
+        score(name, variant, task, 0.7 - place / 10, questions=[1.0] * (7 - place) + [0.0] * (3 + place),
+              **(asked | {key: entry["tasks"][task][key] for key in asked} | {"lm_eval_task": entry["tasks"][task]["task"]}))
+        for place, (variant, _) in enumerate(entry["cases"])
+        for task in tasks
+    ]  # fmt: skip
+    fidelity = [closeness(name, variant, 0.25) for variant, _ in entry["cases"]]
+    return entry, scores, fidelity
+
+
+def text(grid):
+    return grid.frame.astype(str).agg(" | ".join, axis=1).tolist()
+
+
+def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_path):
+    entry, scores, fidelity = quality(tmp_path)
+    published = [PAPER / "table2.csv"]
+    table = made(entry, scores=saved(tmp_path, scores), fidelity=saved(tmp_path, fidelity[1:]), published=published)
+    first, second, third = map(text, table.grids)
+    assert [line.split(" | ")[0] for line in first] == ["baseline", "published", "swiftkv-50", "published"]
+    assert first[1].split(" | ")[3:5] == ["82.00", "77.90"] and first[1].split(" | ")[5].startswith("79.95 [")
+    assert first[2].split(" | ")[1] == "50% (l = 16)" and "[" in first[2]
+    assert "n/a [" in second[0] and "not measured" in " ".join(table.notes)
+    assert third[0].startswith(f"swiftkv-50 | baseline | {IN_NOISE} -10.00") and "(10%)" in third[0]
+    assert any(note.startswith("Avg.: mean over ARC-Challenge and Winogrande") for note in table.notes)
+    assert {"measured", "arithmetic", "published"} <= set(table.values["source"])
+
+
+def test_a_task_that_could_not_be_asked_says_why_and_is_in_no_average(tmp_path):
+    entry, scores, fidelity = quality(tmp_path)
+    gone = score(LLAMA, "swiftkv-50", "winogrande", 0.5, reason=REASON)
+    gone["settings"] = scores[-1]["settings"]
+    table = made(entry, scores=saved(tmp_path, [*scores[:-1], gone]), fidelity=saved(tmp_path, fidelity))
+    assert any(REASON in note for note in table.notes)
+    assert "Avg.: mean over ARC-Challenge." in table.notes
+
+
+def test_a_part_that_no_model_plays_is_there_with_its_reason():
+    parts = [
+        {"title": "x", "models": ["moe"], "variants": ["baseline"]},
+        {"title": "y", "models": ["small"], "variants": ["baseline"]},
     ]
-    return scores, [closeness(model, variant, 0.25, kv_cache=kv_cache) for model, variant, kv_cache in rows]
+    table = made(resolved("table", scale_name="local", parts=parts, panels=[{"columns": ["kl"]}]))
+    assert text(table.grids[0])[0].endswith("n/a [1]")
+    assert "no model of this scale plays this role" in table.notes[-2]
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    """Every table of these kinds at the paper's scale."""
-    folder, found, config = tmp_path_factory.mktemp("records"), [], typed(scale())
-    for name, raw in config["artifacts"].items():
-        if raw["kind"] not in ("quality", "summary", "tasks", "training") or contents.left_out(config, name):
-            continue
-        entry = contents.resolve(config, name)
-        files = {"published": [PAPER / f"{stem}.csv" for stem in raw.get("published", ())]}
-        if raw["kind"] == "training":
-            files["training"] = saved(folder, [training(LLAMA, "swiftkv-50", gpus=8)])
-        else:
-            scores, fidelity = scored(entry)
-            files["scores"] = saved(folder, scores)
-            files |= {"fidelity": saved(folder, fidelity)} if raw["kind"] == "quality" else {}
-        found.append(made(entry, **files))
-    return [*found, odd_table()]
+def test_speeds_stand_beside_limits_and_out_of_memory_is_said(tmp_path):
+    panels = [{"caption": name, "columns": [name], "across": "variant"} for name in ("tokens_per_second", "speedup")]
+    entry = resolved(
+        "table",
+        models=["small"],
+        variants=["baseline", "swiftkv-50"],
+        points=["memory-80gib", "memory-20gib"],
+        panels=panels,
+    )
+    records = [
+        throughput(LLAMA, variant, "memory-80gib", speed) for variant, speed in (("baseline", 2e4), ("swiftkv-50", 3e4))
+    ]
+    records.append(throughput(LLAMA, "baseline", "memory-20gib", None, reason="no memory"))
+    table = made(entry, serving=saved(tmp_path, records), published=[PAPER / "table5.csv"])
+    speeds, gains = map(text, table.grids)
+    assert speeds == [
+        "80 GB | 20,000 | 30,000",
+        "published | 22,900 | 31,000",
+        "20 GB | OOM [1] | n/a [2]",
+        "published | 10,800 | 12,200",
+    ]
+    assert gains[0] == "80 GB | 1.50× (limit 1.80×)"
+
+
+def test_trainings_stand_beside_what_the_sources_state(tmp_path):
+    panels = [
+        {"caption": "a", "columns": ["training_hours", "training_hardware"]},
+        {"caption": "b", "rows": "statements"},
+    ]
+    entry = resolved("table", "training_cost", models=["small"], variants=["swiftkv-50"], panels=panels)
+    table = made(
+        entry, training=saved(tmp_path, [training(LLAMA, "swiftkv-50", gpus=8)]), published=[PAPER / "values.csv"]
+    )
+    assert text(table.grids[0]) == ["swiftkv-50 | 2.00 | 8 × NVIDIA H100 80GB HBM3"]
+    assert any("at most 3" in line for line in text(table.grids[1]))
+
+
+def test_labels_have_the_recipe_where_two_recipes_meet():
+    from pipeline.artifacts.labels import label
+
+    both = resolved(
+        "table", models=["small"], variants=["baseline", "swiftkv-50", "swiftkv-50-tuned"], panels=[{"columns": ["kl"]}]
+    )
+    alone = resolved("table", models=["small"], variants=["baseline", "swiftkv-50"], panels=[{"columns": ["kl"]}])
+    assert label(both, "swiftkv-50") == "50% SingleInputKV, paper's recipe"
+    assert label(both, "swiftkv-50-tuned") == "50% SingleInputKV, tuned"
+    assert (label(alone, "swiftkv-50"), label(alone, "baseline")) == ("50% SingleInputKV", "Baseline")
+
+
+@pytest.mark.parametrize("name", ["table1", "blog_table2"])
+def test_flops_tables_equal_the_published_ones(name):
+    entry = contents.resolve(typed(scale()), name)
+    large = ROOT / "resources/architectures/llama-3.1-70b.json"
+    table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
+    printed = table.grids[0].frame.to_dict("records")
+    ours, theirs = ([row for row in printed if (row["Model"] == "published") == wanted] for wanted in (False, True))
+    assert len(theirs) == len(ours) == len(entry["cases"])
+    for rows in zip(ours, theirs, strict=True):
+        mine, paper = ({name: float(row[name].rstrip("%")) for name in row if name != "Model"} for row in rows)
+        assert mine == paper
+
+
+def test_dimensions_that_cannot_be_used_are_named(tmp_path):
+    write_json(tmp_path / "source.json", [1])
+    for name in ("source.json", "none.json"):
+        with pytest.raises(UserError, match=name):
+            made(contents.resolve(typed(scale()), "table1"), dimensions=[tmp_path / name])
+
+
+def test_checks_pass_within_bounds_and_name_a_row_that_is_not_there(tmp_path):
+    (tmp_path / "t.csv").write_text("metric,at,value\nkl,1,0.25\nkl,2,\n")
+    bounds = [{"expected": 0.26, "tolerance": 0.01}, {"least": 0.3}, {"most": 1}]
+    entry = {"name": "c", "title": "checks", "label": "x", "models": []}
+    checks = [{"what": "x", "artifact": "t", "where": {"metric": "kl", "at": 1.0}, **each} for each in bounds]
+    found = made(entry | {"kind": "checks", "checks": checks}, tables=[tmp_path / "t.csv"])
+    assert found.values["verdict"].tolist() == ["passed", "FAILED", "passed"]
+    for where, message in (({"metric": "kl"}, "2 rows"), ({"metric": "top1"}, "no row")):
+        with pytest.raises(UserError, match=message):
+            made(entry | {"kind": "checks", "checks": [checks[0] | {"where": where}]}, tables=[tmp_path / "t.csv"])
+
+
+def test_numbers():
+    assert [percent(value) for value in (0.46875, 0.5, 16 / 30, 0)] == ["46.875%", "50%", "53.3%", "0%"]
+    assert (significant(10.737, 2), significant(112.7, 2), significant(0.83886, 2)) == (11, 113, 0.84)
+    assert (show(0.0199, "s2"), show(9.96, "s2"), show(1.256, ".2f|×")) == ("0.020", "10", "1.26×")
+    written = [
+        show_interval(1.25, *ends, ".2f").replace("\N{NO-BREAK SPACE}", " ")
+        for ends in ((1.0, 1.5), (1.1, 1.5), (None, None))
+    ]
+    assert written == ["1.25 ± 0.25", "1.25 [1.10, 1.50]", "1.25"]
+
+
+# Forms
 
 
 def odd_table():
     """Everything that LaTeX, Markdown and HTML read as a command."""
     odd = pd.DataFrame({"a_b\n%": [f"{MISSING} [1]", "$x & y_z|<b>"], "c": ["1", "2"], "d": [f"{OOM} [1]", "w" * 90]})
-    panel = Panel(odd, "x_y & <i>", (1,), {0: "(a) 50 % & more_of <it>", 1: "(b) " + "long title " * 9})
+    grid = Grid(odd, "x_y & <i>", (1,), {0: "(a) 50 % & more_of <it>", 1: "(b) " + "long title " * 9})
     notes = ["5 > 3 | “a” → ‖ ± × … 漢", "sha256:" + "0123456789abcdef" * 16, "/a_path/with-dashes" * 20]
-    return Table("odd", r"100% of a_b & c #1 {~^\} <u>", odd, [panel, panel], notes)
+    return Table("odd", r"100% of a_b & c #1 {~^\} <u>", odd, [grid, grid], notes)
 
 
 def long_table():
     cell = "≈ +0.108 ± 0.020 [45, 59]".replace(" ", "\N{NO-BREAK SPACE}")  # as scores and differences are written
     frame = pd.DataFrame([["swiftkv-50-across16", *[cell] * 8]] * 60, columns=["Variant", *map(str, range(8))])
-    return Table("long", "Long", frame, [Panel(frame, "(a) scores")], [])
+    return Table("long", "Long", frame, [Grid(frame, "(a) scores")], [])
+
+
+@pytest.fixture
+def tables(tmp_path):
+    entry, scores, fidelity = quality(tmp_path)
+    published = [PAPER / "table2.csv"]
+    return [
+        made(entry, scores=saved(tmp_path, scores), fidelity=saved(tmp_path, fidelity), published=published),
+        odd_table(),
+    ]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
@@ -68,9 +215,9 @@ def test_latex_compiles_within_its_margins(tables, tmp_path, packages):
     shown = {"booktabs": tables[-1:], "booktabs,graphicx": tables}.get(packages, [long_table()])
     inputs = []
     for number, table in enumerate(shown):
-        text = to_latex(table)
-        assert rf"\label{{tab:{table.label}}}" in text and ("longtable" in packages) == ("longtable" in text)
-        (tmp_path / f"{number}.tex").write_text(text)
+        latex = to_latex(table)
+        assert rf"\label{{tab:{table.label}}}" in latex and ("longtable" in packages) == ("longtable" in latex)
+        (tmp_path / f"{number}.tex").write_text(latex)
         inputs.append(rf"\typeout{{table {number} {table.label}}}\input{{{number}}}\clearpage")
     document = rf"\documentclass{{article}}\usepackage{{{packages}}}\begin{{document}}{''.join(inputs)}\end{{document}}"
     (tmp_path / "all.tex").write_text(document)
@@ -112,38 +259,12 @@ def test_html_and_markdown_have_every_cell(tables):
     for table in tables:
         page = Grids()
         page.feed(to_html(table))
-        printed = [row for panel in table.panels for row in panel.frame.to_numpy().tolist()]
-        headings = [title for panel in table.panels for title in panel.headings.values()]
+        printed = [row for grid in table.grids for row in grid.frame.to_numpy().tolist()]
+        headings = [title for grid in table.grids for title in grid.headings.values()]
         assert not page.open and [row for row in page.rows if row in printed] == printed
         assert [row[0] for row in page.rows if len(row) == 1] == headings
-        assert all(text in page.text for text in (table.title, *table.notes))
-        assert "http" not in re.sub(r"https://example[^<]*", "", to_html(table))  # nothing is fetched
-        for panel in table.panels:
-            grid = [line for line in to_markdown(Table("x", "x", table.values, [panel])).split("\n") if line[:1] == "|"]
-            assert len(grid) == len(panel.frame) + len(panel.headings) + 2
-            assert {line.replace(r"\|", "").count("|") for line in grid} == {len(panel.frame.columns) + 1}
-
-
-LINES = [
-    {"model": "a", "title": "A", "speed": 1.25, "speed_stderr": 0.5, "hours": 1},
-    {"model": "a", "title": "A", "speed": None, "hours": None, "_why": "no hub", "_below": ("published", "cut")},
-    {"model": "b", "title": "B", "speed": None, "hours": 2, "_why": "no memory", "status": "oom"},
-]
-COLUMNS = [Column("Speed", "speed", "+.1f", why="_why", below=lambda line: "7"), Column("Hours", "hours", str)]
-
-
-def test_a_column_prints_values_errors_gaps_with_their_reasons_and_a_second_line():
-    footnotes = Footnotes()
-    panel = grid(LINES, [*models(LINES), *COLUMNS], footnotes, "caption")
-    assert panel.frame.to_numpy().tolist() == [
-        ["A", "+1.2\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.5", "1"],
-        ["A", "n/a [1]", "n/a"],
-        ["published [2]", "7", ""],
-        ["B", "OOM [3]", "2"],
-    ]
-    assert footnotes.texts == ["no hub", "cut", "no memory"] and footnotes.mark("cut") == "[2]"
-    entry = {"name": "x", "models": [{"title": "A"}], "title": "speed", "label": "Table 1"}
-    values = columns.table(entry, LINES, [], [], Footnotes()).values
-    assert list(values) == ["model", "title", "speed", "speed_stderr", "hours", "status"]
-    assert measured("x", {"value": 0.5, "stderr": 0.1}, 100) == {"x": 50, "x_stderr": 10}
-    assert measured("x", None) == {"x": None, "x_stderr": None}
+        assert all(part in page.text for part in (table.title, *table.notes))
+        for grid in table.grids:
+            lines = [line for line in to_markdown(Table("x", "x", table.values, [grid])).split("\n") if line[:1] == "|"]
+            assert len(lines) == len(grid.frame) + len(grid.headings) + 2
+            assert {line.replace(r"\|", "").count("|") for line in lines} == {len(grid.frame.columns) + 1}

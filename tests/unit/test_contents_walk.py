@@ -12,7 +12,7 @@ from tests.unit.artifact_helpers import ROOT, scale, typed
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
-from pipeline.artifacts.records import check_settings
+from pipeline.artifacts.records import checked_records
 from pipeline.config.points import POINTS
 from pipeline.measure import run
 from swiftkv.errors import UserError
@@ -153,10 +153,10 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
     needed = contents.needs(before, artifact)
     for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
         provide(before, path)
-    check_settings(json.loads(json.dumps(contents.resolve(before, artifact))), needed)
+    checked_records(json.loads(json.dumps(contents.resolve(before, artifact))), needed)
     update_config(config, change)
     with pytest.raises(UserError, match=rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):
-        make_artifact(contents.resolve(typed(config), artifact), needed, [])
+        checked_records(contents.resolve(typed(config), artifact), needed)
 
 
 VALUES = {

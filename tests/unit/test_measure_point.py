@@ -11,7 +11,6 @@ import torch
 from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject, write_dummy
 from transformers import AutoTokenizer
 
-from pipeline.artifacts.kinds.flops import cost_record
 from pipeline.measure import memory, offline
 from pipeline.measure import point as served
 from pipeline.measure.engine import EngineFailure, OutOfMemory
@@ -20,7 +19,7 @@ from pipeline.measure.offline import peak_tflops
 from pipeline.measure.point import engine_arguments, engine_environment
 from pipeline.measure.run import cost, headline
 from swiftkv import device
-from swiftkv.cost import GIBI, parameter_count
+from swiftkv.cost import GIBI, Dimensions, parameter_count, speedup_limits
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -242,7 +241,7 @@ def test_costs_are_those_of_the_cost_model(tmp_path):
     spec = SwiftKVSpec(32, 16, 4)
     model = subject(tmp_path / "m", spec=spec)
     (tmp_path / "m/config.json").write_text(json.dumps(config))
-    limits = cost_record("x", "x", config, {"v": spec.fields}, 2000, 256)["variants"]["v"]["limits"]
+    limits = speedup_limits(Dimensions.from_config(config), spec, 2000, 256)
     made = cost(model, 2000, 256)
     assert made["request_speedup_limit"] == pytest.approx(limits["request_speedup"])
     assert made["prefill_speedup_limit"] == pytest.approx(limits["prefill_speedup"])

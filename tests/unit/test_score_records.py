@@ -17,7 +17,7 @@ from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, entry
 from pipeline.config.catalogue import KNOWN, leaf_entries
 from pipeline.score.run import bits_per_byte, measure_scores
 from pipeline.score.tasks import build_benchmark, open_questions, read_table
-from pipeline.statistics import mean_and_stderr, mean_of_turns, wilson
+from pipeline.statistics import mean_and_stderr
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, rewire, save_swiftkv
 
@@ -173,17 +173,9 @@ def test_score_of_a_checkpoint_and_an_fp8_cache(source, tmp_path):
 
 def test_errors_of_means():
     assert mean_and_stderr([0.0, 1.0, 1.0, 1.0]) == (0.75, pytest.approx(0.25))
-    assert mean_and_stderr([1.0]) == mean_of_turns([1.0]) == (1.0, None)
+    assert mean_and_stderr([1.0]) == (1.0, None)
     for answer in (0.0, 1.0):  # answers that are all alike leave an error
         assert mean_and_stderr([answer] * 8) == (answer, pytest.approx((2 / 12 * 10 / 12 / 12) ** 0.5))
-    # Student's t for 95 % and two degrees of freedom is 4.303.
-    assert mean_of_turns([1.0, 2.0, 3.0]) == (2.0, pytest.approx(4.303 / 3**0.5 / 2, abs=1e-3))
-
-
-def test_wilson_intervals_are_the_published_ones():
-    """Against Table 1 of Newcombe (1998), Statistics in Medicine 17, at his 1.96 in place of 2 to two digits."""
-    for hits, number, low, high in ((81, 263, 0.2553, 0.3662), (0, 20, 0.0, 0.1611), (29, 29, 0.8830, 1.0)):
-        assert wilson(hits, number) == (pytest.approx(low, abs=0.005), pytest.approx(high, abs=0.007))
 
 
 def test_an_unavailable_source_is_a_result_without_a_model(source, monkeypatch, tmp_path):

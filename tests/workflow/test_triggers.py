@@ -59,9 +59,14 @@ def test_another_way_to_draw_draws_anew(tmp_path):
         workflow = api.workflow(ResourceSettings(cores=1), snakefile=ROOT / "Snakefile")._workflow
         params = {rule.name: dict(rule.params.items()) for rule in workflow.rules}
     drawn = {rule: named["drawing"] for rule, named in params.items() if "drawing" in named}
-    assert drawn == dict.fromkeys(("table", "figure"), code_digest(ROOT / "workflow/pipeline/artifacts"))
-    (tmp_path / "kinds").mkdir()
-    file = tmp_path / "kinds/bars.py"
+    code = (
+        "workflow/pipeline/artifacts",
+        "workflow/pipeline/statistics.py",
+        "src/swiftkv/cost.py",
+        "src/swiftkv/spec.py",
+    )
+    assert drawn == dict.fromkeys(("table", "figure"), code_digest(*(ROOT / place for place in code)))
+    file = tmp_path / "bars.py"
     file.write_text("blue")
     before = code_digest(tmp_path)
     file.touch()

@@ -23,12 +23,13 @@ LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-
 
 
 def code_digest(*packages: Path) -> str:
-    """SHA-256 over the names and contents of packages' files; the same wherever and whenever they were checked out."""
+    """SHA-256 over the names and contents of the files of packages, or of modules; the same wherever they were checked out."""
     total = hashlib.sha256()
     for package in packages:
-        for file in sorted(package.rglob("*")):
+        for file in sorted(package.rglob("*")) if package.is_dir() else [package]:
             if file.is_file() and "__pycache__" not in file.parts:
-                total.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+                name = file.relative_to(package if package.is_dir() else package.parent)
+                total.update(str(name).encode() + b"\0" + file.read_bytes())
     return total.hexdigest()
 
 

@@ -1,4 +1,8 @@
-"""Standard errors and intervals: of means, shares, ratios and differences. Every error of an artifact comes from here."""
+"""Confidence intervals of 95 %: of means, shares, ratios and differences. Every interval of an artifact comes from here.
+
+scipy computes them: Student's t where a standard error is measured over n values, Wilson's score interval for shares of few
+questions. Of ratios of times the logarithms are taken, so their mean is the geometric one.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,80 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-ERRORS = 2  # standard errors that an error bar reaches on either side, and from which on a difference is taken for one
+LEVEL = 0.95
 
 
-class Difference(NamedTuple):
-    """A mean difference and its standard error, None where it is not known."""
+class Estimate(NamedTuple):
+    """A value with its standard error and 95 % confidence interval; None where nothing was measured twice."""
 
     value: float
-    stderr: float | None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
 
-    @property
-    def clear(self) -> bool:
-        """Whether it is more than `ERRORS` standard errors above zero."""
-        return self.stderr is not None and self.value > ERRORS * self.stderr
+    def scaled(self, factor: float) -> Estimate:
+        """The same in another unit; `factor` is positive."""
+        return Estimate(*(None if number is None else factor * number for number in self))
 
-    @property
-    def within_noise(self) -> bool:
-        """Whether it is `ERRORS` standard errors from zero at most, or nobody knows."""
-        return self.stderr is None or abs(self.value) <= ERRORS * self.stderr
+
+def estimate(value: float, stderr: float | None = None, n: int | None = None) -> Estimate:
+    """An estimate from a standard error: Student's t of n - 1 degrees of freedom, the normal distribution without n.
+
+    Args:
+        value, stderr: as measured; without a standard error there is no interval.
+        n: number of values that the standard error was measured over.
+    """
+    from scipy import stats
+
+    if stderr is None or (n is not None and n < 2):
+        return Estimate(value)
+    quantile = stats.norm.ppf(0.5 + LEVEL / 2) if n is None else stats.t.ppf(0.5 + LEVEL / 2, n - 1)
+    return Estimate(value, stderr, value - float(quantile) * stderr, value + float(quantile) * stderr)
+
+
+def exact(value: float) -> Estimate:
+    """A count, or what follows from dimensions: its interval is itself."""
+    return Estimate(value, 0.0, value, value)
+
+
+def wilson(hits: float, number: int) -> tuple[float, float]:
+    """Ends of the Wilson score interval of the share `hits / number`; not empty where none or all are hits."""
+    from scipy import stats
+
+    found = stats.binomtest(round(hits), number).proportion_ci(LEVEL, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def of_turns(times: Sequence[float]) -> Estimate:
+    """The geometric mean of repeated times, with Student's t of their logarithms."""
+    return _exponential([math.log(time) for time in times])
+
+
+def ratio_of_turns(baseline: Sequence[float], own: Sequence[float]) -> Estimate:
+    """The geometric mean of baseline time over own time, where turn for turn both were measured one after the other."""
+    return _exponential([math.log(first / second) for first, second in zip(baseline, own, strict=True)])
+
+
+def ratio_of_repeats(baseline: Sequence[float], own: Sequence[float]) -> Estimate:
+    """The ratio of the geometric means of independently repeated times, with Welch's interval of the logarithms.
+
+    Times measured once give a ratio without an interval.
+    """
+    from scipy import stats
+
+    logs = [[math.log(time) for time in times] for times in (baseline, own)]
+    value = math.exp(math.fsum(logs[0]) / len(logs[0]) - math.fsum(logs[1]) / len(logs[1]))
+    if min(map(len, logs)) < 2 or all(max(side) == min(side) for side in logs):
+        return Estimate(value)
+    low, high = stats.ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
+    return Estimate(value, None, math.exp(low), math.exp(high))
+
+
+def _exponential(logs: Sequence[float]) -> Estimate:
+    mean, stderr = mean_and_stderr(logs)
+    found = estimate(mean, stderr, len(logs))
+    ends = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Estimate(math.exp(mean), stderr and stderr * math.exp(mean), *ends)
 
 
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
@@ -40,14 +100,6 @@ def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(variance / len(values))
 
 
-def mean_of_turns(values: Sequence[float]) -> tuple[float, float | None]:
-    """As `mean_and_stderr`, of a few measurements: `ERRORS` such errors reach as far as Student's t says for 95 %."""
-    from scipy.stats import t
-
-    mean, stderr = mean_and_stderr(values)
-    return mean, stderr and stderr * float(t.ppf(0.975, len(values) - 1)) / ERRORS
-
-
 def share_stderr(hits: float, number: float) -> float:
     """Standard error of the share `hits / number`, of a sample with two hits and two misses more (Agresti and Coull).
 
@@ -56,17 +108,6 @@ def share_stderr(hits: float, number: float) -> float:
     total = number + 4
     share = (hits + 2) / total
     return math.sqrt(share * (1 - share) / total)
-
-
-def wilson(hits: float, number: int) -> tuple[float, float]:
-    """Ends of the Wilson score interval of the share `hits / number`, `ERRORS` standard errors wide on either side.
-
-    It stays within 0 and 1, and is not empty where none or all are hits. E. B. Wilson, JASA 22 (1927).
-    """
-    squared = ERRORS**2
-    middle = (hits + squared / 2) / (number + squared)
-    reach = ERRORS * math.sqrt(hits * (number - hits) / number + squared / 4) / (number + squared)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def flips(first: Sequence[float], second: Sequence[float]) -> float:
@@ -98,38 +139,26 @@ def share(hits: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
     return found
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Mean over questions of the first value minus the second, with the standard error of that mean.
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """Mean over questions of the first value minus the second.
 
-    Where no question comes out differently, that error would be 0. It then is that of a sample with one question more
-    that the first alone gets right and one that the second alone does.
+    Where no question comes out differently, the standard error would be 0. It then is that of a sample with one question
+    more that the first alone gets right and one that the second alone does.
     """
     differences = [mine - other for mine, other in zip(first, second, strict=True)]
+    mean, stderr = mean_and_stderr(differences)
     number = len(differences)
-    mean = math.fsum(differences) / number
-    if number < 2:
-        return Difference(mean, None)
-    if not any(differences):
-        return Difference(mean, math.sqrt(2 / (number + 1) / (number + 2)))
-    squares = math.fsum((one - mean) ** 2 for one in differences)
-    return Difference(mean, math.sqrt(squares / (number - 1) / number))
+    if number > 1 and not any(differences):
+        stderr = math.sqrt(2 / (number + 1) / (number + 2))
+    return estimate(mean, stderr, number)
 
 
-def mean_of(differences: Sequence[Difference]) -> Difference:
-    """The mean of independent differences."""
-    number, errors = len(differences), [one.stderr for one in differences]
-    mean = math.fsum(one.value for one in differences) / number
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of independent estimates; without an interval where one of them has no standard error."""
+    number, errors = len(estimates), [one.stderr for one in estimates]
+    mean = math.fsum(one.value for one in estimates) / number
     known = [error for error in errors if error is not None]
-    stderr = math.sqrt(math.fsum(error**2 for error in known)) / number if len(known) == number else None
-    return Difference(mean, stderr)
-
-
-def bracket(low: float, high: float) -> tuple[float, float]:
-    """Middle and standard error of a quantity that may lie anywhere between two ends: those of the uniform distribution.
-
-    Two such errors reach past either end.
-    """
-    return (low + high) / 2, (high - low) / math.sqrt(12)
+    return estimate(mean, math.hypot(*known) / number if len(known) == number else None)
 
 
 def quadrature(first: float | None, second: float | None) -> float | None:

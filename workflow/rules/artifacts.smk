@@ -1,6 +1,6 @@
 """Tables and figures: one rule each, for every entry of artifacts.yaml.
 
-REQUIRED INPUTS: what the entry's kind needs (workflow/pipeline/artifacts/kinds/), resources/paper/*.csv
+REQUIRED INPUTS: what the entry's columns or kind need (workflow/pipeline/artifacts/entry.py), resources/paper/*.csv
 OUTPUTS: <results>/tables/{artifact}.{csv,tex,md,html,json}, <results>/figures/{artifact}.{pdf,png,csv,json},
     <results>/report.html, <results>/gallery.md
 """

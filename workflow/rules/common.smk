@@ -6,9 +6,12 @@ from functools import cache
 from pathlib import Path
 
 from snakemake.logging import logger
+import swiftkv.spec
+from pipeline import statistics
 from pipeline.artifacts import contents
-from pipeline.artifacts.kind import FORMS
+from pipeline.artifacts.entry import FORMS
 from pipeline.config import PACKING, TEACHING, load_yaml
+from swiftkv import cost
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked
 from pipeline.measure.job import ServingSettings
@@ -304,7 +307,10 @@ def serving_json(w, points):
 
 # Tables and figures
 
-DRAWING = code_digest(Path(contents.__file__).parent)
+# Of what draws, counts and estimates: an artifact is drawn anew by other code.
+DRAWING = code_digest(
+    Path(contents.__file__).parent, Path(statistics.__file__), Path(cost.__file__), Path(swiftkv.spec.__file__)
+)
 
 
 @command_line

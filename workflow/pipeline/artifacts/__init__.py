@@ -1,1 +1,1 @@
-"""Tables and figures: entries of `artifacts.yaml` (`contents`), drawn by their kind (`kinds/`) from measurement files."""
+"""Tables, figures, claims and the report, made of one tidy frame of numbers."""

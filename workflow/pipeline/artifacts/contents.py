@@ -10,23 +10,26 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts import claims
+from pipeline.artifacts.entry import FORMS, KINDS, Kind, columns
+from pipeline.artifacts.entry import needs as needed
 from pipeline.artifacts.inputs import FOLDERS, inputs, players, rows
-from pipeline.artifacts.kind import MODELS, ArtifactKind, Common, Entry, Listed
-from pipeline.artifacts.kinds import KINDS
+from pipeline.artifacts.metrics import INPUTS, METRICS
 from pipeline.config import Config
 from pipeline.config.trained_on import check_untrained
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
+MODELS = ("models", "large_models")  # the keys of entries that name roles
 _SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
+Entry = Mapping[str, Any]
 
 
-def kind_of(config: Config, name: str) -> ArtifactKind:
+def kind_of(config: Config, name: str) -> Kind:
     """The kind of an entry."""
     return KINDS[config["artifacts"][name]["kind"]]
 
@@ -60,7 +63,7 @@ def check_made(config: Config, name: str) -> None:
 def left_out(config: Config, name: str) -> str | None:
     """Why this scale does not make an artifact; None if it does."""
     entry = config["artifacts"][name]
-    if kind_of(config, name).make is None:
+    if not kind_of(config, name).make:
         return entry["reason"]
     scopes = entry.get("parts") or ([entry] if "models" in entry else [])
     if scopes and not any(players(config, scope["models"]) for scope in scopes):
@@ -71,7 +74,7 @@ def left_out(config: Config, name: str) -> str | None:
 
 
 def repeated(config: Config, name: str) -> str | None:
-    """The first artifact of this scale that shows all records of `name` in the same form; None if there is none.
+    """The first artifact of this scale and kind that shows all records of `name`; None if there is none.
 
     An entry about a model with published numbers repeats nothing: those beside its records are its own.
     """
@@ -83,7 +86,7 @@ def repeated(config: Config, name: str) -> str | None:
     for earlier, other in config["artifacts"].items():
         if earlier == name:
             break
-        alike = other["kind"] == raw["kind"] and all(other.get(key) == raw.get(key) for key in KINDS[raw["kind"]].own)
+        alike = all(other.get(key) == raw.get(key) for key in ("kind", "questions", "matrices"))
         if alike and mine <= _measured(config, other) and left_out(config, earlier) is None:
             return earlier
     return None
@@ -96,21 +99,20 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         The entry, with
         * name, form; label: "paper's Table 2", "blog's Figure 5" or "not in the paper";
         * models: [{name, title, published (its key in resources/paper), role}], doubles dropped;
-        * cases: [[variant, KV-cache format], ...];
+        * cases: [[variant, KV-cache format], ...]; recipes: variant -> its training recipe;
         * specs: model -> variant -> fields of `SwiftKVSpec`, None for an unchanged model;
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
         * points: name -> the point with what all points share; tasks: name -> the task;
-        * settings: name in the kind's `needs` -> what else these measurements are made with;
+        * settings: measure -> what else its records are made with;
         * parts: as the entry's, each with models and cases.
 
     Raises:
         UserError: a variant cannot be made of a model, or the kind wants another number of models or points.
     """
-    raw = config["artifacts"][name]
-    kind = kind_of(config, name)
+    raw, kind = config["artifacts"][name], kind_of(config, name)
     entry = {**raw, "name": name, "form": kind.form, "label": label(raw)}
     scopes = raw.get("parts") or ([raw] if "models" in raw else [])
-    entry["models"] = players(config, (role for scope in scopes for role in scope["models"]))
+    entry["models"] = players(config, (role for scope in scopes for key in MODELS for role in scope.get(key, [])))
     if "variants" in raw:
         entry["cases"] = cases(config, raw["variants"])
         del entry["variants"]
@@ -131,19 +133,15 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         reasons = [config.unmeasured(model, variant, served=served) for served in ways]
         if any(reasons):
             entry["unmeasured"].setdefault(model, {})[variant] = next(filter(None, reasons))
+    shown = dict.fromkeys(variant for _, variant, _ in rows(entry))
+    entry["recipes"] = {variant: recipe for variant in shown if (recipe := config.variants[variant].recipe)}
     if "points" in raw:
         entry["points"] = {point: config.point(point) for point in members(config, "points", raw["points"])}
     if "tasks" in raw:
         entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
-    if kind.extra is not None:
-        entry |= kind.extra(config, entry) or {}
-    if kind.of_page is not None:
-        page = {
-            other: Listed(kind_of(config, other).form, label(listed), left_out(config, other), repeated(config, other))
-            for other, listed in config["artifacts"].items()
-        }
-        entry |= kind.of_page(config, entry, page)
-    entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in kind.needs}
+    entry |= _further(config, entry)
+    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
+    entry["settings"] = {**shared, "score": {"seed": config["scoring"]["seed"]}} if entry["models"] else {}
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:
             raise UserError(
@@ -152,37 +150,122 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     return entry
 
 
+def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
+    """What else of the configuration an entry of some kinds shows; a `UserError` where it asks for what cannot be."""
+    name, kind = entry["name"], entry["kind"]
+    place = f"config, at artifacts.{name}"
+    if kind in ("answers", "alignment") or (kind == "table" and "early_exit" in needed(entry)):
+        for variant, kv_cache in entry["cases"]:
+            try:
+                config.check_early_exit(variant)
+            except UserError as error:
+                raise UserError(f"{place}: {error}") from None
+            if kv_cache != "auto":
+                raise UserError(
+                    f"{place}: early exit of {variant}/{kv_cache} is not measured, only with the model's own cache"
+                )
+        asked = config["early_exit"]["questions"]
+        if unknown := [question for question in entry.get("questions", []) if question not in asked]:
+            raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
+        return {"threshold": config["early_exit"]["threshold"]}
+    if kind == "table":
+        return {"orders": _orders(config, entry)} if "orders" in entry else {}
+    if kind == "wiring":
+        return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
+    if kind == "similarity":
+        small = {model["name"] for model in players(config, config["artifacts"][name]["models"])}
+        large = [model["name"] for model in entry["models"] if model["name"] not in small]
+        reasons = {model["name"]: config.models[model["name"]].unmeasured("quality") for model in entry["models"]}
+        return {"large_models": large, "unmeasured": {model: why for model, why in reasons.items() if why}}
+    if kind == "contents":
+        return {"lines": [_line(config, other) for other in config["artifacts"]]}
+    if kind == "checks":
+        return {"judged_on": _checked(config, entry)}
+    if kind == "claims":
+        return _judged(config)
+    return {}
+
+
+def _orders(config: Config, entry: Entry) -> list[list[str]]:
+    """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
+    shown, stand_ins = {variant for variant, _ in entry["cases"]}, config["stand_ins"]
+    orders = [list(dict.fromkeys(stand_ins.get(name, name) for name in order)) for order in entry["orders"]]
+    if unknown := [name for order in orders for name in order if name not in shown]:
+        raise UserError(f"artifacts.{entry['name']}: orders name {unknown[0]!r}, which is not among its variants")
+    return [order for order in orders if len(order) > 1]
+
+
+def _line(config: Config, name: str) -> dict[str, Any]:
+    """One line of the contents page, from the configuration alone."""
+    listed, missing, form = config["artifacts"][name], left_out(config, name), kind_of(config, name).form
+    roles = dict.fromkeys(role for scope in _scopes(listed) for key in MODELS for role in scope.get(key, []))
+    models: dict[str | None, list[str]] = {}  # and the roles of each
+    for role in roles:
+        models.setdefault(config["roles"].get(role, role), []).append(role)
+    played = [
+        f"{'/'.join(parts)}: {config['models'][model]['title'] if model else 'none'}" for model, parts in models.items()
+    ]
+    return {
+        "name": name,
+        "item": label(listed),
+        **{key: listed[key] for key in ("title", "section", "kind")},
+        "models": ", ".join(played) or None,
+        "made": missing is None,
+        "files": None if missing else f"{form}s/{name}.{{{','.join(FORMS[form])}}}",
+        "reason": missing,
+    }
+
+
+def _checked(config: Config, entry: Entry) -> dict[str, str]:
+    """The artifacts whose CSVs are checked, with their forms."""
+    place, found = f"config, at artifacts.{entry['name']}.checks", {}
+    others = [other for other in config["artifacts"] if other != entry["name"]]
+    for name in dict.fromkeys(check["artifact"] for check in entry["checks"]):
+        if name not in others:
+            raise UserError(f"{place}: {undefined(name, 'artifacts', others)}")
+        if reason := left_out(config, name):
+            raise UserError(f"{place}: {name} is not made at this scale: {reason}")
+        found[name] = kind_of(config, name).form
+    return found
+
+
+def _judged(config: Config) -> dict[str, Any]:
+    """What claims are judged on: artifacts that show their numbers, models by role, and what is not there."""
+    shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config["artifacts"]}
+    absent = {name: reason for name, other in shown_by.items() if (reason := left_out(config, other)) is not None}
+    shown_by = {name: other for name, other in shown_by.items() if name not in absent}
+    return {
+        "judged_on": {other: kind_of(config, other).form for other in shown_by.values()},
+        "shown_by": shown_by,
+        "absent": absent,
+        "roles": {role: next(iter(players(config, [role])), None) for role in config["roles"]},
+        "stand_ins": {variant: other for variant, other in config["stand_ins"].items() if variant != other},
+        "points": {point: config.point(point) for point in config["serving"]["points"]},
+    }
+
+
 def _scopes(raw: Entry) -> list[Entry]:
     """The parts of an entry as artifacts.yaml has it, or itself."""
     return raw.get("parts") or ([raw] if any(key in raw for key in MODELS) else [])
 
 
 def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
-    """The measurements that an entry shows whole: model, variant, KV-cache format, kind, and point or task."""
-    needs, found = KINDS[raw["kind"]].needs, set()
+    """The measurements that an entry shows whole: model, variant, KV-cache format, input, and point or task."""
+    found: set[tuple[str, ...]] = set()
     several = {"serving": "points", "scores": "tasks"}
-    listed = {need: members(config, key, raw[key]) for need, key in several.items() if need in needs and key in raw}
-    if "fidelity" in needs:
-        listed["fidelity"] = [""]
     for scope in _scopes(raw):
-        if "similarity" in needs:
-            shown = players(config, [role for key in MODELS for role in scope.get(key, [])])
-            found |= {(model["name"], "similarity") for model in shown}
-        for model in players(config, scope.get("models", [])):
-            for case in cases(config, scope["variants"]) if "variants" in scope else [()]:
-                found |= {(model["name"], *case, need, what) for need, names in listed.items() for what in names}
+        models = players(config, [role for key in MODELS for role in scope.get(key, [])])
+        shown = cases(config, scope["variants"]) if "variants" in scope else [("", "")]
+        for need in set(needed(raw)) & set(INPUTS.values()):
+            names = members(config, several[need], raw[several[need]]) if need in several else [""]
+            found |= {(model["name"], *case, need, name) for model in models for case in shown for name in names}
     return found
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """Name in a kind's `needs` -> the settings that all its measurements share."""
-    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
-    return {**shared, "scores": {"seed": config["scoring"]["seed"]}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:
     """The files an artifact is made of, by name; published ones under "published"."""
-    return inputs(config, resolve(config, name), kind_of(config, name).needs)
+    entry = resolve(config, name)
+    return inputs(config, entry, needed(entry))
 
 
 def label(entry: Entry) -> str:
@@ -223,7 +306,9 @@ def check(config: Config) -> None:
             raise UserError(
                 f"{place}: there is no kind {entry['kind']!r}{like}; the kinds are {', '.join(sorted(KINDS))}"
             )
-        read(_entry_class(entry["kind"]), entry, place)
+        read(KINDS[entry["kind"]].entry, entry, place)
+        if "tasks" not in entry and entry["kind"] == "table" and any(name not in METRICS for name in columns(entry)):
+            raise UserError(f"{place}: columns of tasks need the key 'tasks'")
         for key, folder in FOLDERS.items():
             for stem in entry.get(key, []):
                 if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
@@ -241,11 +326,6 @@ def check(config: Config) -> None:
             check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 
 
-@cache
-def _entry_class(kind: str) -> type[Common]:
-    return KINDS[kind].entry(kind)
-
-
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
     for role in [role for key in MODELS for role in scope.get(key, [])]:
         if role not in config["roles"] and role not in config["models"]:
@@ -261,8 +341,8 @@ def _check_scope(config: Config, scope: Entry, place: str) -> None:
         if isinstance(named, list):
             _check_names(config, section, named, place.removeprefix("config, at "))
     for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
-        if config["variants"][variant].get("merge_all_layers") and "points" not in scope:
-            raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points")
+        if config["variants"][variant].get("merge_all_layers") and ("points" not in scope or "tasks" in scope):
+            raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points and has no quality")
 
 
 def _defined(config: Config, section: str) -> Mapping[str, Any]:

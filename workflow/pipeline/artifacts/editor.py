@@ -10,20 +10,21 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from pipeline.artifacts.kinds import KINDS
+from pipeline.artifacts.entry import KINDS
 from pipeline.config import Config
 
 
 def editor_schema() -> dict[str, Any]:
     """What an editor needs to complete keys and to show what they mean."""
-    entries = [kind.entry(name) for name, kind in KINDS.items()]
+    entries = list(dict.fromkeys(kind.entry for kind in KINDS.values()))
     references, schema = models_json_schema([(section, "validation") for section in (Config, *entries)])
     definitions = schema["$defs"]
     for definition in definitions.values():
         definition.pop("required", None)
     whole = definitions.pop(references[Config, "validation"]["$ref"].rpartition("/")[2])
-    for entry, kind in zip(entries, KINDS, strict=True):
-        definitions[entry.__name__]["properties"]["kind"]["const"] = kind
+    for entry in entries:
+        kinds = [name for name, kind in KINDS.items() if kind.entry is entry]
+        definitions[references[entry, "validation"]["$ref"].rpartition("/")[2]]["properties"]["kind"]["enum"] = kinds
     whole["properties"]["artifacts"]["additionalProperties"] = {
         "anyOf": [references[entry, "validation"] for entry in entries]
     }

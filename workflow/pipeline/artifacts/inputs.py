@@ -1,18 +1,20 @@
-"""What an artifact is made of: the models that play its roles, its rows, and their files by the names in a kind's `needs`."""
+"""What an artifact is made of: the models that play its roles, its rows, and the files of each of its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-from pipeline.artifacts.kind import Config, Entry
+from pipeline.artifacts import claims
+from pipeline.config import Config
 from pipeline.stages import STAGES
 
-CLAIMS = "resources/paper/claims.yaml"
 FOLDERS = {"published": "resources/paper", "cards": "resources/published"}  # of the files an entry itself names
+Entry = Mapping[str, Any]
 
 
-def inputs(config: Config, entry: Entry, needs: tuple[str, ...]) -> dict[str, list[str]]:
-    """The files of a resolved entry: measurements by the names in `needs`, and what others published."""
+def inputs(config: Config, entry: Entry, needs: Iterable[str]) -> dict[str, list[str]]:
+    """The files of a resolved entry: measurements by input, and what others published."""
     files = {name: _INPUTS[name](config, entry) for name in needs}
     named = {key: [f"{folder}/{stem}.csv" for stem in entry.get(key) or ()] for key, folder in FOLDERS.items()}
     files |= {key: paths for key, paths in named.items() if paths}
@@ -58,17 +60,13 @@ def _training(config: Config, entry: Entry) -> list[str]:
 
 
 def _similarity(config: Config, entry: Entry) -> list[str]:
-    models = [model["name"] for model in entry["similar_models"] if model["name"] not in entry["no_similarity"]]
+    models = [model["name"] for model in entry["models"] if model["name"] not in entry["unmeasured"]]
     return [STAGES["similarity"].file(config, model=model) for model in models]
 
 
 def dimensions_of(config: Config, model: str) -> str:
     """The file with a model's public dimensions, or else the resolved model."""
     return config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
-
-
-def _dimensions(config: Config, entry: Entry) -> list[str]:
-    return [dimensions_of(config, model["name"]) for model in entry["models"]]
 
 
 def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
@@ -82,9 +80,9 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "serving": _serving,
     "training": _training,
     "similarity": _similarity,
-    "dimensions": _dimensions,
-    "claims": lambda config, entry: [CLAIMS],
+    "dimensions": lambda config, entry: [dimensions_of(config, model["name"]) for model in entry["models"]],
     "tables": lambda config, entry: [
         STAGES[form].file(config, artifact=name) for name, form in entry["judged_on"].items()
     ],
+    "architectures": lambda config, entry: [f"resources/architectures/{model}.json" for model in claims.ARCHITECTURES],
 }

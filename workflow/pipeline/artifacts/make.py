@@ -1,18 +1,17 @@
-"""Making one artifact: its kind draws it, and the forms are written."""
+"""Making one artifact: the function of its kind gives a table or a drawing, and its files are written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.contents import PROJECT
 from pipeline.artifacts.drawing import write_figure
-from pipeline.artifacts.kind import FORMS
-from pipeline.artifacts.kinds import KINDS
-from pipeline.artifacts.records import check_settings, provenance
-from pipeline.artifacts.table import write_table
-from pipeline.artifacts.text import heading
+from pipeline.artifacts.entry import FORMS, KINDS
+from pipeline.artifacts.labels import heading
+from pipeline.artifacts.records import in_project
+from pipeline.artifacts.writers import write_table
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
@@ -31,17 +30,12 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     """
     paths = {name: [Path(file) for file in group] for name, group in files.items()}
     outputs = {path.suffix.removeprefix("."): path for path in output}
-    below = [*entry.get("notes", []), *provenance(check_settings(entry, paths))]
-    made = KINDS[entry["kind"]].make({**entry, "notes": below}, paths)
     forms = FORMS[entry["form"]]
     if set(outputs) != set(forms):
         raise UserError(f"{entry['name']} is a {entry['form']}; it is written as {', '.join(forms)}")
+    module, _, function = KINDS[entry["kind"]].make.partition(":")
+    made = getattr(import_module(module), function)(entry, paths)
     origin = {key: entry[key] for key in ("name", "form", "section", "label", "caption")}
-    shipped = {name: [_in_project(path) for path in group] for name, group in paths.items()}
+    shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
     write_json(outputs.pop("json"), {**origin, "title": heading(entry), "files": shipped})
     (write_table if entry["form"] == "table" else write_figure)(made, outputs)
-
-
-def _in_project(path: Path) -> str:
-    """A path without the place of the project on this machine."""
-    return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)

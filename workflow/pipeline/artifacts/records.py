@@ -1,26 +1,21 @@
-"""Reading what artifacts are made of: measurement files and published numbers."""
+"""Measurement files: reading them, and refusing records that an artifact must not show or put side by side."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.kind import Entry, Files
+from pipeline.artifacts.metrics import INPUTS
 from pipeline.config.points import POINTS
 from pipeline.measure.run import read_point, recorded_settings
-from pipeline.statistics import mean_of_turns
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
-Published = Mapping[str, Any]
-"""A row of a file of resources/paper."""
-
-MISSING, OOM = "n/a", "OOM"
+PROJECT = Path(__file__).parents[3]
 _SECTIONS = (
     "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
 )  # fmt: skip
@@ -28,16 +23,13 @@ _SECTIONS = (
 
 @dataclass(frozen=True)
 class Record:
-    """A measurement, or the cell of one that was never made: its status is "missing", and its sections are empty.
-
-    Attributes are the sections of a measurement file, see `pipeline.records.measurement`; without numbers `result` is empty.
-    """
+    """A measurement: the sections of its file, see `pipeline.records.measurement`; without numbers `result` is empty."""
 
     measure: str
     model: Mapping[str, Any]
     variant: str
     kv_cache: str = "auto"
-    status: str = "missing"
+    status: str = "ok"
     reason: str | None = None
     weights: str | None = None
     spec: Mapping[str, Any] | None = None
@@ -48,6 +40,7 @@ class Record:
     data: Mapping[str, Any] | None = None
     checkpoint: Mapping[str, Any] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    file: str = ""  # its place, as tables name it
 
     @classmethod
     def read(cls, path: str | Path) -> Record:
@@ -66,17 +59,12 @@ class Record:
             )
         if content["status"] == "ok" and not content["result"]:
             raise UserError(f"{path} has status 'ok' and no result; delete it and run again")
-        return cls.of(content)
+        return replace(cls.of(content), file=in_project(path))
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Record:
         """The record of a measurement file's content."""
         return cls(**{each.name: content[each.name] for each in fields(cls) if content.get(each.name) is not None})
-
-    @property
-    def exists(self) -> bool:
-        """Whether it was measured, with or without success."""
-        return self.status != "missing"
 
     @property
     def ok(self) -> bool:
@@ -87,22 +75,8 @@ class Record:
         """A number of the result; None where there is none."""
         return self.result.get(name)
 
-    @property
-    def throughput(self) -> float | None:
-        """Input and output tokens a second."""
-        return self.value("tokens_per_second")
-
-    @property
-    def scatter(self) -> float | None:
-        """The relative standard error of its throughput; None where it was measured once."""
-        seconds = self.value("samples_seconds") or []
-        if self.throughput is None or len(seconds) < 2:
-            return None
-        mean, stderr = mean_of_turns(seconds)
-        return stderr / mean
-
-    def speedups(self, unit: str = "seconds", place: int | None = None) -> list[float]:
-        """The baseline's time over its own in each turn of both; none where they were not measured in turns.
+    def turns(self, unit: str = "seconds", place: int | None = None) -> tuple[list[float], list[float]] | None:
+        """The times of the baseline and its own, measured in turns; None where they were not.
 
         Args:
             unit: of the result's `samples_...`.
@@ -110,19 +84,14 @@ class Record:
         """
         both = [self.value(f"{side}samples_{unit}") for side in ("baseline_", "")]
         if not all(both):
-            return []
+            return None
         baseline, own = both if place is None else (times[place] for times in both)
-        return [theirs / ours for theirs, ours in zip(baseline, own, strict=True)]
+        return baseline, own
 
     @property
     def why(self) -> str:
         """Why it has no numbers."""
         return self.reason or "no reason recorded"
-
-    @property
-    def blank(self) -> str:
-        """What stands in a cell without a number: `OOM`, or `n/a`."""
-        return OOM if self.status == "oom" else MISSING
 
     @property
     def what(self) -> str:
@@ -145,9 +114,9 @@ class Record:
         return list(self.provenance.get("hardware", {}).get("gpus") or [])
 
     @property
-    def devices(self) -> int | None:
-        """GPUs one server used (tensor parallel size); 1 on a processor, None where nothing was measured."""
-        return self.settings.get("tensor_parallel_size") or 1 if self.exists else None
+    def devices(self) -> int:
+        """GPUs one server used (tensor parallel size); 1 on a processor."""
+        return self.settings.get("tensor_parallel_size") or 1
 
     @property
     def device(self) -> str:
@@ -165,9 +134,7 @@ class Record:
         return f"{self.devices} × {self.device}" if self.gpus else self.device
 
     def conditions(self, hardware: bool = True, software: bool = True) -> str:
-        """Hardware, engine, mode and weights, for titles; empty where nothing was measured."""
-        if not self.exists:
-            return ""
+        """Hardware, engine, mode and weights, for titles."""
         parts = [self.machine] if hardware else []
         if software:
             version, quantization = self.engine.get("vllm"), self.settings.get("quantization")
@@ -192,96 +159,141 @@ class Record:
         """Whether its weights are not a model's, but numbers of the same shapes."""
         return self.weights == "dummy"
 
-    def limit(self, name: str = "request_speedup_limit") -> float | None:
-        """The speed-up over the baseline that the FLOP count allows; None where nothing is known."""
-        return self.cost.get(name)
 
-
-@dataclass(frozen=True)
-class Records:
-    """Measurements of one kind by (model, variant, KV-cache format, task or point or empty).
-
-    `unmeasured` says by model and variant why there can be none, as a resolved entry does.
-    """
-
-    measure: str
-    by_key: Mapping[tuple[str, str, str, str], Record]
-    unmeasured: Mapping[str, Mapping[str, str]]
-
-    def find(self, model: str, variant: str, kv_cache: str = "auto", what: str = "") -> Record:
-        """The record of one cell; a missing one where nothing was measured."""
-        reason = self.unmeasured.get(model, {}).get(variant) or "not measured"
-        missing = Record(self.measure, {"name": model}, variant, kv_cache, reason=reason)
-        return self.by_key.get((model, variant, kv_cache, what), missing)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.by_key.values())
-
-
-def read_records(entry: Entry, files: Iterable[str | Path], measure: str) -> Records:
-    """What was measured of an entry.
-
-    Args:
-        files: measurement files, all of the kind `measure`.
+def read_records(files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+    """The measurements among the files of an artifact; resolved models and artifacts are passed over.
 
     Raises:
-        UserError: a missing, damaged or incomplete file, another kind of measurement, or two files for one cell.
+        UserError: a missing, damaged or incomplete file, one of another measurement, or a second one for the same model,
+            variant, KV cache and point.
     """
-    records: dict[tuple[str, str, str, str], Record] = {}
-    for file in files:
-        record = Record.read(file)
-        if record.measure != measure:
-            raise UserError(f"{file} is a {record.measure} record, but this artifact is made of {measure} ones")
-        key = (record.model["name"], *record.case, record.what)
-        if key in records:
-            raise UserError(f"{file} is a second measurement of {' '.join(filter(None, key))}; give one file for each")
-        records[key] = record
-    return Records(measure, records, entry.get("unmeasured", {}))
+    records: dict[tuple[str, ...], Record] = {}
+    for name in dict.fromkeys(INPUTS.values()):
+        for path in files.get(name, ()):
+            record = Record.read(path)
+            if INPUTS.get(record.measure) != name:
+                raise UserError(f"{path} is a {record.measure} record, but this artifact reads it as one of its {name}")
+            key = (record.measure, record.model["name"], *record.case, record.what)
+            if key in records:
+                raise UserError(
+                    f"{path} is a second measurement of {' '.join(filter(None, key))}; give one file for each"
+                )
+            records[key] = record
+    return list(records.values())
 
 
-def check_settings(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+    """The records of an artifact that may stand in it, side by side.
+
+    Raises:
+        UserError: as `read_records`, `check_settings`, `check_comparable` and `check_checkpoints`.
+    """
+    records = read_records(files)
+    check_settings(entry, records)
+    check_comparable(records, entry["label"] if entry["source"] != "ours" else entry["name"])
+    check_checkpoints(records, entry["name"])
+    return records
+
+
+def in_project(path: str | Path) -> str:
+    """A path without the place of the project on this machine."""
+    path = Path(path)
+    return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
+
+
+def check_comparable(records: Iterable[Record], where: str) -> None:
+    """Refuse to put serving records of one model side by side that were not made under the same conditions.
+
+    Raises:
+        UserError: two records differ in hardware, processor threads, vLLM, compilation, parallelism, chunk size, number
+            format, quantization or in whether their weights are dummy ones; the sentence names both.
+    """
+    first: dict[tuple[str, str], tuple[Record, Any]] = {}
+    for record in (record for record in records if record.measure in POINTS):
+        for what, read in _CONDITIONS.items():
+            if (value := read(record)) is None:
+                continue
+            other, expected = first.setdefault((record.model["name"], what), (record, value))
+            if value != expected:
+                raise UserError(
+                    f"{where} would compare records that differ in {what}: {other.name} has {expected}, "
+                    f"{record.name} has {value}; measure them again under the same conditions"
+                )
+
+
+_CONDITIONS: Mapping[str, Callable[[Record], Any]] = {
+    "hardware": lambda record: record.machine,
+    "processor threads": lambda record: None if record.gpus else record.settings.get("threads"),
+    "vLLM version": lambda record: record.engine.get("vllm"),
+    "compilation": lambda record: record.engine.get("compilation"),
+    "tensor parallel size": lambda record: record.devices,
+    "chunk of the chunked prefill": lambda record: record.settings.get("max_num_batched_tokens"),
+    "most sequences in a batch": lambda record: record.settings.get("max_num_seqs"),
+    "number format": lambda record: record.settings.get("dtype"),
+    "weights": lambda record: "dummy weights" if record.dummy else "real weights",
+    "quantization": lambda record: record.settings.get("quantization"),
+}
+
+
+def check_checkpoints(records: Iterable[Record], where: str) -> None:
+    """Refuse to put speed beside the quality of another checkpoint.
+
+    Raises:
+        UserError: the rewiring differs, or, unless the weights are dummies, the model, its revision or the training.
+    """
+    scored: dict[tuple[str, str], Record] = {}
+    records = list(records)
+    for record in records:
+        if record.measure in ("score", "fidelity"):
+            scored.setdefault((record.model["name"], record.variant), record)
+    for speed in (record for record in records if record.measure in POINTS):
+        quality = scored.get((speed.model["name"], speed.variant))
+        if quality is None:
+            continue
+        differing = [name for name in _SPEC if (speed.spec or {}).get(name) != (quality.spec or {}).get(name)]
+        if not speed.dummy:
+            differing += [name for name in _IDENTITY if speed.model[name] != quality.model[name]]
+            differing += ["weights"] if speed.weights != quality.weights else []
+        if differing:
+            raise UserError(
+                f"{where} would put the speed of {speed.model['name']} {speed.variant} beside the quality of another "
+                f"checkpoint: they differ in {differing[0]}; measure both again"
+            )
+
+
+_IDENTITY = ("name", "kind", "id", "revision", "resolved")
+_SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "num_key_value_heads", "own_key_values")
+
+
+def check_settings(entry: Mapping[str, Any], records: Iterable[Record]) -> None:
     """Refuse records of other settings, or of another spec, than the entry that labels them; compared is what both name.
-
-    Args:
-        entry, files: as `make.make_artifact` takes them; files that are no records are passed over.
-
-    Returns:
-        The records.
 
     Raises:
         UserError: the first record that differs, or that was computed in another number format than the others.
     """
-    formats: dict[tuple[str, str], tuple[str | Path, str]] = {}
-    records = []
-    for name, paths in files.items():
-        for path in (path for path in paths if Path(path).suffix == ".json"):
-            try:
-                record = Record.read(path)
-            except UserError:
-                continue
-            records.append(record)
-            shown, found = _shown(entry, name, record), {**record.settings, "spec": record.spec}
-            if found["spec"] and shown.get("spec"):  # a record's has its reductions too
-                found["spec"] = {key: found["spec"].get(key) for key in shown["spec"]}
-            for key in shown:
-                if key in found and found[key] != shown[key]:
-                    raise UserError(
-                        f"{path} was measured with {key} {json.dumps(found[key])}, but {entry['name']} shows {key} "
-                        f"{json.dumps(shown[key])}; delete it and run again, or set {key} back in the configuration"
-                    )
-            if dtype := record.settings.get("dtype"):
-                first, before = formats.setdefault((record.measure, record.model["name"]), (path, dtype))
-                if dtype != before:
-                    raise UserError(
-                        f"{entry['name']} would compare {first}, computed in {before}, with {path}, computed in {dtype}; "
-                        "delete the records of one of the two machines and run again"
-                    )
-    return records
+    formats: dict[tuple[str, str], tuple[str, str]] = {}
+    for record in records:
+        shown, found = _shown(entry, record), {**record.settings, "spec": record.spec}
+        if found["spec"] and shown.get("spec"):  # a record's has its reductions too
+            found["spec"] = {key: found["spec"].get(key) for key in shown["spec"]}
+        for key in shown:
+            if key in found and found[key] != shown[key]:
+                raise UserError(
+                    f"{record.file} was measured with {key} {json.dumps(found[key])}, but {entry['name']} shows {key} "
+                    f"{json.dumps(shown[key])}; delete it and run again, or set {key} back in the configuration"
+                )
+        if dtype := record.settings.get("dtype"):
+            first, before = formats.setdefault((record.measure, record.model["name"]), (record.file, dtype))
+            if dtype != before:
+                raise UserError(
+                    f"{entry['name']} would compare {first}, computed in {before}, with {record.file}, computed in {dtype}; "
+                    "delete the records of one of the two machines and run again"
+                )
 
 
 def provenance(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
-    made = [record for record in records if record.exists]
+    made = list(records)
     if not made:
         return []
 
@@ -303,9 +315,9 @@ def provenance(records: Sequence[Record]) -> list[str]:
     return ["; ".join(filter(None, parts)) + "."]
 
 
-def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any]:
-    """What an entry says of the settings of one of its records, which is among its files called `name`."""
-    shown = dict(entry["settings"].get(name, {}))
+def _shown(entry: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """The settings that an entry has for one of its records."""
+    shown = dict(entry["settings"].get(record.measure, {}))
     task, point = (entry.get(what, {}).get(record.settings.get(what[:-1])) for what in ("tasks", "points"))
     if record.measure == "score" and task:
         shown |= {key: task[key] for key in ("metric", "filter", "shots", "limit", "chat_template")}
@@ -316,34 +328,3 @@ def _shown(entry: Mapping[str, Any], name: str, record: Record) -> dict[str, Any
             del shown["dtype"]
     specs = entry["specs"].get(record.model["name"], {})
     return shown | ({"spec": specs[record.variant]} if record.variant in specs else {})
-
-
-def read_published(files: Iterable[str | Path]) -> list[Published]:
-    """Rows of published CSV files, in order; numbers where a cell is a number, None where it is empty.
-
-    Raises:
-        UserError: a missing file.
-    """
-    rows = []
-    for file in files:
-        try:
-            with open(file, newline="") as lines:
-                rows += [{name: _number(cell) for name, cell in row.items()} for row in csv.DictReader(lines)]
-        except FileNotFoundError:
-            raise UserError(f"{file} does not exist") from None
-    return rows
-
-
-def read_statements(entry: Entry, files: Files) -> list[Published]:
-    """The rows of `values.csv` about an artifact, among those that `item` names; raises as `read_published`."""
-    rows = read_published(files.get("published", ()))
-    return [row for row in rows if entry["name"] in str(row.get("item")).split()]
-
-
-def _number(cell: str | None) -> float | str | None:
-    if cell is None or cell == "":
-        return None
-    try:
-        return float(cell)
-    except ValueError:
-        return cell

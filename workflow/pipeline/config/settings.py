@@ -332,5 +332,5 @@ class Part(Scope, called="a part"):
 class Artifact(Scope, called="an artifact", extra="allow"):
     """A table or figure; its kind says which further keys it takes."""
 
-    kind: Text = key("How it is drawn and what it is made of: workflow/pipeline/artifacts/kinds/<kind>.py.")
+    kind: Text = key("How it is made: workflow/pipeline/artifacts/entry.py lists all kinds.")
     parts: list[Part] | None = key("Blocks of rows.", None, min_length=1)

@@ -16,12 +16,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.artifacts.claims import CONTRADICTS, UNDECIDED, UNMEASURED
+from pipeline.artifacts.metrics import some
 from pipeline.artifacts.records import Record
-from pipeline.artifacts.text import some
-from pipeline.artifacts.verdicts import CONTRADICTS, UNDECIDED, UNMEASURED
 from pipeline.config import Config
 from pipeline.stages import STAGES
-from pipeline.statistics import ERRORS, mean_of_turns, paired_difference, quadrature
+from pipeline.statistics import paired_difference, quadrature, ratio_of_turns
 from swiftkv.errors import UserError
 
 FOLDER = "resources/reference"
@@ -272,17 +272,22 @@ def _paired_stderr(expected: Record, measured: Record) -> float | None:
 
 
 def _ratios(record: Record) -> Iterator[tuple[str, Number]]:
-    """Yield the speed-ups over the baseline in turns: of all requests of a point, or of batches of a size."""
+    """Yield the speed-ups over the baseline in turns: of all requests of a point, or of batches of a size.
+
+    Two of their standard errors are half of the 95 % interval.
+    """
     # Answers of two machines are not equally long, so of an answer the first token is compared.
     unit = "ms" if record.measure in ("decode", "answer") else "seconds"
     sizes = record.value("batch_tokens") or record.value("batch_sizes") or [None]
     for place, size in enumerate(sizes):
-        if turns := record.speedups(unit, None if size is None else place):
-            yield "speed-up" + ("" if size is None else f" of batch {size}"), Number(*mean_of_turns(turns))
+        if turns := record.turns(unit, None if size is None else place):
+            found = ratio_of_turns(*turns)
+            stderr = None if found.low is None or found.high is None else (found.high - found.low) / 4
+            yield "speed-up" + ("" if size is None else f" of batch {size}"), Number(found.value, stderr)
 
 
 def _is_gain(speedup: Number) -> bool:
-    return speedup.value - ERRORS * (speedup.stderr or 0.0) > 1
+    return speedup.value - 2 * (speedup.stderr or 0.0) > 1
 
 
 def _processor(record: Record) -> tuple[Any, ...]:

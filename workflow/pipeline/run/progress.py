@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from pipeline.artifacts.text import some
+from pipeline.artifacts.metrics import some
 from pipeline.run.jobs import PlannedJob, Profile, ancestors, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from swiftkv.cost import GIGA

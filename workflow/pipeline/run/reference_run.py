@@ -12,8 +12,8 @@ from PIL import Image
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
+from pipeline.artifacts.metrics import some
 from pipeline.artifacts.report import Artifact, read_artifacts, write_gallery
-from pipeline.artifacts.text import some
 from pipeline.config import Config
 from pipeline.run.compare import CLAIMS, records
 from pipeline.stages import STAGES
@@ -151,5 +151,5 @@ def readme_part(figure: Artifact, table: Artifact) -> str:
     """Return the README's part: a figure, and the grid of a table with its title, without marks of notes."""
     text = re.sub(r" \[\d+\]", "", table.file("md").read_text(encoding="utf-8"))
     title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", text).groups()
-    picture = f"[![{figure.title}]({GALLERY}/{figure.name}.png)]({GALLERY}/README.md)"
+    picture = f"[![{figure.about['title']}]({GALLERY}/{figure.name}.png)]({GALLERY}/README.md)"
     return f"{picture}\n\n{grid}\n{title}; [all figures]({GALLERY}/README.md).\n"

@@ -1,0 +1,104 @@
+"""Confidence intervals: against scipy, published values, and coverage in simulations."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.statistics import (
+    estimate,
+    mean_of,
+    of_turns,
+    paired_difference,
+    ratio,
+    ratio_of_repeats,
+    ratio_of_turns,
+    wilson,
+)
+
+
+def coverage(interval, truth, trials=2000):
+    """Share of simulated intervals that hold the truth; each trial has its own seed."""
+    held = 0
+    for seed in range(trials):
+        found = interval(np.random.default_rng(seed))
+        held += found.low <= truth <= found.high
+    return held / trials
+
+
+def test_paired_differences_are_those_of_scipy_and_cover():
+    random = np.random.default_rng(1)
+    first, second = random.normal(1, 1, 40), random.normal(0, 1, 40)
+    found = paired_difference(first.tolist(), second.tolist())
+    low, high = stats.ttest_rel(first, second).confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+    def trial(random):
+        hard = random.random(40)  # questions differ in difficulty, which both models share
+        answers = [(random.random(40) < hard * skill).astype(float).tolist() for skill in (0.9, 0.6)]
+        return paired_difference(*answers)
+
+    assert 0.925 < coverage(trial, 0.5 * 0.3) < 0.975
+
+
+def test_questions_that_all_come_out_alike_leave_an_interval():
+    found = paired_difference([1.0] * 40, [1.0] * 40)
+    assert found.value == 0 and 0.02 < found.high < 0.1
+
+
+def test_turns_cover_the_ratio_of_times():
+    def trial(random):
+        load = np.exp(random.normal(0, 0.2, 4))  # of the machine, the same for both sides of a turn
+        baseline, own = (seconds * load * np.exp(random.normal(0, 0.03, 4)) for seconds in (3.0, 2.0))
+        return ratio_of_turns(baseline.tolist(), own.tolist())
+
+    assert 0.925 < coverage(trial, 1.5) < 0.975
+
+
+def test_an_outlier_moves_a_ratio_of_turns_less_than_its_mean():
+    baseline, own = [3.44, 1.64, 0.91, 2.05], [1.0] * 4
+    assert (
+        ratio_of_turns(baseline, own).value
+        == pytest.approx(math.prod(baseline) ** 0.25)
+        == pytest.approx(1.80, abs=0.01)
+    )
+
+
+def test_repeats_are_judged_as_welch_does_and_cover():
+    baseline, own = [4.6, 4.7, 4.9], [4.0, 3.6, 3.9, 3.8]
+    low, high = stats.ttest_ind(np.log(baseline), np.log(own), equal_var=False).confidence_interval(0.95)
+    found = ratio_of_repeats(baseline, own)
+    assert (found.low, found.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
+    assert ratio_of_repeats([4.0], [2.0]) == (pytest.approx(2.0), None, None, None)
+
+    def trial(random):
+        return ratio_of_repeats(*(np.exp(random.normal(mean, 0.1, 5)).tolist() for mean in (math.log(3), math.log(2))))
+
+    assert 0.925 < coverage(trial, 1.5) < 0.98
+
+
+def test_times_measured_once_have_no_interval():
+    assert of_turns([2.0])[1:] == ratio_of_turns([2.0], [1.0])[1:] == (None, None, None)
+    assert estimate(1.0, None).low is None
+
+
+def test_wilson_intervals_are_the_published_ones():
+    """Against Table 1 of Newcombe (1998), Statistics in Medicine 17."""
+    for hits, number, low, high in ((81, 263, 0.2553, 0.3662), (0, 20, 0.0, 0.1611), (29, 29, 0.8830, 1.0)):
+        assert wilson(hits, number) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+def test_means_of_estimates_and_ratios_over_documents_cover():
+    def average(random):
+        scores = [random.binomial(200, share) / 200 for share in (0.3, 0.6, 0.8)]
+        return mean_of([estimate(score, math.sqrt(score * (1 - score) / 200)) for score in scores])
+
+    def closeness(random):
+        positions = random.integers(20, 200, 50)
+        sums = positions * np.exp(random.normal(0, 0.5, 50))
+        found = ratio(sums.tolist(), positions.tolist())
+        return estimate(found["value"], found["stderr"], found["n"])
+
+    assert 0.925 < coverage(average, (0.3 + 0.6 + 0.8) / 3) < 0.975
+    assert 0.91 < coverage(closeness, math.exp(0.125)) < 0.975

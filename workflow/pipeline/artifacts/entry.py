@@ -1,0 +1,224 @@
+"""What an entry of artifacts.yaml may say: one class for all tables, one for each kind that is drawn in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from pipeline.artifacts.metrics import INPUTS, METRICS
+from pipeline.config.settings import NamesOrSet, Part
+from swiftkv.section import Names, Section, Text, Unique, Whole, key, nearest
+
+FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
+# Columns that stand for several: all tasks of the entry, those in bits per byte, and all others.
+SETS = ("tasks", "bits", "accuracies")
+
+
+def _metric(name: str) -> str:
+    known = [*SETS, *METRICS]
+    if name not in known:
+        raise ValueError(f"there is no column {name!r}{nearest(name, known)}")
+    return name
+
+
+Column = Annotated[Text, AfterValidator(_metric)]
+
+
+class Panel(Section, called="a panel"):
+    """One grid of a table."""
+
+    caption: Text | None = key("What it shows.", None)
+    columns: Annotated[list[Column], Unique] = key("Metrics, or tasks, bits or accuracies of the entry.", [])
+    rows: Literal["measured", "differences", "orders", "cards", "statements"] = key(
+        "A row a variant; differences to a reference of the same questions and chats, along the orders; the baseline "
+        "beside the entry's cards; or what the sources state of the artifact.",
+        "measured",
+    )
+    across: Literal["variant"] | None = key("variant: a column a variant and a row a model and point.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.columns and self.rows not in ("cards", "statements"):
+            raise ValueError("needs columns")
+        return self
+
+
+class Entry(Section, called="an artifact"):
+    """Keys of every entry."""
+
+    kind: Text = key("How it is made: workflow/pipeline/artifacts/entry.py lists all kinds.")
+    source: Literal["paper", "blog", "ours"] = key("What shows it.")
+    item: Text | None = key("What the source calls it.", None)
+    section: Text = key("Where the report shows it.")
+    title: Text = key("Short, in small letters.")
+    caption: Text = key("What it shows, in sentences.")
+    notes: list[Text] = key("Sentences below it.", [])
+    published: Annotated[list[Text], Unique] = key("Files of resources/paper with the published numbers.", [])
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.source != "ours" and self.item is None:
+            raise ValueError(f"item, what the {self.source} calls it, is missing")
+        return self
+
+
+class Table(Entry, called="kind table"):
+    """Rows of variants, columns of metrics."""
+
+    models: Names | None = key("By role, or a model's own name.", None)
+    variants: NamesOrSet | None = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.", None)
+    parts: Annotated[list[Part], Field(min_length=1), Unique] | None = key("Blocks of rows, in place of both.", None)
+    points: NamesOrSet | None = key("Serving points, or a set of them.", None)
+    tasks: NamesOrSet | None = key("Tasks, or a set of them.", None)
+    panels: list[Panel] = key("What is printed.", min_length=1)
+    orders: list[Annotated[Names, Field(min_length=2)]] = key("Variants that a panel of orders compares in turn.", [])
+    average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
+    cards: Annotated[list[Text], Unique] = key("Files of resources/published with scores by others.", [])
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        if (self.parts is None) != (self.models is not None and self.variants is not None):
+            raise ValueError("takes either models and variants, or parts")
+        return self
+
+
+class Variants(Entry, called="this kind"):
+    """Of some variants of some models."""
+
+    models: Names = key("By role, or a model's own name.")
+    variants: NamesOrSet = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.")
+
+
+class Flops(Variants, called="kind flops"):
+    """FLOPs by operation."""
+
+    count: Literal["paper", "blog"] = key("Whose way of counting and rounding.")
+    sequence_length: Whole = key("Prompt tokens.")
+
+
+class Served(Variants, called="this kind"):
+    """Of some serving points."""
+
+    points: NamesOrSet = key("Serving points, or a set of them.")
+
+
+class Throughput(Served, called="kind throughput"):
+    """Bars by input length."""
+
+    node_gpus: Whole | None = key("Scale one server to a node of so many GPUs.", None)
+
+
+class Latency(Served, called="kind latency"):
+    """Curves by request rate."""
+
+    together: bool = key("All points in one panel, against the baseline without speculation.", False)
+
+
+class Similarity(Entry, called="kind similarity"):
+    """Similarity of layer inputs."""
+
+    models: Names = key("By role, or a model's own name.")
+    large_models: Annotated[list[Text], Unique] = key("Models of a second panel.", [])
+    matrices: bool = key("Also the similarity of every pair of layers.", False)
+
+
+class Answers(Variants, called="kind answers"):
+    """Answers with early exit."""
+
+    questions: Names = key("Among early_exit.questions.")
+
+
+class Settings(Variants, called="kind settings"):
+    """How tasks were run."""
+
+    tasks: NamesOrSet = key("Tasks, or a set of them.")
+
+
+class Check(Section, called="a check"):
+    """One number of an artifact's CSV and what is expected of it: a value within a tolerance, or a least or largest one."""
+
+    what: Text = key("What the number is, in words.")
+    artifact: Text = key("The artifact whose CSV has it.")
+    where: dict[str, str | float] = key("Columns and their values, which only its row has.", min_length=1)
+    expected: float | None = key("Its value in an earlier run.", None)
+    tolerance: Annotated[float, Field(ge=0)] | None = key("How far from that it may be.", None)
+    least: float | None = key("The least it may be.", None)
+    most: float | None = key("The most it may be.", None)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.expected is None) != (self.tolerance is None):
+            raise ValueError("expected and tolerance go together")
+        if (self.expected is None) == (self.least is None and self.most is None):
+            raise ValueError("needs either expected and tolerance, or least, most or both")
+        return self
+
+
+class Checks(Entry, called="kind checks"):
+    """Numbers of other artifacts beside what is expected of them."""
+
+    checks: Annotated[list[Check], Field(min_length=1)] = key("What is checked.")
+
+
+class Absent(Entry, called="kind absent"):
+    """An item that no measurement can regenerate."""
+
+    reason: Text = key("Why.")
+
+
+class Kind(NamedTuple):
+    """One kind of artifact.
+
+    Attributes:
+        form: table or figure.
+        entry: what its entries say.
+        make: `module:function` that is given the resolved entry and its files and returns a `writers.Table` or a
+            `drawing.Drawing`; empty where nothing is made. A pure function of both; it raises a `UserError` where a file
+            cannot be read or is of something else, or there is nothing to draw.
+        needs: the inputs it reads, as `inputs` names them; those of a table follow from its columns.
+        exactly: how many models, points, ... an entry must have after resolution, where that is fixed.
+    """
+
+    form: str
+    entry: type[Entry]
+    make: str = ""
+    needs: tuple[str, ...] = ()
+    exactly: Mapping[str, int] = {}
+
+
+_HERE = "pipeline.artifacts"
+KINDS = {
+    "table": Kind("table", Table, f"{_HERE}.tables:make"),
+    "flops": Kind("table", Flops, f"{_HERE}.flops:make", ("dimensions",), {"models": 1}),
+    "answers": Kind("table", Answers, f"{_HERE}.lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
+    "settings": Kind("table", Settings, f"{_HERE}.lists:settings", ("scores",), {"models": 1}),
+    "checks": Kind("table", Checks, f"{_HERE}.checks:make", ("tables",)),
+    "contents": Kind("table", Entry, f"{_HERE}.lists:contents"),
+    "claims": Kind("table", Entry, f"{_HERE}.judge:make", ("tables", "architectures")),
+    "throughput": Kind("figure", Throughput, f"{_HERE}.speed:throughput", ("serving",)),
+    "latency": Kind("figure", Latency, f"{_HERE}.speed:latency", ("serving",), {"models": 1}),
+    "forward": Kind("figure", Served, f"{_HERE}.speed:forward", ("serving",), {"models": 1, "points": 1}),
+    "similarity": Kind("figure", Similarity, f"{_HERE}.layers:similarity", ("similarity",)),
+    "alignment": Kind("figure", Variants, f"{_HERE}.layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
+    "wiring": Kind("figure", Variants, f"{_HERE}.wiring:make", (), {"models": 1}),
+    "absent": Kind("table", Absent),
+}
+
+
+def columns(entry: Mapping[str, Any]) -> Iterator[str]:
+    """The columns of a table's panels."""
+    for panel in entry["panels"]:
+        yield from panel.get("columns", [])
+
+
+def needs(entry: Mapping[str, Any]) -> list[str]:
+    """The inputs that an entry's artifact reads."""
+    if entry["kind"] != "table":
+        return list(KINDS[entry["kind"]].needs)
+    measures = [METRICS[name].measure if name in METRICS else "score" for name in columns(entry)]
+    found = dict.fromkeys(
+        INPUTS["score" if measure == "table" else measure] for measure in measures if measure != "spec"
+    )
+    return [name for name in found if name != "scores" or "tasks" in entry]

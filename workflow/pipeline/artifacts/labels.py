@@ -1,0 +1,79 @@
+"""How artifacts name variants, models and points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.artifacts.frame import MERGED
+from pipeline.artifacts.metrics import enumeration, length_label, percent
+from swiftkv.spec import SwiftKVSpec
+
+PAPER_RECIPE = "distillation"  # the recipe of the paper's variants
+Entry = Mapping[str, Any]
+
+
+def variant_label(spec: Mapping[str, Any] | None) -> str:
+    """A variant in the words of the paper's Table 1, with the exact reduction of the model at hand.
+
+    Args:
+        spec: fields of a `SwiftKVSpec`; None is the unchanged model.
+    """
+    if spec is None:
+        return "Baseline"
+    known = SwiftKVSpec(**{name: spec[name] for name in SwiftKVSpec.__dataclass_fields__ if name in spec})
+    label = f"{percent(known.prefill_reduction)} SingleInputKV"
+    if known.key_value_group_size > 1:
+        label += f" + {known.key_value_group_size}× AcrossKV"
+    ways = {"early exit": known.early_exit, "for prompts alone": known.own_key_values}
+    return ", ".join([label + heads_label(spec), *(way for way, on in ways.items() if on)])
+
+
+def heads_label(spec: Mapping[str, Any] | None) -> str:
+    """The KV heads of the rewired layers, to go after a label; nothing where they are the teacher's."""
+    heads = (spec or {}).get("num_key_value_heads")
+    return f", {heads} KV head{'s' if heads > 1 else ''}" if heads else ""
+
+
+def label(entry: Entry, variant: str, kv_cache: str = "auto") -> str:
+    """A case of an entry in the paper's words where those are the same for all its models, else the variant's name.
+
+    The recipe of its training stands behind it where it is not the paper's, or where another of the entry's variants has
+    another one; the variant's name where that does not tell two apart either.
+    """
+    words = _with_recipe(entry, variant)
+    others = {other for specs in entry["specs"].values() for other in specs} - {variant}
+    if any(_with_recipe(entry, other) == words for other in others):
+        words += f" ({variant})"
+    return words + (" (FP8 KV)" if kv_cache == "fp8" else "")
+
+
+def _with_recipe(entry: Entry, variant: str) -> str:
+    recipe, words = entry["recipes"].get(variant), _words(entry, variant)
+    if recipe not in (None, PAPER_RECIPE):
+        return f"{words}, {recipe}"
+    mixed = len(set(entry["recipes"].values())) > 1
+    return f"{words}, paper's recipe" if recipe and mixed else words
+
+
+def _words(entry: Entry, variant: str) -> str:
+    if variant == MERGED:
+        return "Merge-all-Layers"
+    found = {variant_label(specs[variant]) for specs in entry["specs"].values() if variant in specs}
+    return found.pop() if len(found) == 1 else "Baseline" if variant == "baseline" else variant
+
+
+def point_label(entry: Entry, point: str) -> str:
+    """A point by its memory limit where the entry's points have several, else by its input length."""
+    settings = entry["points"]
+    limits = {each.get("memory_gib") for each in settings.values()}
+    limit = settings[point].get("memory_gib")
+    if limits != {None}:
+        return "not limited" if limit is None else f"{limit:g} GB"
+    return f"{length_label(settings[point]['input_tokens'])} input"
+
+
+def heading(entry: Entry) -> str:
+    """The title of an artifact: the models that ran, what it shows, and the published item it regenerates."""
+    models, title = enumeration([model["title"] for model in entry["models"]]), entry["title"]
+    return f"{f'{models}: {title}' if entry['models'] else title[0].upper() + title[1:]} ({entry['label']})"

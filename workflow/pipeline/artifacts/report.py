@@ -1,0 +1,208 @@
+"""One page with everything that was made: the result in a sentence, the method, a headline table, claims, all artifacts."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from pipeline.artifacts.claims import VERDICTS
+from pipeline.artifacts.entry import FORMS
+from pipeline.artifacts.metrics import enumeration
+from pipeline.artifacts.records import PROJECT, Record, provenance
+from pipeline.artifacts.writers import STYLE, read_html
+from swiftkv.errors import UserError
+from swiftkv.io import atomic_path, read_json
+
+FIGURE, TABLE = ("blog_figure1", "figure1"), ("speed_and_quality", "demo_quality", "table1")  # shown first, where made
+WIDTH = 700  # pixels of the widest picture
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=jinja2.select_autoescape(["html"]),
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A table or figure that was made, by the file that says what it is."""
+
+    path: Path
+
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
+        """What `make_artifact` says of it: name, form, section, label, caption, title and files."""
+        return read_json(self.path)
+
+    @property
+    def name(self) -> str:
+        """Its name in artifacts.yaml."""
+        return self.about["name"]
+
+    @property
+    def forms(self) -> list[str]:
+        """Its files, as paths from the folder of results."""
+        return [f"{self.about['form']}s/{self.name}.{form}" for form in FORMS[self.about["form"]]]
+
+    def file(self, form: str) -> Path:
+        """Where one form of it lies."""
+        return self.path.with_suffix(f".{form}")
+
+    @property
+    def lines(self) -> list[dict[str, str]]:
+        """Its CSV."""
+        with self.file("csv").open(newline="", encoding="utf-8") as lines:
+            return list(csv.DictReader(lines))
+
+    @property
+    def body(self) -> Markup:
+        """A table's grids with their notes, or a figure's picture, as HTML."""
+        if self.about["form"] == "table":
+            grids = read_html(self.file("html").read_text(encoding="utf-8"))[1]
+            if self.name == "claims":
+                grids = _folded(grids, self.lines)
+            return Markup(re.sub(r"(</?)h2>", r"\1h4>", grids))
+        picture = base64.b64encode(self.file("png").read_bytes()).decode()
+        return Markup('<img src="data:image/png;base64,{}" alt="{}" style="max-width: min(100%, {}px)">').format(
+            picture, self.about["title"], WIDTH
+        )
+
+
+def _folded(grids: str, lines: Sequence[Mapping[str, str]]) -> str:
+    """The grids of the claims and their notes folded, each with how many claims have each verdict."""
+
+    def fold(section: re.Match[str]) -> str:
+        counts = Counter(line["verdict"] for line in lines if line["about"] == html.unescape(section[1]))
+        said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+        return f"<details><summary>{section[1]}: {said}</summary>\n{section[2]}</details>"
+
+    folded = re.sub(r'<h2>(.*?)</h2>\n(<div class="scroll">.*?</div>\n)', fold, grids, flags=re.DOTALL)
+    notes = '<div class="notes">'
+    before, _, after = folded.partition(notes)
+    return f"{before}<details><summary>Notes</summary>\n{notes}{after}</details>" if after else before
+
+
+def read_artifacts(results: Path) -> list[Artifact]:
+    """What was made, by section, and in each in the order of the contents page.
+
+    Raises:
+        UserError: nothing was.
+    """
+    found = [Artifact(path) for form in FORMS for path in sorted(results.glob(f"{form}s/*.json"))]
+    if not found:
+        raise UserError(f"nothing is made yet in {results}; run `make reproduce` first")
+    order = {line["name"]: place for place, line in enumerate(_lines(found, "contents"))}
+    return sorted(found, key=lambda one: (one.about["section"], order.get(one.name, len(order))))
+
+
+def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> None:
+    """Write the report and the gallery of what lies in a folder of results.
+
+    Args:
+        results: the folder with `tables` and `figures`.
+        benchmarks: Snakemake's benchmark files; those that are there give the run times.
+        page: HTML; pictures are inside, other files are linked.
+        gallery: Markdown beside `figures`, with links to them.
+
+    Raises:
+        UserError: nothing is made there, or a file is damaged.
+    """
+    artifacts = read_artifacts(results)
+    made = {one.name: one for one in artifacts}
+    records = _records(artifacts)
+    sections: dict[str, list[Artifact]] = {}
+    for one in artifacts:
+        sections.setdefault(one.about["section"].partition(" ")[2], []).append(one)
+    text = _TEMPLATES.get_template("report.html").render(
+        result=result(artifacts),
+        origin=provenance(records),
+        first=[
+            made[next(name for name in names if name in made)] for names in (FIGURE, TABLE) if made.keys() & set(names)
+        ],
+        claims=made.get("claims"),
+        sections=sections,
+        missing=[
+            line["name"]
+            for line in _lines(artifacts, "contents")
+            if line["made"] == "True" and line["name"] not in made
+        ],
+        times=_times(benchmarks),
+        style=Markup(STYLE),
+    )
+    with atomic_path(page) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+    write_gallery(artifacts, gallery, "figures/")
+    print(
+        f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements, {page.stat().st_size / 1e6:.1f} MB"
+    )
+
+
+def result(artifacts: Iterable[Artifact]) -> str:
+    """The result in a sentence: how many claims have each verdict; empty where none is judged."""
+    lines = _lines(artifacts, "claims")
+    counts = Counter(line["verdict"] for line in lines)
+    stated = sum(line["verdict"] == VERDICTS[0] and line["as_stated"] == "True" for line in lines)
+    words = [f"{counts[verdict]} {said}" for verdict, said in zip(VERDICTS, _SAID, strict=True)]
+    words[0] += f" ({stated} with the value as stated)"
+    return f"Of {len(lines)} claims of the paper and the blog post, {enumeration(words)}." if lines else ""
+
+
+_SAID = ("agree", "are contradicted", "are undecided by the measured 95 % intervals", "are not measured")
+
+
+def write_gallery(artifacts: Sequence[Artifact], page: Path, folder: str = "") -> None:
+    """Write a page of Markdown with the figures among some artifacts.
+
+    Args:
+        artifacts: what was made.
+        page: the file.
+        folder: where the figures lie from there, with their other forms; empty for pictures alone, beside the page.
+    """
+    lines = ["# Figures", ""]
+    for one in (one for one in artifacts if one.about["form"] == "figure"):
+        lines += [
+            f"## {one.about['title']}",
+            "",
+            f"![{one.about['title']}]({folder}{one.name}.png)",
+            "",
+            one.about["caption"],
+            "",
+        ]
+        links = ", ".join(f"[{form}]({folder}{one.name}.{form})" for form in ("pdf", "csv")) if folder else ""
+        lines += [links, ""] if links else []
+    with atomic_path(page) as scratch:
+        scratch.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _lines(artifacts: Iterable[Artifact], name: str) -> list[dict[str, str]]:
+    return next((one.lines for one in artifacts if one.name == name), [])
+
+
+def _records(artifacts: Iterable[Artifact]) -> list[Record]:
+    """The measurements that artifacts are made of."""
+    files = dict.fromkeys(path for one in artifacts for group in one.about["files"].values() for path in group)
+    paths = [Path(path) if Path(path).exists() else PROJECT / path for path in files if path.endswith(".json")]
+    contents = [read_json(path) for path in paths if path.parent.name not in ("tables", "figures")]
+    return [Record.of(content) for content in contents if "measure" in content]
+
+
+def _times(benchmarks: Path) -> dict[str, tuple[int, float]]:
+    """Rule -> the number of its jobs that have a benchmark file, and their seconds; the longest first."""
+    rules: dict[str, list[float]] = {}
+    for path in sorted(benchmarks.rglob("*.tsv")):
+        lines = list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
+        rules.setdefault(path.relative_to(benchmarks).with_suffix("").parts[0], []).extend(
+            float(line["s"]) for line in lines[-1:]
+        )
+    return {rule: (len(own), sum(own)) for rule, own in sorted(rules.items(), key=lambda rule: -sum(rule[1]))}
