@@ -26,8 +26,10 @@ from pipeline.artifacts.claims import (
     most,
     ratio,
 )
-from pipeline.artifacts.frame import frame, number, read_csv
-from pipeline.artifacts.judge import Scene, judge
+from pipeline.artifacts.evidence import Scene
+from pipeline.artifacts.frame import frame
+from pipeline.artifacts.judge import judge
+from pipeline.artifacts.published import number, read_csv
 
 QUESTIONS = {  # of each benchmark in full
     "arc-challenge": 1172, "winogrande": 1267, "hellaswag": 10042, "truthfulqa": 817, "mmlu": 14042, "mmlu-cot": 14042,

@@ -197,6 +197,6 @@ def test_other_questions_are_refused(tmp_path):
         panels=[{"columns": ["tasks"]}],
     )
     for each in asked:
-        each["settings"] = {"task": "winogrande"}
+        each["settings"] = {"task": "winogrande", "metric": "acc"}
     with pytest.raises(UserError, match="has other questions of winogrande"):
         made(table, scores=saved(tmp_path, asked))

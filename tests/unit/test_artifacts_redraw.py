@@ -77,7 +77,7 @@ def before(name, text):
             if name.endswith("figureD1.csv") and column == "alignment_percent":
                 column = "bin_alignment_percent"
             metric, factor = RENAMED.get(column, (column, 1))
-            case = (row.get("variant"), row.get("kv_cache") or "auto")
+            case = (row.get("variant") or "baseline", row.get("kv_cache") or "auto")
             other = (against, row.get("against_kv_cache") or "auto") if compared else ("", "")
             for point, place in ((row.get("point") or "", at), (row.get("point") or "", None)):
                 key = (*case, point, metric, *other, place)

@@ -25,6 +25,11 @@ class Estimate(NamedTuple):
         """The same in another unit; `factor` is positive."""
         return Estimate(*(None if number is None else factor * number for number in self))
 
+    def inverse(self) -> Estimate:
+        """One over it; of a positive value."""
+        ends = (None if end is None else 1 / end for end in (self.high, self.low))
+        return Estimate(1 / self.value, self.stderr and self.stderr / self.value**2, *ends)
+
 
 def estimate(value: float, stderr: float | None = None, n: int | None = None) -> Estimate:
     """An estimate from a standard error: Student's t of n - 1 degrees of freedom, the normal distribution without n.

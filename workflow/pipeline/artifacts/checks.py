@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts.frame import number, read_csv
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, enumeration, show
+from pipeline.artifacts.published import number, read_csv
 from pipeline.artifacts.tables import Column, print_grid
 from pipeline.artifacts.writers import Table
 from swiftkv.errors import UserError, command_line

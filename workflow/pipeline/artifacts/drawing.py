@@ -130,14 +130,16 @@ class Bar(NamedTuple):
     note: str = ""
 
 
-def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
-    """Grouped bars, one group a name in `groups`; dashes are limits, each with its number above."""
+def draw_bars(
+    axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]], *, steep: bool = False
+) -> None:
+    """Grouped bars, one group a name in `groups`; dashes are limits, each with its number above; `steep` texts stand upright."""
     from matplotlib import patheffects
 
     width = 0.84 / len(series)
     tops = [top for _, bars in series for bar in bars for top in (bar.value, bar.high, bar.limit) if top]
     highest = max(tops, default=1.0)
-    steep = {"rotation": 90} if len(groups) * len(series) > 8 else {}
+    rotation = 90 if steep else 0
     for number, (appearance, bars) in enumerate(series):
         for place, bar in enumerate(bars):
             x = place + (number - (len(series) - 1) / 2) * width
@@ -150,12 +152,14 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 axis.errorbar(x, bar.value, reach, color="black", linewidth=0.8, capsize=1.5)
             if bar.text:
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.9}
-                axis.text(x, 0.45 * bar.value, bar.text, ha="center", va="center", fontsize=6, bbox=box, **steep)
+                axis.text(
+                    x, 0.45 * bar.value, bar.text, ha="center", va="center", fontsize=6, bbox=box, rotation=rotation
+                )
             if bar.limit is not None:
                 mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black", linewidth=1.3)
                 mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
                 axis.annotate(bar.limit_text, (x, bar.limit), xytext=(0, 2), textcoords="offset points",
-                              ha="center", va="bottom", fontsize=5.5, color="0.25", **steep)  # fmt: skip
+                              ha="center", va="bottom", fontsize=5.5, color="0.25", rotation=rotation)  # fmt: skip
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
     axis.set_ylim(0, 1.2 * highest)

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.frame import Row, frame, number, read_csv
+from pipeline.artifacts.frame import Row, frame
 from pipeline.artifacts.labels import heading, variant_label
 from pipeline.artifacts.metrics import NONE, percent, show, significant
+from pipeline.artifacts.published import number, read_csv
 from pipeline.artifacts.records import in_project
 from pipeline.artifacts.tables import Column, print_grid
 from pipeline.artifacts.writers import Table

@@ -8,21 +8,18 @@ nothing was measured twice; that of a count is the count itself. A row without a
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts.metrics import METRICS, length_label
-from pipeline.artifacts.records import Record, in_project
+from pipeline.artifacts.metrics import METRICS
+from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, estimate, exact, of_turns, ratio_of_repeats, ratio_of_turns, wilson
 from swiftkv.cost import GIBI
-from swiftkv.errors import UserError
 
 COLUMNS = (
     "source", "model", "part", "variant", "kv_cache", "point", "at", "metric", "against_model", "against",
@@ -52,6 +49,10 @@ def measured(records: Sequence[Record]) -> pd.DataFrame:
     """Every number of some records, those against the baseline's records too."""
     paired = [_with_turns(record, records) for record in records]
     baselines = {(record.model["name"], record.what): record for record in paired if record.case == BASELINE}
+    # All are compared with the baseline without speculation.
+    plain = {record.model["name"]: record for record in baselines.values() if not record.settings.get("speculative")}
+    for record in (record for record in paired if record.settings.get("speculative")):
+        baselines[record.model["name"], record.what] = plain.get(record.model["name"], record)
     return frame(row for record in paired for row in _rows(record, baselines))
 
 
@@ -242,37 +243,39 @@ def _capacity(record: Record, baselines: Baselines) -> Iterator[Row]:
 
 
 def _forward(record: Record, baselines: Baselines) -> Iterator[Row]:
+    yield from _by_batch(record, baselines, "batch_tokens", "seconds", "forward_ms", "forward_speedup")
+
+
+def _decode(record: Record, baselines: Baselines) -> Iterator[Row]:
+    yield from _by_batch(record, baselines, "batch_sizes", "ms", "decode_ms", "decode_ratio")
+
+
+def _by_batch(record: Record, baselines: Baselines, axis: str, unit: str, metric: str, ratio: str) -> Iterator[Row]:
+    """The time of each batch in milliseconds, and over it the baseline's, or of a `decode_ratio` it over the baseline's."""
     base = baselines.get((record.model["name"], record.what))
-    for place, tokens in enumerate(record.result["batch_tokens"]):
-        seconds = record.result["seconds"]["median"][place]
-        samples = (record.value("samples_seconds") or [[]] * (place + 1))[place]
-        yield row(record, "forward_ms", _median(seconds, samples).scaled(1000), at=tokens, n=len(samples) or None)
-        if turns := record.turns(place=place):
-            gain: Estimate | float | None = ratio_of_turns(*turns)
-        else:
-            batches = base.result["batch_tokens"] if base is not None and base.ok else []
-            known = tokens in batches
-            gain = base.result["seconds"]["median"][batches.index(tokens)] / seconds if base and known else None
-        yield row(record, "forward_speedup", exact(1.0) if record.case == BASELINE else gain, at=tokens)
+    theirs = dict(zip(base.result[axis], _medians(base), strict=True)) if base is not None and base.ok else {}
+    for place, (at, time) in enumerate(zip(record.result[axis], _medians(record), strict=True)):
+        repeats = record.value(f"samples_{unit}")
+        samples = repeats[place] if repeats else []
+        yield row(
+            record,
+            metric,
+            _median(time, samples).scaled(1000 if unit == "seconds" else 1),
+            at=at,
+            n=len(samples) or None,
+        )
+        turns, gain = record.turns(unit, place), Estimate(theirs[at] / time) if at in theirs else None
+        gain = exact(1.0) if record.case == BASELINE else ratio_of_turns(*turns) if turns else gain
+        yield row(record, ratio, gain and (gain.inverse() if ratio == "decode_ratio" else gain), at=at)
+
+
+def _medians(record: Record) -> Sequence[float]:
+    return (record.value("seconds") or record.value("tpot_ms"))["median"]
 
 
 def _median(value: float, samples: Sequence[float]) -> Estimate:
     """A median with the interval of the mean logarithm of its samples."""
     return Estimate(value, None, *of_turns(samples)[2:]) if len(samples) > 1 else Estimate(value)
-
-
-def _decode(record: Record, baselines: Baselines) -> Iterator[Row]:
-    base = baselines.get((record.model["name"], record.what))
-    for place, size in enumerate(record.result["batch_sizes"]):
-        value = record.result["tpot_ms"]["median"][place]
-        samples = (record.value("samples_ms") or [[]] * (place + 1))[place]
-        yield row(record, "decode_ms", _median(value, samples), at=size, n=len(samples) or None)
-        if turns := record.turns("ms", place):
-            gain: Estimate | float | None = ratio_of_turns(turns[1], turns[0])
-        else:
-            sizes = base.result["batch_sizes"] if base is not None and base.ok else []
-            gain = value / base.result["tpot_ms"]["median"][sizes.index(size)] if base and size in sizes else None
-        yield row(record, "decode_ratio", exact(1.0) if record.case == BASELINE else gain, at=size)
 
 
 def _answer(record: Record, baselines: Baselines) -> Iterator[Row]:
@@ -327,7 +330,7 @@ def _latency(record: Record, baselines: Baselines) -> Iterator[Row]:
 
 def _rate_gain(record: Record, base: Record | None) -> Estimate | None:
     """How many times the baseline's rate is sustained: between the least and the most that both brackets allow."""
-    if record.case == BASELINE:
+    if record is base:
         return exact(1.0)
     if base is None or not base.ok:
         return None
@@ -352,89 +355,3 @@ _MEASURES: Mapping[str, Callable[[Record, Baselines], Iterator[Row]]] = {
     "answer": _answer,
     "latency": _latency,
 }
-
-
-def read_csv(file: str | Path) -> list[dict[str, str]]:
-    """Lines of a CSV file, every cell as printed.
-
-    Raises:
-        UserError: a missing file.
-    """
-    try:
-        with open(file, newline="", encoding="utf-8") as lines:
-            return list(csv.DictReader(lines))
-    except FileNotFoundError:
-        raise UserError(f"{file} does not exist") from None
-
-
-def number(text: str | None) -> float | None:
-    """The number of a printed cell; None where it is none."""
-    try:
-        return float(text) if text else None
-    except ValueError:
-        return None
-
-
-def published(entry: Mapping[str, Any], files: Iterable[str | Path], records: Sequence[Record]) -> pd.DataFrame:
-    """The published numbers of the models of an entry, as printed; speeds only where the same hardware ran here.
-
-    A file of scores has a column a task; one of speeds a column a variant, by memory limit or input length. Statements of
-    running text (`values.csv`) are those about this artifact.
-    """
-    models = {model["published"]: model["name"] for model in entry["models"]}
-    rows: list[Row] = []
-    for file in map(Path, files):
-        for line in read_csv(file):
-            if line.get("model") in models or (file.stem == "values" and not line["model"]):
-                known = {"source": "published", "model": models.get(line["model"], ""), "file": in_project(file)}
-                rows += _published_rows(entry, line, known, file.stem, records)
-    return frame(rows)
-
-
-def _published_rows(entry: Mapping[str, Any], line: Mapping[str, str], known: Row, stem: str, records) -> Iterator[Row]:
-    known = known | {"reason": line.get("note"), "status": "ok"}
-    if stem == "values":
-        is_speed = "points" in entry
-        if entry["name"] in line["item"].split() and (not is_speed or _on_paper_hardware(records, known, line)):
-            ends = [number(line[end]) for end in ("low", "high")]
-            value = ends[0] if ends[0] == ends[1] else None
-            at = number(line["layer"]) if line["layer"] else number(line["input_tokens"])
-            more = {"value": value, "low": ends[0], "high": ends[1], "text": line["text"], "at": at}
-            yield known | more | {"variant": line["variant"], "metric": line["quantity"], "conditions": line["source"]}
-        return
-    if "memory_gb" in line or "input_length" in line:
-        if _on_paper_hardware(records, known, line):
-            for variant, kv_cache in entry["cases"]:
-                cell = line.get(variant.replace("-", "_") + ("_fp8" if kv_cache == "fp8" else ""))
-                for point in (point for point in entry["points"] if cell and _is_at(entry["points"][point], line)):
-                    case = {"variant": variant, "kv_cache": kv_cache, "point": point}
-                    text = cell if number(cell) is None else f"{float(cell):,.0f}"
-                    yield known | case | {"metric": "tokens_per_second", "value": number(cell), "text": text}
-        return
-    scores = [
-        column for column, cell in line.items() if column not in (*METRICS, "acrosskv") and number(cell) is not None
-    ]
-    known |= {"variant": line["variant"], "kv_cache": line.get("kv_cache") or "auto", "part": line.get("part")}
-    known |= {"n": len(scores)}  # of tasks, which a printed average is over
-    for column, cell in line.items():
-        if cell and (column in entry.get("tasks", {}) or (METRICS.get(column) and number(cell) is not None)):
-            yield known | {"metric": column, "value": number(cell), "text": cell}
-    if group := number(line.get("acrosskv")):
-        text = f"{group:.0f}-way ({line['kv_cache_reduction_percent']}%)" if group > 1 else "–"
-        yield known | {"metric": "acrosskv", "value": group, "text": text}
-
-
-def _on_paper_hardware(records: Sequence[Record], known: Row, line: Mapping[str, str]) -> bool:
-    """Whether a model's serving records ran on as many H100 GPUs as the published number; one where that is not said."""
-    count = number(line.get("gpus")) or 1
-    mine = [record for record in records if record.model["name"] == known["model"]]
-    return bool(mine) and all(
-        record.gpus and all("H100" in name for name in record.gpus) and record.devices == count for record in mine
-    )
-
-
-def _is_at(point: Mapping[str, Any], line: Mapping[str, str]) -> bool:
-    """Whether a point has the memory limit or the input length of a published line."""
-    if "memory_gb" in line:
-        return point.get("memory_gib") == number(line["memory_gb"])
-    return length_label(point["input_tokens"]) == line["input_length"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -23,14 +22,12 @@ from pipeline.artifacts.drawing import (
     new_figure,
     remarks,
 )
-from pipeline.artifacts.frame import frame, measured, published, row
+from pipeline.artifacts.frame import row
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import METRICS, MISSING
-from pipeline.artifacts.records import Record, checked_records, provenance
+from pipeline.artifacts.published import Entry, Files, Numbers
+from pipeline.artifacts.records import Record, provenance
 from swiftkv.errors import UserError
-
-Entry = Mapping[str, Any]
-Files = Mapping[str, Sequence[Path]]
 
 
 def similarity(entry: Entry, files: Files) -> Drawing:
@@ -39,16 +36,16 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     Layer l counts from 0; its SimScore is the mean cosine similarity between its input and the inputs of layers l+1 to L-1,
     so there is none for the last layer. With matrices of one model alone the curve is left out: another figure has it.
     """
-    records = {record.model["name"]: record for record in checked_records(entry, files) if record.ok}
-    rows, stated = measured(list(records.values())), published(entry, files.get("published", ()), [])
+    shown = Numbers(entry, files)
+    records, stated = [record for record in shown.records if record.ok], shown.published
     # Others are bounds; layers of the sources count from 1, and a model rewired there projects from the input of the next.
     stated = stated[(stated["metric"] == "simscore") & stated["value"].notna()]
     titles = {model["name"]: model["title"] for model in entry["models"]}
     small, large = ([name for name in titles if (name in entry["large_models"]) == far] for far in (False, True))
     groups = [(title, names) for title, names in (("Smaller models", small), ("Larger models", large)) if names]
-    matrices = [record for record in records.values() if entry.get("matrices")]
+    matrices = records if entry.get("matrices") else []
     alone = bool(matrices) and len(titles) == 1
-    notes = [*entry.get("notes", []), *provenance(list(records.values()))]
+    notes = [*entry.get("notes", []), *provenance(records)]
     across = min(3, len(matrices)) or 1
     below = 2.4 * -(-len(matrices) // across)
     curves = 0 if alone else 2.5 + 0.15 * max(len(names) for _, names in groups)
@@ -61,16 +58,21 @@ def similarity(entry: Entry, files: Files) -> Drawing:
         areas = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         top = areas[0]
         _matrices(areas[-1], matrices, across)
-        rows = pd.concat([rows, frame(_pairs(matrices))], ignore_index=True)
+        shown.add(list(_pairs(matrices)))
     if not alone:
         axes = top.subplots(1, len(groups), squeeze=False)[0]
         for axis, (title, names) in zip(axes, groups, strict=True):
             _simscores(
-                axis, entry, {name: titles[name] for name in names}, rows, stated, title if len(groups) > 1 else None
+                axis,
+                entry,
+                {name: titles[name] for name in names},
+                shown.rows,
+                stated,
+                title if len(groups) > 1 else None,
             )
     headline(figure, heading(entry) if len(titles) == 1 else heading(entry | {"models": []}))
     remarks(figure, notes)
-    return Drawing(figure, pd.concat([rows, stated], ignore_index=True))
+    return Drawing(figure, shown.data)
 
 
 def _simscores(axis, entry: Entry, titles: Mapping[str, str], rows: pd.DataFrame, stated: pd.DataFrame, above) -> None:
@@ -125,11 +127,11 @@ def _matrices(area, records: Sequence[Record], columns: int) -> None:
 
 def alignment(entry: Entry, files: Files) -> Drawing:
     """Bars: share of positions by the early exit's largest probability; points: how often it agrees with the full model."""
-    records = checked_records(entry, files)
+    shown = Numbers(entry, files)
+    records, rows = shown.records, shown.rows
     if not records or not records[0].ok:
         why = records[0].why if records else "not measured"
         raise UserError(f"{entry['name']} has nothing to draw: {why}")
-    rows, stated = measured(records), published(entry, files.get("published", ()), records)
     density, agreement = (rows[rows["metric"] == name] for name in ("bin_percent", "bin_alignment_percent"))
     notes = [*entry.get("notes", []), *provenance(records)]
     figure = new_figure(COLUMN, 3.3, notes)
@@ -152,8 +154,8 @@ def alignment(entry: Entry, files: Files) -> Drawing:
         handle("agreement with full model", **style.line),
         handle(f"threshold {entry['threshold']:g}", color="0.4", linestyle=(0, (1, 2))),
     ]
-    for line in stated[stated["low"].notna()].to_dict("records"):
+    for line in shown.published[shown.published["low"].notna()].to_dict("records"):
         other.hlines(line["low"], entry["threshold"], 1, color=COLORS[1], linewidth=2)
         handles.append(handle(f"published: {line['text'].split(' where')[0]}", color=COLORS[1], linewidth=2))
     legend(figure, handles, notes)
-    return Drawing(figure, pd.concat([rows, stated], ignore_index=True))
+    return Drawing(figure, shown.data)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts.frame import frame, published, read_csv, row
+from pipeline.artifacts.frame import frame, row
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, NONE
+from pipeline.artifacts.published import published, read_csv
 from pipeline.artifacts.records import Record, checked_records, provenance
 from pipeline.artifacts.tables import Column, print_grid
 from pipeline.artifacts.writers import Footnotes, Grid, Table

@@ -6,26 +6,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
-
-from pipeline.artifacts.frame import Row, frame, in_bits, outcomes
+from pipeline.artifacts.frame import Row, in_bits, outcomes
 from pipeline.artifacts.labels import heads_label
 from pipeline.artifacts.metrics import METRICS, NONE, percent
+from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, estimate, exact, flips, mean_of, paired_difference, ratio
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 Entry = Mapping[str, Any]
+Found = Mapping[tuple[str, ...], Record]
 CLOSENESS = {"kl": 1, "top1_agreement": 100}  # measures of closeness that add up over positions, and their factor
-
-
-class Case(NamedTuple):
-    """A variant of a model with a KV-cache format; the model is None where none plays the role of its part."""
-
-    model: str | None
-    variant: str
-    kv_cache: str
 
 
 class Line(NamedTuple):
@@ -51,19 +43,24 @@ def accuracies(entry: Entry) -> list[str]:
     return [task for task, settings in entry.get("tasks", {}).items() if not in_bits(settings["metric"])]
 
 
-def derived(entry: Entry, records: Sequence[Record]) -> pd.DataFrame:
+def derived(entry: Entry, records: Sequence[Record]) -> Iterator[Row]:
     """Reductions, averages and differences of the cases of an entry."""
     cases = [case for case in dict.fromkeys(line.case for line in lines(entry)) if case.model is not None]
-    found = {
+    found = by_case(records)
+    tasks = averaged(entry, cases, found)
+    specs = {(record.model["name"], record.variant): record.spec for record in records}
+    yield from _reductions(entry, cases, specs)
+    yield from _averages(cases, tasks, found)
+    for first, second in itertools.combinations(cases, 2):
+        yield from _differences(entry, first, second, tasks, found)
+
+
+def by_case(records: Sequence[Record]) -> Found:
+    """Records by model, variant, KV-cache format, and task or measure."""
+    return {
         (record.model["name"], *record.case, record.what if record.measure == "score" else record.measure): record
         for record in records
     }
-    tasks = averaged(entry, cases, found)
-    specs = {(record.model["name"], record.variant): record.spec for record in records}
-    rows = [*_reductions(entry, cases, specs), *_averages(cases, tasks, found)]
-    for first, second in itertools.combinations(cases, 2):
-        rows += _differences(entry, first, second, tasks, found)
-    return frame(rows)
 
 
 def _row(case: Case, metric: str, value: Estimate, **more: Any) -> Row:
@@ -100,9 +97,6 @@ def _reductions(entry: Entry, cases: Sequence[Case], specs: Mapping[tuple[str, s
         text = f"{group}-way ({percent(saved)})" if group > 1 else f"{NONE} ({percent(saved)})" if saved else NONE
         text += heads_label(fields)
         yield _row(case, "kv_cache_reduction_percent", exact(100 * saved), text=text, source="arithmetic")
-
-
-Found = Mapping[tuple[str, ...], Record]  # by model, variant, KV-cache format, and task or measure
 
 
 def averaged(entry: Entry, cases: Sequence[Case], found: Found) -> list[str]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from pipeline.artifacts import quality
-from pipeline.artifacts.frame import Row, in_bits, measured, number, published, read_csv
+from pipeline.artifacts.frame import Row, in_bits
 from pipeline.artifacts.labels import heading, label, point_label
 from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, enumeration, show, show_interval
-from pipeline.artifacts.quality import Case, Line
-from pipeline.artifacts.records import checked_records, provenance
+from pipeline.artifacts.published import Case, Entry, Files, Numbers, case_of, number, read_csv
+from pipeline.artifacts.quality import Line
+from pipeline.artifacts.records import provenance
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
-Entry = Mapping[str, Any]
-Files = Mapping[str, Sequence[Path]]
 _DUMMY = "the speed is that of dummy weights of the same shape, not of the scored checkpoint"
 _COMPUTED = "computed from the published scores of the averaged tasks"
 
@@ -30,44 +28,28 @@ class Column(NamedTuple):
     cell: Callable[[Any], str]
 
 
-class Shown:
+class Shown(Numbers):
     """The numbers of an entry, and how its grids print them."""
 
     def __init__(self, entry: Entry, files: Files) -> None:
-        self.entry = entry
-        self.records = checked_records(entry, files)
+        super().__init__(entry, files)
         quality.check_questions(entry, self.records)
-        tables = [measured(self.records), quality.derived(entry, self.records)]
-        self.published = published(entry, files.get("published", ()), self.records)
-        self.numbers = pd.concat([*tables, self.published], ignore_index=True)
         self.lines = quality.lines(entry)
         self.several = len({line.case.model for line in self.lines}) > 1
         self.titles = {model["name"]: model["title"] for model in entry["models"]}
         self.footnotes = Footnotes()
-        self._cells = {
-            (row["source"] == "published", *_case(row), row["point"], row["at"], row["metric"], *_against(row)): row
-            for row in self.numbers.astype(object).where(self.numbers.notna(), None).to_dict("records")
-        }
-        averages = self.numbers[(self.numbers["metric"] == "average") & (self.numbers["source"] == "measured")]
-        found = {(record.model["name"], *record.case, record.what): record for record in self.records}
-        self.averaged = quality.averaged(entry, list(dict.fromkeys(map(_case, averages.to_dict("records")))), found)
-        accurate = [row for row in self._cells.values() if row["metric"] in self.accuracies and not row["against"]]
-        errors = [row["stderr"] for row in accurate if row["stderr"] is not None]
-        few = bool(errors) and max(errors) >= 1 and self.published.empty
-        self.digits = 1 if few else 2  # of an accuracy: a second says nothing on a small subset
+        self.add(quality.derived(entry, self.records))
+        found = quality.by_case(self.records)
+        cases = dict.fromkeys(line.case for line in self.lines if line.case.model is not None)
+        self.averaged = quality.averaged(entry, list(cases), found)
+        errors = self.rows[self.rows["metric"].isin(self.accuracies) & (self.rows["against"] == "")]["stderr"]
+        # Of an accuracy: a second digit says nothing on a small subset.
+        self.digits = 1 if errors.max() >= 1 and self.published.empty else 2
 
     @property
     def accuracies(self) -> list[str]:
         """The tasks that are not in bits per byte."""
         return quality.accuracies(self.entry)
-
-    def find(
-        self, case: Case, metric: str, point: str = "", at: float | None = None, *,
-        against: Case | None = None, theirs: bool = False,
-    ) -> Row | None:  # fmt: skip
-        """The row of a number; None where there is none."""
-        other = against or Case("", "", "")
-        return self._cells.get((theirs, *case, point, at, metric, *other))
 
     def form(self, metric: str) -> str:
         """How a metric, a task or an average is printed."""
@@ -87,7 +69,7 @@ class Shown:
         if metric in METRICS:
             return METRICS[metric].header
         asked = self.entry["tasks"][metric]
-        rows = self.numbers[(self.numbers["metric"] == metric) & (self.numbers["source"] == "measured")]
+        rows = self.rows[self.rows["metric"] == metric]
         sizes = sorted(rows["n"].dropna().unique())
         parts = [asked["title"], *(["bits a byte"] if in_bits(asked["metric"]) else []), f"{asked['shots']}-shot"]
         return "\n".join(parts + ([f"n = {'/'.join(f'{size:,.0f}' for size in sizes)}"] if sizes else []))
@@ -133,14 +115,6 @@ class Shown:
         return noise + text + (f" {row['text']}" if row["text"] else "")
 
 
-def _case(row: Mapping[str, Any]) -> Case:
-    return Case(row["model"], row["variant"], row["kv_cache"])
-
-
-def _against(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    return row["against_model"], row["against"], row["against_kv_cache"]
-
-
 def make(entry: Entry, files: Files) -> Table:
     """The grids of an entry of kind table."""
     shown, grids = Shown(entry, files), []
@@ -160,7 +134,7 @@ def make(entry: Entry, files: Files) -> Table:
     notes = [*entry.get("notes", []), *provenance(shown.records)]
     if titles := [entry["tasks"][task]["title"] for task in shown.averaged]:
         notes.append(f"Avg.: mean over {enumeration(titles)}.")
-    return Table(entry["name"], heading(entry), shown.numbers, grids, [*notes, *shown.footnotes.lines()])
+    return Table(entry["name"], heading(entry), shown.data, grids, [*notes, *shown.footnotes.lines()])
 
 
 def print_grid(columns: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
@@ -193,8 +167,10 @@ def _measured(shown: Shown, panel: Mapping[str, Any]) -> Grid:
 def _with_answers(shown: Shown, panel: Mapping[str, Any]) -> list[Line]:
     """The rows of an entry; before them the baseline, where only records of other variants have its numbers."""
     own = {line.case for line in shown.lines}
-    answered = shown.numbers[shown.numbers["metric"].isin(panel["columns"]) & (shown.numbers["variant"] == "baseline")]
-    extra = [case for case in dict.fromkeys(map(_case, answered.to_dict("records"))) if case not in own and case.model]
+    answered = shown.rows[shown.rows["metric"].isin(panel["columns"]) & (shown.rows["variant"] == "baseline")]
+    extra = [
+        case for case in dict.fromkeys(map(case_of, answered.to_dict("records"))) if case not in own and case.model
+    ]
     return [*(Line(case) for case in extra if "points" in shown.entry), *shown.lines]
 
 
@@ -230,7 +206,7 @@ def _task(shown: Shown, task: str) -> Column:
 
 def _metric(shown: Shown, metric: str) -> list[Column]:
     """The column of a metric; several where it has several points, batch sizes or the like."""
-    rows = shown.numbers[(shown.numbers["metric"] == metric) & (shown.numbers["source"] != "published")]
+    rows = shown.rows[shown.rows["metric"] == metric]
     points = list(shown.entry.get("points", {})) if (rows["point"] != "").any() else [""]
     places = sorted(rows["at"].dropna().unique()) or [None]
     columns = []
