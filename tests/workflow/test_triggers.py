@@ -59,12 +59,8 @@ def test_another_way_to_draw_draws_anew(tmp_path):
         workflow = api.workflow(ResourceSettings(cores=1), snakefile=ROOT / "Snakefile")._workflow
         params = {rule.name: dict(rule.params.items()) for rule in workflow.rules}
     drawn = {rule: named["drawing"] for rule, named in params.items() if "drawing" in named}
-    code = (
-        "workflow/pipeline/artifacts",
-        "workflow/pipeline/statistics.py",
-        "src/swiftkv/cost.py",
-        "src/swiftkv/spec.py",
-    )
+    method = [f"src/swiftkv/{name}.py" for name in ("cost", "architectures", "spec")]
+    code = ["workflow/pipeline/artifacts", "workflow/pipeline/statistics.py", *method]
     assert drawn == dict.fromkeys(("table", "figure"), code_digest(*(ROOT / place for place in code)))
     file = tmp_path / "bars.py"
     file.write_text("blue")

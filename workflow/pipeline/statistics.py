@@ -47,7 +47,7 @@ def estimate(value: float, stderr: float | None = None, n: int | None = None) ->
 
 
 def exact(value: float) -> Estimate:
-    """A count, or what follows from dimensions: its interval is itself."""
+    """A count, or a number that follows from dimensions: its interval is itself."""
     return Estimate(value, 0.0, value, value)
 
 

@@ -6,12 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from snakemake.logging import logger
-import swiftkv.spec
-from pipeline import statistics
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
 from pipeline.config import PACKING, TEACHING, load_yaml
-from swiftkv import cost
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked
 from pipeline.measure.job import ServingSettings
@@ -309,7 +306,8 @@ def serving_json(w, points):
 
 # Of what draws, counts and estimates: an artifact is drawn anew by other code.
 DRAWING = code_digest(
-    Path(contents.__file__).parent, Path(statistics.__file__), Path(cost.__file__), Path(swiftkv.spec.__file__)
+    *(Path(PROJECT) / place for place in ("workflow/pipeline/artifacts", "workflow/pipeline/statistics.py")),
+    *(Path(PROJECT) / f"src/swiftkv/{name}.py" for name in ("cost", "architectures", "spec")),
 )
 
 

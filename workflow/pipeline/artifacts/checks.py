@@ -1,4 +1,4 @@
-"""Numbers of other artifacts beside what is expected; `python -m pipeline.artifacts.checks TABLE.csv` prints the failed."""
+"""Checks of other artifacts' numbers; `python -m pipeline.artifacts.checks TABLE.csv` prints the failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PASSED, FAILED = "passed", "FAILED"
 
 
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
-    """One row a check: what it is of, its value, the bounds, and whether it lies within them."""
+    """Return a row a check: its name, value and bounds, and whether the value lies within them."""
     tables = {file.stem: read_csv(file) for file in files["tables"]}
     lines = [_check(check, tables[check["artifact"]], entry["name"]) for check in entry["checks"]]
     columns = [

@@ -52,7 +52,7 @@ class Cell(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """What a claim makes of its cells.
+    """A quantity computed from cells.
 
     Attributes:
         how: cell; minus (of two: first less second; of four: by how much that is more than third less fourth); ratio; most or
@@ -64,7 +64,7 @@ class Quantity(NamedTuple):
 
 
 class Arithmetic(NamedTuple):
-    """What follows from the dimensions of the stated model, in resources/architectures.
+    """A number that follows from the dimensions of the stated model, in resources/architectures.
 
     Attributes:
         what: a function of `judge`.
@@ -76,7 +76,7 @@ class Arithmetic(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A sentence in short, where it stands, and what judges it; `note` says where the sources contradict each other."""
+    """A sentence in short, its place, and the quantity that judges it; `note` says where the sources contradict each other."""
 
     id: str
     text: str
@@ -135,7 +135,7 @@ def speedup(artifact: str, role: str, variant: Any = "swiftkv-50", metric: str =
 
 
 def faster(id: str, text: str, place: str, quantity: Quantity, stated: Bounds, **more: Any) -> Claim:
-    """A speed-up, the weaker form of which is any of 5 %."""
+    """A speed-up; its weaker form is any of 5 %."""
     return Claim(id, text, place, quantity, stated, GAIN, "×", **more)
 
 

@@ -151,7 +151,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
 
 
 def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
-    """What else of the configuration an entry of some kinds shows; a `UserError` where it asks for what cannot be."""
+    """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
     name, kind = entry["name"], entry["kind"]
     place = f"config, at artifacts.{name}"
     if kind in ("answers", "alignment") or (kind == "table" and "early_exit" in needed(entry)):
@@ -217,7 +217,7 @@ def _line(config: Config, name: str) -> dict[str, Any]:
 
 
 def _checked(config: Config, entry: Entry) -> dict[str, str]:
-    """The artifacts whose CSVs are checked, with their forms."""
+    """Return the forms of the artifacts that are checked, by name."""
     place, found = f"config, at artifacts.{entry['name']}.checks", {}
     others = [other for other in config["artifacts"] if other != entry["name"]]
     for name in dict.fromkeys(check["artifact"] for check in entry["checks"]):
@@ -230,7 +230,7 @@ def _checked(config: Config, entry: Entry) -> dict[str, str]:
 
 
 def _judged(config: Config) -> dict[str, Any]:
-    """What claims are judged on: artifacts that show their numbers, models by role, and what is not there."""
+    """Return the scene of the claims: artifacts with their numbers, models by role, artifacts and variants that are absent."""
     shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config["artifacts"]}
     absent = {name: reason for name, other in shown_by.items() if (reason := left_out(config, other)) is not None}
     shown_by = {name: other for name, other in shown_by.items() if name not in absent}

@@ -196,7 +196,7 @@ def wide_axis(axis, values: Iterable[float]) -> None:
 
 
 def headline(figure: Figure, *lines: str) -> None:
-    """Write what a figure is above it; long lines are broken, but not in their last brackets, and empty ones left out."""
+    """Write the title above a figure; long lines are broken, but not in their last brackets, and empty ones left out."""
     room, space = int(112 * figure.get_figwidth() / PAGE), "\N{NO-BREAK SPACE}"
     kept = [re.sub(r" (?=[^()]*\)$)", space, line) for line in lines]
     broken = [part for line in kept for part in textwrap.wrap(line, room)]

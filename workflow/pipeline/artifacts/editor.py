@@ -15,7 +15,7 @@ from pipeline.config import Config
 
 
 def editor_schema() -> dict[str, Any]:
-    """What an editor needs to complete keys and to show what they mean."""
+    """Return the JSON schema by which an editor completes and explains keys."""
     entries = list(dict.fromkeys(kind.entry for kind in KINDS.values()))
     references, schema = models_json_schema([(section, "validation") for section in (Config, *entries)])
     definitions = schema["$defs"]

@@ -1,4 +1,4 @@
-"""What an entry of artifacts.yaml may say: one class for all tables, one for each kind that is drawn in its own way."""
+"""Entries of artifacts.yaml: one class for all tables, one for each kind that is drawn in its own way."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Settings(Variants, called="kind settings"):
 
 
 class Check(Section, called="a check"):
-    """One number of an artifact's CSV and what is expected of it: a value within a tolerance, or a least or largest one."""
+    """One number of an artifact's CSV with its expected value and tolerance, or its least or largest value."""
 
     what: Text = key("What the number is, in words.")
     artifact: Text = key("The artifact whose CSV has it.")
@@ -157,7 +157,7 @@ class Check(Section, called="a check"):
 
 
 class Checks(Entry, called="kind checks"):
-    """Numbers of other artifacts beside what is expected of them."""
+    """Numbers of other artifacts beside expected values."""
 
     checks: Annotated[list[Check], Field(min_length=1)] = key("What is checked.")
 

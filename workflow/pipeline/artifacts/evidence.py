@@ -1,4 +1,4 @@
-"""Evidence for claims: the rows of artifacts' CSVs that a claim is about, and what it makes of them."""
+"""Evidence for claims: the rows of artifacts' CSVs that a claim is about, and its quantity."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KEYS = ("model", "variant", "kv_cache")
 
 
 class Unmeasured(Exception):
-    """What a claim needs was not measured; the message says why."""
+    """A claim's numbers were not measured; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What claims are judged on.
+    """The results that claims are judged on.
 
     Attributes:
         tables: artifact -> the rows of its CSV.
@@ -45,7 +45,7 @@ class Scene:
 
 
 class Evidence:
-    """The rows that a claim's cells leave, how they differ from the claim's own case, and what it makes of them."""
+    """The rows of a claim's cells, how they differ from the claim's own case, and the claim's quantity."""
 
     def __init__(self, claim: Claim, scene: Scene) -> None:
         self.claim, self.scene, self.cells = claim, scene, claims.cells(claim)
@@ -135,7 +135,7 @@ class Evidence:
         return self._choose(rows, rows["at"], at, "an axis") if isinstance(at, float) or at == HIGHEST else rows
 
     def differs(self) -> Iterator[str]:
-        """In what the rows differ from the claim's own case: model, setting, or requests."""
+        """Yield how the rows differ from the claim's own case: model, setting, or requests."""
         for cell, rows in zip(self.cells, self.rows, strict=True):
             model = self.scene.roles[cell.role]
             if model["published"] != claims.MODELS[cell.role]:

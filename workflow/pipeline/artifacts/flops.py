@@ -144,7 +144,7 @@ def _saved(value: float) -> str:
 
 
 def _dimensions(path: Path, length: int) -> tuple[Dimensions, int, str]:
-    """A model's dimensions, and the length, at most what it is made for; raises a `UserError` for any other file."""
+    """Read a model's dimensions; the length is at most the one it is made for. Raises a `UserError` for any other file."""
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise UserError(f"{path} holds no model configuration: it has no `config`")

@@ -109,7 +109,7 @@ def row(record: Record, metric: str, value: Estimate | float | None = None, **mo
 
 
 def _limits(record: Record, baselines: Baselines) -> dict[str, float]:
-    """Metric -> what the FLOP count or the cost model allows at most; also of a record that is out of memory."""
+    """Return the limits by the FLOP count or the cost model, by metric; also of a record that is out of memory."""
     base = baselines.get((record.model["name"], record.what))
     found = {
         "throughput": {"speedup_limit": record.cost.get("request_speedup_limit")},

@@ -1,4 +1,4 @@
-"""What an artifact is made of: the models that play its roles, its rows, and the files of each of its inputs."""
+"""Inputs of artifacts: the models that play their roles, their rows, and the files of each input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Entry = Mapping[str, Any]
 
 
 def inputs(config: Config, entry: Entry, needs: Iterable[str]) -> dict[str, list[str]]:
-    """The files of a resolved entry: measurements by input, and what others published."""
+    """The files of a resolved entry: measurements by input, and published numbers."""
     files = {name: _INPUTS[name](config, entry) for name in needs}
     named = {key: [f"{folder}/{stem}.csv" for stem in entry.get(key) or ()] for key, folder in FOLDERS.items()}
     files |= {key: paths for key, paths in named.items() if paths}

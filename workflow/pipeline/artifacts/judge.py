@@ -27,10 +27,10 @@ LENGTH = 131072  # tokens of Table 1
 
 
 class Verdict(NamedTuple):
-    """A verdict, the quantity, whether its value is as stated, what it was measured on, and the reason.
+    """A verdict with the quantity, whether its value is as stated, and the reason.
 
     Attributes:
-        differs: what it was measured on in place of the claim's own case; empty where that is its own.
+        differs: the model, setting and requests in place of the claim's own; empty where they are its own.
     """
 
     verdict: str
@@ -100,7 +100,7 @@ def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
 
 
 def _as_stated(found: Estimate, stated: Bounds) -> bool:
-    """Whether a value lies within what is stated, or its interval, of 5 % at most, does in part."""
+    """Whether a value lies within the stated bounds, or its interval, of 5 % at most, does in part."""
     if _inside(Estimate(found.value, None, found.value, found.value), stated):
         return True
     known = found.low is not None and found.high is not None
@@ -152,7 +152,7 @@ _ARITHMETIC = {
 
 
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
-    """One grid a section, one line a claim: the verdict, what it says and where, what it states, and what was measured."""
+    """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
     words = {name: str for name in ("source", *KEYS, "point", "metric", "against_model", "against", "against_kv_cache",
                                     "text", "status", "reason", "conditions")}  # fmt: skip
     tables = {

@@ -74,6 +74,6 @@ def point_label(entry: Entry, point: str) -> str:
 
 
 def heading(entry: Entry) -> str:
-    """The title of an artifact: the models that ran, what it shows, and the published item it regenerates."""
+    """The title of an artifact: the models that ran, its own title, and the published item it regenerates."""
     models, title = enumeration([model["title"] for model in entry["models"]]), entry["title"]
     return f"{f'{models}: {title}' if entry['models'] else title[0].upper() + title[1:]} ({entry['label']})"

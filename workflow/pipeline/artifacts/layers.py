@@ -76,7 +76,7 @@ def similarity(entry: Entry, files: Files) -> Drawing:
 
 
 def _simscores(axis, entry: Entry, titles: Mapping[str, str], rows: pd.DataFrame, stated: pd.DataFrame, above) -> None:
-    """Curves over depth with their bands; stars are what the paper states of this very model."""
+    """Curves over depth with their bands; stars are values that the paper states of this very model."""
     axis.axhline(0.5, color="0.75", linewidth=0.8, zorder=0)
     axis.axvline(50, color="0.75", linewidth=0.8, zorder=0)
     for number, (name, title) in enumerate(titles.items()):

@@ -66,7 +66,7 @@ _SETTINGS = (
 
 
 def settings(entry: Entry, files: Files) -> Table:
-    """How each task was really run, beside what the paper says: (a) prompt and metric, (b) what was run.
+    """Return the settings of each task beside the paper's: (a) prompt and metric, (b) questions, seed and data.
 
     The first variant with a score is shown; raises a `UserError` where another was run in another way.
     """
@@ -159,7 +159,7 @@ def _limit(used: Mapping[str, Any]) -> str:
 
 
 def contents(entry: Entry, files: Files) -> Table:
-    """One grid a section, one row a table or figure: what regenerates it at this scale, and why where nothing does."""
+    """Return a grid a section, a row a table or figure: its models and files at this scale, or why there are none."""
     footnotes, lines = Footnotes(), entry["lines"]
     columns = [
         Column("Item", lambda line: line["item"]),

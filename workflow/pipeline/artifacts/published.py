@@ -161,7 +161,7 @@ def _published_rows(entry: Mapping[str, Any], line: Mapping[str, str], known: Ro
 
 
 def _on_paper_hardware(records: Sequence[Record], known: Row, line: Mapping[str, str]) -> bool:
-    """Whether a model's serving records ran on as many H100 GPUs as the published number; one where that is not said."""
+    """Whether a model's serving records ran on as many H100 GPUs as the published ones; one where none is stated."""
     count = number(line.get("gpus")) or 1
     mine = [record for record in records if record.model["name"] == known["model"]]
     return bool(mine) and all(

@@ -21,7 +21,7 @@ CLOSENESS = {"kl": 1, "top1_agreement": 100}  # measures of closeness that add u
 
 
 class Line(NamedTuple):
-    """What a row of a table is of, and the title of its part."""
+    """The case of a table's row, and the title of its part."""
 
     case: Case
     part: str | None = None
@@ -124,7 +124,7 @@ def _above_chance(record: Record, task: Mapping[str, Any]) -> bool:
 
 
 def _averages(cases: Sequence[Case], tasks: Sequence[str], found: Found) -> Iterator[Row]:
-    """The mean over tasks in percent, whose questions are independent samples; n is the number of tasks."""
+    """Yield the mean over tasks in percent; their questions are independent samples, n is the number of tasks."""
     for case in cases:
         scores = [found[*case, task] for task in tasks if (*case, task) in found]
         if tasks and len(scores) == len(tasks) and all(record.ok for record in scores):
@@ -200,7 +200,7 @@ def _closeness(measure: str, first: Record | None, second: Record | None) -> Est
 
 
 def reference(line: Line, shown: Sequence[Line]) -> Case | None:
-    """What a row is compared with: the same variant without the FP8 cache, else the unchanged model, else the last row.
+    """Return the reference of a row: the same variant without the FP8 cache, else the unchanged model, else the last row.
 
     Both are of its part. None where that is the row itself.
     """

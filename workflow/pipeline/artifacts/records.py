@@ -120,7 +120,7 @@ class Record:
 
     @property
     def device(self) -> str:
-        """What one device is: the GPU's name, or the processor and its cores."""
+        """Name of one device: the GPU's, or the processor and its cores."""
         if self.gpus:
             return "/".join(sorted(set(self.gpus)))
         hardware = self.provenance["hardware"]
@@ -266,7 +266,7 @@ _SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "n
 
 
 def check_settings(entry: Mapping[str, Any], records: Iterable[Record]) -> None:
-    """Refuse records of other settings, or of another spec, than the entry that labels them; compared is what both name.
+    """Refuse records of other settings, or of another spec, than their entry; settings that both name are compared.
 
     Raises:
         UserError: the first record that differs, or that was computed in another number format than the others.

@@ -36,13 +36,13 @@ _TEMPLATES = jinja2.Environment(
 
 @dataclass(frozen=True)
 class Artifact:
-    """A table or figure that was made, by the file that says what it is."""
+    """A finished table or figure, by its JSON file."""
 
     path: Path
 
     @cached_property
     def about(self) -> Mapping[str, Any]:
-        """What `make_artifact` says of it: name, form, section, label, caption, title and files."""
+        """Name, form, section, label, caption, title and files, as `make_artifact` writes them."""
         return read_json(self.path)
 
     @property
@@ -94,7 +94,7 @@ def _folded(grids: str, lines: Sequence[Mapping[str, str]]) -> str:
 
 
 def read_artifacts(results: Path) -> list[Artifact]:
-    """What was made, by section, and in each in the order of the contents page.
+    """Return the finished artifacts by section, and in each in the order of the contents page.
 
     Raises:
         UserError: nothing was.
@@ -107,7 +107,7 @@ def read_artifacts(results: Path) -> list[Artifact]:
 
 
 def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> None:
-    """Write the report and the gallery of what lies in a folder of results.
+    """Write the report and the gallery of a folder of results.
 
     Args:
         results: the folder with `tables` and `figures`.

@@ -52,13 +52,13 @@ class Served(Numbers):
         return [Case(model["name"], *variant) for variant in self.variants]
 
     def blank(self, case: Case, metric: str, point: str) -> str:
-        """What stands in place of a number that is not there."""
+        """Text in place of a missing number."""
         row = self.find(case, metric, point)
         return OOM if row and row["status"] == "oom" else "none" if row and row["status"] == "ok" else MISSING
 
     @property
     def notes(self) -> list[str]:
-        """What the sources state, the entry's notes, the reasons of what is missing, and where the records are from."""
+        """Statements of the sources, the entry's notes, reasons of gaps, and the origin of the records."""
         stated = "; ".join(dict.fromkeys(self.published["text"]))
         gaps: dict[str, dict[str, None]] = {}
         for row in self.rows[self.rows["status"] != "ok"].to_dict("records"):
@@ -226,7 +226,7 @@ def _rate_bar(served: Served, case: Case, point: str) -> Bar:
 
 
 def _signs(served: Served, bounded: pd.DataFrame) -> list[Any]:
-    """What the signs mean that curves share, of those that are drawn."""
+    """Legend entries of the signs that curves share, of those that are drawn."""
     gray, values = "0.4", served.rows.groupby("metric")["value"]
     signs = [handle("median", color=gray, marker="o")]
     if values.count().get("ttft_p99_ms", 0):

@@ -82,7 +82,7 @@ class Shown(Numbers):
         return f"{MISSING} {self.footnotes.mark(reason)}"
 
     def text(self, row: Row | None, case: Case) -> str:
-        """What is printed of a number."""
+        """Print a number, or the reason of a gap."""
         if row is None:
             return self.missing(case)
         if row["status"] != "ok":
@@ -95,7 +95,7 @@ class Shown(Numbers):
         return f"{IN_NOISE} {text}" if self._is_chance(row) else text
 
     def _is_chance(self, row: Row) -> bool:
-        """Whether an accuracy, or an average, may be what guessing gives."""
+        """Whether the interval of an accuracy, or of an average, holds the score of guessing."""
         tasks = self.averaged if row["metric"] == "average" else [row["metric"]]
         settings = [self.entry.get("tasks", {}).get(task) for task in tasks]
         chances = [each.get("chance") for each in settings if each and not in_bits(each["metric"])]
@@ -104,7 +104,7 @@ class Shown(Numbers):
         return row["low"] <= 100 * sum(chances) / len(chances)
 
     def difference(self, row: Row | None, *, better: bool = False) -> str:
-        """What is printed of a difference; with `better`, positive is better also in bits per byte."""
+        """Print a difference; with `better`, positive is better also in bits per byte."""
         if row is None:
             return MISSING
         value, low, high = (row[name] for name in ("value", "low", "high"))
@@ -138,7 +138,7 @@ def make(entry: Entry, files: Files) -> Table:
 
 
 def print_grid(columns: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
-    """A grid of what the columns print of each row."""
+    """Return a grid with the columns' cells of each row."""
     return Grid(pd.DataFrame([{column.header: column.cell(row) for column in columns} for row in rows]), **more)
 
 
@@ -311,7 +311,7 @@ class _Pair(NamedTuple):
 
 
 def _differences(shown: Shown, panel: Mapping[str, Any]) -> Grid:
-    """A row a variant that has anything in common with what it is compared with."""
+    """Return a row a variant that shares questions or chats with its reference."""
     pairs = [_Pair(line, other) for line in shown.lines if (other := quality.reference(line, shown.lines))]
     return _print_pairs(shown, panel, pairs)
 
@@ -348,7 +348,7 @@ def _print_pairs(shown: Shown, panel: Mapping[str, Any], pairs: Sequence[_Pair],
 
 
 def _statements(shown: Shown, panel: Mapping[str, Any]) -> Grid:
-    """What the sources state about this artifact and the models that ran."""
+    """Return the statements of the sources about this artifact and the models that ran."""
     stated = shown.published[shown.published["file"].str.endswith("values.csv") & (shown.published["model"] != "")]
     columns = [
         Column("Model", lambda row: shown.titles[row["model"]]),

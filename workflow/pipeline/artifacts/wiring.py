@@ -1,4 +1,4 @@
-"""What SwiftKV changes in a model, drawn from the spec alone: Figure 1 of the paper and of the blog."""
+"""The wiring of SwiftKV, drawn from the spec alone: Figure 1 of the paper and of the blog."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `values` (the CSV, one row a number), `grids` (what is printed) and the notes below.
+    """A table: `values` (the CSV, one row a number), the printed `grids` and the notes below.
 
     `label` is the LaTeX label without its "tab:" prefix.
     """
@@ -253,7 +253,7 @@ def to_html(table: Table) -> str:
 
 
 def read_html(page: str) -> tuple[str, str]:
-    """The title, and the grids with the notes, of what `to_html` wrote; both are HTML."""
+    """Return the title, and the grids with the notes, of a page of `to_html`; both are HTML."""
     title, _, body = page.partition("<body>\n<h1>")[2].partition("</h1>\n")
     return title, body.rpartition("</body>")[0]
 
