@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from pipeline.artifacts import quality
+from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import Row, in_bits
 from pipeline.artifacts.labels import heading, label, point_label
 from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, enumeration, show, show_interval
@@ -132,14 +133,14 @@ def make(entry: Entry, files: Files) -> Table:
     if len(grids) > 1:
         grids = [grid._replace(caption=f"({'abcdefg'[place]}) {grid.caption}") for place, grid in enumerate(grids)]
     notes = [*entry.get("notes", []), *provenance(shown.records)]
-    if titles := [entry["tasks"][task]["title"] for task in shown.averaged]:
-        notes.append(f"Avg.: mean over {enumeration(titles)}.")
+    if shown.averaged and "average" in columns(entry):
+        notes.append(f"Avg.: mean over {enumeration([entry['tasks'][task]['title'] for task in shown.averaged])}.")
     return Table(entry["name"], heading(entry), shown.data, grids, [*notes, *shown.footnotes.lines()])
 
 
-def print_grid(columns: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
-    """Return a grid with the columns' cells of each row."""
-    return Grid(pd.DataFrame([{column.header: column.cell(row) for column in columns} for row in rows]), **more)
+def print_grid(shown: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
+    """Return a grid with the shown columns' cells of each row."""
+    return Grid(pd.DataFrame([{column.header: column.cell(row) for column in shown} for row in rows]), **more)
 
 
 class _Printed(NamedTuple):
