@@ -38,7 +38,7 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ("change", "said"),
     [
         ({"learning_rat": 1}, "learning_rat"),
-        ({"batch_size": True}, "at batch_size: must be a whole number, not true"),
+        ({"batch_size": True}, "at batch_size: .*true"),
         ({"learning_rate": float("nan")}, "at learning_rate: must be "),
         ({"adam_beta2": 1}, "at adam_beta2: must be below 1"),
         ({"logits_weight": 0}, "nothing would be trained"),

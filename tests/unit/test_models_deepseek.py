@@ -19,6 +19,7 @@ from torch.nn.functional import silu
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from pipeline.config.settings import Fidelity
 from pipeline.score.fidelity import measure_fidelity
 from swiftkv.cost import parameter_count
 from swiftkv.distill.step import DistillationStep
@@ -294,6 +295,15 @@ def test_fidelity_of_a_trained_student(tiny_teacher, tiny_swiftkv, tmp_path):
     for variant, folder, spec in (("baseline", None, None), ("swiftkv", tmp_path / "student", SCORED_SPEC)):
         for kv_cache in ("auto", "fp8"):
             heldout = write_chats(tmp_path / "chats.jsonl")
-            record = measure_fidelity(source, folder, variant, spec, kv_cache, heldout, 3, 40, 7, tmp_path / "out.json")
+            record = measure_fidelity(
+                source,
+                folder,
+                variant,
+                spec,
+                kv_cache,
+                heldout,
+                Fidelity(documents=3, max_length=40, seed=7),
+                tmp_path / "out.json",
+            )
             found[variant, kv_cache] = record["result"]["kl"]["value"]
     assert found["baseline", "auto"] == 0 < found["baseline", "fp8"] < found["swiftkv", "auto"]

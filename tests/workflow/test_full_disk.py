@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.distill_helpers import GOLDEN, RECIPE, STAGE, command, environment, log, make_inputs
+from tests.unit.distill_helpers import GOLDEN, STAGE, command, environment, log, make_inputs, settings
+
+from swiftkv.distill.recipe import Packing
 
 ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
@@ -68,7 +70,7 @@ def test_writing_text(tmp_path, chats):
 def test_writing_tensors(tmp_path, chats, tiny_source):
     disk = tmp_path / "disk"
     disk.mkdir()
-    recipe = json.dumps(RECIPE | {"max_length": 256})
+    recipe = settings(Packing, {"max_length": 256})
     status, said = run_on_a_small_disk(
         disk, "64k", *STAGE, "pack", f"--model-source={tiny_source}", f"--recipe={recipe}", f"--data={chats}",
         f"--output={disk / 'rows.safetensors'}",

@@ -193,7 +193,7 @@ def test_every_rule_has_docstring_log_and_benchmark():
         ("modles: {}\n", "modles"),
         ("models: {}\nmodels: {}\n", "key 'models' stands twice"),
         ("artifacts: {table2: {models: [llama-9]}}\n", "artifacts.table2: 'llama-9' is neither a role"),
-        ("artifacts: {table2: {points: [batch-2k]}}\n", "artifacts.table2: kind quality has no key 'points'"),
+        ("artifacts: {table2: {points: [batch-2k]}}\n", "artifacts.table2: there is no key 'points'"),
         ("artifacts: {table2: {kind: tabel}}\n", "artifacts.table2: there is no kind 'tabel'"),
         ("artifacts: {table2: {variants: [swiftkv-45]}}\n", "45 % prefill reduction"),
         ("roles: {small: llama-9}\n", "roles.small: 'llama-9' is not defined under models"),

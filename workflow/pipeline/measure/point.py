@@ -16,7 +16,7 @@ from pipeline.measure.reference import REFERENCE
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
-from swiftkv.section import plain, read
+from swiftkv.section import read
 from swiftkv.spec import SwiftKVSpec
 
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
@@ -186,7 +186,8 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
 
 def speculation(point: Point) -> dict[str, Any] | None:
     """vLLM's --speculative-config, for the points that may have one."""
-    return plain(getattr(point.settings, "speculative", None))
+    speculative = getattr(point.settings, "speculative", None)
+    return speculative and speculative.model_dump(exclude_unset=True)
 
 
 def vllm(*arguments: str) -> list[str]:

@@ -247,18 +247,18 @@ def _assumptions(plan: Plan) -> str:
     kinds = {"host"} | {"gpu" if job.gpus else "cpu" for job in plan.jobs if "gpu" in job.resources}
     mixes = {plan.config.recipes[job.wildcards["recipe"]].data for job in plan.jobs if "recipe" in job.wildcards}
     mixes |= {job.wildcards["data"] for job in plan.jobs if "data" in job.wildcards}
-    planning = plan.config["planning"]
-    sections = {kind: planning[kind] for kind in ("host", "gpu", "cpu") if kind in kinds}
-    sections |= {f"data.{mix}": entry for mix, entry in planning["data"].items() if mix in mixes}
+    planning = plan.config.planning
+    sections = {kind: getattr(planning, kind) for kind in ("host", "gpu", "cpu") if kind in kinds}
+    sections |= {f"data.{mix}": entry for mix, entry in planning.data.items() if mix in mixes}
     rows = [
         {
             "assumed": f"{section}.{name}",
-            "value": f"{assumed['value']:g}",
-            "is": assumed["sure"],
-            "namely": assumed["why"],
+            "value": f"{assumed.value:g}",
+            "is": assumed.sure,
+            "namely": assumed.why,
         }
         for section, entries in sections.items()
-        for name, assumed in entries.items()
+        for name, assumed in entries
     ]
     return "Assumptions (planning in config.yaml)\n" + _printed(rows)
 

@@ -18,7 +18,7 @@ from swiftkv.cost import added_weights, parameter_count, prefill_flops
 from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
-from swiftkv.section import Section, plain
+from swiftkv.section import Section
 from swiftkv.spec import SwiftKVSpec
 
 DOWNLOADED = ("model", "checkpoint", "tokenizer", "data set", "questions")  # in the order in which plans list them
@@ -50,7 +50,9 @@ def dimensions(config: Config, model: str, root: Path) -> dict[str, Any] | None:
     if entry.architecture:
         return read_json(root / entry.architecture)["config"]
     if isinstance(source, PackagedModel):
-        return _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
+        return _gguf(package_file(source.package, source.gguf)) | (
+            source.random.model_dump(exclude_unset=True) if source.random else {}
+        )
     file = Path(source.local).expanduser() / "config.json" if isinstance(source, LocalModel) else None
     return read_json(file) if file and file.exists() else None
 

@@ -216,7 +216,7 @@ def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
     from pipeline.score.tasks import check_task  # imports lm-eval, which takes seconds
 
     outputs = {job.wildcards.get("task", Path(path).stem) for job in jobs for path in job.outputs}
-    tasks = [task for name, task in config["tasks"].items() if name in outputs]
+    tasks = [task.model_dump() for name, task in config.tasks.items() if name in outputs]
     for task in tasks:
         check_task(task)
     return len(tasks)

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.local import check_description
 from pipeline.run.sizes import Download
-from pipeline.sources import MODEL_FILES, check_checkpoint
+from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
 from pipeline.sources.hub import SECOND_COPIES, answer
 from swiftkv.errors import UserError
 
