@@ -52,10 +52,12 @@ class _UniqueKeyLoader(YAML):
 
 
 def load_yaml(file: str | Path) -> dict[str, Any]:
-    """What a YAML file says; raises a `UserError` for the first duplicate key, at any level, or if it is not valid."""
+    """What a YAML file says; raises a `UserError` for a duplicate key, at any level, or if it is not there or not valid."""
     try:
         with open(file, encoding="utf-8") as stream:
             return yaml.load(stream, Loader=_UniqueKeyLoader) or {}
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist") from None
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
 
