@@ -11,7 +11,7 @@ from tests.unit.distill_helpers import RECIPE
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, hidden_state_loss, lm_loss
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
+from swiftkv.distill.step import DistillationStep, FineTuningStep, lower_state, next_tokens
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
@@ -39,8 +39,8 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     [
         ({"learning_rat": 1}, "learning_rat"),
         ({"batch_size": True}, "at batch_size: .*true"),
-        ({"learning_rate": float("nan")}, "at learning_rate: must be "),
-        ({"adam_beta2": 1}, "at adam_beta2: must be below 1"),
+        ({"learning_rate": float("nan")}, "at learning_rate: "),
+        ({"adam_beta2": 1}, "at adam_beta2: "),
         ({"logits_weight": 0}, "nothing would be trained"),
         ({"loss": "lm", "hidden_state_weight": 1}, "the lm loss has no teacher"),
         ({"train": "all"}, "its loss must be lm"),
@@ -257,7 +257,7 @@ def test_hidden_state_loss_in_the_step():
     base = tiny_teacher()
     step = DistillationStep(base, SPEC, recipe(hidden_state_layer=-2, **changes))
     loss, parts = step(ids, positions, weights)
-    state = step._lower_state(ids, positions)
+    state = lower_state(step.student, step.attention, ids, positions)
     pair = [step.student.model.forward_upper(state, student, collect_hidden=True)[1][-1] for student in (True, False)]
     expected = ((pair[0] - pair[1]).square().mean(-1) * weights).sum()
     torch.testing.assert_close(loss, expected)

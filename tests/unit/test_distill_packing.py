@@ -88,7 +88,8 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     strict.chat_template = "{{ raise_exception('user first') if messages[0].role != 'user' }}" + TEMPLATE
     strict.save_pretrained(tmp_path)
     config = {"max_position_embeddings": 30}
-    (tmp_path / "source.json").write_text(json.dumps({"name": "m", "path": str(tmp_path), "config": config}))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "source.json").write_text(json.dumps({"name": "m", "path": str(tmp_path)}))
     long, refused = {"messages": [USER | {"content": "w1 " * 30}, ASSISTANT]}, {"messages": [ASSISTANT, USER]}
     chats = [CHAT] * 98 + [long, refused]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))

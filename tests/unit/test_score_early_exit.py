@@ -143,7 +143,7 @@ def test_too_few_gpus_are_one_sentence(place, full_gpus):
 
 def test_weights_that_others_trained_are_published(place):
     (place[2] / ORIGIN).write_text('{"id": "someone/else"}')
-    record = measured(place, documents=1, prompts=0, questions=["Who?"], max_new_tokens=2)
+    record = measured(place, documents=1, prompts=1, questions=["Who?"], max_new_tokens=2)
     assert (record["weights"], record["checkpoint"]) == ("published", {"id": "someone/else"})
 
 

@@ -33,7 +33,7 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     make_inputs(folder)
     write_moments(
-        folder / "source.json",
+        folder / "model",
         folder / "packed.safetensors",
         Recipe.from_dict(RECIPE),
         [1, 2, 3, 4, 5],

@@ -8,6 +8,7 @@ from snakemake.logging import logger
 from pipeline.artifacts import contents
 from pipeline.artifacts.kind import FORMS
 from pipeline.config import load_yaml
+from pipeline.config.settings import Scored
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked
 from pipeline.measure.job import ask
@@ -156,16 +157,12 @@ def fetch_attempt(w):
     return f"attempt {fetch.attempt(questions_of(w), folder, attempts)}"
 
 
-# Keys of a task that make no other score; the backend shows in the engine.
-NO_SCORE = {"title", "published", "backend", "asks", "shards", "chance"}
-
-
 @command_line
 def tasks_json(w, group):
     """The entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
     entries = []
     for task in tasks_of(w, group):
-        entry = scale.tasks[task].model_dump(exclude_unset=True, exclude=NO_SCORE)
+        entry = scale.tasks[task].model_dump(include=Scored.model_fields.keys())
         if engine := scale.scoring_engine(w.model, w.variant, w.kv_cache, task):
             entry["engine"] = engine
         entry["source"] = source_of_job(scale.tasks[task].source)

@@ -246,11 +246,9 @@ class Scoring(Section):
     together: Annotated[list[Text], Unique] = key("Sets of tasks that one job scores with one start of the model.")
 
 
-class Task(Section):
-    """A benchmark scored with lm-eval (Table B.1)."""
+class Scored(Section):
+    """What decides a score of a benchmark, besides the model."""
 
-    title: Text = key("Column head in tables.")
-    published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     task: Text = key("Name of the lm-eval task.")
     shots: Annotated[Count, Field(le=1000)] = key("Few-shot examples.")
     chat_template: bool = key("Whether prompts go through the model's chat template.")
@@ -262,11 +260,18 @@ class Task(Section):
     limit: Whole | None = key("Score a seeded random subset of this size; null scores all.")
     max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
     batch_size: Whole = key("Requests computed at once; fixed so that scores repeat.")
+    source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
+
+
+class Task(Scored):
+    """A benchmark scored with lm-eval (Table B.1)."""
+
+    title: Text = key("Column head in tables.")
+    published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     backend: Backend | None = key("Replaces scoring.backend.", None)
     asks: Asks | None = key("How much it asks, for plans; absent: as workflow/pipeline/config/catalogue.py says.", None)
     shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
-    source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
 
     @property
     def generated(self) -> bool:
