@@ -149,11 +149,10 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     if not name:  # its figures are drawn, but not written: at smoke scale the same kinds are
         monkeypatch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
-    config = scale(name)
-    config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
-    config = typed(config)
+    whole = scale(name)
+    whole["pathvars"] = {key: str(tmp_path / key) for key in whole["pathvars"]}
+    config, results = typed(whole), tmp_path / "results"
     contents.check(config)
-    results = Path(config["pathvars"]["results"])
     made = contents.names(config)
     assert len(made) >= 35
     for artifact in [each for each in made if each != "claims"] + ["claims"]:  # it reads the others
@@ -161,7 +160,7 @@ def test_every_entry_is_made(name, tmp_path, monkeypatch):
         needed = contents.needs(config, artifact)
         for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
             if not Path(path).exists():
-                provide(config, path)
+                provide(whole, path)
         outputs = {form: results / f"{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]}
         make_artifact(entry, needed, list(outputs.values()))
         for path in outputs.values():
@@ -199,7 +198,7 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key, 
     before = typed(config)
     needed = contents.needs(before, artifact)
     for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
-        provide(before, path)
+        provide(config, path)
     entry = json.loads(json.dumps(contents.resolve(before, artifact)))
     check_settings(entry, needed)
     update_config(config, change)
