@@ -125,9 +125,11 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path, own):
     resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", owner)  # again, over the first
 
 
-@pytest.mark.parametrize(("damaged", "code"), [(1, 0), (9, 1)])
-def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
+@pytest.mark.parametrize(("kind", "damaged", "code"), [("llama", 1, 0), ("llama", 9, 1), ("gemma2", 0, 1)])
+def test_weights_are_downloaded_of_known_models_and_again_if_damaged(tmp_path, kind, damaged, code):
     write_checkpoint(tmp_path / "mine")
+    (tmp_path / "mine/config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
+    (tmp_path / "mine/chat_template.jinja").write_text("{{ messages }}")
     arguments = {
         "--name": "m",
         "--title": "M",
@@ -147,8 +149,11 @@ def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
             env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
         )  # fmt: skip
     assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
-    assert hub.sent == {"org/mine/config.json": 1, "org/mine/model.safetensors": 2}
-    if code:
+    described = {"org/mine/config.json": 1, "org/mine/chat_template.jinja": 1}
+    assert hub.sent == described | ({"org/mine/model.safetensors": 2} if damaged else {})
+    if not damaged:
+        assert "'gemma2'" in run.stderr
+    elif code:
         assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
         assert not (tmp_path / "m/source.json").exists()
     else:

@@ -140,8 +140,7 @@ def refuse_what_cannot_run():
     )
     problems = problems_at_start(profile, jobs)
     if executor == "slurm" and any(
-        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra")
-        for job in jobs
+        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra") for job in jobs
     ):
         problems.append(
             f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "

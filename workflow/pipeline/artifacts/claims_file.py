@@ -11,7 +11,7 @@ import yaml
 from pydantic import AfterValidator, Field, model_validator
 
 from swiftkv.errors import UserError
-from swiftkv.section import Section, Text, Whole, by_type, plain, read
+from swiftkv.section import Section, Text, Whole, read
 
 Claim = Mapping[str, Any]
 Bounds = list[float | None]  # low and high; None is open
@@ -40,18 +40,18 @@ def _paired(cells: list[_Cell]) -> list[_Cell]:
 _Bounds = Annotated[Bounds, Field(min_length=2, max_length=2)]
 
 
-class _Cell(Section, called="a cell"):
+class _Cell(Section):
     artifact: Text
     column: Text
     where: Annotated[dict[str, Any], AfterValidator(_with_role)]
     along: Text | None = None
 
 
-class _Claim(Section, called="a claim"):
+class _Claim(Section):
     id: Text
     text: Text
     place: Text
-    stated: Annotated[Bounds | str | None, by_type("two bounds, or text", list=_Bounds, str=Text)] = None
+    stated: _Bounds | Text | None = None
     loss: Annotated[float, Field(gt=0)] | None = None
     direction: _Bounds | None = None
     own: Literal[True] | None = None
@@ -78,7 +78,7 @@ class _Claim(Section, called="a claim"):
         return self
 
 
-class _Page(Section, called="the page"):
+class _Page(Section):
     models: dict[str, str]
     benchmarks: Whole
     resolution: Annotated[float, Field(gt=0)]
@@ -100,7 +100,7 @@ def read_claims(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} does not exist") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    return plain(read(_Page, content, str(path)))
+    return read(_Page, content, str(path)).model_dump(exclude_unset=True, exclude_none=True)
 
 
 def cells(claim: Claim) -> list[Mapping[str, Any]]:

@@ -28,28 +28,28 @@ _SETS = ("variants", "points", "tasks")  # the sections whose members a set may 
 
 def kind_of(config: Config, name: str) -> ArtifactKind:
     """The kind of an entry."""
-    return KINDS[config["artifacts"][name]["kind"]]
+    return KINDS[config.artifacts[name].kind]
 
 
 def names(config: Config, form: str | None = None) -> list[str]:
     """The artifacts this scale makes, in the order of the contents page; of one form, if given."""
     return [
         name
-        for name in config["artifacts"]
+        for name in config.artifacts
         if left_out(config, name) is None and form in (None, kind_of(config, name).form)
     ]
 
 
 def pattern(config: Config, form: str) -> str:
     """A regular expression for an artifact of one form, also of one that `check_made` refuses: only other forms do not match."""
-    others = [re.escape(name) for name in config["artifacts"] if kind_of(config, name).form != form]
+    others = [re.escape(name) for name in config.artifacts if kind_of(config, name).form != form]
     return rf"(?!(?:{'|'.join(others) or '(?!)'})\.)[^/.]+"
 
 
 def check_made(config: Config, name: str) -> None:
     """Raise a `UserError` where this scale does not make an artifact: it is not in the contents page, or for its reason."""
-    if name not in config["artifacts"]:
-        nearest = difflib.get_close_matches(name, config["artifacts"], 1)
+    if name not in config.artifacts:
+        nearest = difflib.get_close_matches(name, config.artifacts, 1)
         raise UserError(
             f"there is no artifact {name!r}{f'; did you mean {nearest[0]!r}?' if nearest else ''} (artifacts.yaml lists all)"
         )
@@ -59,7 +59,7 @@ def check_made(config: Config, name: str) -> None:
 
 def left_out(config: Config, name: str) -> str | None:
     """Why this scale does not make an artifact; None if it does."""
-    entry = config["artifacts"][name]
+    entry = config.entries[name]
     if kind_of(config, name).make is None:
         return entry["reason"]
     scopes = entry.get("parts") or ([entry] if "models" in entry else [])
@@ -75,12 +75,12 @@ def repeated(config: Config, name: str) -> str | None:
 
     An entry about a model with published numbers repeats nothing: those beside its records are its own.
     """
-    raw = config["artifacts"][name]
+    raw = config.entries[name]
     mine = _measured(config, raw)
     roles = [role for scope in _scopes(raw) for key in MODELS for role in scope.get(key, [])]
     if not mine or any(config.models[model["name"]].published for model in players(config, roles)):
         return None
-    for earlier, other in config["artifacts"].items():
+    for earlier, other in config.entries.items():
         if earlier == name:
             break
         alike = other["kind"] == raw["kind"] and all(other.get(key) == raw.get(key) for key in KINDS[raw["kind"]].own)
@@ -106,7 +106,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     Raises:
         UserError: a variant cannot be made of a model, or the kind wants another number of models or points.
     """
-    raw = config["artifacts"][name]
+    raw = config.entries[name]
     kind = kind_of(config, name)
     entry = {**raw, "name": name, "form": kind.form, "label": label(raw)}
     scopes = raw.get("parts") or ([raw] if "models" in raw else [])
@@ -134,13 +134,15 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     if "points" in raw:
         entry["points"] = {point: config.point(point) for point in members(config, "points", raw["points"])}
     if "tasks" in raw:
-        entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
+        entry["tasks"] = {
+            task: config.tasks[task].model_dump(exclude_unset=True) for task in members(config, "tasks", raw["tasks"])
+        }
     if kind.extra is not None:
         entry |= kind.extra(config, entry) or {}
     if kind.of_page is not None:
         page = {
             other: Listed(kind_of(config, other).form, label(listed), left_out(config, other), repeated(config, other))
-            for other, listed in config["artifacts"].items()
+            for other, listed in config.entries.items()
         }
         entry |= kind.of_page(config, entry, page)
     entry["settings"] = {name: shown for name, shown in _settings(config).items() if name in kind.needs}
@@ -176,8 +178,8 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
 
 def _settings(config: Config) -> dict[str, Any]:
     """Name in a kind's `needs` -> the settings that all its measurements share."""
-    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
-    return {**shared, "scores": {"seed": config["scoring"]["seed"]}}
+    shared = {name: getattr(config, name).model_dump() for name in ("fidelity", "similarity", "early_exit")}
+    return {**shared, "scores": {"seed": config.scoring.seed}}
 
 
 def needs(config: Config, name: str) -> dict[str, list[str]]:
@@ -192,12 +194,12 @@ def label(entry: Entry) -> str:
 
 def members(config: Config, section: str, named: str | list[str]) -> list[str]:
     """The names a list or a set stands for."""
-    return list(config["sets"][section][named]) if isinstance(named, str) else list(named)
+    return list(getattr(config.sets, section)[named]) if isinstance(named, str) else list(named)
 
 
 def cases(config: Config, named: str | list[str]) -> list[list[str]]:
     """[variant, KV-cache format] of a list or set of variants, with this scale's stand-ins, doubles dropped."""
-    stand_ins, found = config["stand_ins"], []
+    stand_ins, found = config.stand_ins, []
     for item in members(config, "variants", named):
         variant, _, kv_cache = stand_ins.get(item, item).partition("/")
         found.append((stand_ins.get(variant, variant), kv_cache or "auto"))
@@ -206,17 +208,17 @@ def cases(config: Config, named: str | list[str]) -> list[list[str]]:
 
 def check(config: Config) -> None:
     """Raise a `UserError` that names the place in the contents page for the first mistake in it."""
-    for section, sets in config["sets"].items():
+    for section, sets in config.sets:
         for name, listed in sets.items():
             _check_names(config, section, listed, f"sets.{section}.{name}")
-    for role, model in config["roles"].items():
-        if role in config["models"]:
+    for role, model in config.roles.items():
+        if role in config.models:
             raise UserError(f"config, at roles.{role}: a model has this name too; give the role another")
-        if model is not None and model not in config["models"]:
-            raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config['models'])}")
-    for both in config["stand_ins"].items():
+        if model is not None and model not in config.models:
+            raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config.models)}")
+    for both in config.stand_ins.items():
         _check_names(config, "variants", both, "stand_ins")
-    for name, entry in config["artifacts"].items():
+    for name, entry in config.entries.items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
             like = nearest(entry["kind"], KINDS)
@@ -248,25 +250,25 @@ def _entry_class(kind: str) -> type[Common]:
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
     for role in [role for key in MODELS for role in scope.get(key, [])]:
-        if role not in config["roles"] and role not in config["models"]:
-            like = nearest(role, [*config["roles"], *config["models"]])
+        if role not in config.roles and role not in config.models:
+            like = nearest(role, [*config.roles, *config.models])
             raise UserError(
-                f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config['roles'])}"
+                f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config.roles)}"
             )
     for section in _SETS:
         named = scope.get(section)
-        if isinstance(named, str) and named not in config["sets"][section]:
+        if isinstance(named, str) and named not in getattr(config.sets, section):
             form = f"; for one of {section} write [{named}]" if named in _defined(config, section) else ""
-            raise UserError(f"{place}: {undefined(named, f'sets.{section}', config['sets'][section])}{form}")
+            raise UserError(f"{place}: {undefined(named, f'sets.{section}', getattr(config.sets, section))}{form}")
         if isinstance(named, list):
             _check_names(config, section, named, place.removeprefix("config, at "))
     for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
-        if config["variants"][variant].get("merge_all_layers") and "points" not in scope:
+        if config.variants[variant].merge_all_layers and "points" not in scope:
             raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points")
 
 
 def _defined(config: Config, section: str) -> Mapping[str, Any]:
-    return config["serving"]["points"] if section == "points" else config[section]
+    return config.serving.points if section == "points" else getattr(config, section)
 
 
 def _check_names(config: Config, section: str, items: Iterable[str], place: str) -> None:

@@ -102,4 +102,4 @@ class ArtifactKind:
         keys: dict[str, Any] = {
             key: (content | None, None) if key in self.optional else (content, ...) for key, content in types.items()
         }
-        return create_model(f"{name}_entry", __base__=Common, __cls_kwargs__={"called": f"kind {name}"}, **keys)
+        return create_model(f"{name}_entry", __base__=Common, **keys)

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.sources.hub import HubRepository
+from swiftkv.architectures import architecture
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, checksum, read_json, write_json
 from swiftkv.section import nearest
 
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # CPUAttentionBackend.get_supported_head_sizes
 # Of a packaged model's configuration, what random weights of another architecture keep.
 KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 
@@ -48,14 +50,9 @@ def write_source(
         chat_template: its `chat_template` entry; null keeps its own.
 
     Raises:
-        UserError: as `resolve_model`; or the model has another number of layers.
+        UserError: as `resolve_model`.
     """
-    record = resolve_model(name, title, source, output.parent / "base", chat_template)
-    if record["num_hidden_layers"] != num_hidden_layers:
-        raise UserError(
-            f"model {name!r} has {record['num_hidden_layers']} layers, but its num_hidden_layers in the config "
-            f"is {num_hidden_layers}"
-        )
+    record = resolve_model(name, title, source, output.parent / "base", chat_template, num_hidden_layers)
     path = os.path.relpath(record["path"], output.parent)  # read_source reads it so
     write_json(output, record | {"path": path})
     print(f"{title}: {record['kind']} {record['id']}, {record['resolved']}")
@@ -67,6 +64,7 @@ def resolve_model(
     source: dict[str, Any],
     folder: str | Path,
     chat_template: dict[str, Any] | None = None,
+    num_hidden_layers: int | None = None,
 ) -> dict[str, Any]:
     """Make a plain Hugging Face checkpoint available in a folder and say what it is.
 
@@ -75,22 +73,35 @@ def resolve_model(
         folder: the place that it is to be found in. A checkpoint made from a package, or with another chat template, is
             written there; any other stays where it is, and this is a link to it.
         chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
+        num_hidden_layers: L, of a model that is rewired or trained (`check_description`); None takes any.
 
     Returns:
         The content of `source.json`: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
         chat_template, the identity of the model it came from, where it is another's.
 
     Raises:
-        UserError: the source is missing, gated, unreachable or incomplete; the message says which and what to do.
+        UserError: the source is missing, gated, unreachable, incomplete or cannot be rewired; the message says which and
+            what to do. A hub model is refused before its weights are downloaded.
     """
+
+    def check(described: Path) -> None:
+        if num_hidden_layers is not None:
+            check_description(described, f"model {name!r}", num_hidden_layers, template=chat_template is None)
+
     folder = Path(folder)
     if "package" in source:
         identity = _packaged_model(source, folder)
+        check(folder)
     else:
-        hub = "hub" in source
-        path, identity = (
-            _hub_model(source["hub"], source.get("revision", "main")) if hub else local_model(source["local"])
-        )
+        if "hub" in source:
+            repository = HubRepository("model", source["hub"], source.get("revision", "main"))
+            check(repository.download(TOKENIZER_FILES))
+            path = repository.download(MODEL_FILES)
+            check_checkpoint(path)
+            identity = repository.identity | {"resolved": path.name}
+        else:
+            path, identity = local_model(source["local"])
+            check(path)
         if chat_template is not None:
             template, owner = _chat_template(chat_template)
             identity |= {"chat_template": owner}
@@ -166,14 +177,6 @@ def file_identity(source: dict[str, Any], files: list[Path]) -> dict[str, Any]:
     return {"kind": kind, "id": source[kind], "revision": version, "resolved": f"sha256:{total.hexdigest()}"}
 
 
-def _hub_model(identifier: str, revision: str) -> tuple[Path, dict[str, Any]]:
-    # Asking for the model's description first settles gates and typing errors before any download.
-    repository = HubRepository("model", identifier, revision)
-    path = repository.download(MODEL_FILES)
-    check_checkpoint(path)
-    return path, repository.identity | {"resolved": path.name}
-
-
 def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The chat template of a model, hub or local, and the model's identity."""
     from transformers import AutoTokenizer
@@ -239,6 +242,43 @@ def with_state(source: dict[str, Any]) -> dict[str, Any]:
         return source
     states = [(str(file), file.stat()) for file in local_files(source)]
     return source | {"files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]}
+
+
+def check_description(folder: Path, name: str, layers: int | None, *, template: bool, processor: bool = False) -> None:
+    """Refuse a model that cannot be rewired, trained or served, by the small files that describe it.
+
+    Args:
+        folder: has its config.json and tokenizer_config.json.
+        name: what the sentence calls it.
+        layers: how many it must have; None where its layers are not used.
+        template: whether its chat template is used.
+        processor: whether vLLM serves it on a processor.
+
+    Raises:
+        UserError: its architecture is unknown, it has another number of layers, a head size that cannot be served, or no
+            chat template.
+    """
+    if layers is not None:
+        config = read_json(folder / "config.json")
+        try:
+            row = architecture(config.get("model_type"))
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+        if (own := config.get("num_hidden_layers")) != layers:
+            raise UserError(f"{name} has {own} layers, but num_hidden_layers is {layers}")
+        size = config.get("head_dim") or config.get("hidden_size", 0) // config.get("num_attention_heads", 1)
+        if processor and not row.latent and size and size not in HEAD_SIZES:
+            raise UserError(
+                f"{name} has heads of {size} elements, but vLLM on a processor serves only "
+                f"{', '.join(map(str, HEAD_SIZES))}; leave out its gpus.serve, or state its unavailable.serving"
+            )
+    settings = folder / "tokenizer_config.json"
+    stated = settings.is_file() and read_json(settings).get("chat_template")
+    if template and not stated and not (folder / "chat_template.jinja").is_file():
+        raise UserError(
+            f"the tokenizer of {name} has no chat template: use an instruction-tuned model, or name one as the "
+            "`chat_template` of this one in the config"
+        )
 
 
 def check_checkpoint(folder: Path) -> None:

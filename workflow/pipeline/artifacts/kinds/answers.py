@@ -19,7 +19,7 @@ _WAYS = {"early_exit": "early exit", "full_depth": "full depth"}
 
 def extra(config: Config, entry: Entry) -> dict[str, Any]:
     """As `early_exit.extra`; refuses questions that are not answered."""
-    asked = config["early_exit"]["questions"]
+    asked = config.early_exit.questions
     if unknown := [question for question in entry["questions"] if question not in asked]:
         raise UserError(
             f"config, at artifacts.{entry['name']}: the question {unknown[0]!r} is not among early_exit.questions"

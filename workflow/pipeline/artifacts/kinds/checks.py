@@ -18,7 +18,7 @@ from swiftkv.errors import UserError
 from swiftkv.section import Section, Text, key, undefined
 
 
-class Check(Section, called="a check"):
+class Check(Section):
     """One cell of an artifact's CSV and what is expected of it: a value within a tolerance, or a least or a largest one."""
 
     what: Text = key("What the cell is, in words.")

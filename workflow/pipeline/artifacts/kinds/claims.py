@@ -31,9 +31,9 @@ def _of_page(config: Config, entry: Entry, page: Mapping[str, Listed]) -> dict[s
         "judged_on": {other: page[other].form for other in shown_by.values()},
         "shown_by": shown_by,
         "absent": absent,
-        "roles": {role: next(iter(players(config, [role])), None) for role in config["roles"]},
-        "tasks": list(config["tasks"]),
-        "stand_ins": {variant: other for variant, other in config["stand_ins"].items() if variant != other},
+        "roles": {role: next(iter(players(config, [role])), None) for role in config.roles},
+        "tasks": list(config.tasks),
+        "stand_ins": {variant: other for variant, other in config.stand_ins.items() if variant != other},
     }
 
 

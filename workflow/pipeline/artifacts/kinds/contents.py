@@ -13,17 +13,16 @@ from pipeline.artifacts.table import Footnotes, Table
 def _of_page(config: Config, entry: Entry, page: Mapping[str, Listed]) -> dict[str, Any]:
     """One line an entry of the contents page, from the configuration alone."""
     lines = []
-    for name, listed in config["artifacts"].items():
+    for name, listed in config.entries.items():
         roles = dict.fromkeys(
             role for scope in [listed, *listed.get("parts", [])] for key in MODELS for role in scope.get(key, [])
         )
         models: dict[str | None, list[str]] = {}  # and the roles of each
         for role in roles:
-            models.setdefault(config["roles"].get(role, role), []).append(role)
+            models.setdefault(config.roles.get(role, role), []).append(role)
         missing, form = page[name].left_out, page[name].form
         played = [
-            f"{'/'.join(parts)}: {config['models'][model]['title'] if model else 'none'}"
-            for model, parts in models.items()
+            f"{'/'.join(parts)}: {config.models[model].title if model else 'none'}" for model, parts in models.items()
         ]
         lines.append(
             {

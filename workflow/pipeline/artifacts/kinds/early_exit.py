@@ -22,7 +22,7 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
                 raise UserError(f"early exit of {variant}/{kv_cache} is not measured, only with the model's own cache")
         except UserError as error:
             raise UserError(f"config, at artifacts.{entry['name']}: {error}") from None
-    return {"threshold": config["early_exit"]["threshold"]}
+    return {"threshold": config.early_exit.threshold}
 
 
 def make(entry: Entry, files: Files) -> Table:

@@ -27,7 +27,7 @@ def extra(config: Config, entry: Entry) -> dict[str, Any]:
     """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
     shown = {variant for variant, _ in entry["cases"]}
     orders = [
-        list(dict.fromkeys(config["stand_ins"].get(name, name) for name in order)) for order in entry.get("orders", [])
+        list(dict.fromkeys(config.stand_ins.get(name, name) for name in order)) for order in entry.get("orders", [])
     ]
     if unknown := [name for order in orders for name in order if name not in shown]:
         raise UserError(f"artifacts.{entry['name']}: orders name {unknown[0]!r}, which is not among its variants")

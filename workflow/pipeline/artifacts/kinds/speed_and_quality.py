@@ -18,7 +18,7 @@ _DUMMY = "the speed is that of dummy weights of the same shape, not of the score
 def _check(config: Config, entry: Entry) -> None:
     """Refuse variants that are only served: they have no quality."""
     for variant, _ in entry["cases"]:
-        if config["variants"][variant].get("merge_all_layers"):
+        if config.variants[variant].merge_all_layers:
             raise UserError(f"artifacts.{entry['name']}: variant {variant!r} can only be served, so it has no quality")
 
 

@@ -111,7 +111,7 @@ def _line(title: str, row: Row, scored: Scored) -> dict[str, Any]:
     }
 
 
-class _TableRow(Section, called="a row"):
+class _TableRow(Section):
     """One row: the first of these variants that a model has."""
 
     title: Text = Field(description="How the row is headed.")

@@ -19,7 +19,7 @@ _PROMPT, _KEPT, _GENERATED, _RISER = (0.14, 0.2), (0.5, 0.14), (0.8, 0.2), 0.42
 
 
 def _extra(config: Config, entry: Entry) -> dict[str, dict[str, int]]:
-    return {"num_hidden_layers": {m["name"]: config["models"][m["name"]]["num_hidden_layers"] for m in entry["models"]}}
+    return {"num_hidden_layers": {m["name"]: config.models[m["name"]].num_hidden_layers for m in entry["models"]}}
 
 
 def make(entry: Entry, files: Files) -> Drawing:
