@@ -162,7 +162,7 @@ def hand_over_progress(profile):
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
     steps = list(jobs.values())
-    found = estimates(Path(PROJECT), profile, scale, steps, finished, speed_of(profile, scale, steps))
+    found = estimates(Path(PROJECT), scale, steps, finished, speed_of(profile, scale, steps))
     seconds = {number: estimate.seconds for number, estimate in zip(jobs, found)}
     progress = Progress(jobs, seconds, logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})
