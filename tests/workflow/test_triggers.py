@@ -11,6 +11,7 @@ from snakemake.logging import logger
 from snakemake.settings.types import OutputSettings, ResourceSettings
 
 from pipeline.records import code_digest
+from pipeline.stages import rule_of
 
 ROOT = Path(__file__).parents[2]
 RECIPES = yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]
@@ -73,7 +74,7 @@ def finished(tmp_path_factory):
 
 def planned(folder, config=None):
     """The rules that a changed configuration plans, without those that draw."""
-    return {job.rule_name for job in snakemake(folder, "--dry-run", config=config)} - DRAWN
+    return {rule_of(job.rule_name) for job in snakemake(folder, "--dry-run", config=config)} - DRAWN
 
 
 def recipes(**changes):
@@ -103,7 +104,7 @@ TRIGGERS = {
     "number format": (recipes(dtype="float32"), BELOW | {"moments", "teacher_states"}),
     "length of rows": (recipes(max_length=128), BELOW | {"moments", "teacher_states", "pack"}),
     "titles": (
-        {"models": {"tiny-random-moe": {"title": "T"}}, "tasks": {"mmlu": {"title": "T", "chance": 0.2}}},
+        {"models": {"tiny-random": {"title": "T"}}, "tasks": {"mmlu": {"title": "T", "chance": 0.2}}},
         set(),
     ),
     "saving": (recipes(checkpoint_minutes=1, checkpoint_every=1, gradient_checkpointing=True), set()),
