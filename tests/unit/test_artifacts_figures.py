@@ -45,5 +45,5 @@ def test_variants_of_one_figure_differ_in_color():
         config = typed(scale(name))
         for artifact in contents.names(config, "figure"):
             variants = {variant for variant, _ in contents.resolve(config, artifact).get("cases", [])}
-            if "points" in config["artifacts"][artifact]:
+            if "points" in config.entries[artifact]:
                 assert len({look(variant).color for variant in variants}) == len(variants), (name, artifact)

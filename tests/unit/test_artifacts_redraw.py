@@ -27,7 +27,7 @@ def redrawn(tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("redrawn"))
         patch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
         config = read_config(kit.ROOT, read_profile("local", kit.ROOT))
-        why = {file: said for file, said in redraw(config, folder.folder(kit.ROOT, config)) if said}
+        why = {file: said for file, said in redraw(config, folder(kit.ROOT, config)) if said}
         assert not why
         place = (REDRAWN / "local").absolute()
         return {str(file.relative_to(place)): file.read_bytes().decode() for file in place.rglob("*.csv")}

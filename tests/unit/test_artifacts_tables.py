@@ -33,7 +33,7 @@ def scored(entry):
 def tables(tmp_path_factory):
     """Every table of these kinds at the paper's scale."""
     folder, found, config = tmp_path_factory.mktemp("records"), [], typed(scale())
-    for name, raw in config["artifacts"].items():
+    for name, raw in config.entries.items():
         if raw["kind"] not in ("quality", "summary", "tasks", "training") or contents.left_out(config, name):
             continue
         entry = contents.resolve(config, name)
