@@ -18,7 +18,9 @@ from pipeline.score.served_program import ServedLM
 if __name__ == "__main__":
     job = json.loads(Path(sys.argv[1]).read_text())
     lm = ServedLM(Path(job["folder"]), Path(job["folder"]), job["engine"], 0, job["penalty"])
-    requests = [Instance("generate_until", {}, tuple(request), number) for number, request in enumerate(job["requests"])]
+    requests = [
+        Instance("generate_until", {}, tuple(request), number) for number, request in enumerate(job["requests"])
+    ]
     answers = {"texts": lm.generate_until(requests, disable_tqdm=True)}
     answers["fast_prefill"] = lm.model.llm_engine.vllm_config.cache_config.kv_sharing_fast_prefill
     lm.tokenizer.chat_template += "{{ strftime_now('%d %b %Y') }}"  # as Llama-3.2's does
