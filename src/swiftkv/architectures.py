@@ -1,7 +1,4 @@
-"""The architectures that SwiftKV knows: one row each, which cost model, start values, serving and configuration read.
-
-Nothing here needs torch. What an architecture computes in its own way is a module in `swiftkv.models`, which its row names.
-"""
+"""Table of the supported architectures, without torch: read by cost model, start values, serving and configuration."""
 
 from __future__ import annotations
 
@@ -14,23 +11,23 @@ from swiftkv.errors import UserError
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is known of an architecture before any model of it is loaded.
+    """Facts about an architecture.
 
-    A bias is always there (True), never (False), or where the field of config.json with this name says so.
+    A bias is True, False, or the name of the field in config.json that tells.
 
     Attributes:
-        classes: how the names of its classes begin, in transformers, here and in vLLM: `Qwen2` of `Qwen2ForCausalLM`.
-        module: module with the classes of its own (`swiftkv.models.classes`); None where it has none.
-        bias: whether the projections of queries, keys and values have a bias.
-        output_bias: whether the projection after attention has one.
-        window: the layers with a sliding window: None, "every layer", or "upper layers", those from `max_window_layers` on
-            where `use_sliding_window` is set.
+        classes: prefix of its class names in transformers, here and in vLLM: `Qwen2` of `Qwen2ForCausalLM`.
+        module: module with its own classes (`swiftkv.models.classes`), or None.
+        bias: bias of the query, key and value projections.
+        output_bias: bias of the projection after attention.
+        window: layers with a sliding window: None, "every layer", or "upper layers", those from `max_window_layers` on if
+            `use_sliding_window` is set.
         normalized: whether queries and keys are normalized by head.
-        latent: whether keys and values of all heads are made from one latent, and feed-forward layers are experts.
-        fitted: the projections of a layer's normed input that a fitted start makes anew.
-        decoder_layer: vLLM's layer of this architecture, as module and class in `vllm.model_executor.models`.
-        reads_head_dim: whether that layer heeds `head_dim`.
-        not_served: why its rewired form is scored but not served (docs/serving.md); empty where it is served.
+        latent: whether it has latent attention and experts.
+        fitted: projections that a fitted start replaces.
+        decoder_layer: vLLM's layer, as module and class in `vllm.model_executor.models`.
+        reads_head_dim: whether that layer reads `head_dim`.
+        not_served: why its rewired form cannot be served (docs/serving.md); empty if it can.
     """
 
     classes: str
@@ -69,25 +66,16 @@ ARCHITECTURES = {
         "DeepseekV2",
         module="swiftkv.models.deepseek_v2",
         latent=True,
-        fitted=("kv_a_proj_with_mqa",),  # what makes keys and values of the latent stays the teacher's
+        fitted=("kv_a_proj_with_mqa",),  # the expansion of the latent stays the teacher's
         not_served="vLLM's latent attention shares no KV cache between layers (MLACommonImpl: KV sharing is not supported "
         "for MLA), so layers >= l could neither skip prompt tokens nor share a cache",
     ),
 }
 
 
-def ordinary(model_type: str) -> str:
-    """transformers' model_type of the model that one of this model_type is, or was rewired from."""
-    return model_type.removesuffix("_swiftkv")
-
-
 def architecture(model_type: object) -> Architecture:
-    """The row of an ordinary or a rewired model's model_type.
-
-    Raises:
-        UserError: there is none.
-    """
-    row = ARCHITECTURES.get(ordinary(str(model_type)))
+    """Return the row of an ordinary or rewired model_type; raise a `UserError` if there is none."""
+    row = ARCHITECTURES.get(str(model_type).removesuffix("_swiftkv"))
     if row is None:
         raise UserError(
             f"SwiftKV does not know {model_type!r} models, only {', '.join(sorted(ARCHITECTURES))} "
@@ -97,27 +85,18 @@ def architecture(model_type: object) -> Architecture:
 
 
 def has_bias(bias: bool | str, config: Mapping[str, Any]) -> bool:
-    """Whether a model with the config.json `config` has one of a row's biases."""
+    """Whether a model with the config.json `config` has `Architecture.bias` or `output_bias`."""
     return bool(config.get(bias)) if isinstance(bias, str) else bias
 
 
 def check_latent_heads(latent: bool, heads: int | None) -> None:
-    """Refuse another number of KV heads for layers >= l where latent attention has none; None is always right.
-
-    Raises:
-        ValueError: it is another number.
-    """
+    """Raise a `ValueError` if layers >= l of latent attention are to have another number of KV heads."""
     if latent and heads is not None:
         raise ValueError("latent attention has no key/value heads that layers could have more or fewer of")
 
 
 def check_fit(model_type: str, group_size: int) -> None:
-    """Refuse a start that cannot be fitted.
-
-    Raises:
-        UserError: keys are normalized, or AcrossKV groups of latent attention: each layer makes its keys of a latent in
-            a basis of its own.
-    """
+    """Raise a `UserError` if a start cannot be fitted: normalized keys, or AcrossKV groups of latent attention."""
     row = architecture(model_type)
     if row.normalized:
         raise UserError(f"the keys of {model_type} are normalized, so no linear fit gives them; use start: copied")
@@ -129,10 +108,6 @@ def check_fit(model_type: str, group_size: int) -> None:
 
 
 def check_served(model_type: str) -> None:
-    """Refuse a rewired model that vLLM cannot serve.
-
-    Raises:
-        UserError: with the reason.
-    """
+    """Raise a `UserError` with the reason if vLLM cannot serve a rewired model."""
     if reason := architecture(model_type).not_served:
-        raise UserError(f"a SwiftKV model of {ordinary(model_type)!r} cannot be served: {reason}")
+        raise UserError(f"a SwiftKV model of {model_type.removesuffix('_swiftkv')!r} cannot be served: {reason}")

@@ -12,8 +12,8 @@ from typing import Any
 
 from swiftkv.errors import UserError
 
-CHAT_DATE = datetime.date(2024, 7, 26)  # on which chat templates are rendered; the constant of Llama-3.1's
-# Some templates write the day on which they are rendered (Llama-3.2's), with which prompts would change at midnight.
+# Some templates write today's date (Llama-3.2's), so that prompts would change at midnight; this is the constant of Llama-3.1's.
+CHAT_DATE = datetime.date(2024, 7, 26)
 TEMPLATE_ARGUMENTS = {"strftime_now": CHAT_DATE.strftime}
 MOST_REFUSED = 0.01
 
@@ -25,12 +25,12 @@ class Refusals:
         self.count, self.first = 0, ""
 
     def add(self, sentence: str) -> None:
-        """One more, refused for the reason that `sentence` says."""
+        """Count one more, refused for the reason in `sentence`."""
         self.count += 1
         self.first = self.first or sentence
 
     def check(self, total: int) -> None:
-        """Say how many of `total` chats are left out, if any.
+        """Print how many of `total` chats are left out, if any.
 
         Raises:
             UserError: more than 1 % of them.
@@ -43,7 +43,7 @@ class Refusals:
 
 
 def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> Any:
-    """What a tokenizer's chat template makes of messages, on `CHAT_DATE`; `options` are of `apply_chat_template`.
+    """Apply a tokenizer's chat template to messages on `CHAT_DATE`; `options` are those of `apply_chat_template`.
 
     Raises:
         UserError: the template refuses them, as some do unless roles alternate.
@@ -55,7 +55,7 @@ def render(tokenizer: Any, messages: list[dict[str, str]], **options: Any) -> An
 
 
 def read_chats(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The chats of a file, one at a time.
+    """Iterate over the chats of a file.
 
     Raises:
         UserError: the file is missing or empty, or a line, which is named, is no chat.
@@ -87,9 +87,11 @@ def choose_chats(path: str | Path, documents: int, seed: int) -> list[dict[str, 
     return random.Random(seed).sample(chats, min(documents, len(chats)))
 
 
-def tokenize_chat(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> list[int]:
-    """Token ids of a chat through the model's chat template, cut after `max_length` tokens; raises as `render`."""
-    return list(render(tokenizer, messages, tokenize=True, return_dict=True)["input_ids"][:max_length])
+def tokenize_chat(
+    tokenizer: Any, messages: list[dict[str, str]], max_length: int | None = None, **options: Any
+) -> list[int]:
+    """Token ids of a chat through the model's chat template, cut after `max_length` tokens; options and errors as `render`."""
+    return list(render(tokenizer, messages, tokenize=True, return_dict=True, **options)["input_ids"][:max_length])
 
 
 def draw_documents(
@@ -100,11 +102,11 @@ def draw_documents(
     Args:
         tokenizer: a tokenizer with a chat template.
         config: content of the model's config.json; a chat is cut where the model's positions end, too.
-        path, documents, seed: as `choose_chats` takes them.
+        path, documents, seed: as in `choose_chats`.
         max_length: tokens of a chat that count.
 
     Returns:
-        The ids, a list for each chat; and what a record says of the data: the file's name and the sources drawn from.
+        The ids, a list for each chat; and for records the name of the file and the sources of the chats.
 
     Raises:
         UserError: as `read_chats`, or the template refuses more than 1 % of all chats of the file.

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, JSON, and checksums; importing it imports no torch."""
+"""Atomic files, JSON and checksums."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 from swiftkv.errors import UserError
 
-SAMPLE = 2**20  # bytes of a file that `digest` reads at a time
+SAMPLE = 2**20  # bytes per read of `digest`
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling of `path`; rename it onto `path` only if the block succeeds.
+    """Yield a temporary path for a file, folder or link, and move it to `path` if the block succeeds.
 
-    The block may create a file, a folder or a link there. An existing folder or link at `path` is replaced.
+    What exists at `path` is replaced.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write `content` as indented JSON, atomically; a number that is NaN or infinite is a `UserError`."""
+    """Write `content` as indented JSON, atomically; raise a `UserError` for NaN and infinity."""
     try:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -50,7 +50,7 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read a JSON file; a missing or damaged one is a `UserError` that names it."""
+    """Read a JSON file; raise a `UserError` if it is missing or damaged."""
     try:
         return json.loads(Path(path).read_text())
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the size and up to 64 evenly spaced MiB of a file: quick also for very large weights."""
+    """SHA-256 of the size and up to 64 evenly spaced MiB of a file, fast for large weights."""
     total = hashlib.sha256(str(size := path.stat().st_size).encode())
     with path.open("rb") as file:
         for part in range(64):

@@ -1,4 +1,4 @@
-"""SwiftKVSpec: which layers skip prefill, how their KV is grouped, and what that saves. Pure arithmetic, no torch."""
+"""SwiftKVSpec: the layers that skip prefill and the groups that share a KV cache; without torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class SwiftKVSpec:
 
     Attributes:
         num_hidden_layers: L, the layers of the model.
-        num_key_value_layers: l, 0 < l <= L. Layers 0..l-1 are ordinary; layers l..L-1 take K and V from the residual
-            stream entering layer l (SingleInputKV, Sec. 3.2). l = L is the unchanged model.
-        key_value_group_size: g, AcrossKV (Sec. 3.3): so many consecutive layers >= l share one K and V.
-            1 <= g <= max(1, L - l); the last group is smaller where g does not divide L - l.
+        num_key_value_layers: l, 0 < l <= L. Layers >= l compute K and V from the residual stream entering layer l
+            (SingleInputKV, Sec. 3.2). l = L is the unchanged model.
+        key_value_group_size: g, 1 <= g <= max(1, L - l): the number of consecutive layers >= l that share K and V
+            (AcrossKV, Sec. 3.3); the last group is smaller if g does not divide L - l.
         num_key_value_heads: KV heads of layers >= l (Appendix C.1); None keeps the teacher's.
-        early_exit: a second language-model head, on the input of SingleInputKV (Appendix D.1); needs l < L.
-        own_key_values: not in the paper: tokens that run all layers, those of an answer and the last of its prompt, keep
-            the K and V that these make, and the model's own weights; SingleInputKV is for the rest of a prompt.
+        early_exit: a second language-model head on the input of SingleInputKV (Appendix D.1); needs l < L.
+        own_key_values: not in the paper: tokens that run all layers (of an answer, and the last of a prompt) use the
+            model's own K, V and weights; SingleInputKV serves the rest of a prompt.
 
     Raises:
-        ValueError: one sentence, if no model can have this shape.
+        ValueError: no model can have this shape.
     """
 
     num_hidden_layers: int
@@ -66,14 +66,7 @@ class SwiftKVSpec:
 
     @classmethod
     def from_config(cls, config: Any) -> SwiftKVSpec:
-        """The spec written in a SwiftKV model configuration (the published field names).
-
-        Args:
-            config: a transformers SwiftKV configuration, or any object with its fields.
-
-        Raises:
-            ValueError: as the constructor.
-        """
+        """Read the spec from an object with the published field names, such as a SwiftKV configuration."""
         return cls(
             num_hidden_layers=config.num_hidden_layers,
             num_key_value_layers=config.num_key_value_layers,
@@ -85,22 +78,22 @@ class SwiftKVSpec:
 
     @property
     def fields(self) -> dict[str, int | None]:
-        """The constructor's arguments, as jobs are told them."""
+        """The constructor's arguments without false flags."""
         return {name: value for name, value in asdict(self).items() if value is not False}
 
     @property
     def groups(self) -> tuple[range, ...]:
-        """Layers >= l by AcrossKV group, in order; empty for l = L."""
+        """Layers >= l by AcrossKV group; empty for l = L."""
         first, last, size = self.num_key_value_layers, self.num_hidden_layers, self.key_value_group_size
         return tuple(range(start, min(start + size, last)) for start in range(first, last, size))
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """First layer of each group: the ones that project K and V."""
+        """First layer of each group, which projects K and V."""
         return tuple(group.start for group in self.groups)
 
     def owner(self, layer: int) -> int:
-        """The layer whose K and V `layer` uses; `layer` itself below l.
+        """Return the layer that computes the K and V of `layer`.
 
         Raises:
             ValueError: no such layer.
@@ -117,13 +110,10 @@ class SwiftKVSpec:
         return (self.num_hidden_layers - self.num_key_value_layers) / self.num_hidden_layers
 
     def kv_cache_reduction(self, teacher_heads: int) -> float:
-        """Fraction of the baseline's KV cache saved, heads counted: 1 - (l H + groups h) / (L H).
+        """Fraction of the KV cache saved, 1 - (l H + groups h) / (L H); negative if it grows.
 
         Args:
-            teacher_heads: H, KV heads a layer of the model before rewiring. h is `num_key_value_heads` or H.
-
-        Returns:
-            The fraction; negative if more heads are kept than saved.
+            teacher_heads: H, KV heads per layer before rewiring. h is `num_key_value_heads` or H.
         """
         _require_integer("teacher_heads", teacher_heads)
         if teacher_heads < 1:

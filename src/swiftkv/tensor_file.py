@@ -1,7 +1,4 @@
-"""Safetensors files of ours: opened with one sentence for what is wrong, and written piece by piece.
-
-The library itself writes all tensors at once and tells nothing of the bytes.
-"""
+"""Open safetensors files with clear errors, and write them piece by piece."""
 
 from __future__ import annotations
 
@@ -18,16 +15,16 @@ from safetensors import SafetensorError, safe_open
 
 from swiftkv.errors import UserError
 
-KINDS = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}  # the format's name of a dtype, and bytes of a number
+KINDS = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}  # dtype -> safetensors' name and bytes per number
 
 
 def header(
     shapes: dict[str, tuple[int, ...]], dtype: str, description: dict[str, Any] | None = None
 ) -> tuple[bytes, dict[str, int], int]:
-    """The beginning of a file of tensors that follow each other in the order given.
+    """Make the header of a file with tensors of these shapes, in this order.
 
     Returns:
-        Its bytes; by name where in the file each tensor starts; and the size of the file.
+        The header's bytes, each tensor's offset in the file, and the size of the file.
     """
     code, size = KINDS[dtype]
     content: dict[str, Any] = {}
@@ -40,16 +37,11 @@ def header(
     text = json.dumps(content).encode()
     text += b" " * (-len(text) % 8)
     begin = 8 + len(text)
-    found = {name: begin + start for name, start in starts.items()}
-    return len(text).to_bytes(8, "little") + text, found, begin + end
+    return len(text).to_bytes(8, "little") + text, {n: begin + start for n, start in starts.items()}, begin + end
 
 
 def write(tensors: dict[str, torch.Tensor], path: Path) -> str:
-    """Write contiguous float32 tensors through to the disk, whole or not at all.
-
-    Returns:
-        SHA-256 of the file, taken on the way: reading hundreds of GB once more would take as long again.
-    """
+    """Write contiguous float32 tensors to disk atomically and return the file's SHA-256, computed while writing."""
     scratch, total = path.with_suffix(".part"), hashlib.sha256()
     begin, _, _ = header({name: tuple(tensor.shape) for name, tensor in tensors.items()}, "float32")
     try:
@@ -67,10 +59,10 @@ def write(tensors: dict[str, torch.Tensor], path: Path) -> str:
 
 
 def open_tensors(path: Path, names: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-    """Memory-map a safetensors file of ours that holds `names`; its handle and description.
+    """Memory-map one of our safetensors files; return its handle and its JSON metadata `description`.
 
     Raises:
-        UserError: it is missing, damaged or something else.
+        UserError: it is missing or damaged, or lacks one of the tensors `names`.
     """
     try:
         file = safe_open(path, framework="pt")

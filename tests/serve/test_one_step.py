@@ -24,10 +24,9 @@ from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from swiftkv.serve.attention import noting
-from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.serve.graphs import UpperGraphs
 from swiftkv.serve.model import SwiftKVModel
-from swiftkv.serve.prompt_logprobs import PromptLogprobsGuard
+from swiftkv.serve.prompt_logprobs import PromptLogprobsGuard, batch_prompts
 from swiftkv.spec import SwiftKVSpec
 
 LAYER = "model.layers.3.self_attn.attn"

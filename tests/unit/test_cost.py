@@ -7,18 +7,16 @@ import pytest
 from tests.conftest import GROUPED_QUERY, SHAPE
 from tests.conftest import LATENT as LATENT_SHAPE
 
+from pipeline.artifacts.kinds.flops import cost_record, published_gflops, published_vocab_size
 from swiftkv.cost import (
+    Dimensions,
     added_weights,
-    cost_record,
     decode_flops,
     kv_bytes_per_token,
     parameter_count,
     prefill_flops,
-    published_gflops,
-    published_vocab_size,
     request_flops,
 )
-from swiftkv.dimensions import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
@@ -138,7 +136,7 @@ def test_tied_embeddings_count_once():
 
 def test_record_limits():
     specs = {"baseline": None, "half": vars(SwiftKVSpec(6, 3, 3))}
-    record = cost_record("tiny", "Tiny", TINY, specs, sequence_length=32, output_tokens=4, source="made up")
+    record = cost_record("tiny", "Tiny", TINY, specs, sequence_length=32, output_tokens=4)
     half, arch = record["variants"]["half"], Dimensions.from_config(TINY)
     base, ours = (sum(prefill_flops(arch, spec, 32).values()) for spec in (None, SwiftKVSpec(6, 3, 3)))
     assert half["limits"]["prefill_speedup"] == pytest.approx(base / ours)

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from swiftkv.distill import clock as module
-from swiftkv.distill.clock import Clock
+from swiftkv.distill import progress as module
+from swiftkv.distill.progress import Clock
 
 
 @pytest.fixture

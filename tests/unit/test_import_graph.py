@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     "device errors spec swiftkv pipeline",
     "architectures chats io quantize section tensor_file",
-    "dimensions models records",
-    "cost serve start",
+    "cost models records",
+    "serve start",
     "distill gpus sources statistics",
     "config",
     "measure stages training",

@@ -11,6 +11,7 @@ import torch
 from tests.unit.measure_helpers import LLAMA, SPEC, measure, point, run_of, subject, write_dummy
 from transformers import AutoTokenizer
 
+from pipeline.artifacts.kinds.flops import cost_record
 from pipeline.measure import memory, offline
 from pipeline.measure import point as served
 from pipeline.measure.engine import EngineFailure, OutOfMemory
@@ -19,7 +20,7 @@ from pipeline.measure.offline import peak_tflops
 from pipeline.measure.point import engine_arguments, engine_environment
 from pipeline.measure.run import cost, headline
 from swiftkv import device
-from swiftkv.cost import GIBI, cost_record, parameter_count
+from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec

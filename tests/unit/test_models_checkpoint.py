@@ -15,8 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
-from swiftkv.models.checkpoint import _dispatch
-from swiftkv.models.quantized import check_places
+from swiftkv.models.checkpoint import _dispatch, check_places
 from swiftkv.spec import SwiftKVSpec
 
 PUBLISHED_CONFIG = LLAMA_8B | TINY

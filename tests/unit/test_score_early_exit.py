@@ -11,9 +11,7 @@ import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
 from pipeline.config.settings import EarlyExit
-from pipeline.records import ORIGIN
 from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
-from pipeline.statistics import share
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_swiftkv
@@ -73,13 +71,7 @@ def test_sums_over_documents():
     # All of 4 agree: the error is that of 6 of 8.
     assert high["agreement"]["value"] == 1 and high["agreement"]["stderr"] == pytest.approx(math.sqrt(0.75 * 0.25 / 8))
     assert found["above_threshold"]["positions"] == 3
-    assert summarize_agreement([second])["bins"][1] == {
-        "confidence_from": 0.5,
-        "confidence_to": 1,
-        "positions": 0,
-        "agreement": None,
-    }
-    assert share([0.0], [4.0])["stderr"] > 0
+    assert summarize_agreement([second])["bins"][1]["agreement"] is None
 
 
 def test_answers_are_summed_without_their_first_tokens():
@@ -134,17 +126,6 @@ def test_what_cannot_exit_is_one_sentence(place, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         measure_early_exit(source, tmp_path / "nowhere", "v", EXIT, chats, EarlyExit(**SETTINGS), output)
     assert not output.exists()
-
-
-def test_too_few_gpus_are_one_sentence(place, full_gpus):
-    with pytest.raises(UserError, match="swiftkv does not fit into the memory of the GPUs"):
-        measured(place)
-
-
-def test_weights_that_others_trained_are_published(place):
-    (place[2] / ORIGIN).write_text('{"id": "someone/else"}')
-    record = measured(place, documents=1, prompts=1, questions=["Who?"], max_new_tokens=2)
-    assert (record["weights"], record["checkpoint"]) == ("published", {"id": "someone/else"})
 
 
 def test_outputs_that_are_no_numbers_are_one_sentence(place):

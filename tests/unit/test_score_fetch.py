@@ -1,12 +1,15 @@
-"""Questions of the hub are fetched once, whole, and held to checksums; scoring reads them without a network."""
+"""Questions of the hub are fetched once, whole; scoring reads them without a network."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -15,9 +18,8 @@ from score_tasks import TASKS
 from tests.hub import COMMIT, running
 
 from pipeline.score import fetch
-from pipeline.score.data import open_questions
 from pipeline.score.run import measure_scores
-from pipeline.score.tasks import build_benchmark
+from pipeline.score.tasks import build_benchmark, open_questions
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
@@ -30,60 +32,33 @@ configs:
 """
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr("pipeline.sources.hub.WAITS", ())
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # a silent hub sets them
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    fetch._answers.cache_clear()
+def table(name: str, rows: int) -> datasets.Dataset:
+    sentences = [f"{name} met Bea and _ smiled {number}" for number in range(rows)]
+    columns = {"sentence": sentences, "option1": [name] * rows, "option2": ["Bea"] * rows}
+    return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    """A hub with a data set of 9 questions and 12 examples."""
-    folder = tmp_path_factory.mktemp("hub")
-    with running(folder) as found:
+def fetched(tmp_path_factory) -> Path:
+    """Questions of a hub on this machine, after one damaged download."""
+    folder, damaged = tmp_path_factory.mktemp("fetched"), "org/winogrande/xl/validation.parquet"
+    with running(folder / "hub") as hub:
+        hub.file("org/winogrande", "README.md", CARD.encode())
         for split, name, rows in (("train", "Cid", 12), ("validation", "Ann", 9)):
-            table = {
-                "sentence": [f"{name} met Bea and _ smiled {number}" for number in range(rows)],
-                "option1": [name] * rows,
-                "option2": ["Bea"] * rows,
-                "answer": ["1", "2", "1"] * (rows // 3),
-            }
-            path = folder / "org/winogrande/xl" / f"{split}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            datasets.Dataset.from_dict(table).to_parquet(path)
-        found.file("org/winogrande", "README.md", CARD.encode())
-        yield found
-
-
-def script(hub, folder: Path) -> subprocess.CompletedProcess:
-    arguments = {"--task": json.dumps(WINOGRANDE), "--attempts": folder / "attempts", "--output": folder / "winogrande"}
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.stages",
-        "fetch_questions",
-        *(word for pair in arguments.items() for word in pair),
-    ]
-    environment = os.environ | hub.environment(folder / "cache")
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-
-@pytest.fixture(scope="module")
-def fetched(hub, tmp_path_factory) -> Path:
-    """The questions, after one damaged download."""
-    folder = tmp_path_factory.mktemp("fetched")
-    hub.damaged["org/winogrande/xl/validation.parquet"] = 1
-    run = script(hub, folder)
-    assert run.returncode == 0, run.stderr
-    assert "xl/validation.parquet of org/winogrande is not what the hub has" in run.stdout
+            hub.file("org/winogrande", f"xl/{split}.parquet", b"")
+            table(name, rows).to_parquet(folder / f"hub/org/winogrande/xl/{split}.parquet")
+        hub.damaged[damaged] = 1
+        options = ["--task", json.dumps(WINOGRANDE), "--attempts", folder / "none", "--output", folder / "winogrande"]
+        run = subprocess.run(
+            [sys.executable, "-m", "pipeline.stages", "fetch_questions", *options],
+            env=os.environ | hub.environment(folder / "cache"), capture_output=True, text=True,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert hub.sent[damaged] == 2 and hub.sent["org/winogrande/xl/train.parquet"] == 1
     return folder / "winogrande"
 
 
-def test_a_damaged_download_is_fetched_again_and_scored_offline(fetched, hub, tiny_teacher, tmp_path, monkeypatch):
-    assert hub.sent["org/winogrande/xl/validation.parquet"] == 2 and hub.sent["org/winogrande/xl/train.parquet"] == 1
+def test_a_damaged_download_is_fetched_again_and_scored_offline(fetched, tiny_teacher, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     tasks, output = {"winogrande": WINOGRANDE}, tmp_path / "score.json"
@@ -95,38 +70,32 @@ def test_a_damaged_download_is_fetched_again_and_scored_offline(fetched, hub, ti
     assert "Ann" in record["settings"]["prompt_example"] and "Cid" in record["settings"]["prompt_example"]
 
 
-def test_what_stays_damaged_is_one_sentence_and_no_folder(hub, tmp_path):
-    hub.damaged["org/winogrande/xl/validation.parquet"] = 9
-    run = script(hub, tmp_path)
-    hub.damaged.clear()
-    assert run.returncode == 1 and not (tmp_path / "winogrande").exists()
-    (sentence,) = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
-    assert "xl/validation.parquet has the wrong checksum, also after a second download" in sentence
-    assert "Traceback" not in run.stderr
-
-
-def test_a_file_that_changed_after_it_was_fetched_is_noticed(fetched, tmp_path):
-    import shutil
-
+def test_questions_that_were_damaged_after_they_were_fetched_are_one_sentence(fetched, tmp_path):
     copy = shutil.copytree(fetched, tmp_path / "winogrande")
-    open_questions("winogrande", WINOGRANDE["source"], copy)
-    table = copy / "000/validation/data-00000-of-00001.arrow"
-    table.write_bytes(table.read_bytes().replace(b"Ann", b"Eve"))
-    with pytest.raises(UserError, match="is missing or damaged; delete .*winogrande and run again"):
-        open_questions("winogrande", WINOGRANDE["source"], copy)
-
-
-def unreachable(*_, **__):
-    raise ConnectionError("no route")
+    os.truncate(copy / "000/validation/data-00000-of-00001.arrow", 300)
+    with pytest.raises(UserError, match="missing or damaged .*; delete it and run again"):
+        build_benchmark(WINOGRANDE, open_questions("winogrande", WINOGRANDE["source"], copy), seed=3)
 
 
 def fetch_from(source, folder: Path, task: str = "truthfulqa_mc2") -> None:
     fetch.fetch_questions({"task": task, "source": source}, folder / "q", folder / "q.attempts")
 
 
-def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+def silent(*_, **__):
+    time.sleep(2)
+
+
+def unreachable(*_, **__):
+    raise ConnectionError("no route")
+
+
+@pytest.mark.parametrize("silence", [silent, unreachable])
+def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path, silence):
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", silence)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("pipeline.sources.hub.WAITS", (0,))
+    monkeypatch.setattr("pipeline.sources.hub.HUB_SECONDS", 0.1)
     for source in (None, {"hub": "truthfulqa/truthful_qa"}):
         with pytest.raises(UserError, match="truthfulqa/truthful_qa.*cannot be reached"):
             fetch_from(source, tmp_path)
@@ -138,62 +107,10 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
         open_questions("ifeval", {"hub": "google/IFEval", "optional": True}, tmp_path / "q")
 
 
-def test_a_silent_hub_does_not_hold_the_run(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: __import__("time").sleep(5))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("pipeline.sources.hub.HUB_SECONDS", 0.1)
-    fetch_from({"hub": "truthfulqa/truthful_qa", "optional": True}, tmp_path)
-    assert "TimeoutError" in read_json(tmp_path / "q/source.json")["reason"]
-
-
-def test_an_attempt_is_repeated_when_the_source_answers_and_not_before(monkeypatch, tmp_path):
-    """The numbers are a parameter of the job, which runs again when they change."""
-    task = {"task": "truthfulqa_mc2", "source": {"hub": "truthfulqa/truthful_qa", "optional": True}}
-    asked, answers = [], [False]
-    monkeypatch.setattr(fetch, "_answers", lambda *_, **__: asked.append(1) or answers[0])
-
-    def number() -> int:
-        return fetch.attempt(task, tmp_path / "q", tmp_path / "q.attempts")
-
-    def runs(found: bool) -> None:
-        (tmp_path / "q").mkdir(exist_ok=True)
-        (tmp_path / "q/source.json").write_text(json.dumps({"status": "ok" if found else "unavailable"}))
-        if not found:
-            with (tmp_path / "q.attempts").open("a") as lines:
-                lines.write("silent\n")
-
-    first = number()
-    runs(found=False)
-    assert not asked and number() == first and asked  # nothing answers: no reason to run
-    answers[0] = True
-    second = number()
-    assert second != first
-    runs(found=False)  # it answered, and had nothing all the same
-    answers[0] = False
-    assert number() == second
-    answers[0] = True
-    third = number()
-    assert third != second
-    runs(found=True)
-    asked.clear()
-    assert number() == third and not asked
-
-
-def test_a_task_that_the_catalogue_lacks_names_its_data_set(monkeypatch):
-    known = fetch.KNOWN["gsm8k_cot"]
-    monkeypatch.setattr("pipeline.config.catalogue.KNOWN", {"gsm8k_cot": known})  # its index of all tasks takes 10 s
-    monkeypatch.setattr(fetch, "KNOWN", {})
-    assert fetch.data_set("gsm8k_cot") == known.hub
-
-
 def test_hub_data_is_loaded_as_lm_eval_would(monkeypatch, tmp_path):
-    calls, info = [], type("Info", (), {"sha": "abc123"})
-    table = datasets.Dataset.from_dict(
-        {"sentence": ["a _ b"] * 9, "option1": ["x"] * 9, "option2": ["y"] * 9, "answer": ["1"] * 9}
-    )
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
+    calls, splits = [], {"train": table("Ann", 9), "validation": table("Ann", 9)}
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    splits = {"train": table, "validation": table}
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
     fetch_from(None, tmp_path, "winogrande")
     assert calls == [(("allenai/winogrande",), {"name": "winogrande_xl", "revision": "abc123"})]

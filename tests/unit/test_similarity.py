@@ -11,7 +11,6 @@ from score_helpers import SHAPE, write_chats, write_source
 from pipeline.config.settings import Fidelity
 from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 from swiftkv.device import dtype_name
-from swiftkv.errors import UserError
 
 
 def layer_inputs(model, document: list[int]) -> torch.Tensor:
@@ -69,9 +68,3 @@ def test_record(tiny_teacher, tmp_path):
     assert record["tokens"] == 4 * 20
     assert len(record["simscore"]) == len(record["simscore_stderr"]) == 5 and all(record["simscore_stderr"])
     assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
-
-
-def test_too_few_gpus_are_one_sentence(tiny_teacher, tmp_path, full_gpus):
-    source, chats = write_source(tiny_teacher(**SHAPE), tmp_path), write_chats(tmp_path / "train.jsonl")
-    with pytest.raises(UserError, match="does not fit into the memory of the GPUs"):
-        measure_similarity(source, chats, Fidelity(documents=4, max_length=20, seed=7), tmp_path / "out.json")

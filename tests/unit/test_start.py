@@ -17,10 +17,15 @@ from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start import received
 from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
-from swiftkv.start.moments import FINAL, Moments, MomentSums, regression, write_fits
-from swiftkv.start.received import received_attention
+from swiftkv.start.moments import (
+    FINAL,
+    Moments,
+    MomentSums,
+    received_attention,
+    regression,
+    write_fits,
+)
 
 L = 6
 FITTED = {"start": "fitted"}
@@ -127,7 +132,7 @@ def test_sums_are_those_of_the_text(inputs):
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v2"])
 def test_tokens_weigh_what_transformers_says_they_receive(architecture, monkeypatch):
     """Against the attention weights that transformers' eager attention returns, sample by sample of a packed row."""
-    monkeypatch.setattr(received, "WEIGHTS", 100)  # queries in parts
+    monkeypatch.setattr("swiftkv.start.moments.WEIGHTS", 100)  # queries in parts
     teacher = tiny_teacher(architecture).eval()
     teacher.set_attn_implementation("eager")
     samples = [torch.randint(3, 128, (1, n), generator=torch.Generator().manual_seed(n)) for n in (5, 24, 11)]

@@ -52,13 +52,12 @@ def measurement(
     reason: str | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """One measurement file's content; all measurements have these keys in these places.
+    """Return the content of a measurement file; all measurements have these keys in these places.
 
     Args:
-        measure: what was measured: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode,
-            training or early_exit.
-        model: the model's source.json, of which the identity is kept and the place on this machine is not.
-        settings: all that was asked for; a score names its `task`, a serving measurement its `point`.
+        measure: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode, training or early_exit.
+        model: the model's source.json; its identity is kept, its place on this machine is not.
+        settings: a score names its `task` in them, a serving measurement its `point`.
         result: the numbers; None if there are none, for the `reason`.
         seconds: wall time of the measurement.
         weights: "original", "trained", "published" (trained by others) or "dummy".
@@ -84,7 +83,7 @@ def measurement(
 
 
 def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
-    """The sections `weights` and, where others trained them, `checkpoint` of a measurement on a checkpoint folder."""
+    """Return the sections `weights` and, where others trained them, `checkpoint` of a measurement on a checkpoint folder."""
     if checkpoint is None:
         return {"weights": "original"}
     origin = Path(checkpoint) / ORIGIN
@@ -94,11 +93,9 @@ def weights_of(checkpoint: str | Path | None) -> dict[str, Any]:
 
 
 def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any] | None:
-    """The fields of a spec with its exact reductions; None for an unchanged model.
+    """Return the fields of a spec with its exact reductions; None for an unchanged model.
 
-    Args:
-        spec: the variant's rewiring.
-        teacher_heads: KV heads a layer of the model before rewiring, see `key_value_heads`.
+    `teacher_heads` are the KV heads a layer of the model before rewiring, see `key_value_heads`.
     """
     return spec and {
         "early_exit": False,
@@ -114,18 +111,14 @@ def key_value_heads(config: dict[str, Any]) -> int:
 
 
 def provenance(seconds: float) -> dict[str, Any]:
-    """Where and with what a measurement was made; `seconds` is its wall time.
-
-    `git_dirty` says whether a tracked file differs from the commit.
-    """
+    """Return where and with what a measurement was made; `git_dirty` is whether a tracked file differs from the commit."""
+    changed = _git("status", "--porcelain", "--untracked-files=no")
     return {
         "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "wall_seconds": round(seconds, 3),
         "chat_date": str(CHAT_DATE),
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": None
-        if (changed := _git("status", "--porcelain", "--untracked-files=no")) is None
-        else changed != "",
+        "git_dirty": None if changed is None else changed != "",
         "python": platform.python_version(),
         "libraries": libraries(),
         "hardware": hardware(),
@@ -151,7 +144,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says about the project's checkout; None where there is none."""
+    """Return what git prints for the project's checkout; None where there is none."""
     source = Path(__file__).resolve().parent
     try:
         run = subprocess.run(["git", *arguments], cwd=source, capture_output=True, text=True, check=True)

@@ -1,8 +1,7 @@
-"""Attention over packed rows: every sample on its own, so that cost grows with sample lengths.
+"""Attention over packed rows, sample by sample.
 
-A row of 512 tokens with four samples needs a quarter of the products of a masked 512 x 512 attention. On a GPU
-FlashAttention 2 or torch's FlexAttention leave the others out. On a CPU, where the masked kernel computes every
-product, which is a large part of a training step, a kernel of our own does (`packed_attention`).
+A row of 512 tokens with four samples needs a quarter of the products of a masked 512 x 512 attention. On GPUs
+FlashAttention 2 or torch's FlexAttention skip the others, on CPUs our own kernel does (`packed_attention`).
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from swiftkv.distill.recipe import Teaching
 from swiftkv.errors import UserError
 from swiftkv.models.attention import sample_lengths
 
-# Attention functions as transformers names them; the last, a dense mask over whole rows, is only used where asked for,
-# and on a CPU for rows that ours does not fit.
+# transformers' names of attention functions. The last one uses a dense mask; chosen on request only, and on CPUs for rows
+# that PACKED does not fit.
 PACKED, FLASH, FLEX, MASKED = "swiftkv_packed", "flash_attention_2", "flex_attention", "sdpa"
-LONGEST_ROW = 1024  # the probabilities of a longer sample would take too much memory
+LONGEST_ROW = 1024  # on CPUs, as probabilities are kept for the backward pass
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def choose(
     asked: str, device: str, dtype: str, max_length: int, window: int | None, *, has_flash: bool, has_flex: bool
 ) -> str:
-    """The attention function of a training.
+    """Choose the attention function of a training.
 
     Args:
-        asked: "auto", or one of "flash_attention_2", "flex_attention", "sdpa".
+        asked: "auto", "flash_attention_2", "flex_attention" or "sdpa".
         device: "cuda" or "cpu".
-        dtype: the number format of weights and activations; FlashAttention has none for float32.
-        max_length: tokens a row.
+        dtype: dtype of weights and activations.
+        max_length: tokens per row.
         window: the model's sliding window, or None.
-        has_flash: whether FlashAttention 2 is installed and the GPU can run it.
-        has_flex: whether torch can compile FlexAttention for the GPU.
+        has_flash: FlashAttention 2 is installed and supports the GPU.
+        has_flex: torch can compile FlexAttention for the GPU.
 
     Raises:
-        UserError: what was asked for cannot work here, or "auto" finds nothing but a dense mask on a GPU.
+        UserError: `asked` does not work here, or "auto" finds only a dense mask on a GPU.
     """
     if device == "cpu":
         if asked in (FLASH, FLEX):
@@ -84,16 +83,13 @@ def choose_for(recipe: Teaching, window: int | None = None) -> str:
 
 
 def arguments(name: str, position_ids: torch.Tensor) -> dict[str, Any]:
-    """What the attention function `name` has to be told about packed rows, as keyword arguments of the decoder.
+    """Return keyword arguments of the decoder that tell attention function `name` about packed rows.
 
-    FlexAttention and sdpa get a mask, which the decoder makes of the positions itself.
-
-    Args:
-        position_ids: [B, T], restarting at 0 at every sample.
+    FlexAttention and sdpa need none: the decoder makes their mask from `position_ids` [B, T], restarting at every sample.
     """
     if name not in (PACKED, FLASH):
         return {}
-    no_mask = {"attention_mask": dict.fromkeys(LAYER_TYPES)}  # given, so that none is made
+    no_mask = {"attention_mask": dict.fromkeys(LAYER_TYPES)}  # the decoder makes none
     lengths = sample_lengths(position_ids)
     if name == PACKED:
         return no_mask | {"lengths": lengths}
@@ -117,14 +113,13 @@ def packed_attention(
     lengths: list[int],
     **_,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each sample, with the calling convention of transformers' attention functions.
+    """Causal attention within each sample, as an attention function of transformers.
 
     Args:
         query: [B, heads, T, head size].
-        key: [B, KV heads, T, head size].
-        value: as `key`, possibly with heads of another size.
-        scaling: the factor of the products.
-        lengths: tokens of each sample; they add up to B x T.
+        key, value: [B, KV heads, T, head size]; values may have another size.
+        scaling: factor of the attention scores.
+        lengths: tokens of each sample, B x T in all.
 
     Returns:
         [B, T, heads, value head size] and None.
@@ -139,8 +134,10 @@ def packed_attention(
 
 
 class _PackedAttention(torch.autograd.Function):
-    """[N, heads, head size] each. Plain matrix products: for short samples several times faster than torch's flash
-    kernel for CPUs, backward above all. The probabilities are kept for the backward pass."""
+    """Attention by matrix products on [N, heads, head size], keeping the probabilities for the backward pass.
+
+    For short samples several times faster than torch's flash kernel for CPUs, in the backward pass above all.
+    """
 
     @staticmethod
     def forward(ctx, query, key, value, scaling, lengths):
@@ -169,7 +166,7 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _samples(lengths: list[int], *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """For each sample its part of every tensor [N, heads, head size], as views [heads, length, head size]."""
+    """Yield each sample's part of every tensor [N, heads, head size], as views [heads, length, head size]."""
     return zip(*([part.transpose(0, 1) for part in tensor.split(lengths)] for tensor in tensors), strict=True)
 
 

@@ -1,19 +1,18 @@
-"""Losses on final hidden states, taken a few rows at a time: no copy of all logits ever exists.
+"""Losses on final hidden states, computed a few rows at a time so that never all logits exist.
 
 For final normed hidden states h_S, h_T [N, D] and the language-model head W [V, D] the distillation loss is
 T^2 KL(p_T || p_S), p = softmax(h W' / T) (paper, Sec. 3.4, with App. B.1's T = 2). Its gradient for the student's
-logits is T (p_S - p_T), known as soon as the loss is, so the forward pass also leaves the gradient for h_S (and for W,
-where that is trained) and the backward pass computes nothing. The largest temporary is `ROWS` x V logits of teacher and
-student in the model's dtype; float32 exists for `INNER_ELEMENTS` of them at a time, few enough to stay in the
-processor's cache.
+logits is T (p_S - p_T), so the forward pass also computes the gradients for h_S and W. The largest temporary is
+`ROWS` x V logits of teacher and student in the model's dtype; float32 copies have `INNER_ELEMENTS`, which fit in the
+CPU's cache.
 """
 
 from __future__ import annotations
 
 import torch
 
-ROWS = 256  # enough for full matrix-product speed
-INNER_ELEMENTS = 2**19  # on a CPU; float32 logits of both models then fit in 4 MB
+ROWS = 256  # reaches full matrix-product speed
+INNER_ELEMENTS = 2**19  # on CPUs: float32 logits of both models take 4 MB
 GPU_INNER_ELEMENTS = 2**27
 
 
@@ -28,12 +27,11 @@ def distillation_loss(
     """Weighted sum over positions of T^2 KL(teacher || student), in nats.
 
     Args:
-        student: final normed hidden states [N, D], which get a gradient.
-        head: language-model head [V, D]; gets a gradient too, if it is not frozen.
-        weights: float32 [N]; positions of weight 0 cost nothing.
+        student: final normed hidden states [N, D]; get a gradient.
+        head: language-model head [V, D]; gets a gradient unless frozen.
+        weights: float32 [N]; positions of weight 0 are skipped.
         teacher: the teacher's hidden states [N, D].
-        temperature: T.
-        teacher_head: the teacher's own head [V, D], frozen; None is `head`.
+        teacher_head: the teacher's head [V, D], frozen; None means `head`.
 
     Returns:
         Float32 scalar.
@@ -42,10 +40,7 @@ def distillation_loss(
 
 
 def lm_loss(student: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Weighted sum over positions of the cross-entropy with `targets` (int64 [N]), in nats; see `distillation_loss`.
-
-    `head` gets a gradient too, if it is not frozen.
-    """
+    """Weighted sum over positions of the cross-entropy with `targets`, int64 [N], in nats; see `distillation_loss`."""
     return _HeadLoss.apply(student, head, weights, _CrossEntropy(targets))
 
 
@@ -62,11 +57,11 @@ class _Distillation:
         return self.teacher[rows] @ (head if self.head is None else self.head).T
 
     def rows(self, student: torch.Tensor, teacher: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss [r] and its gradient [r, V] for float32 logits [r, V] of both; the arguments are overwritten."""
+        """Return loss [r] and gradient [r, V] for float32 logits [r, V], which are overwritten."""
         scale = 1 / self.temperature
         student, teacher = student.mul_(scale), teacher.mul_(scale)
         student_p, teacher_p = student.softmax(-1), teacher.softmax(-1)
-        # log-normalizer = logit - log p, taken at the largest logit, where p is far from 0.
+        # log-normalizer = logit - log p, at the largest logit, where p is far from 0.
         gap = (teacher.amax(-1) - teacher_p.amax(-1).log_()) - (student.amax(-1) - student_p.amax(-1).log_())
         difference = teacher.sub_(student)
         divergence = torch.linalg.vecdot(teacher_p, difference) - gap
@@ -90,7 +85,7 @@ class _CrossEntropy:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Head, loss and the gradient for the student's hidden states in one pass over chunks of rows."""
+    """Computes head, loss and gradients in one pass over chunks of rows."""
 
     @staticmethod
     def forward(ctx, student, head, weights, kind):
@@ -98,7 +93,7 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=student.device)
         trains_head = ctx.needs_input_grad[1]
         needs_gradient = ctx.needs_input_grad[0] or trains_head
-        # In float32: it is a sum over chunks, which 16 bits would round every time.
+        # In float32: a 16-bit sum over chunks would be rounded every time.
         head_gradient = torch.zeros_like(head, dtype=torch.float32) if trains_head else None
         counted = weights.nonzero().squeeze(-1)
         budget = INNER_ELEMENTS if student.device.type == "cpu" else GPU_INNER_ELEMENTS

@@ -1,4 +1,4 @@
-"""Chats to packed training rows: chat template, tokens, several samples a row, each attending only to itself."""
+"""Tokenize chats and pack them into training rows of several samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from swiftkv.models import load_tokenizer
 from swiftkv.tensor_file import open_tensors
 
 BATCH = 1000  # chats tokenized at once
-OPEN_ROWS = 64  # rows that a later, shorter sample may still fill
+OPEN_ROWS = 64  # latest rows that a sample may still fill
 _KINDS = {"input_ids": torch.int64, "position_ids": torch.int64, "loss_mask": torch.float32}
 
 
@@ -32,7 +32,7 @@ class Sample:
 
     Attributes:
         ids: token ids, int32 [n].
-        assistant: which tokens are the assistant's, uint8 [n]; None where the chat template does not tell.
+        assistant: 1 for the assistant's tokens, uint8 [n]; None if the chat template does not tell.
     """
 
     ids: np.ndarray
@@ -77,10 +77,13 @@ def pack_chats(model: Path, data: Path, recipe: Packing, output: Path, origin: d
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]) -> tuple[list[Sample], int]:
-    """The chats under the tokenizer's chat template, which writes all special tokens; and how many it refuses.
+    """Tokenize chats with the chat template, which writes all special tokens.
+
+    Returns:
+        The samples, and the number of chats that the template refuses.
 
     Raises:
-        UserError: the template refuses more than 1 % of them.
+        UserError: the template refuses more than 1 % of the chats.
     """
     samples, texts, answers, refusals, number = [], [], [], Refusals(), 0
 
@@ -114,10 +117,10 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chats: Iterable[dict[str, Any]]
 def answer_spans(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], text: str
 ) -> list[tuple[int, int]] | None:
-    """Where the assistant's messages stand in a chat's text, what ends them included: first character and end.
+    """Return start and end of the assistant's messages in a chat's text, end-of-turn tokens included.
 
-    A message is what the text of the chat so far adds to the prompt for it. None where that does not hold, because the
-    template writes the beginning of a chat in another way than the same messages inside a longer one.
+    A message is the difference between the rendered chat up to it and the prompt for it. None if these are no prefixes of
+    the text, as with templates that render the end of a chat in another way.
     """
     spans = []
     for number, message in enumerate(messages):
@@ -147,17 +150,15 @@ def pack(
     Padding at a row's end is a sample of its own (positions restart), with mask 0.
 
     Args:
-        samples: chats; those longer than `longest` or empty are dropped and counted.
-        max_length: tokens a row.
-        seed: the seed of the shuffle.
+        samples: chats; empty ones and those longer than `longest` are dropped.
+        max_length: tokens per row.
         padding: token id of padding.
-        max_rows: stop when this many rows are full enough; None packs everything.
-        longest: tokens of a sample, at most `max_length`, which None stands for.
+        max_rows: largest number of rows; None packs everything.
+        longest: largest number of tokens of a sample; None means `max_length`.
 
     Returns:
         input_ids, position_ids (int32), loss_mask and assistant_mask (uint8), each [rows, max_length]; and counts:
-        samples, tokens, assistant_tokens, too_long, empty, not_needed, and unmarked, those of the samples in which the
-        assistant's tokens are not known.
+        samples, tokens, assistant_tokens, too_long, empty, not_needed, and unmarked (samples without `assistant`).
     """
     rows: list[list[Sample]] = []
     room: list[int] = []
@@ -205,28 +206,28 @@ def pack(
 
 
 def write_packed(path: str | Path, arrays: dict[str, np.ndarray], description: dict[str, Any]) -> None:
-    """Write the rows as one safetensors file with `description` as JSON metadata, atomically."""
+    """Write the rows as a safetensors file with `description` as JSON metadata, atomically."""
     with atomic_path(path) as scratch:
         save_file(arrays, scratch, metadata={"description": json.dumps(description, sort_keys=True)})
 
 
 class PackedRows:
-    """Rows of a packed file, read from the memory-mapped file when asked for.
+    """Memory-mapped packed rows.
 
     Attributes:
-        rows: number of rows N.
-        max_length: tokens a row.
-        description: what the writer said about the data.
+        rows: number of rows.
+        max_length: tokens per row.
+        description: JSON metadata of the file.
     """
 
     def __init__(self, path: str | Path, assistant: bool = False) -> None:
         """Open `path`.
 
         Args:
-            assistant: also give which tokens are the assistant's.
+            assistant: also read `assistant_mask`.
 
         Raises:
-            UserError: it is missing, cut short or not packed rows, or the assistant's tokens are not known.
+            UserError: it is missing, damaged or not packed rows, or the assistant's tokens are not known.
         """
         self.path = Path(path)
         self._kinds = _KINDS | ({"assistant_mask": torch.float32} if assistant else {})
@@ -243,16 +244,14 @@ class PackedRows:
         self.rows, self.max_length = shape
 
     def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:
-        """By name, each [len(rows), max_length]: input_ids, position_ids (int64), loss_mask (float32) and, if they were
-        asked for, assistant_mask (float32).
-        """
+        """input_ids, position_ids (int64), loss_mask and maybe assistant_mask (float32), each [len(rows), max_length]."""
         return {name: gather_rows(self._slices[name], rows).to(kind) for name, kind in self._kinds.items()}
 
     def counted(self, rows: list[int]) -> int:
-        """How many positions of the given rows count in the loss."""
+        """Number of positions of the given rows that count in the loss."""
         return int(gather_rows(self._slices["loss_mask"], rows).sum())
 
 
 def gather_rows(part: Any, rows: list[int]) -> torch.Tensor:
-    """Rows of a slice of an open safetensors file, as one tensor."""
+    """Read rows of a slice of an open safetensors file into one tensor."""
     return torch.cat([part[row : row + 1] for row in rows])

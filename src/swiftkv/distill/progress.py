@@ -1,27 +1,35 @@
-"""What a training says while it runs: a line now and then for people, a CSV row every step for plots."""
+"""Progress lines on stderr, and a training's CSV log, machines and clock."""
 
 from __future__ import annotations
 
 import csv
 import datetime
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from swiftkv.device import accelerator
+import torch
 
-LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # the parts of the loss, as steps give them
+from swiftkv.device import accelerator
+from swiftkv.distill.recipe import PAUSE
+
+LOSSES = ("logits_loss", "hidden_loss", "early_exit_loss")  # parts of the loss, in the order of the steps
 COLUMNS = (
     "step", "epoch", "tokens", "loss", *LOSSES, "learning_rate", "tokens_per_second", "seconds",
 )  # fmt: skip
+# Sent by schedulers before they take a machine away, and by Ctrl-C.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SPARE = 300.0  # reserve in seconds before a job's end; at most a fifth of the job
 
 
 class LossLog:
-    """The CSV log: one row a step, flushed at once. Losses are written with all their digits."""
+    """CSV log with one row per step, flushed at once; losses have all their digits."""
 
     def __init__(self, path: Path, steps: int) -> None:
-        """Open `path`, keeping the rows of the first `steps` steps only."""
+        """Open `path` and keep only the rows of the first `steps` steps."""
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if steps and path.exists():
@@ -35,12 +43,10 @@ class LossLog:
         self._file.flush()
 
     def add(self, **row: float) -> None:
-        """Append a row; the keywords are the columns."""
         self._writer.writerow(row)
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -52,7 +58,7 @@ class Progress:
         self.first, self.start, self.said = done, time.monotonic(), -interval
 
     def at(self, done: int, note: str = "") -> None:
-        """Report that `done` of the total units are done; the time left is by the speed of this run."""
+        """Report that `done` of the units are done; the time left is estimated from the speed of this run."""
         elapsed = time.monotonic() - self.start
         if done < self.total and elapsed - self.said < self.interval:
             return
@@ -65,19 +71,76 @@ class Progress:
 
 
 class Machines:
-    """What a training's steps ran on, all attempts counted."""
+    """Seconds of optimizer steps by machine, over all attempts of a training."""
 
     def __init__(self, position: dict[str, Any], ranks: int) -> None:
-        """Go on from a training state's position; in one without machines all was as it is now."""
+        """Continue from a training state's position; old states without machines count as this machine."""
         self._now = (ranks, accelerator())
         before = position.get("machines", [[*self._now, position["seconds"]]])
         self._seconds = {(count, name): seconds for count, name, seconds in before}
 
     def add(self, seconds: float) -> None:
-        """Count a step."""
         self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds
 
     @property
     def spent(self) -> list[list]:
-        """By machine [ranks, name of their GPUs or None, seconds of its steps], as JSON can hold it."""
+        """[ranks, name of their GPUs or None, seconds] per machine."""
         return [[*machine, seconds] for machine, seconds in self._seconds.items()]
+
+
+class Clock:
+    """Decides after every optimizer step whether to save the state or to stop; a context manager that catches signals.
+
+    Attributes:
+        took: seconds to gather and write the last state; 0 before the first.
+    """
+
+    def __init__(self, every: float, started: float = 0.0, minutes: float | None = None, took: float = 0.0) -> None:
+        """Start the clock.
+
+        Args:
+            every: minutes between two states.
+            started: `time.monotonic()` at the start of the job.
+            minutes: time limit of the job; None means no limit.
+            took: seconds of a state in an earlier attempt.
+        """
+        self.took = took
+        self._every, self._saved = 60 * every, time.monotonic()
+        self._known = self._saved  # start of the current step
+        self._end = None if minutes is None else started + 60 * minutes - min(SPARE, 0.2 * 60 * minutes)
+        self._signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Clock:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT == self._signal:
+            raise KeyboardInterrupt  # the second Ctrl-C
+        self._signal = number
+
+    def ask(self, device: Any, ranks: int) -> tuple[bool, str | None]:
+        """Return whether to save a state, and the reason to stop or None; equal on all ranks, which communicate on `device`."""
+        now = time.monotonic()
+        # To continue may take: a state now, one more step, and the last state.
+        over = self._end is not None and now + (now - self._known) + 2 * self.took > self._end
+        due = now - self._saved > max(self._every, PAUSE * self.took)
+        flags = torch.tensor([due, over, self._signal or 0], device=device, dtype=torch.int32)
+        if ranks > 1:  # clocks differ a little, and a signal may reach one rank first
+            torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
+        due, over, number = flags.tolist()
+        self._known = time.monotonic()
+        if number:
+            return True, f"by {signal.Signals(number).name}"
+        return bool(due or over), "before the time of its job ends" if over else None
+
+    def saved(self) -> None:
+        """Note that the state was saved; call it right after saving."""
+        now = time.monotonic()
+        self.took, self._saved, self._known = now - self._known, now, now

@@ -1,10 +1,9 @@
-"""Training state on disk, so that a training that was stopped goes on where its newest whole state left it.
+"""Training state on disk for exact resume.
 
-`<state folder>/<fingerprint>/` holds `state.json` (written last, atomically: it names the checkpoints that count, the
-newest first, with their checksums), the newest two of these, and `log.csv`; and `diverged.txt` where the training has
-diverged: why no attempt goes on. The fingerprint is of everything that decides the result, so a changed recipe, spec, model
-or data set starts in a folder of its own and an earlier state is neither mistaken for it nor lost. A checkpoint is one
-safetensors file of whole tensors, so any number of ranks can go on from it.
+`<state folder>/<fingerprint>/` holds the newest two checkpoints, `state.json` (written last, atomically; it lists them with
+checksums, the newest first), `log.csv`, and `diverged.txt` if the training diverged. The fingerprint covers everything that
+determines the result, so another recipe, spec, model or data set has a folder of its own. A checkpoint is one safetensors
+file of whole tensors, so any number of ranks can resume from it.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ def fingerprint(recipe: Distilling, spec: SwiftKVSpec | None, model: Path, data:
 
 
 class TrainingState:
-    """The folder of one training."""
+    """The state folder of one training."""
 
     def __init__(self, folder: str | Path, identity: dict[str, Any]) -> None:
-        """Find the states of this very training, if there are any.
+        """Find the checkpoints of the training with this fingerprint.
 
         Raises:
-            UserError: the list of them is damaged, or the training has diverged.
+            UserError: state.json is damaged, or the training has diverged.
         """
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         self.others = [path.name for path in Path(folder).glob("*/state.json") if path.parent.name != key]
@@ -62,7 +61,7 @@ class TrainingState:
         self.checkpoints = read_json(self._file)["checkpoints"] if self._file.exists() else []
 
     def save(self, engine: Any, step: int, progress: dict[str, Any]) -> None:
-        """Save the state after optimizer step `step`; all ranks call this. The oldest goes once the new one counts."""
+        """Save the state after optimizer step `step` and delete older ones; all ranks have to call this."""
         from deepspeed import comm
 
         begin, tensors = time.monotonic(), gather(engine)
@@ -80,13 +79,10 @@ class TrainingState:
         comm.barrier()
 
     def diverge(self, what: str) -> NoReturn:
-        """End the training for good, as every attempt at the same would end alike; all ranks call this.
-
-        Args:
-            what: has become impossible.
+        """Stop the training for good, as every attempt would end alike; all ranks have to call this.
 
         Raises:
-            UserError: always, and again wherever somebody comes to this state.
+            UserError: always, and again on every resume; it begins with `what`.
         """
         from deepspeed import comm
 
@@ -101,7 +97,7 @@ class TrainingState:
         raise UserError(sentence)
 
     def load(self, engine: Any) -> dict[str, Any] | None:
-        """Put the newest whole checkpoint into `engine`; what `save` was told, or None without one. All ranks call this."""
+        """Load the newest undamaged checkpoint into `engine` and return its entry, or None; all ranks have to call this."""
         from deepspeed import comm
 
         found = [None]
@@ -127,12 +123,11 @@ class TrainingState:
 
 
 def trained(engine: Any) -> dict[str, torch.nn.Parameter]:
-    """The trained parameters by name."""
     return {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
 
 
 def gather(engine: Any) -> dict[str, torch.Tensor]:
-    """Float32 master weights and AdamW's two moments of every trained parameter, whole, on rank 0; else nothing."""
+    """Gather float32 master weights and AdamW's moments of the trained parameters on rank 0; empty on other ranks."""
     from deepspeed import comm
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -146,19 +141,19 @@ def gather(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def scatter(engine: Any, path: Path, step: int) -> None:
-    """Put a gathered file into a fresh engine on any number of ranks, as if it had taken `step` steps."""
+    """Load a checkpoint into a fresh engine with any number of ranks, as if it had run `step` steps."""
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
     sharded, adamw = engine.optimizer, engine.optimizer.optimizer
-    # AdamW makes its states in its first step; here they have to be there before.
+    # AdamW would create its states in its first step.
     stage3 = hasattr(sharded, "fp32_partitioned_groups_flat")
     flat = sharded.fp32_partitioned_groups_flat if stage3 else sharded.single_partition_of_fp32_groups
     for tensor in flat:
         moments = {moment: torch.zeros_like(tensor) for moment in MOMENTS}
         adamw.state[tensor] = {"step": torch.tensor(float(step), device=tensor.device), **moments}
     if not stage3:
-        sharded._lazy_init_hp_params_optimizer_state()  # lets the setters below find them
+        sharded._lazy_init_hp_params_optimizer_state()  # for the setters below
     with safe_open(path, framework="pt") as file:
         for name, parameter in trained(engine).items():
             master = file.get_tensor(f"{name}.master").to(parameter.device)

@@ -1,8 +1,7 @@
-"""The loss of one micro-batch: layers below l once, then the teacher's and the student's upper layers on that state.
+"""The loss of one micro-batch: layers < l once, then the teacher's and the student's layers >= l on their output.
 
-A model that is not rewired has neither teacher nor student; its step is `FineTuningStep`. Steps return the loss and its
-parts: float32 [3], the losses of the logits, of hidden states and of the early exit head, without the recipe's weights,
-detached.
+Steps return the loss and its detached parts, float32 [3]: the losses of logits, hidden states and early exit head, without
+the recipe's weights.
 """
 
 from __future__ import annotations
@@ -22,20 +21,16 @@ from swiftkv.spec import SwiftKVSpec
 
 
 class DistillationStep(nn.Module):
-    """Student and teacher around one copy of the frozen weights; its forward is the loss.
+    """Student and teacher on one copy of the frozen weights; `forward` computes the loss.
 
-    With train "qkv" both are the same module; with own_key_values only keys and values of prompts are trained. With
-    "upper_layers" the student's layers >= l are copies of their own, because the teacher must stay what it was.
+    With train "qkv" both are the same module; with "upper_layers" the student has its own copies of layers >= l. With
+    own_key_values only the keys and values of prompts are trained.
     """
 
     def __init__(
-        self,
-        base: PreTrainedModel,
-        spec: SwiftKVSpec,
-        recipe: Recipe,
-        start: dict[str, nn.Parameter] | None = None,
+        self, base: PreTrainedModel, spec: SwiftKVSpec, recipe: Recipe, start: dict[str, nn.Parameter] | None = None
     ) -> None:
-        """Rewire `base`, with start values of its own or those given, and mark what is trained.
+        """Rewire `base` with the start values, by default `start_values`, and mark the trained parameters.
 
         Raises:
             UserError: `spec` does not fit the model or the recipe (`Recipe.check_spec`).
@@ -81,19 +76,16 @@ class DistillationStep(nn.Module):
         teacher_compared: torch.Tensor | None = None,
         assistant_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of packed rows, and its parts.
+        """Compute the loss of packed rows, a float32 scalar, and its parts.
 
         Args:
             input_ids: int64 [B, T].
             position_ids: int64 [B, T], restarting at every sample.
-            weights: float32 [B, T], of each position in the sum.
-            lower_hidden: the stored residual stream entering layer l [B, T, D]; None computes it.
-            teacher_hidden: the teacher's stored final normed hidden states [B, T, D]; None computes them.
-            teacher_compared: with those, the hidden states that the recipe compares [B, T, D], if it does.
-            assistant_mask: [B, T], 1 = a token of the assistant's; for recipes that count no others.
-
-        Returns:
-            The loss, a float32 scalar, and its parts.
+            weights: weight of each position in the loss, float32 [B, T].
+            lower_hidden: stored residual stream entering layer l [B, T, D]; None computes it.
+            teacher_hidden: stored final normed hidden states of the teacher [B, T, D]; None computes them.
+            teacher_compared: stored hidden states that the recipe compares [B, T, D], with `teacher_hidden`.
+            assistant_mask: [B, T], 1 = the assistant's token; for recipes that count only these.
         """
         recipe, decoder = self.recipe, self.student.model
         collect = self.compared_state is not None
@@ -106,7 +98,7 @@ class DistillationStep(nn.Module):
             if recipe.loss == "distillation" and teacher_hidden is None:
                 teacher_hidden, inner = self.teacher.model.forward_upper(state, student=False, collect_hidden=collect)
                 teacher_compared = self._compared(inner, teacher_hidden)
-        # Checkpointing of transformers' layers only happens in training mode; there is no dropout to switch on.
+        # transformers checkpoints activations in training mode only.
         self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
         flat_weights = counted = weights.flatten()
         if assistant_mask is not None:
@@ -134,7 +126,7 @@ class DistillationStep(nn.Module):
         return loss, torch.stack([logits_loss, hidden_loss, early_exit_loss]).detach()
 
     def _compared(self, inner: tuple[torch.Tensor, ...] | None, final: torch.Tensor) -> torch.Tensor | None:
-        """The hidden states the recipe compares, of those entering layers l..L-1 and the final ones."""
+        """Pick the hidden states that the recipe compares."""
         if self.compared_state is None:
             return None
         return (*inner, final)[self.compared_state - self.student.spec.num_key_value_layers]
@@ -160,7 +152,7 @@ class FineTuningStep(nn.Module):
         weights: torch.Tensor,
         assistant_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of packed rows, and its parts; arguments as `DistillationStep`'s."""
+        """As `DistillationStep.forward`."""
         recipe = self.recipe
         self.student.train(recipe.checkpoint_activations and torch.is_grad_enabled())
         arguments = attention.arguments(self.attention, position_ids)
@@ -177,7 +169,7 @@ class FineTuningStep(nn.Module):
 def make_step(
     base: PreTrainedModel, spec: SwiftKVSpec | None, recipe: Recipe, start: dict[str, nn.Parameter] | None = None
 ) -> DistillationStep | FineTuningStep:
-    """The step of a training; `spec` None trains the model as it is."""
+    """Make the step of a training; `spec` None trains the ordinary model."""
     return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
 
 
@@ -198,21 +190,21 @@ def use_attention(recipe: Teaching, *models: PreTrainedModel) -> str:
 
 
 class Head(nn.Module):
-    """Applies a loss with a language-model head's weight; as a module, so that ZeRO-3 gathers the weight for it."""
+    """Applies a loss with a language-model head's weight; a module so that ZeRO-3 gathers the weight."""
 
     def __init__(self, weight: nn.Parameter, teacher: nn.Parameter | None = None) -> None:
-        """`teacher` is the weight of the head that makes the teacher's logits, where the loss takes another one."""
+        """`teacher` is the weight of the teacher's head if it is another one."""
         super().__init__()
         self.weight, self.teacher = weight, teacher
 
     def forward(self, hidden: torch.Tensor, loss: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-        """`loss(hidden, head weight, *arguments)`, and the teacher's head weight if there is one."""
+        """Return `loss(hidden, weight, *arguments)`, with the teacher's weight as last argument if there is one."""
         teacher = () if self.teacher is None else (self.teacher,)
         return loss(hidden, self.weight, *arguments, *teacher)
 
 
 def own_upper_layers(student: PreTrainedModel) -> None:
-    """Give the student's layers >= l parameters of their own, in place of those shared with the teacher."""
+    """Copy the parameters of the student's layers >= l, which it shares with the teacher."""
     for layer in student.model.layers[student.spec.num_key_value_layers :]:
         for module in layer.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -220,7 +212,7 @@ def own_upper_layers(student: PreTrainedModel) -> None:
 
 
 def next_tokens(input_ids: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each position of packed rows [B, T] its sample's next token, and 1.0 where there is one; both [B * T]."""
+    """Return each position's next token in its sample, int64 [B * T], and 1.0 where there is one, float32 [B * T]."""
     targets = torch.zeros_like(input_ids)
     targets[:, :-1] = input_ids[:, 1:]
     has_target = torch.zeros(input_ids.shape, dtype=torch.float32, device=input_ids.device)
@@ -229,7 +221,7 @@ def next_tokens(input_ids: torch.Tensor, position_ids: torch.Tensor) -> tuple[to
 
 
 def before(mask: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """For each position of packed rows [B, T], float32 1.0 where its sample's next token is in `mask`; [B * T]."""
+    """Return 1.0 where the next token of the position's sample is in `mask` [B, T], float32 [B * T]."""
     marked = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
     marked[:, :-1] = mask[:, 1:].float() * (position_ids[:, 1:] != 0)
     return marked.flatten()

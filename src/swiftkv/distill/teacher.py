@@ -1,8 +1,7 @@
-"""The teacher's states, computed once and read by every variant that trains on the same rows.
+"""The teacher's states, computed once and shared by every variant that trains on the same rows.
 
-They depend on the model and the data alone: the residual stream entering layer l, for each l in use, and the final
-normed hidden states, from which the language-model head gives the logits. Per token that is D numbers a tensor, where
-the logits would be V.
+They are the residual stream entering each layer l in use, and the final normed hidden states, which give the logits with D
+instead of V numbers per token.
 """
 
 from __future__ import annotations
@@ -34,12 +33,8 @@ def entering(layer: int) -> str:
     return f"entering_{layer}"
 
 
-# Of a micro-batch: which tokens are text, bool [micro-batch, max_length], and their positions, int64 and likewise.
-Text = tuple[torch.Tensor, torch.Tensor]
-
-
 class Teacher:
-    """A model and the packed rows it reads, micro-batch by micro-batch."""
+    """Runs a model over packed rows, micro-batch by micro-batch."""
 
     def __init__(self, model: Path, data: Path, recipe: Teaching, layers: Sequence[int]) -> None:
         """Load the model and open the rows.
@@ -47,13 +42,13 @@ class Teacher:
         Args:
             model: folder of the ordinary checkpoint.
             data: packed rows.
-            recipe: its micro-batch size and dtype decide the arithmetic.
-            layers: every l of interest; hidden states are given from the lowest on.
+            recipe: gives micro-batch size and dtype, on which the results depend.
+            layers: layers whose entering residual stream is needed.
 
         Raises:
-            UserError: the model, the data or a layer is not what it has to be.
+            UserError: the model, the data or a layer is impossible, missing or damaged.
         """
-        attention = choose_for(recipe)  # what cannot work here has to show before the model is loaded
+        attention = choose_for(recipe)  # raises before the model is loaded
         self.rows = PackedRows(data)
         alone_on_gpus = torch.cuda.device_count() > 1 and ranks() == 1
         base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if alone_on_gpus else None)
@@ -82,16 +77,19 @@ class Teacher:
         return MomentSums(self.model.model, self.layers, len(starts) * self.size * self.rows.max_length)
 
     @torch.no_grad()
-    def run(self, starts: Iterable[int]) -> Iterator[tuple[list[int], dict[int | str, torch.Tensor], Text]]:
-        """Read the micro-batches that start at the given rows.
+    def run(
+        self, starts: Iterable[int]
+    ) -> Iterator[tuple[list[int], dict[int | str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]]:
+        """Run the micro-batches that start at the given rows.
 
         Yields:
-            The row numbers; by layer, from the lowest of interest on, the residual stream entering it, and as `FINAL`
-            the final normed hidden states, [micro-batch, max_length, D] each; and `Text`.
+            The row numbers; the residual stream entering each layer >= min(layers), and under `FINAL` the final normed
+            hidden states, [micro-batch, max_length, D] each; tokens that are text, bool [micro-batch, max_length], and
+            their positions, int64.
         """
         for start in starts:
             wanted = list(range(start, min(start + self.size, self.rows.rows)))
-            # A short last micro-batch is filled up: the shape of a matrix product can change its rounding.
+            # Fill up a short last micro-batch: the shape of a matrix product can change its rounding.
             batch = self.rows[wanted + [wanted[-1]] * (self.size - len(wanted))]
             inputs = [batch[name].to(self.model.lm_head.weight.device) for name in ("input_ids", "position_ids")]
             state = lower_state(self.model, self.attention, *inputs)
@@ -105,15 +103,8 @@ class Teacher:
 def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over all packed rows and write its states: those of "online", but for the rounding of products.
 
-    Args:
-        model: folder of the ordinary checkpoint.
-        data: packed rows.
-        recipe: its micro-batch size and dtype decide the arithmetic.
-        layers: every layer whose entering residual stream is wanted: each l, and what recipes compare.
-        output: one safetensors file: `final` and `entering_<l>`, each [rows, max_length, D] in the recipe's dtype.
-
-    Raises:
-        UserError: the model, the data or a layer is not what it has to be.
+    Args and errors are those of `Teacher`; `layers` are every l and the layers that recipes compare. `output` is one
+    safetensors file of `final` and `entering_<layer>`, each [rows, max_length, D] in the recipe's dtype.
     """
     recipe = recipe.on_this_device()
     teacher = Teacher(model, data, recipe, layers)
@@ -134,15 +125,11 @@ def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequ
 def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over the first `recipe.start_tokens` tokens and write their moments; alone, or as a rank of torchrun.
 
-    Args:
-        model: folder of the ordinary checkpoint.
-        data: packed rows.
-        recipe: its micro-batch size and dtype decide the arithmetic.
-        layers: every l that a fitted start may have.
-        output: file of `MomentSums`, the same bit for bit for any number of ranks.
+    Args are those of `Teacher`; `layers` are every l to fit a start for. `output` is a file of `Moments`, bit-equal for any
+    number of ranks.
 
     Raises:
-        UserError: the model, the data or a layer is not what it has to be, or the text allows no fit.
+        UserError: as `Teacher`, or the text does not determine a fit.
     """
     with launched_ranks():
         recipe = recipe.on_this_device()
@@ -176,41 +163,34 @@ def fits_identity(model: Path, data: Path, recipe: Fitting) -> dict[str, Any]:
 
 
 def check_identity(what: str, path: Path, description: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse a file that was computed from something else.
-
-    Raises:
-        UserError: naming what differs.
-    """
+    """Raise a `UserError` if a file's description differs from `wanted`."""
     for name, value in wanted.items():
         if description.get(name) != value:
             raise UserError(f"the {what} in {path} are of another {name}; delete the file and run again")
 
 
 def raw(values: torch.Tensor) -> np.ndarray:
-    """The bits of a bfloat16 or float32 tensor, as numpy can hold them."""
+    """Return a bfloat16 tensor as uint16, or a float32 one, in NumPy."""
     values = values.cpu().contiguous()
     return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
 def allocate(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, description: dict) -> dict[str, np.memmap]:
-    """Make a safetensors file of the given tensors with its space reserved, and map them for writing.
-
-    Writing through a mapping keeps memory small, where the safetensors library wants all tensors at once.
-    """
+    """Create a safetensors file of the given shapes and map its tensors for writing; safetensors needs all in memory."""
     begin, starts, size = header(shapes, dtype, description)
     with path.open("wb") as file:
         file.write(begin)
         file.flush()
-        os.posix_fallocate(file.fileno(), 0, size)  # a full disk shows here, not as a crash later
+        os.posix_fallocate(file.fileno(), 0, size)  # raises on a full disk; a mapping would crash later
     kind = {"bfloat16": np.uint16, "float32": np.float32}[dtype]
     return {name: np.memmap(path, kind, "r+", starts[name], shape) for name, shape in shapes.items()}
 
 
 class TeacherStates:
-    """The stored states of one data set, memory-mapped."""
+    """Stored states of one data set, memory-mapped."""
 
     def __init__(self, path: str | Path, spec: SwiftKVSpec, model: Path, data: Path, recipe: Recipe) -> None:
-        """Open `path` for a student.
+        """Open the states for a student.
 
         Raises:
             UserError: the file is missing or damaged, lacks a layer, or belongs to another model, data set or recipe.
@@ -224,5 +204,5 @@ class TeacherStates:
         self._slices = {argument: self._file.get_slice(name) for argument, name in names.items()}
 
     def __getitem__(self, rows: list[int]) -> dict[str, torch.Tensor]:
-        """What `DistillationStep` takes of the given rows, by argument, each [len(rows), max_length, D]."""
+        """Arguments of `DistillationStep.forward` for the given rows, each [len(rows), max_length, D]."""
         return {argument: gather_rows(part, rows) for argument, part in self._slices.items()}

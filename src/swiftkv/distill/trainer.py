@@ -1,4 +1,4 @@
-"""Training on DeepSpeed: any number of ranks, GPUs or processors, with exact resume."""
+"""Training with DeepSpeed on any number of ranks, GPUs or CPUs, with exact resume."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from transformers import PreTrainedModel
 from swiftkv import STARTED
 from swiftkv.device import compute_device, join_ranks
 from swiftkv.distill.attention import choose_for
-from swiftkv.distill.clock import Clock
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.progress import LOSSES, LossLog, Machines, Progress
+from swiftkv.distill.progress import LOSSES, Clock, LossLog, Machines, Progress
 from swiftkv.distill.recipe import Recipe
 from swiftkv.distill.state import TrainingState, fingerprint
 from swiftkv.distill.step import DistillationStep, FineTuningStep, make_step
@@ -40,10 +39,10 @@ from swiftkv.start.moments import Moments
 
 @dataclass(frozen=True)
 class Training:
-    """How a finished training ran.
+    """Facts about a finished training.
 
     Attributes:
-        rows: the packed rows it read.
+        rows: its packed rows.
         ranks: processes of the last attempt.
         machines: [ranks, name of their GPUs or None, seconds of optimizer steps] of all attempts.
         attention: name of the attention function.
@@ -67,26 +66,25 @@ def train(
     moments: Path | None = None,
     minutes: float | None = None,
 ) -> Training | None:
-    """Train one variant of a model, or go on with a training that was interrupted; alone, or as a rank of torchrun.
+    """Train one variant of a model, or resume its training; alone, or as a rank of torchrun.
 
     Args:
         model: folder of an ordinary checkpoint with tokenizer.
-        spec: the rewiring; null trains the model as it is.
-        recipe: how it is trained.
+        spec: the rewiring; None trains the ordinary model.
+        recipe: the training recipe.
         data: packed rows.
         state_dir: folder for resumable state.
-        checkpoint: folder of the trained checkpoint.
-        loss_log: CSV of the losses.
+        checkpoint: output folder of the trained checkpoint.
+        loss_log: output CSV of the losses.
         teacher_states: stored states of the teacher, for recipes that use them.
-        moments: what a fitted start is fitted to, for recipes that have one.
-        minutes: time that this process has; it saves its state and stops before. Without it there is no end.
+        moments: file of `Moments`, for recipes with a fitted start.
+        minutes: time limit; the state is saved and the training stops before. None means no limit.
 
     Returns:
-        How the training ran; None on ranks other than the first.
+        Facts about the training; None on ranks other than the first.
 
     Raises:
-        UserError: something given is impossible, missing or damaged, or the training was stopped; nothing is then
-            written as an output.
+        UserError: an input is impossible, missing or damaged, or the training was stopped; no output is written then.
     """
     keep_freed_memory()
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's calls
@@ -94,7 +92,7 @@ def train(
     recipe.check_spec(spec)
     if recipe.train != "qkv" and is_quantized(read_json(model / "config.json")):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
-    choose_for(recipe)  # what cannot work here has to show before the model is loaded
+    choose_for(recipe)  # raises before the model is loaded
     own = spec is not None and spec.own_key_values
     rows = PackedRows(data, recipe.logits_tokens == "assistant" or own)
     if rows.max_length != recipe.max_length:
@@ -181,14 +179,14 @@ def train(
     comm.barrier()
     engine.destroy()
     del engine, loop
-    gc.collect()  # nothing may hold on to a process group, whose threads would abort the interpreter's exit
+    gc.collect()  # threads of a process group that is still referenced would abort the interpreter's exit
     torch.distributed.destroy_process_group()
     return outcome
 
 
 @dataclass
 class Loop:
-    """The optimizer steps; everything about step n follows from n, so a resumed training cannot drift."""
+    """The optimizer steps. Step n depends on n alone, so a resumed training is exact."""
 
     engine: Any
     recipe: Recipe
@@ -198,10 +196,10 @@ class Loop:
     ranks: int
     rank: int
     accumulation: int
-    _order: tuple[int, list[int]] = (-1, [])  # an epoch, and the order of the rows in it
+    _order: tuple[int, list[int]] = (-1, [])  # epoch, order of its rows
 
     def row_numbers(self, number: int) -> list[int]:
-        """Rows of optimizer step `number`: the data, shuffled anew for every epoch, as one endless sequence."""
+        """Rows of optimizer step `number`; every epoch is shuffled anew."""
         numbers = []
         for place in range(number * self.recipe.batch_size, (number + 1) * self.recipe.batch_size):
             epoch, index = divmod(place, self.rows.rows)
@@ -212,10 +210,11 @@ class Loop:
         return numbers
 
     def run(self, number: int) -> dict[str, float]:
-        """Optimizer step `number`; its mean losses over all positions, and what else there is to say of it.
+        """Run optimizer step `number`.
 
-        That is the tokens that counted, the learning rate and the gradient's norm before clipping. All is the same on
-        every rank; DeepSpeed leaves out an update with a norm that is not finite, and calls it infinite.
+        Returns:
+            Mean losses, learning rate, tokens that counted, and the gradient's norm before clipping, equal on all ranks.
+            If the norm is not finite, it is infinite and DeepSpeed skips the update.
         """
         recipe, device = self.recipe, self.engine.device
         numbers = self.row_numbers(number)
@@ -230,7 +229,7 @@ class Loop:
             mine = numbers[first : first + recipe.micro_batch_size]
             batch = self.rows[mine] | (self.stored[mine] if self.stored else {})
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
-            # DeepSpeed takes the mean over ranks and micro-batches; the loss is the sum over positions / their number.
+            # DeepSpeed averages over ranks and micro-batches; the loss is a mean over all positions of the batch.
             weights = batch.pop("loss_mask") * (self.ranks * self.accumulation / max(1, positions))
             loss, parts = self.engine(weights=weights, **batch)
             self.engine.backward(loss)
@@ -249,12 +248,11 @@ class Loop:
 
     def _targets(self, numbers: list[int]) -> int:
         batch = self.rows[numbers]
-        followed = batch["position_ids"][:, 1:] != 0
-        return int((batch["loss_mask"][:, :-1] * followed).sum())
+        return int((batch["loss_mask"][:, :-1] * (batch["position_ids"][:, 1:] != 0)).sum())
 
 
 def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumulation: int) -> Any:
-    """The DeepSpeed engine around a step: ZeRO, AdamW on float32 master weights, clipping."""
+    """Make the DeepSpeed engine of a step: ZeRO, AdamW on float32 master weights, gradient clipping."""
     import deepspeed
 
     device = compute_device()
@@ -263,26 +261,22 @@ def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumul
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": recipe.gradient_clipping,
         "zero_optimization": {"stage": recipe.zero_stage, "overlap_comm": device == "cuda"},
-        "zero_allow_untested_optimizer": True,  # torch's AdamW; DeepSpeed's own would have to be compiled first
+        "zero_allow_untested_optimizer": True,  # torch's AdamW; DeepSpeed's own needs compilation
         "steps_per_print": 10**9,
     }
     if recipe.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
     if recipe.zero_stage == 3:
-        # Parameter by parameter, from the memory-mapped checkpoint: no GPU ever holds the whole model.
+        # Divides the memory-mapped parameters one by one: no GPU ever holds the whole model.
         deepspeed.zero.Init(module=step, config_dict_or_path=config)
         for buffer in step.buffers():
             buffer.data = buffer.data.to(device)
     else:
         step.to(device)
     trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
+    betas = (0.9, recipe.adam_beta2)
     optimizer = torch.optim.AdamW(
-        trained,
-        lr=recipe.learning_rate,
-        betas=(0.9, recipe.adam_beta2),
-        eps=1e-8,
-        weight_decay=recipe.weight_decay,
-        fused=True,
+        trained, lr=recipe.learning_rate, betas=betas, eps=1e-8, weight_decay=recipe.weight_decay, fused=True
     )
     with quiet_deepspeed():
         engine, *_ = deepspeed.initialize(model=step, optimizer=optimizer, config=config, dist_init_required=False)
@@ -290,10 +284,7 @@ def make_engine(step: DistillationStep | FineTuningStep, recipe: Recipe, accumul
 
 
 def start_distributed() -> None:
-    """Join the ranks of a launcher (torchrun, deepspeed, SLURM with RANK set), or be the only rank."""
-    cuda = torch.cuda.is_available()
-    if not cuda:
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    """Join the ranks of a launcher (torchrun, deepspeed, SLURM with RANK set), or start as the only rank."""
     launched = "RANK" in os.environ
     if not torch.distributed.is_initialized():
         join_ranks(**({} if launched else {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}))
@@ -302,13 +293,15 @@ def start_distributed() -> None:
     with quiet_deepspeed():
         import deepspeed
 
-        # gloo does the collectives; DeepSpeed's shared-memory ones would need half a minute of a C++ compiler.
+        # Use gloo's collectives; DeepSpeed's shared-memory ones take half a minute to compile.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        deepspeed.init_distributed("nccl" if cuda else "gloo", auto_mpi_discovery=False, verbose=False)
+        deepspeed.init_distributed(
+            "nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False
+        )
 
 
 def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tensor | None]:
-    """All weights by name, on rank 0; every rank calls this, because ZeRO-3 has divided them among the ranks."""
+    """Gather all weights by name on rank 0; every rank has to call this, as ZeRO-3 divides them among the ranks."""
     tensors = {}
     for name, tensor in student.state_dict(keep_vars=True).items():
         if hasattr(tensor, "ds_id"):
@@ -324,16 +317,16 @@ def gather_weights(student: PreTrainedModel, rank: int) -> dict[str, torch.Tenso
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed blocks in place of returning them: on a CPU the page faults cost more than the work."""
+    """Let glibc keep freed memory: on a CPU the page faults cost more than the work."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, at its largest
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, its maximum
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
 @contextlib.contextmanager
 def quiet_deepspeed():
-    """Leave out DeepSpeed's report on its configuration."""
+    """Silence DeepSpeed's report on its configuration."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -344,5 +337,4 @@ def quiet_deepspeed():
 
 
 def say(sentence: str) -> None:
-    """Tell the person at the terminal."""
     print(sentence, file=sys.stderr, flush=True)

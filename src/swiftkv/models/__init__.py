@@ -1,8 +1,8 @@
 """SwiftKV for Hugging Face models; importing this registers the classes with transformers' Auto classes.
 
-`attention.py`, `swiftkv.py` and `configuration.py` hold what the architectures share, `classes.py` makes the classes of
-each, `qwen3.py` and `deepseek_v2.py` hold what these have of their own (docs/adding/model.md). `rewire.py` makes a SwiftKV
-model of an ordinary one, `checkpoint.py` reads and writes checkpoints.
+`attention.py`, `swiftkv.py` and `configuration.py` are shared by all architectures, `qwen3.py` and `deepseek_v2.py` hold
+the differences of these two (docs/adding/model.md), `classes.py` builds the classes. `rewire.py` turns an ordinary model
+into a SwiftKV model, `checkpoint.py` reads and writes checkpoints.
 """
 
 from swiftkv.models.checkpoint import (

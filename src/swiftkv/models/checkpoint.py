@@ -1,16 +1,19 @@
-"""Read and write checkpoints in safetensors, checked before loading: a bad one never gives random weights."""
+"""Read and write safetensors checkpoints; names and shapes are checked before anything is loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,9 +25,9 @@ from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
 from swiftkv.models.classes import SWIFTKV_TYPES
-from swiftkv.models.quantized import check_places, load_quantized
-from swiftkv.models.quiet import quiet
 from swiftkv.models.rewire import rewire
+from swiftkv.models.swiftkv import quiet
+from swiftkv.quantize.kv_cache import FP8
 from swiftkv.quantize.linear import (
     SCALE,
     check_scheme,
@@ -38,7 +41,7 @@ from swiftkv.spec import SwiftKVSpec
 
 
 def load_any(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
-    """Load an ordinary or a SwiftKV checkpoint, whichever its config.json names; see the two loaders."""
+    """Load an ordinary or a SwiftKV checkpoint, depending on its config.json; see `load_base`."""
     return (load_swiftkv if _model_type(path).endswith("_swiftkv") else load_base)(path, dtype, device_map)
 
 
@@ -47,42 +50,39 @@ def load_base(path: str | Path, dtype: torch.dtype | None = None, device_map: st
 
     Args:
         path: folder with config.json and safetensors.
-        dtype: the number format of the weights in memory; None is `compute_dtype()`.
-        device_map: as in transformers; "auto" fills the GPUs there are, None stays on the processor.
+        dtype: dtype of the weights in memory; None means `compute_dtype()`.
+        device_map: as in transformers; "auto" fills the available GPUs, None means CPU.
 
     Returns:
-        The language model, in evaluation mode.
+        The language model in evaluation mode.
 
     Raises:
-        UserError: a file is missing, damaged or of another architecture, a tensor is absent or misshapen, or the GPUs are too
-            few for the model.
+        UserError: a file is missing, damaged or of another architecture, a tensor is absent or has a wrong shape, or the
+            model does not fit on the GPUs.
     """
     return _load(path, dtype, set(ARCHITECTURES), device_map)
 
 
 def load_swiftkv(path: str | Path, dtype: torch.dtype | None = None, device_map: str | None = None) -> PreTrainedModel:
-    """Load a SwiftKV checkpoint, with or without the teacher's query, key and value projections of layers >= l.
+    """Load a SwiftKV checkpoint, ours or a published one; see `load_base`.
 
-    Without them only the student runs; asking for the teacher is an error.
-
-    The checkpoint is ours or in the published format; arguments, result and errors are as `load_base`'s.
+    Without the teacher's projections of layers >= l in the checkpoint, only the student can run.
     """
     return _load(path, dtype, SWIFTKV_TYPES, device_map)
 
 
 @torch.no_grad()
 def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
-    """Load a SwiftKV checkpoint on top of the model it was made of: weights that are equal exist once.
+    """Load a SwiftKV checkpoint that shares the weights equal to its teacher's.
 
     Args:
-        path: folder of the checkpoint.
-        teacher: the ordinary model; its dtype and places on GPUs are the result's too.
+        teacher: the ordinary model; gives dtype and devices.
 
     Returns:
-        As `load_swiftkv`, bit for bit; where a weight of the checkpoint is the teacher's, it is the same parameter.
+        The model, bit-equal to that of `load_swiftkv`.
 
     Raises:
-        UserError: as `load_swiftkv`, or the checkpoint is not of this model.
+        UserError: as `load_swiftkv`, or the checkpoint is of another model.
     """
     path = Path(path)
     config = _read_config(path, SWIFTKV_TYPES)
@@ -90,7 +90,7 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
     use_float8(model, quantized_names(model) if is_quantized(config) else ())
     parameters = dict(model.named_parameters())
     changed, shapes = {}, _shapes(path)
-    # What a checkpoint holds in pieces, the experts, only transformers can put together.
+    # Experts, stored one by one, are assembled by transformers.
     if assembled := parameters.keys() - shapes.keys() - _saved_shapes(model).keys():
         own = load_swiftkv(path, teacher.dtype).state_dict()
         for name in assembled:
@@ -105,7 +105,7 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
                 if own.shape != shared.shape:
                     raise UserError(f"{file}: tensor {name} has another shape than in {teacher.name_or_path}")
                 own = own.to(shared.device, shared.dtype)
-                # By their bits: two FP8 numbers read as one 16-bit one may be NaN, which equals nothing.
+                # Bitwise: two FP8 numbers in a 16-bit word may look like NaN.
                 if not torch.equal(own.view(torch.uint8), shared.view(torch.uint8)):
                     changed[name] = own
     model.load_state_dict(changed, strict=False, assign=True)
@@ -114,7 +114,7 @@ def load_sharing(path: str | Path, teacher: PreTrainedModel) -> PreTrainedModel:
 
 
 def spread(model: PreTrainedModel, teacher: PreTrainedModel) -> PreTrainedModel:
-    """Let a rewired model run where its weights are, on the GPUs its teacher is spread over; itself on one device."""
+    """Place a rewired model on the GPUs that hold its teacher's layers; no change on a single device."""
     places = getattr(teacher, "hf_device_map", {})
     return model if len(set(places.values())) < 2 else _dispatch(model, places)
 
@@ -122,7 +122,7 @@ def spread(model: PreTrainedModel, teacher: PreTrainedModel) -> PreTrainedModel:
 def _dispatch(model: PreTrainedModel, places: dict[str, Any]) -> PreTrainedModel:
     from accelerate import dispatch_model
 
-    added = {"model.norm_swiftkv": model.model.norm_swiftkv}  # the teacher has no such modules
+    added = {"model.norm_swiftkv": model.model.norm_swiftkv}  # absent from the teacher's map
     if model.spec.early_exit:
         added["early_exit_head_swiftkv"] = model.early_exit_head_swiftkv
     for name, module in added.items():
@@ -132,7 +132,7 @@ def _dispatch(model: PreTrainedModel, places: dict[str, Any]) -> PreTrainedModel
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a checkpoint.
+    """Load the tokenizer of a checkpoint.
 
     Raises:
         UserError: there is none, or it has no chat template.
@@ -155,7 +155,7 @@ def save_base(
     tokenizer: PreTrainedTokenizerBase | None = None,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write an ordinary checkpoint; the folder appears whole or not at all. Arguments as `save_swiftkv`'s."""
+    """Write an ordinary checkpoint atomically; arguments as in `save_swiftkv`."""
     tensors = model.state_dict() if state_dict is None else state_dict
     if is_quantized(model.config):
         tensors = checkpoint_tensors(model, tensors)
@@ -172,14 +172,14 @@ def save_swiftkv(
     tokenizer: PreTrainedTokenizerBase | None = None,
     state_dict: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a SwiftKV checkpoint with the published names; the folder appears whole or not at all.
+    """Write a SwiftKV checkpoint with the published names, atomically.
 
     Args:
-        model: a SwiftKV language model.
-        path: the folder; an existing one is replaced.
-        keep_teacher_qkv: also write the teacher's projections of layers >= l, which the student does not need.
+        model: SwiftKV language model.
+        path: folder; an existing one is replaced.
+        keep_teacher_qkv: also write the teacher's projections of layers >= l.
         tokenizer: saved into the same folder.
-        state_dict: the weights, where they are not in `model` itself (ZeRO-3).
+        state_dict: the weights if `model` does not hold them (ZeRO-3).
     """
     tensors = model.state_dict() if state_dict is None else state_dict
     if not keep_teacher_qkv:
@@ -196,28 +196,105 @@ def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], devi
     config, dtype = _read_config(Path(path), supported), dtype or compute_dtype()
     if is_quantized(config):
         files = {file for file, _ in _shapes(Path(path)).values()}
-        return load_quantized(Path(path), files, config, dtype, device_map)
+        return _load_quantized(Path(path), files, config, dtype, device_map)
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
         )
     if device_map is not None:
-        # Of a model that is whole in one place, transformers writes no map.
+        # transformers sets no map if the model is on one device.
         check_places(getattr(model, "hf_device_map", {"": model.device}), Path(path))
     return model
 
 
-def check_swiftkv(path: str | Path) -> None:
-    """Refuse a SwiftKV checkpoint that could not be loaded, without reading any weight.
+@torch.no_grad()
+def _load_quantized(
+    path: Path, files: Iterable[Path], config: PreTrainedConfig, dtype: torch.dtype, device_map: str | None
+) -> PreTrainedModel:
+    """Load a language model with `Float8Linear` layers.
+
+    Args:
+        path: checkpoint folder, already checked against `config`.
+        files: its safetensors files.
+        config: its configuration.
+        dtype: dtype of everything that is not FP8.
+        device_map: as in transformers.
+
+    Returns:
+        The model in evaluation mode; without the teacher's projections of layers >= l if the checkpoint has none.
 
     Raises:
-        UserError: as `load_swiftkv`.
+        UserError: a weight is not FP8, or the model does not fit on the GPUs.
     """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    use_float8(model, quantized_names(model))
+    places = {"": "cpu"}
+    if device_map is not None:
+        places = _balanced_map(model, dtype)
+        check_places(places, path)
+    wanted, tensors = model.state_dict(), {}
+    for file in sorted(files):
+        with safe_open(file, framework="pt") as opened:
+            for name in wanted.keys() & set(opened.keys()):
+                tensor, eight_bit = opened.get_tensor(name), f"{name}_scale" in wanted
+                if eight_bit and tensor.dtype != FP8:
+                    raise UserError(f"{file}: tensor {name} is {tensor.dtype}, but config.json says that it is FP8")
+                words = stored_as_words(name, tensor)
+                as_it_is = eight_bit or name.endswith(SCALE)
+                tensors[name] = words.to(_device(places, name), words.dtype if as_it_is else dtype)
+    if hasattr(config, "num_key_value_layers") and not (
+        model.model.teacher_projection_names(prefix="model.") & tensors.keys()
+    ):
+        model.model.drop_teacher_projections()
+    model.load_state_dict(tensors, assign=True, strict=False)  # a tied head is absent
+    model.tie_weights()
+    model.requires_grad_(False)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # still on the meta device
+    model.name_or_path = config.name_or_path = str(path)
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    if device_map is not None:
+        from accelerate import dispatch_model
+
+        model = dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)
+    return model.eval()
+
+
+def check_places(places: dict[str, Any], path: Path) -> None:
+    """Check that a device map offloads nothing to CPU or disk, which would be a hundred times slower.
+
+    Raises:
+        UserError: naming the first module that is offloaded, and the checkpoint `path`.
+    """
+    if left := [module for module, place in places.items() if str(place) in ("cpu", "disk")]:
+        raise UserError(
+            f"the model in {path} does not fit into the memory of the GPUs there are: {left[0] or 'all of it'} is left over, "
+            f"one of {len(left)} parts; raise gpus.score of its entry in the config, or end what else holds the GPUs"
+        )
+
+
+def _balanced_map(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    """Make a device map that fills the GPUs evenly."""
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = {"no_split_module_classes": list(model._no_split_modules), "dtype": dtype}
+    return infer_auto_device_map(model, max_memory=get_balanced_memory(model, **whole), **whole)
+
+
+def _device(places: dict[str, Any], name: str) -> Any:
+    """Look up the device of a tensor by its innermost module."""
+    return places[max((module for module in places if f"{name}.".startswith(f"{module}.") or not module), key=len)]
+
+
+def check_swiftkv(path: str | Path) -> None:
+    """Check a SwiftKV checkpoint as `load_swiftkv` does, without reading weights."""
     _read_config(Path(path), SWIFTKV_TYPES)
 
 
 def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
-    """The configuration of a checkpoint whose model is supported and whose tensors fit it."""
+    """Read the configuration of a checkpoint and check its model_type and tensors."""
     config_file = path / "config.json"
     model_type = _model_type(path)
     if model_type not in supported:
@@ -235,15 +312,15 @@ def _read_config(path: Path, supported: set[str]) -> PreTrainedConfig:
 
 
 def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
-    """Compare names and shapes in the safetensors headers with what the model needs, without reading any weight.
+    """Compare names and shapes in the safetensors headers with the model's.
 
     Args:
-        path: the checkpoint folder.
-        config: its configuration; a quantized checkpoint may hold something else in place of a weight, and scales.
-        scales: whether it must hold those of `swiftkv.quantize.linear`, one an output channel.
+        path: checkpoint folder.
+        config: its configuration; other tensors may replace the weights of a quantized checkpoint.
+        scales: require the scales of `swiftkv.quantize.linear`, one per output channel.
 
     Raises:
-        UserError: a file is damaged, or a tensor is missing, has no place, or has the wrong shape; names it.
+        UserError: a file is damaged, or a tensor is missing, unknown or of a wrong shape.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -278,13 +355,13 @@ def check_tensors(path: Path, config: Any, scales: bool = False) -> None:
 
 
 def _saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of the model's checkpoint: experts are one tensor in the model, but one by one in files."""
+    """Return the shapes in the model's checkpoint, where experts are stored one by one."""
     tensors = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
     return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}
 
 
 def _shapes(path: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """File and shape of every tensor, from the headers of the checkpoint's files."""
+    """Return file and shape of every tensor from the headers of the checkpoint's files."""
     single, index_file = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.exists():
         files = [single]

@@ -1,8 +1,7 @@
-"""The SwiftKV classes of every architecture: transformers' own under the shared mixins, registered with its Auto classes.
+"""SwiftKV classes of every architecture: transformers' classes with the shared mixins, registered with its Auto classes.
 
-The module that a row of `ARCHITECTURES` names holds what its architecture has of its own, under these names:
-`Attention` in place of `SwiftKVAttentionMixin`, `Model` in place of `SwiftKVModelMixin`, and `CausalLM` in place of
-`SwiftKVCausalLMMixin`, each a subclass of it.
+The `module` of a row of `ARCHITECTURES` may define subclasses that replace the mixins: `Attention` replaces
+`SwiftKVAttentionMixin`, `Model` replaces `SwiftKVModelMixin`, `CausalLM` replaces `SwiftKVCausalLMMixin`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,7 @@ from swiftkv.models.swiftkv import SwiftKVCausalLMMixin, SwiftKVModelMixin
 
 
 class Classes(NamedTuple):
-    """The SwiftKV classes of one architecture.
-
-    Attributes:
-        config: transformers' configuration with the SwiftKV fields, e.g. `LlamaSwiftKVConfig`.
-        model: the decoder with SwiftKV from layer l on, `LlamaSwiftKVModel`.
-        causal_lm: the language model, `LlamaSwiftKVForCausalLM`.
-    """
+    """The SwiftKV classes of one architecture, e.g. `LlamaSwiftKVConfig`, `LlamaSwiftKVModel`, `LlamaSwiftKVForCausalLM`."""
 
     config: type[PreTrainedConfig]
     model: type[PreTrainedModel]
@@ -40,12 +33,10 @@ def _make(model_type: str, row: Architecture) -> Classes:
     own = vars(import_module(row.module)) if row.module else {}
 
     def make(ending: str, mixin: type, base: str, **attributes) -> type:
-        """A class of this module, as pickling and transformers, which reads the module's text, want it."""
+        """Make a class and its name in this module, where pickling and transformers look for it."""
         name, bases = f"{row.classes}SwiftKV{ending}", (mixin, theirs[f"{row.classes}{base}"])
-        made = type(
-            name, bases, {"__module__": __name__, "__doc__": f"{row.classes}{base} with SwiftKV.", **attributes}
-        )
-        globals()[name] = made
+        attributes |= {"__module__": __name__, "__doc__": f"{row.classes}{base} with SwiftKV."}
+        globals()[name] = made = type(name, bases, attributes)
         return made
 
     config = make("Config", SwiftKVConfigMixin, "Config", model_type=f"{model_type}_swiftkv")

@@ -1,4 +1,4 @@
-"""The configuration fields SwiftKV adds to an architecture's, and how it reads the architecture's own."""
+"""Configuration fields that SwiftKV adds to an architecture's."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ PUBLISHED_FIELDS = ("swiftkv", "num_key_value_layers", "key_value_group_size")
 
 @dataclass(kw_only=True)
 class SwiftKVConfigMixin:
-    """The fields of the published checkpoints, and three of ours.
+    """The fields of the published checkpoints, and three of ours, `swiftkv_*`; see `SwiftKVSpec`.
 
     Attributes:
         swiftkv: True runs the student, False the teacher.
         num_key_value_layers: l; None means all layers, an unchanged model.
-        key_value_group_size: g, the AcrossKV group size.
         swiftkv_num_key_value_heads: KV heads of layers >= l (Appendix C.1); None means `num_key_value_heads`.
-        swiftkv_early_exit: whether there is an early exit head (Appendix D.1).
-        swiftkv_own_key_values: whether tokens that run all layers keep their own keys and values.
 
     Raises:
         ValueError: the fields do not fit the model.
@@ -40,7 +37,16 @@ class SwiftKVConfigMixin:
         super().__post_init__(**kwargs)
         spec = SwiftKVSpec.from_config(self)
         check_latent_heads(architecture(self.model_type).latent, self.swiftkv_num_key_value_heads)
-        check_heads(spec, self.num_attention_heads, self.num_key_value_heads)
+        teacher_heads = self.num_key_value_heads
+        heads = spec.num_key_value_heads or teacher_heads
+        if self.num_attention_heads % heads:
+            raise ValueError(
+                f"{heads} SwiftKV key/value heads do not divide the {self.num_attention_heads} attention heads"
+            )
+        if max(heads, teacher_heads) % min(heads, teacher_heads):
+            raise ValueError(
+                f"{heads} SwiftKV key/value heads neither merge nor repeat the teacher's {teacher_heads} evenly"
+            )
         types = layer_types(self)
         for group in spec.groups:
             if len({types[layer] for layer in group}) > 1:
@@ -50,33 +56,16 @@ class SwiftKVConfigMixin:
                 )
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """The fields to save; the published ones are always written, also where they have default values."""
+        """Return the fields to save: always the published ones, ours only if set."""
         fields = super().to_diff_dict()
-        if self.swiftkv_num_key_value_heads is None:
-            fields.pop("swiftkv_num_key_value_heads", None)
-        for name in ("swiftkv_early_exit", "swiftkv_own_key_values"):
+        for name in ("swiftkv_num_key_value_heads", "swiftkv_early_exit", "swiftkv_own_key_values"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields | {name: getattr(self, name) for name in PUBLISHED_FIELDS}
 
 
-def check_heads(spec: SwiftKVSpec, attention_heads: int, teacher_heads: int) -> None:
-    """Refuse KV heads that neither merge nor repeat the teacher's evenly, or do not divide the query heads.
-
-    Raises:
-        ValueError: one sentence naming the counts.
-    """
-    heads = spec.num_key_value_heads or teacher_heads
-    if attention_heads % heads:
-        raise ValueError(f"{heads} SwiftKV key/value heads do not divide the {attention_heads} attention heads")
-    if max(heads, teacher_heads) % min(heads, teacher_heads):
-        raise ValueError(
-            f"{heads} SwiftKV key/value heads neither merge nor repeat the teacher's {teacher_heads} evenly"
-        )
-
-
 def layer_types(config: Any) -> list[str]:
-    """For each layer, "full_attention" or "sliding_attention", whichever way the architecture's config says it."""
+    """Return "full_attention" or "sliding_attention" for each layer."""
     if (types := getattr(config, "layer_types", None)) is not None:
         return list(types)
     sliding = getattr(config, "sliding_window", None) is not None

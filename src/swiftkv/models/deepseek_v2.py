@@ -1,6 +1,6 @@
-"""What DeepSeek-V2 has of its own: latent attention, where keys and values of all heads are made from one small latent.
+"""SwiftKV for DeepSeek-V2: latent attention, which expands one small latent into the keys and values of all heads.
 
-A layer >= l takes its latent from s = norm_swiftkv(h_l), and so does the one rotary key that its heads share:
+A layer >= l computes its latent and the rotary key that its heads share from s = norm_swiftkv(h_l):
     [c k_R] = kv_a_proj_with_mqa_swiftkv(s),   [K_C V] = kv_b_proj_swiftkv(kv_a_layernorm_swiftkv(c)),   K = [K_C RoPE(k_R)]
 Layers of an AcrossKV group share all three modules of the first one. As transformers' DeepSeek-V2 does, the KV cache
 keeps the normed latent and RoPE(k_R), not keys and values. Experts stay the model's own.
@@ -19,13 +19,10 @@ from swiftkv.models.swiftkv import SwiftKVCausalLMMixin, SwiftKVModelMixin
 
 
 class Attention(SwiftKVAttentionMixin):
-    """See `SwiftKVAttentionMixin`."""
-
-    query_projections = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")  # the first, or the other three
+    query_projections = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj")  # a model has the first or the other three
     key_value_projections = ("kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
 
     def project_query(self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings) -> torch.Tensor:
-        """See `SwiftKVAttentionMixin`."""
         if self.q_lora_rank is None:
             query = self.q_proj_swiftkv(hidden_states)
         else:
@@ -37,12 +34,12 @@ class Attention(SwiftKVAttentionMixin):
     def project_key_value(
         self, states: torch.Tensor, position_embeddings: PositionEmbeddings, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of this layer's whole group; the cache keeps the latent they are made of, at this layer.
+        """See `SwiftKVAttentionMixin`; the cache holds the latent and the rotary key.
 
         Args:
             states: norm_swiftkv(h_l) [B, T, D].
             position_embeddings: complex [B, T, rotary size / 2].
-            past_key_values: the cache to add to and read from, or None.
+            past_key_values: KV cache or None.
 
         Returns:
             Keys [B, heads, cached + T, content size + rotary size] and values [B, heads, cached + T, value size].
@@ -60,7 +57,7 @@ class Attention(SwiftKVAttentionMixin):
 
 
 class _Experts:
-    """What transformers would find out by reading this module's text: how experts are computed can be chosen."""
+    """Lets transformers choose how experts are computed; it would look into the text of the class's module otherwise."""
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
@@ -78,10 +75,10 @@ class CausalLM(_Experts, SwiftKVCausalLMMixin):
 
 
 def _rotate(states: torch.Tensor, position_embeddings: torch.Tensor) -> torch.Tensor:
-    """Neighboring elements of [B, heads, T, rotary size] are one complex number each, turned in float32."""
+    """Apply RoPE to [B, heads, T, rotary size], neighboring elements as one complex number, in float32."""
     pairs = torch.view_as_complex(states.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * position_embeddings.unsqueeze(1)).flatten(-2).type_as(states)
 
 
-# Checkpoints hold experts one by one, the model holds them as one tensor; the same holds for the SwiftKV ones.
+# Checkpoints hold experts one by one, the model holds them as one tensor.
 register_checkpoint_conversion_mapping("deepseek_v2_swiftkv", get_checkpoint_conversion_mapping("deepseek_v2"))

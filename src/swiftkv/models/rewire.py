@@ -1,4 +1,4 @@
-"""Make a SwiftKV model of an ordinary one: shared weights, new projections with their start values."""
+"""Turn an ordinary model into a SwiftKV model with shared weights and new projections."""
 
 from __future__ import annotations
 
@@ -15,29 +15,24 @@ from swiftkv.models.classes import CLASSES
 from swiftkv.quantize.linear import Float8Linear, dense_weight, float8_names, use_float8
 from swiftkv.spec import SwiftKVSpec
 
-IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # which no configuration writes out
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")  # absent from `to_dict`
 
 
 def rewire(
     teacher: PreTrainedModel, spec: SwiftKVSpec, start: dict[str, nn.Parameter] | None = None
 ) -> PreTrainedModel:
-    """The SwiftKV model of `teacher`, before training.
-
-    Start values, unless others are given: q_proj_swiftkv, if there is one, is the layer's q_proj; k_proj_swiftkv and
-    v_proj_swiftkv are the mean of k_proj and v_proj over the layers of their AcrossKV group, and so are the modules of latent
-    attention; norm_swiftkv is layer l's input_layernorm; an early exit head is lm_head. With fewer KV heads than the
-    teacher's (Appendix C.1) neighboring heads are averaged, with more they are repeated.
+    """Make the SwiftKV model of `teacher`, before training.
 
     Args:
-        teacher: a language model of transformers, of one of `ARCHITECTURES`.
+        teacher: a transformers language model of one of `ARCHITECTURES`.
         spec: the rewiring.
-        start: start values by name, in place of `start_values`.
+        start: start values by name; None means `start_values`.
 
     Returns:
-        The model, `config.swiftkv` True; all parameters but the added ones are the teacher's own objects.
+        The model with `config.swiftkv` True; it shares all parameters but the added ones with the teacher.
 
     Raises:
-        UserError: the architecture is not supported, or `spec` does not fit the model.
+        UserError: unsupported architecture, or `spec` does not fit the model.
     """
     implementations = {name: getattr(teacher.config, f"_{name}") for name in IMPLEMENTATIONS}
     config = swiftkv_config(teacher.config.to_dict() | implementations, spec)
@@ -47,7 +42,7 @@ def rewire(
     tensors = dict(teacher.state_dict(keep_vars=True))
     tensors.update(start_values(teacher, spec) if start is None else start)
     model.load_state_dict(tensors, assign=True)
-    # Not in the state dict; copied, not recomputed, so that l = L stays bit-equal to the teacher.
+    # Not in the state dict; copied, so that l = L is bit-equal to the teacher.
     model.model.rotary_emb = copy.deepcopy(teacher.model.rotary_emb)
     model.model.rotary_emb.config = config
     model.generation_config = copy.deepcopy(teacher.generation_config)
@@ -56,15 +51,7 @@ def rewire(
 
 
 def swiftkv_config(fields: Mapping[str, Any], spec: SwiftKVSpec) -> PreTrainedConfig:
-    """The configuration of a rewired model.
-
-    Args:
-        fields: those of the ordinary model's configuration.
-        spec: the rewiring.
-
-    Raises:
-        UserError: the architecture is not supported, or `spec` does not fit the model.
-    """
+    """Make the configuration of a rewired model from the fields of the ordinary model's; raises as `rewire`."""
     if (classes := CLASSES.get(fields["model_type"])) is None:
         raise UserError(f"SwiftKV cannot rewire a {fields['model_type']!r} model, only {', '.join(sorted(CLASSES))}")
     layers = fields["num_hidden_layers"]
@@ -87,7 +74,15 @@ def swiftkv_config(fields: Mapping[str, Any], spec: SwiftKVSpec) -> PreTrainedCo
 
 @torch.no_grad()
 def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Parameter]:
-    """New SwiftKV parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device; see `rewire`."""
+    """Copy start values from the teacher.
+
+    Query projections are the layer's own; key and value projections are the mean over the AcrossKV group; norm_swiftkv
+    is layer l's input_layernorm; an early exit head is lm_head. For fewer KV heads (Appendix C.1) neighboring heads are
+    averaged, for more they are repeated.
+
+    Returns:
+        Parameters by name, in the teacher's dtype (16-bit for FP8 weights) and on its device.
+    """
     layers, values = teacher.model.layers, {}
     attention = CLASSES[teacher.config.model_type].model.attention_class
     for group in spec.groups:
@@ -98,9 +93,9 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
         for projection in attention.key_value_projections:
             merged = [_parameters(layers[layer], projection, teacher.dtype) for layer in group]
             for name, like in merged[0].items():
-                # In float32, so that the mean of 16-bit weights is rounded once; a group may lie on several GPUs.
+                # In float32, so that a 16-bit mean is rounded once; a group may span several GPUs.
                 mean = torch.stack([tensors[name].float().to(like.device) for tensors in merged]).mean(0)
-                if projection in ("k_proj", "v_proj"):  # norms are of one head
+                if projection in ("k_proj", "v_proj"):  # norms have one head
                     mean = change_heads(mean, teacher.config.num_key_value_heads, spec.num_key_value_heads)
                 values[f"model.layers.{group.start}.self_attn.{projection}_swiftkv.{name}"] = mean.to(like.dtype)
     if spec.groups:
@@ -111,10 +106,7 @@ def start_values(teacher: PreTrainedModel, spec: SwiftKVSpec) -> dict[str, nn.Pa
 
 
 def _parameters(layer: nn.Module, projection: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Parameters of a module of the layer's attention, an FP8 weight as the `dtype` one that it stands for.
-
-    None if the model has no such module.
-    """
+    """Return the parameters of an attention module, FP8 weights dequantized to `dtype`; empty if it is None."""
     module = getattr(layer.self_attn, projection)
     if module is None:
         return {}
@@ -125,13 +117,11 @@ def _parameters(layer: nn.Module, projection: str, dtype: torch.dtype) -> dict[s
 
 
 def change_heads(tensor: torch.Tensor, heads: int, wanted: int | None) -> torch.Tensor:
-    """Average neighboring KV heads to get fewer, repeat each to get more (Appendix C.1).
-
-    A query head keeps its place: the new head it reads was made of the teacher head it read before.
+    """Average neighboring KV heads to get fewer, or repeat each to get more (Appendix C.1).
 
     Args:
-        tensor: [heads * head size, ...], weight or bias.
-        heads: its heads.
+        tensor: weight or bias [heads * head size, ...].
+        heads: its number of heads.
         wanted: heads of the result, a divisor or a multiple of `heads`; None changes nothing.
     """
     if wanted is None or wanted == heads:

@@ -1,14 +1,15 @@
-"""SwiftKV for the decoders of transformers: the logic that the architectures share, as mixins.
+"""SwiftKV for the decoders of transformers: mixins that the architectures share.
 
 For hidden states h_i entering layer i and s = norm_swiftkv(h_l), every layer i >= l attends with
     Q_i = RoPE(q_proj_swiftkv_i(input_layernorm_i(h_i))),  K_i = RoPE(k_proj_swiftkv_o(s)),  V_i = v_proj_swiftkv_o(s)
-where o is the first layer of i's AcrossKV group (paper, Sec. 3.2 and 3.3); all else is the teacher's, and so are the
-layers below l. Latent attention has other projections (`deepseek_v2.py`). `config.swiftkv = False` runs the teacher
-through the same module.
+where o is the first layer of i's AcrossKV group (paper, Sec. 3.2 and 3.3). Everything else, and every layer < l, is the
+teacher's. Latent attention has other projections (`deepseek_v2.py`). `config.swiftkv = False` runs the teacher.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,30 +19,42 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from swiftkv.errors import UserError
-from swiftkv.models.attention import PositionEmbeddings, each_table
+from swiftkv.models.attention import OwnKeyValues, PositionEmbeddings, each_table
 from swiftkv.models.configuration import layer_types
-from swiftkv.models.own import KeyValues, OwnKeyValues
-from swiftkv.models.quiet import quiet
 from swiftkv.spec import SwiftKVSpec
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' warnings and progress bars."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @dataclass
 class LowerState:
-    """What the layers below l leave to those above; teacher and student start from the same one.
+    """Input of layers >= l, shared by teacher and student.
 
     Attributes:
         hidden: residual stream entering layer l [B, T, D].
         position_ids: [B or 1, T].
         position_embeddings: RoPE, cosines and sines [B or 1, T, head size] or complex [B or 1, T, head size / 2].
-        attention_mask: by layer type ("full_attention", "sliding_attention"), as the attention function wants it.
-        past_key_values: the KV cache, or None.
+        attention_mask: by layer type ("full_attention", "sliding_attention").
+        past_key_values: KV cache or None.
         arguments: further keyword arguments of the layers.
-        full_depth: with own_key_values, which tokens run all layers, bool [B, T]; None where T = 1 or only the last does.
+        full_depth: with own_key_values, tokens that run all layers, bool [B, T]; None if T = 1 or only the last does.
     """
 
     hidden: torch.Tensor
@@ -53,7 +66,7 @@ class LowerState:
     full_depth: torch.Tensor | None = None
 
     def last_position(self) -> LowerState:
-        """The state with queries of the last position only."""
+        """Return the state with the last position's queries only."""
         return replace(
             self,
             hidden=self.hidden[:, -1:],
@@ -67,16 +80,16 @@ class LowerState:
 
 
 class SwiftKVPreTrainedMixin:
-    """Loading that never leaves a parameter at random values."""
+    """Loading that leaves no parameter at random values."""
 
     @classmethod
     def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
-        """As transformers; absent teacher projections of layers >= l are dropped, any other absent tensor is an error.
+        """As transformers, but drop teacher projections of layers >= l that the checkpoint lacks.
 
         Raises:
-            UserError: naming the absent tensor.
+            UserError: any other tensor is absent.
         """
-        with quiet():  # the report on absent tensors, which are judged below
+        with quiet():
             model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         decoder = getattr(model, "model", model)
         missing = sorted(info["missing_keys"])
@@ -93,10 +106,9 @@ class SwiftKVPreTrainedMixin:
 
 
 class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
-    """Decoder whose layers >= l can run as the teacher's or as the student's.
+    """Decoder that runs layers >= l as the teacher's or as the student's.
 
-    An architecture gives `attention_class`, and `output_class` where its language model reads more of the decoder's output
-    than Llama's.
+    Subclasses set `attention_class`, and `output_class` if their language model reads more than Llama's does.
     """
 
     attention_class: type[nn.Module]
@@ -119,19 +131,19 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
 
     @property
     def student_only(self) -> bool:
-        """True where the teacher's projections of layers >= l were not loaded."""
-        always = self.attention_class.key_value_projections[0]  # those of the queries differ between models
+        """Whether the teacher's projections of layers >= l are absent."""
+        always = self.attention_class.key_value_projections[0]  # query projections differ between models
         return any(getattr(layer.self_attn, always) is None for layer in self.upper_layers)
 
     @property
     def teacher_projections(self) -> tuple[str, ...]:
-        """Modules of an attention that make queries, keys and values, which the student has others for and never uses."""
+        """Names of the attention modules that the student replaces."""
         if self.spec.own_key_values:
             return ()
         return self.attention_class.query_projections + self.attention_class.key_value_projections
 
     def teacher_projection_names(self, prefix: str = "") -> set[str]:
-        """Parameter names of the teacher's projections of layers >= l, each starting with `prefix`."""
+        """Names of the parameters in the teacher's projections of layers >= l, with `prefix` before each."""
         return {
             f"{prefix}layers.{layer.self_attn.layer_idx}.self_attn.{projection}.{name}"
             for layer in self.upper_layers
@@ -176,17 +188,16 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         use_cache: bool | None = False,
         **kwargs,
     ) -> LowerState:
-        """Embed and run layers 0..l-1, which teacher and student have in common.
+        """Embed the tokens and run layers 0..l-1.
 
-        With neither `attention_mask` nor a cache, positions that restart mark packed samples, and each attends only to
-        itself.
+        Without `attention_mask` and cache, position_ids that restart at 0 separate packed samples.
 
         Args:
             input_ids: [B, T]; or give `inputs_embeds` [B, T, D].
-            position_ids: [B, T]; None counts on from the cache.
+            position_ids: [B, T]; None continues from the cache.
             attention_mask: [B, cached + T], 1 = real token; None if there is no padding.
             past_key_values: KV cache to read and extend.
-            use_cache: make a cache if there is none.
+            use_cache: create a cache if there is none.
 
         Raises:
             ValueError: not exactly one of `input_ids` and `inputs_embeds`.
@@ -210,17 +221,17 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         """Run layers l..L-1 and the final norm, as student or as teacher.
 
         Args:
-            state: from `forward_lower`; not changed, so both can start from it (a cache in it is extended).
-            student: whether the SwiftKV parameters are used, or the teacher's projections.
+            state: from `forward_lower`; only the cache in it changes.
+            student: use the SwiftKV parameters, not the teacher's projections.
             collect_hidden: also return the hidden states entering layers l..L-1.
-            last_only: the student computes the last position only, [B, 1, D]; its keys and values need no other, which
-                is what SwiftKV saves in prefill (Sec. 3.2). No effect on the teacher.
+            last_only: compute the student's last position only, [B, 1, D], as SwiftKV does in prefill (Sec. 3.2); no
+                effect on the teacher.
 
         Returns:
             The normed hidden states [B, T, D], and the collected ones (L - l tensors [B, T, D]) or None.
 
         Raises:
-            UserError: the teacher is asked for, but its projections were not loaded.
+            UserError: the teacher's projections were not loaded.
         """
         if not student and self.student_only:
             raise UserError(
@@ -229,7 +240,7 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
                 "cannot run as the teacher"
             )
         states = self.norm_swiftkv(state.hidden) if student and self.spec.groups else None
-        # Flex attention's block masks cannot be cut to a row.
+        # FlexAttention's block masks cannot be sliced.
         cuttable = all(mask is None or isinstance(mask, torch.Tensor) for mask in state.attention_mask.values())
         queries = state.last_position() if last_only and student and cuttable else state
         hidden, collected = queries.hidden, []
@@ -237,28 +248,19 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         for index in range(self.spec.num_key_value_layers, self.config.num_hidden_layers):
             if collect_hidden:
                 collected.append(hidden)
-            if student and index == self.spec.owner(index) and not self.spec.own_key_values:
-                key_value = self.layers[index].self_attn.project_key_value(
-                    states, state.position_embeddings, state.past_key_values
-                )
-            if student and self.spec.own_key_values:
-                hidden = self._run_layer(
-                    index, hidden, replace(queries, past_key_values=self._with_own(index, states, state))
-                )
-            else:
-                hidden = self._run_layer(index, hidden, queries, key_value)
+            if student and index == self.spec.owner(index):
+                own = self.spec.own_key_values
+                cache = OwnKeyValues(state.full_depth, state.past_key_values) if own else state.past_key_values
+                key_value = self.layers[index].self_attn.project_key_value(states, state.position_embeddings, cache)
+                if own:  # the layer runs as the teacher's and puts its own keys and values into `cache`
+                    queries, key_value = replace(queries, past_key_values=cache), None
+            hidden = self._run_layer(index, hidden, queries, key_value)
         return self.norm(hidden), tuple(collected) if collect_hidden else None
 
-    def _with_own(self, index: int, states: torch.Tensor, state: LowerState) -> OwnKeyValues:
-        """What layer `index` has for a cache when it runs as the teacher's: tokens of a prompt have SingleInputKV's there."""
-        made = KeyValues()
-        self.layers[index].self_attn.project_key_value(states, state.position_embeddings, made)
-        return OwnKeyValues(made.key_value, state.full_depth, state.past_key_values)
-
     def fill_upper_cache(self, state: LowerState) -> None:
-        """Add to the cache in `state` the keys and values of layers l..L-1, which depend on h_l only, and run no layer.
+        """Add the keys and values of layers l..L-1 to the cache in `state` without running the layers.
 
-        The cache is then the one that `forward_upper` as student leaves, bit for bit (early exit, Appendix E).
+        The cache is then bit-equal to the one after `forward_upper` as student (early exit, Appendix E).
         """
         states = self.norm_swiftkv(state.hidden)
         for index in self.spec.owners:
@@ -272,8 +274,8 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
         past_key_values: Cache | None = None,
         **arguments,
     ) -> LowerState:
-        """The state of a stream [B, T, D] that enters the first layer, or layer l; arguments as `forward_lower`'s."""
-        masks = attention_mask  # generate() prepares them itself for some caches
+        """Make the state for a stream [B, T, D] that enters layer 0 or l; arguments as in `forward_lower`."""
+        masks = attention_mask  # generate() prepares a dict itself for some caches
         if not isinstance(masks, dict):
             make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
             masks = {
@@ -304,12 +306,12 @@ class SwiftKVModelMixin(SwiftKVPreTrainedMixin):
 
 
 class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
-    """Language model over a SwiftKV decoder; an architecture gives `model_class`."""
+    """Language model over a SwiftKV decoder; subclasses set `model_class`."""
 
     model_class: type[PreTrainedModel]
 
     def __init__(self, config: Any) -> None:
-        PreTrainedModel.__init__(self, config)  # the architecture's own would build its ordinary decoder first
+        PreTrainedModel.__init__(self, config)  # the architecture's own would also build its ordinary decoder
         self.model = self.model_class(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -329,17 +331,16 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
-        """As the architecture's; with `logits_to_keep=1`, as generate() prefills, layers >= l run for one position.
+        """As the architecture's; with `logits_to_keep=1`, as in generate()'s prefill, layers >= l run one position.
 
-        With own_key_values, `full_depth`, bool [B, T], says which tokens run all layers; else those do that have logits.
+        With own_key_values, `full_depth`, bool [B, T], marks tokens that run all layers; by default those with logits.
         """
         if self.spec.own_key_values and "full_depth" not in kwargs:
             tokens = torch.zeros((input_ids if inputs_embeds is None else inputs_embeds).shape[:2], dtype=torch.bool)
-            tokens[:, logits_to_keep if isinstance(logits_to_keep, torch.Tensor) else slice(-logits_to_keep, None)] = (
-                True
-            )
+            kept = logits_to_keep if isinstance(logits_to_keep, torch.Tensor) else slice(-logits_to_keep, None)
+            tokens[:, kept] = True
             kwargs["full_depth"] = tokens.to(self.device)
-        # Recorded outputs must keep every position.
+        # Recorded outputs cover every position.
         recorded = any(
             kwargs.get(name, getattr(self.config, name, False))
             for name in ("output_hidden_states", "output_attentions")
@@ -359,12 +360,8 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
 
     @property
     def spec(self) -> SwiftKVSpec:
-        """The rewiring of this model."""
         return self.model.spec
 
     def swiftkv_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters SwiftKV adds and trains, by name; none for l = L.
-
-        They are projections, norm_swiftkv and, with early exit, early_exit_head_swiftkv.
-        """
+        """Parameters that SwiftKV adds: projections, norm_swiftkv and the early exit head, by name; none for l = L."""
         return {name: parameter for name, parameter in self.named_parameters() if "_swiftkv." in name}

@@ -1,11 +1,9 @@
-"""Linear layers with FP8 weights and FP8 activations (W8A8), as compressed-tensors checkpoints describe them.
+"""Linear layers with FP8 weights and activations (W8A8) in the compressed-tensors scheme of the published checkpoints.
 
-The scheme is that of the published FP8 SwiftKV checkpoints: float8_e4m3fn weights with one static scale an output
-channel, activations rounded to float8_e4m3fn with one dynamic scale a token. In memory the weights stay 8-bit.
+Weights are float8_e4m3fn with one static scale per output channel, activations with one dynamic scale per token.
 
-Parameters hold the bits, two FP8 numbers in a bfloat16 word: a float8 parameter would be cast to bfloat16 by training
-frameworks (DeepSpeed casts every floating-point parameter), whereas words are copied, divided among ranks and gathered as
-they are.
+Parameters store two FP8 numbers in one bfloat16 word: DeepSpeed casts every floating-point parameter to bfloat16, which
+would convert float8 parameters but leaves words as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import torch
 from torch import nn
 
 from swiftkv.errors import UserError
-from swiftkv.quantize.kv_cache import FP8, FP8_MAX
+from swiftkv.quantize.kv_cache import FP8, quantize_over
 
 WORD = torch.bfloat16
 SCALE = ".weight_scale"
@@ -31,15 +29,15 @@ class Float8Linear(nn.Module):
     """A frozen linear layer, W8A8.
 
     Attributes:
-        weight: the bits of float8_e4m3fn [outputs, inputs], as words [outputs, inputs / 2].
-        weight_scale: the bits of float32 [outputs, 1], as words [outputs, 2].
+        weight: float8_e4m3fn [outputs, inputs] as words [outputs, inputs / 2].
+        weight_scale: float32 [outputs, 1] as words [outputs, 2].
         bias: [outputs] or None.
     """
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Uninitialised parameters; `dtype` is the bias's."""
+        """Create uninitialised parameters; `dtype` is the bias's."""
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = _frozen(torch.empty(out_features, in_features // 2, dtype=WORD, device=device))
@@ -47,7 +45,7 @@ class Float8Linear(nn.Module):
         self.bias = _frozen(torch.empty(out_features, dtype=dtype, device=device)) if bias else None
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] to [..., outputs], in the same dtype; gradients pass the rounding of `states` unchanged."""
+        """Map [..., inputs] to [..., outputs] in the same dtype; gradients ignore the rounding of `states`."""
         return _Product.apply(states, self.weight, self.weight_scale, self.bias)
 
     def _apply(self, fn, recurse: bool = True) -> nn.Module:
@@ -57,12 +55,11 @@ class Float8Linear(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """As `nn.Linear`'s."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 class _Product(torch.autograd.Function):
-    """Saves the parameters themselves, not views of them: ZeRO-3 frees and gathers their data in place."""
+    """Saves the parameters, not views of them: ZeRO-3 frees and gathers their data in place."""
 
     @staticmethod
     def forward(ctx, states, words, scale_words, bias):
@@ -87,43 +84,35 @@ class _Product(torch.autograd.Function):
 
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [T, D], or output channels of a weight, in FP8 with one scale a row, amax / 448.
-
-    Returns:
-        float8_e4m3fn [T, D], and scales float32 [T, 1].
-    """
-    scales = rows.abs().amax(dim=1, keepdim=True).float() / FP8_MAX
-    scales = scales.clamp(min=torch.finfo(torch.float32).tiny)  # a row of zeros
-    return (rows.float() / scales).to(FP8), scales
+    """Quantize rows [T, D] to float8_e4m3fn [T, D] and float32 scales [T, 1]."""
+    return quantize_over(rows, (1,))
 
 
 def dense_weight(linear: nn.Module, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The weight [outputs, inputs] a linear layer stands for, detached; of `dtype` (float32) where it is FP8."""
+    """Return a linear layer's weight [outputs, inputs], detached; FP8 is dequantized to `dtype` (default float32)."""
     if isinstance(linear, Float8Linear):
         return _dense(linear.weight.detach(), linear.weight_scale.detach(), dtype or torch.float32)
     return linear.weight.detach()
 
 
 def is_quantized(config: Any) -> bool:
-    """Whether a model's configuration, or the content of its config.json, is that of a checkpoint with FP8 weights."""
-    found = (
-        config.get("quantization_config") if isinstance(config, Mapping) else getattr(config, "quantization_config", 0)
-    )
-    return bool(found)
+    """Whether a configuration, or the content of a config.json, has a `quantization_config`."""
+    key = "quantization_config"
+    return bool(config.get(key) if isinstance(config, Mapping) else getattr(config, key, None))
 
 
 def quantized_names(model: nn.Module) -> set[str]:
-    """The linear layers that the scheme quantizes: all but the language-model head."""
+    """Names of the linear layers that the scheme quantizes: all but the language-model head."""
     return {name for name, module in _linears(model) if name != "lm_head"}
 
 
 def float8_names(model: nn.Module) -> set[str]:
-    """The linear layers that are FP8."""
+    """Names of the linear layers that are FP8."""
     return {name for name, module in _linears(model) if isinstance(module, Float8Linear)}
 
 
 def use_float8(model: nn.Module, names: Iterable[str]) -> None:
-    """Make exactly these linear layers FP8, with parameters still to be filled where a layer changes."""
+    """Make exactly these linear layers FP8; replaced layers have uninitialised parameters."""
     names = set(names)
     for name, module in list(_linears(model)):
         if isinstance(module, Float8Linear) == (name in names):
@@ -135,18 +124,18 @@ def use_float8(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def stored_as_words(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A checkpoint's tensor as `Float8Linear` keeps it; others as they are."""
+    """Convert a checkpoint's FP8 weight or scale to words; return other tensors unchanged."""
     if tensor.dtype == FP8:
         return (tensor if tensor.storage_offset() % 2 == 0 else tensor.clone()).view(WORD)
     return tensor.float().contiguous().view(WORD) if name.endswith(SCALE) else tensor
 
 
 def checkpoint_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state dict as a checkpoint of the scheme holds it: words as what they are, and what is not FP8 yet quantized.
+    """Convert a state dict to the checkpoint scheme: words to FP8, other weights of linear layers quantized.
 
     Args:
-        model: the model of the tensors; all of its linear layers but the head become FP8.
-        tensors: its state dict, possibly on another device, possibly not all of it.
+        model: the model of the tensors.
+        tensors: its state dict or a part of it, on any device.
     """
     tensors = dict(tensors)
     eight_bit = float8_names(model)
@@ -162,10 +151,10 @@ def checkpoint_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
 
 
 def check_scheme(found: Any, place: str) -> None:
-    """Refuse a `quantization_config` of another scheme.
+    """Check a `quantization_config`.
 
     Raises:
-        UserError: naming `place` and the first difference.
+        UserError: another scheme; names `place` and the first difference.
     """
     given = found if isinstance(found, Mapping) else found.to_dict()
     groups = list((given.get("config_groups") or {}).values())

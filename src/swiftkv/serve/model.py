@@ -1,11 +1,10 @@
 """SwiftKV language models in vLLM: a lower half that runs every token, an upper half that runs rows needing logits.
 
-Data of one step: embedding, layers < l, norm_swiftkv and the KV GEMM for all T tokens (`LowerHalf`) -> all KV caches of
-layers >= l written -> with fast prefill the R rows that need logits gathered -> layers >= l and the final norm
-(`UpperHalf`) -> rows scattered back to T. vLLM itself cuts the attention metadata of the upper layers down to those
-rows (`kv_sharing_fast_prefill`). Without it, R = T and every row is exact at full depth.
-With own_key_values these rows write keys and values of their own over those of the lower half. `graphs.py` runs the upper half
-in CUDA graphs; `batch_prompts.py` and `model_state.py` say in which steps no row is sampled from, so that it need not run.
+One step: embedding, layers < l, norm_swiftkv and the KV GEMM for all T tokens (`LowerHalf`); write all KV caches of layers
+>= l; with fast prefill gather the R rows that need logits; layers >= l and the final norm (`UpperHalf`); scatter the rows
+back to T. vLLM reduces the attention metadata of the upper layers to those rows (`kv_sharing_fast_prefill`). At full depth
+R = T. With own_key_values the R rows overwrite their keys and values. In steps that sample no token the upper half is
+skipped (`prompt_logprobs.py`, `model_state.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from vllm.v1.attention.backends.utils import KVSharingFastPrefillMetadata
 
 from swiftkv.architectures import ARCHITECTURES
 from swiftkv.serve.attention import SwiftKVCaches, SwiftKVDecoderLayer, announce
-from swiftkv.serve.batch_prompts import batch_prompts
 from swiftkv.serve.graphs import UpperGraphs
+from swiftkv.serve.prompt_logprobs import batch_prompts
 from swiftkv.serve.refusals import refuse_final
 from swiftkv.serve.weights import load_weights
 from swiftkv.spec import SwiftKVSpec
@@ -55,11 +54,11 @@ class LowerHalf(nn.Module):
         positions: torch.Tensor,
         inputs_embeds: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """All T tokens through the lower layers.
+        """Run the lower layers for all T tokens.
 
         Returns:
-            The residual stream entering layer l, [T, hidden]; keys and values of layers >= l, as `SwiftKVCaches`, or
-            None and None where l = L.
+            The residual stream entering layer l [T, hidden]; keys and values of layers >= l as from `SwiftKVCaches`, None
+            for l = L.
         """
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         residual = None
@@ -82,7 +81,7 @@ class UpperHalf(nn.Module):
         self.norm = model.norm
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Rows [R, hidden] of the residual stream entering layer l to final normed states, [R, hidden]."""
+        """Map rows [R, hidden] of the residual stream entering layer l to final normed states [R, hidden]."""
         residual = None
         for layer in self.layers:
             hidden_states, residual = layer(positions, hidden_states, residual)
@@ -93,7 +92,7 @@ class UpperHalf(nn.Module):
 
 
 class SwiftKVModel(nn.Module):
-    """The decoder. Holds all modules under the checkpoint's names; the two halves share them."""
+    """The decoder, with all modules under the checkpoint's names; the two halves share them."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", lower_layer) -> None:
         super().__init__()
@@ -105,8 +104,7 @@ class SwiftKVModel(nn.Module):
             quant_config=vllm_config.quant_config,
             prefix=f"{prefix}.embed_tokens",
         )
-        # vLLM lets the last unbroken run of layers that share a cache skip prompt rows, in the order they are made:
-        # ordinary layers, owners of the shared caches, layers that read them.
+        # In this order: in vLLM the last consecutive layers that share caches, as created, skip prompt rows.
         layers = [lower_layer(vllm_config, f"{prefix}.layers.{i}") for i in range(spec.num_key_value_layers)]
         self.caches = SwiftKVCaches(vllm_config, spec, prefix) if spec.groups else None
         if self.caches is not None:
@@ -128,15 +126,15 @@ class SwiftKVModel(nn.Module):
 
         self.fast_prefill = vllm_config.cache_config.kv_sharing_fast_prefill
         self.prompts = batch_prompts(vllm_config)
-        # The last scattered output: its rows that were not gathered hold zeros, not results. Kept alive, so that no
-        # other tensor can have its storage while a replayed CUDA graph runs instead of `forward`.
+        # The last scattered output, zero in rows that were not gathered. Kept alive so that no other tensor gets its
+        # storage while a CUDA graph is replayed instead of `forward`.
         self.scattered: torch.Tensor | None = None
         self.graphs = UpperGraphs(self.upper, vllm_config.compilation_config, self.norm.weight)
 
     def forward(
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Final states of T tokens, [T, hidden]; with fast prefill only rows that need logits hold them."""
+        """Compute final states of T tokens [T, hidden]; with fast prefill only of rows that need logits, zeros elsewhere."""
         stream, keys, values = self.lower(input_ids, positions, inputs_embeds)
         if self.caches is not None:
             self.caches.write(keys, values)
@@ -154,16 +152,16 @@ class SwiftKVModel(nn.Module):
         return output
 
     def _slots(self, rows: torch.Tensor, count: int) -> dict[str, torch.Tensor] | None:
-        """Where `count` of the rows [R] write their own keys and values, [R] by cache; None if they have none.
+        """Slots [R] by cache for the own keys and values of the first `count` rows; None without own_key_values.
 
         The last token of a piece of a prompt runs all layers only because vLLM counts its row: it keeps SingleInputKV's.
-        With speculation vLLM's first runner tells nobody where prompts end, so there it keeps its own.
+        With speculation vLLM's first runner does not tell where prompts end, so there it keeps its own.
         """
         if not self.spec.own_key_values or self.caches is None:
             return None
         every, starts = get_forward_context().slot_mapping, self.prompts.starts
         assert isinstance(every, dict) and starts is not None
-        picked: dict[int, torch.Tensor] = {}  # caches have the same blocks, but for those of other sizes
+        picked: dict[int, torch.Tensor] = {}  # caches with the same block size share a slot mapping
         for slots in every.values():
             if id(slots) not in picked:
                 picked[id(slots)] = own = slots[rows]
@@ -173,12 +171,12 @@ class SwiftKVModel(nn.Module):
         return {name: picked[id(slots)] for name, slots in every.items()}
 
     def _rows_with_logits(self, tokens: int) -> tuple[torch.Tensor | None, int]:
-        """Row indices of this step, padded as vLLM padded them, and how many count, maybe none; None if every row runs."""
+        """Return the indices of rows that need logits, padded by vLLM, and their number; None and T if every row runs."""
         metadata = get_forward_context().attn_metadata
         if not self.fast_prefill or not isinstance(metadata, dict):  # no metadata in memory profiling and warm-up
             return None, tokens
         metadata = metadata[self.last_attention]
-        # vLLM makes the class of this metadata anew in each step, for which isinstance would look through the protocol.
+        # Not isinstance: vLLM makes a new class of metadata in each step, so the protocol check would be slow.
         if not hasattr(metadata, "num_logits_indices"):
             return None, tokens
         step = cast(KVSharingFastPrefillMetadata, metadata)
@@ -187,7 +185,7 @@ class SwiftKVModel(nn.Module):
 
 
 class SwiftKVForCausalLM(nn.Module, SupportsQuant):
-    """What the architectures share; `decoder_layer` names vLLM's own layer, as in their rows."""
+    """Base of the architectures; `decoder_layer` names vLLM's layer, as in `Architecture`."""
 
     decoder_layer: ClassVar[str]
 
@@ -199,7 +197,7 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
 
     @classmethod
     def lower_layer(cls, vllm_config: VllmConfig, prefix: str) -> nn.Module:
-        """One of vLLM's own decoder layers, which take the whole configuration or its parts."""
+        """Make one of vLLM's decoder layers, which take either the whole configuration or its parts."""
         module, _, name = cls.decoder_layer.partition(".")
         layer = getattr(import_module(f"vllm.model_executor.models.{module}"), name)
         if "vllm_config" in signature(layer).parameters:
@@ -227,13 +225,12 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
 
     @staticmethod
     def get_model_state_cls() -> type:
-        """What prepares the model's steps in vLLM's second model runner."""
+        """Class that prepares the model's steps in vLLM's second model runner."""
         from swiftkv.serve.model_state import SwiftKVModelState
 
         return SwiftKVModelState
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings of [T] token ids, [T, hidden]."""
         return self.model.embed_tokens(input_ids)
 
     def forward(
@@ -243,19 +240,20 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `SwiftKVModel.forward`."""
         return self.model(input_ids, positions, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits of [rows, hidden] final states, [rows, vocabulary].
+        """Map final states [rows, hidden] to logits [rows, vocabulary].
 
         Raises:
-            RuntimeError: rows that fast prefill skipped are asked for (`prompt_logprobs` in vLLM's offline API; the
-                server refuses such a request by itself). A view of the scattered output is such a request: rows to
-                sample from are always picked by index, into new storage.
+            RuntimeError: the rows include skipped ones (`prompt_logprobs` in vLLM's offline API): they are a view of the
+                scattered output, whereas rows to sample from are copied by index.
         """
         scattered = self.model.scattered
-        if scattered is not None and _same_storage(hidden_states, scattered):
+        if (
+            scattered is not None
+            and hidden_states.untyped_storage().data_ptr() == scattered.untyped_storage().data_ptr()
+        ):
             raise RuntimeError(
                 "prompt_logprobs need every prompt token at full depth: start vLLM with "
                 "additional_config={'swiftkv_full_depth': True}"
@@ -263,17 +261,13 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Place a checkpoint's tensors, and later in parts those that replace them; see `weights.load_weights`."""
+        """Load a whole checkpoint, later any part of one; see `weights.load_weights`."""
         complete, self.awaits_checkpoint = self.awaits_checkpoint, False
         return load_weights(self.config, dict(self.named_parameters()), self.model.caches, weights, complete)
 
 
-def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
 def __getattr__(name: str) -> type[SwiftKVForCausalLM]:
-    """The class that vLLM asks for by name, e.g. `Qwen2SwiftKVForCausalLM`: all of one make, their layers differ."""
+    """Make the class that vLLM asks for by name, e.g. `Qwen2SwiftKVForCausalLM`."""
     for row in ARCHITECTURES.values():
         if name == f"{row.classes}SwiftKVForCausalLM":
             made = type(name, (SwiftKVForCausalLM,), {"__module__": __name__, "decoder_layer": row.decoder_layer})

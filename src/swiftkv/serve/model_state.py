@@ -1,4 +1,4 @@
-"""What vLLM's second model runner (V2) tells the model of a step: whether any of its rows is sampled from."""
+"""Detects V2 steps that sample no token, so that the upper half can be skipped."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 
 class SwiftKVModelState(DefaultModelState):
-    """Leaves out the upper half where every request is a prompt that later steps finish.
+    """Skips the upper half if every request is a prompt that later steps finish.
 
-    vLLM counts a row with logits for each of those too, and throws away what it samples there.
+    vLLM counts a row with logits for each of those too, and discards the sampled token.
     """
 
     def prepare_attn(self, input_batch: InputBatch, *arguments: Any, **named: Any) -> dict[str, Any]:
-        """Attention metadata by layer; of a step without a row to sample from, with no row for the layers >= l."""
+        """Return the attention metadata by layer, without rows for layers >= l if the step samples no token."""
         metadata = super().prepare_attn(input_batch, *arguments, **named)
         decoder: Any = self.model.model
         step: Any = metadata.get(decoder.last_attention)
-        # The bound is exact for prompts, of which there is one where fast prefill is armed.
+        # The bound is exact for prompts, and a step with fast prefill has one.
         ends = input_batch.seq_lens_cpu_upper_bound[: input_batch.num_reqs].numpy() >= input_batch.prefill_len_np
         decoder.prompts.unfinished = (~ends).nonzero()[0].tolist()
         if getattr(step, "num_logits_indices", None) is not None and not ends.any():

@@ -1,9 +1,10 @@
-"""Refuse a request for prompt_logprobs when it arrives, where prompt tokens skip layers.
+"""The plugin's logits processor: refuses prompt_logprobs with fast prefill, and detects V1 steps that sample no token.
 
-vLLM refuses most such requests in its server only, and lets `prompt_logprobs: 0` through to an assertion in the engine,
-which ends it. The one place where a plugin sees a request before the engine does is `LogitsProcessor.validate_params`
-of an installed `vllm.logits_processors` entry point. The processor itself changes nothing; it tells the model of the
-prompts in the batch.
+vLLM refuses most such requests in its server only, and `prompt_logprobs: 0` ends the engine with an assertion. A plugin sees
+requests before the engine in `LogitsProcessor.validate_params` of a `vllm.logits_processors` entry point.
+
+Logits processors also know the prompts of the batch, and builders of attention metadata the length of each request after the
+step (`attention.ReaderAttention`). If all requests are then shorter than their prompts, the upper half can be skipped.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
-from swiftkv.serve.batch_prompts import batch_prompts
-
 if TYPE_CHECKING:
     import torch
     from vllm import SamplingParams
@@ -23,27 +22,68 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor import BatchUpdate
 
 interfaces: list[type] = [LogitsProcessor]
-with contextlib.suppress(ImportError):  # the second model runner has an interface of its own, not in vLLM 0.26
+with contextlib.suppress(ImportError):  # the second model runner's interface is not in vLLM 0.26
     # pyrefly: ignore [missing-import]
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as LogitsProcessorV2
 
     interfaces.append(LogitsProcessorV2)
 
-# Settings of this process's engines with fast prefill. A request does not say which engine it is for.
+# Settings of this process's engines with fast prefill; a request does not name its engine.
 _fast: list[weakref.ref] = []
 
 
 def refuse_prompt_logprobs(vllm_config: VllmConfig) -> None:
-    """From now on, for as long as an engine has these settings."""
+    """Refuse such requests while `vllm_config` exists."""
     _fast.append(weakref.ref(vllm_config))
 
 
+class BatchPrompts:
+    """The prompts of one engine's batch.
+
+    Attributes:
+        lengths: prompt tokens by the request's index in the batch, if known.
+        unfinished: indices of prompts that continue after the last noted step.
+        starts: first row with logits of each request in that step, and their number, [requests + 1], on the device.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+        self.unfinished: list[int] = []
+        self.starts: torch.Tensor | None = None
+        self._sampled = True
+
+    def note(self, after_step: torch.Tensor | None, starts: torch.Tensor) -> None:
+        """Note a step: upper bounds of each request's tokens after it, [requests], and `starts`."""
+        lengths = [] if after_step is None else after_step.tolist()
+        self.unfinished = [place for place, length in enumerate(lengths) if length < self.lengths.get(place, 0)]
+        self.starts = starts
+        self._sampled = not lengths or len(self.unfinished) < len(lengths)
+
+    def sampled(self) -> bool:
+        """Whether the noted step samples a token; True if no step was noted."""
+        noted, self._sampled = self._sampled, True
+        return noted
+
+
+_engines: list[tuple[weakref.ref, BatchPrompts]] = []
+
+
+def batch_prompts(vllm_config: VllmConfig) -> BatchPrompts:
+    """Return the `BatchPrompts` of the engine with these settings, one per engine in this process."""
+    for settings, prompts in _engines:
+        if settings() is vllm_config:
+            return prompts
+    _engines[:] = [engine for engine in _engines if engine[0]() is not None]
+    _engines.append((weakref.ref(vllm_config), BatchPrompts()))
+    return _engines[-1][1]
+
+
 class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
-    """Looks at requests as they arrive, and at which of them are in the batch."""
+    """Checks requests as they arrive, and records the prompt lengths in the batch."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raise ValueError, one sentence, which vLLM's server answers with status 400."""
+        """Raise a `ValueError` for prompt_logprobs; vLLM's server answers with status 400."""
         asked = sampling_params.prompt_logprobs, getattr(sampling_params, "prompt_logprob_token_ids", None)
         if any(value is not None for value in asked) and any(reference() is not None for reference in _fast):
             raise ValueError(
@@ -53,23 +93,20 @@ class PromptLogprobsGuard(*interfaces):  # pyrefly: ignore [invalid-inheritance]
             )
 
     def __init__(self, vllm_config: VllmConfig, *others: Any) -> None:
-        """As vLLM's first runner makes it and, with other `others`, the second."""
+        """Called by vLLM's first and second runner with different `others`."""
         self.prompts = batch_prompts(vllm_config)
 
     def is_argmax_invariant(self) -> bool:
-        """It changes no logits."""
         return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Keep the length of each prompt, where it is of tokens; the first runner calls this before each step."""
+        """Record the lengths of token prompts; the first runner calls this before each step."""
         process_dict_updates(
             self.prompts.lengths, batch_update, lambda sampling, prompt, answer: len(prompt) if prompt else None
         )
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """It changes no logits."""
         return False
 
     def apply(self, logits: torch.Tensor, *context: Any) -> torch.Tensor:
-        """The logits as they are."""
         return logits

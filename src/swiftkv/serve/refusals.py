@@ -1,10 +1,10 @@
-"""Settings that would give a SwiftKV model wrong answers, or that nobody has tried: each refused with one sentence."""
+"""Refuse settings that would give a SwiftKV model wrong answers or are untested."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.config import CUDAGraphMode
@@ -18,49 +18,45 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionBackend
 
-# KV connectors that are tested to restore the owners' caches. NixlConnector is NixlPullConnector.
+# KV connectors tested to restore the owners' caches. NixlConnector is NixlPullConnector.
 CONNECTORS = {"ExampleConnector", "OffloadingConnector", "NixlConnector", "NixlPullConnector"}
-# Speculation that is given token ids only, or, Medusa's heads, the final states of rows that are sampled from, which have run
-# all layers. The others read hidden states of prompt tokens too, which those that skip layers have not.
+# Speculation from token ids only, or, with Medusa, from the final states of sampled rows. Others also read hidden states of
+# prompt tokens, which skip layers.
 DRAFTERS = {"ngram", "ngram_gpu", "suffix", "custom_class", "medusa"}
-# Types whose caches hold all that reading them takes, or take a scale a layer; other kinds keep scales beside the cache,
-# which a layer that shares it overwrites or does not have (vLLM pull request 51091).
+# Cache types without scales or with one per layer; others keep scales beside the cache, which a layer that shares it
+# overwrites or lacks (vLLM pull request 51091).
 CACHE_TYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3")
-# Classes of attention backends that do not read on the host where a request's rows start. In the metadata of rows with
-# logits vLLM copies that there without waiting for it (`make_kv_sharing_fast_prefill_common_attn_metadata`).
+# Attention backends that do not read the rows' starts on the host, to which vLLM copies them without synchronization
+# (`make_kv_sharing_fast_prefill_common_attn_metadata`).
 DEVICE_STARTS = {"FlashAttentionBackend", "TritonAttentionBackend", "CPUAttentionBackend"}
 
 
-def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> None:
-    """Refuse what neither mode, or not the chosen one, can serve.
+def _refuse(reasons: Callable[..., Iterator[tuple[bool, str]]]) -> Callable[..., None]:
+    """Make a function that raises a `UserError` with the first sentence that `reasons` yields as true."""
 
-    Raises:
-        UserError: with the first reason.
-    """
+    @wraps(reasons)
+    def refuse(*arguments: Any) -> None:
+        for is_so, sentence in reasons(*arguments):
+            if is_so:
+                raise UserError(sentence)
+
+    return refuse
+
+
+@_refuse
+def refuse_unsupported(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
+    """Raise a `UserError` if the checkpoint or a setting is not supported in this mode."""
     check_served(vllm_config.model_config.hf_config.model_type)
-    _raise_first(chain(_of_the_checkpoint(vllm_config), _of_the_settings(vllm_config, full_depth)))
+    yield from _of_the_checkpoint(vllm_config)
+    yield from _of_the_settings(vllm_config, full_depth)
 
 
-def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> None:
-    """Refuse what vLLM settles after it has asked for the settings above; called while the model is made.
+@_refuse
+def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> Iterator[tuple[bool, str]]:
+    """Raise a `UserError` for settings that vLLM decides later; called when the model is built.
 
-    Args:
-        vllm_config: all settings.
-        backend: what the layers >= l attend with.
-
-    Raises:
-        UserError: with the first reason.
+    `backend` is the attention backend of layers >= l.
     """
-    _raise_first(_of_the_final_settings(vllm_config, backend))
-
-
-def _raise_first(reasons: Iterator[tuple[bool, str]]) -> None:
-    for is_so, sentence in reasons:
-        if is_so:
-            raise UserError(sentence)
-
-
-def _of_the_final_settings(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> Iterator[tuple[bool, str]]:
     graphs, fast = vllm_config.compilation_config.cudagraph_mode, vllm_config.cache_config.kv_sharing_fast_prefill
     yield (
         backend.forward_includes_kv_cache_update,
@@ -68,13 +64,13 @@ def _of_the_final_settings(vllm_config: VllmConfig, backend: type[AttentionBacke
         "needs; choose another with --attention-backend (FLASH_ATTN, FLASHINFER and TRITON_ATTN can)",
     )
     yield (
-        # One capture of the whole model would fix which rows run.
+        # A graph of the whole model would fix the rows that run.
         getattr(envs, "VLLM_USE_BREAKABLE_CUDAGRAPH", False) and graphs != CUDAGraphMode.NONE,
         "SwiftKV models do not support breakable CUDA graphs; set VLLM_USE_BREAKABLE_CUDAGRAPH=0 in the environment "
         "(VLLM_BATCH_INVARIANT=1 turns them on for some models)",
     )
     yield (
-        # So too with graphs of the whole model for any batch. Settings may have made them of what the user asked for.
+        # The same with full graphs for any batch, which other settings may select.
         fast and graphs.mixed_mode() == CUDAGraphMode.FULL,
         f"SwiftKV's fast prefill does not support cudagraph_mode {graphs.name}, which captures prompts and decoding in the "
         "same graphs (empty splitting_ops and fuse_attn_quant lead to it); add -cc.cudagraph_mode=FULL_DECODE_ONLY",
@@ -95,7 +91,7 @@ def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
         "serve the original model instead, or set it to true",
     )
     yield (
-        # vLLM's Qwen2, whose layers run below l, would give every layer the window.
+        # vLLM's Qwen2 layers, which run below l, would all get the window.
         len(set(layer_types(config))) > 1,
         "SwiftKV models with a sliding window in some layers and not in others cannot be served",
     )
@@ -114,7 +110,7 @@ def _of_the_checkpoint(vllm_config: VllmConfig) -> Iterator[tuple[bool, str]]:
 
 
 def _key_value_heads(config: PretrainedConfig) -> int:
-    """Of layers >= l."""
+    """KV heads of layers >= l."""
     return getattr(config, "swiftkv_num_key_value_heads", None) or config.num_key_value_heads
 
 
@@ -167,13 +163,13 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
 
 
 def _connectors(vllm_config: VllmConfig) -> list[str]:
-    """Names of all KV connectors that are asked for; with their module where they are not vLLM's own."""
+    """Names of the configured KV connectors, with their module if they are not vLLM's."""
     cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
     names = []
     if transfer is not None and transfer.kv_connector is not None:
         module = transfer.kv_connector_module_path
         names.append(f"{module}.{transfer.kv_connector}" if module else transfer.kv_connector)
-    if cache.kv_offloading_size is not None:  # vLLM makes a connector of it, but after it has asked the plugin
+    if cache.kv_offloading_size is not None:  # vLLM turns it into a connector later
         native = "SimpleCPUOffloadConnector" if envs.VLLM_USE_SIMPLE_KV_OFFLOAD else "OffloadingConnector"
         names.append(native if cache.kv_offloading_backend == "native" else "LMCacheMPConnector")
     return names

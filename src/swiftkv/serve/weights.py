@@ -1,4 +1,4 @@
-"""Where each tensor of a SwiftKV checkpoint goes in the vLLM model, and what must be there."""
+"""Load the tensors of a SwiftKV checkpoint into the vLLM model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.(\w+)")
-# What a float8 cache is calibrated with: of an attention layer, or of the projection that fills the cache.
+# Calibration of a float8 cache: of an attention layer, or of the projection that fills the cache.
 _CACHE_SCALE = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.self_attn\.(attn\.)?(?P<of>[qkv])"
     r"(_(?P<kind>scale|zero_point)|_proj(_swiftkv)?\.(output_scale|[qkv]_scale))"
 )
-# Parameters of a linear layer of vLLM's that come from the checkpoint, in whichever form it is quantized.
+# Parameters of vLLM's linear layers that a quantized checkpoint provides.
 _STORED = re.compile(r"(q?weight|weight_packed|weight_zero_point|qzeros|scales|weight_\w*scale\w*)")
 EARLY_EXIT_HEAD = "early_exit_head_swiftkv.weight"  # vLLM serves at full depth
 _TEACHER = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
@@ -43,21 +43,20 @@ def load_weights(
     weights: Iterable[tuple[str, torch.Tensor]],
     complete: bool = True,
 ) -> set[str]:
-    """Copy a checkpoint into the model; an early exit head is passed over, and the teacher's q, k and v of layers >= l
-    that nothing uses.
+    """Copy a checkpoint into the model, without early exit head and teacher projections of layers >= l.
 
     Args:
         config: the model's configuration.
-        parameters: the vLLM model's parameters by name, on their device.
-        caches: the model's caches of layers >= l; None without any.
-        weights: names of the published format and tensors, streamed.
-        complete: whether they are the whole checkpoint; otherwise some of it, which replaces what was there.
+        parameters: the vLLM model's parameters by name.
+        caches: the model's caches of layers >= l, or None.
+        weights: names in the published format, and tensors.
+        complete: whether `weights` are the whole checkpoint or replace some of it.
 
     Returns:
-        Names of the parameters that were filled.
+        Names of the loaded parameters.
 
     Raises:
-        UserError: a tensor is missing, has no place, or has the wrong shape; the sentence names it.
+        UserError: a tensor is missing, unknown or of a wrong shape.
     """
     spec, shapes = SwiftKVSpec.from_config(config), _shapes(config)
     quantized = is_quantized(config)
@@ -69,7 +68,6 @@ def load_weights(
             continue
         target, shard = place
         if target not in parameters:
-            # No scale where the cache is not of float8.
             if _CACHE_SCALE.fullmatch(name) or (quantized and _says_nothing(name, tensor)):
                 continue
             raise UserError(
@@ -77,7 +75,7 @@ def load_weights(
             )
         missing.discard(name)
         shape = shapes.get(name)
-        # Two numbers of 4 bits are one of uint8.
+        # A uint8 tensor holds two 4-bit numbers per element.
         if shape is not None and tuple(tensor.shape) != shape and tensor.dtype != torch.uint8:
             raise UserError(f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(shape)}")
         parameter = parameters[target]
@@ -95,24 +93,26 @@ def load_weights(
 
 
 def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
-    """Whether it may be left out: a bias of zeros, or GPTQ's groups of inputs in the order of the inputs."""
-    return (name.endswith(".bias") and not tensor.any()) or (
-        name.endswith(".g_idx") and bool((tensor.diff() >= 0).all())
-    )
+    """Whether a tensor is redundant: a bias of zeros, or GPTQ's groups in the order of the inputs."""
+    if name.endswith(".g_idx"):
+        return bool((tensor.diff() >= 0).all())
+    return name.endswith(".bias") and not tensor.any()
 
 
 def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
-    """The parameter a tensor belongs to and its part of it; None for what is not needed."""
-    if name.endswith("rotary_emb.inv_freq"):  # in old checkpoints
-        return None
-    if name == EARLY_EXIT_HEAD:
+    """Return a tensor's parameter and its shard; None if it is not needed."""
+    if name == EARLY_EXIT_HEAD or name.endswith("rotary_emb.inv_freq"):  # the latter in old checkpoints
         return None
     match, scale = _LAYER.fullmatch(name), _CACHE_SCALE.fullmatch(name)
     upper = match is not None and int(match[1]) >= spec.num_key_value_layers
     if upper and match[2] in _TEACHER and not spec.own_key_values:
         return None
     if scale is not None:
-        return _place_of_cache_scale(int(scale["layer"]), scale["of"], scale["kind"] or "scale", spec)
+        layer, kind = int(scale["layer"]), f"{scale['of']}_{scale['kind'] or 'scale'}"
+        if layer < spec.num_key_value_layers or scale["of"] == "q":
+            return f"model.layers.{layer}.self_attn.attn.{kind}", None
+        # Scales of keys and values belong to the cache, which the group's first layer owns.
+        return (f"model.caches.owners.{spec.owners.index(layer)}.{kind}", None) if layer in spec.owners else None
     if match is None:
         return name, None
     layer, module, kind = int(match[1]), match[2], match[3]
@@ -132,17 +132,8 @@ def _place(name: str, spec: SwiftKVSpec) -> tuple[str, str | int | None] | None:
     return f"{prefix}.{stacked}.{kind}", shard
 
 
-def _place_of_cache_scale(layer: int, of: str, kind: str, spec: SwiftKVSpec) -> tuple[str, None] | None:
-    """That of queries is the layer's; that of keys and values the cache's, which the first layer of a group owns."""
-    if layer < spec.num_key_value_layers or of == "q":
-        return f"model.layers.{layer}.self_attn.attn.{of}_{kind}", None
-    if layer not in spec.owners:
-        return None
-    return f"model.caches.owners.{spec.owners.index(layer)}.{of}_{kind}", None
-
-
 def _share_cache_scales(parameters: dict[str, torch.nn.Parameter], spec: SwiftKVSpec) -> set[str]:
-    """Give the layers that read a cache the scales it is written with; the names of those parameters."""
+    """Copy each cache's scales to the layers that read it; return the names of those parameters."""
     shared = set()
     for layer in range(spec.num_key_value_layers, spec.num_hidden_layers):
         owner = f"model.caches.owners.{spec.owners.index(spec.owner(layer))}"
@@ -155,7 +146,7 @@ def _share_cache_scales(parameters: dict[str, torch.nn.Parameter], spec: SwiftKV
 
 
 def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what a checkpoint of this configuration holds while nothing is quantized."""
+    """Return names and shapes of the required tensors of an unquantized checkpoint."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -166,7 +157,7 @@ def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _stored(plain: Iterable[str], parameters: Iterable[str], spec: SwiftKVSpec) -> set[str]:
-    """Names of what a quantized checkpoint must hold: for each weight, what vLLM's layer has in its place."""
+    """Return the names of the required tensors of a quantized checkpoint, which replace each weight in vLLM's layers."""
     kinds: dict[str, set[str]] = {}
     for name in parameters:
         module, _, kind = name.rpartition(".")
@@ -175,14 +166,14 @@ def _stored(plain: Iterable[str], parameters: Iterable[str], spec: SwiftKVSpec) 
     for name in plain:
         module, _, kind = name.rpartition(".")
         place = _place(name, spec)
-        assert place is not None  # `plain` is without what is not needed
+        assert place is not None  # `plain` has required tensors only
         own = {found for found in kinds.get(place[0].rpartition(".")[0], ()) if _STORED.fullmatch(found)}
         needed |= {f"{module}.{found}" for found in own or {kind}} if kind == "weight" else {name}
     return needed
 
 
 def _copy_heads(name: str, tensor: torch.Tensor, parameter: torch.nn.Parameter, heads: Heads) -> torch.Tensor:
-    """Repeat each key/value head for all ranks that hold it, in the dimension of outputs, if the tensor has one."""
+    """Repeat each key/value head in the output dimension, if any, for all ranks that hold it."""
     outputs = getattr(parameter, "output_dim", None)
     if outputs is None:
         return tensor

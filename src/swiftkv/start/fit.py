@@ -1,9 +1,8 @@
-"""Start values that reproduce the teacher's keys and values from h_l as well as linear maps can.
+"""Start values fitted to the teacher's keys and values: ridge regressions from s = norm(h_l), in closed form.
 
-The paper starts from the teacher's weights, which were made for another layer's input. Here each layer's projections are
-ridge regressions from s = norm(h_l) to the teacher's own keys and values, in closed form, from `Moments`. Layers of an
-AcrossKV group share one projection, so theirs are combined in the metric that counts, attention scores for the keys and
-attention outputs for the values. In latent attention it is the latent and the rotary key that are fitted.
+The paper starts from the teacher's weights, which were trained for another layer's input. Layers of an AcrossKV group
+share one projection: their regressions are combined in the metric of attention scores for keys and of attention outputs
+for values. In latent attention the latent and the rotary key are fitted.
 """
 
 from __future__ import annotations
@@ -22,19 +21,14 @@ from swiftkv.start.moments import Moments
 
 @torch.no_grad()
 def fitted_values(teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments) -> dict[str, nn.Parameter]:
-    """Fitted start values by name, in place of `start_values`.
-
-    Args:
-        teacher: the model that is rewired.
-        spec: the rewiring.
-        moments: this teacher's, for the l of `spec`.
+    """Compute fitted start values from the teacher's moments for the l of `spec`.
 
     Returns:
-        As `start_values`; q_proj_swiftkv differs from the teacher's only in AcrossKV groups, norm_swiftkv never. An early
-        exit head is lm_head after the regression of the final normed hidden states on s.
+        As `start_values`. Queries differ from the teacher's only in AcrossKV groups, norm_swiftkv never. An early exit head
+        is lm_head composed with the regression of the final normed hidden states on s.
 
     Raises:
-        UserError: `spec` changes the KV heads or groups the layers of latent attention, or the model normalizes its keys.
+        UserError: `spec` changes the KV heads or groups layers of latent attention, or the model normalizes its keys.
     """
     row = architecture(teacher.config.model_type)
     check_fit(teacher.config.model_type, spec.key_value_group_size)
@@ -55,13 +49,8 @@ def fitted_values(teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments)
     return values
 
 
-def _fit_groups(
-    values: dict[str, nn.Parameter],
-    teacher: PreTrainedModel,
-    spec: SwiftKVSpec,
-    moments: Moments,
-) -> None:
-    """Replace keys and values of every group by the combination of its layers' fits, and turn the queries with them."""
+def _fit_groups(values: dict[str, nn.Parameter], teacher: PreTrainedModel, spec: SwiftKVSpec, moments: Moments) -> None:
+    """Replace the key and value projections of every group by the combined regressions, and adapt the queries."""
     for group in spec.groups:
         blocks = [teacher.model.layers[layer].self_attn for layer in group]
         widths = [blocks[0].k_proj.out_features, blocks[0].v_proj.out_features]
@@ -85,7 +74,7 @@ def _fit_groups(
 
 
 def _put(values: dict[str, nn.Parameter], name: str, fitted: torch.Tensor) -> None:
-    """Replace weight and bias [outputs] of a projection by the columns of `fitted` [outputs, F]."""
+    """Replace weight and bias of a projection by `fitted` [outputs, F], whose last column is the bias."""
     like = values[f"{name}.weight"]
     width = like.shape[1]
     values[f"{name}.weight"] = nn.Parameter(fitted[:, :width].to(like))
@@ -94,11 +83,11 @@ def _put(values: dict[str, nn.Parameter], name: str, fitted: torch.Tensor) -> No
 
 
 def shared_keys(keys: torch.Tensor, gram: torch.Tensor, energy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One key projection for a group, and what each layer's queries have to take over.
+    """Combine the key projections of a group into one, and compute factors for the queries.
 
-    RoPE turns elements f and f + size / 2 of a head as one complex number, so a complex factor of a key may as well
-    stand, conjugated, at the query. Per KV head and frequency the layers' keys are thus approximated by multiples of
-    one: the best rank-one approximation under the covariance of s, each layer weighted by its queries' energy.
+    RoPE rotates elements f and f + size / 2 of a head as one complex number, so a complex factor of the key can move,
+    conjugated, to the query. Per KV head and frequency the layers' keys are approximated by multiples of one key: the best
+    rank-one approximation under the covariance of s, each layer weighted by its queries' energy.
 
     Args:
         keys: float64 [layers, KV heads * head size, F].
@@ -106,8 +95,8 @@ def shared_keys(keys: torch.Tensor, gram: torch.Tensor, energy: torch.Tensor) ->
         energy: float64 [layers, KV heads, head size / 2], mean square of the queries up to one factor.
 
     Returns:
-        The projection [KV heads * head size, F], and complex factors [layers, KV heads, head size / 2] with which each
-        layer's keys are approximately `factor * shared`.
+        The projection [KV heads * head size, F], and complex factors [layers, KV heads, head size / 2]; a layer's keys are
+        approximately `factor * shared`.
     """
     heads, half = energy.shape[1:]
     energy = energy.clamp_min(1e-6 * energy.mean()) / energy.mean()
@@ -115,7 +104,7 @@ def shared_keys(keys: torch.Tensor, gram: torch.Tensor, energy: torch.Tensor) ->
     rows = torch.complex(pairs[:, :, 0], pairs[:, :, 1]) * energy.sqrt()[..., None]
     products = torch.einsum("ghfd,khfd->hfgk", rows @ gram.to(rows.dtype), rows.conj())
     top = torch.linalg.eigh(products).eigenvectors[..., -1]
-    top = top * torch.exp(-1j * top[..., :1].angle())  # its phase is free: the first layer keeps its own
+    top = top * torch.exp(-1j * top[..., :1].angle())  # the phase is free: the first layer keeps its own
     shared = torch.einsum("hfg,ghfd->hfd", top.conj(), rows)
     size = energy.sum(0).sqrt()  # so that the factors are about 1
     factors = top.permute(2, 0, 1) * size / energy.sqrt()
@@ -124,12 +113,7 @@ def shared_keys(keys: torch.Tensor, gram: torch.Tensor, energy: torch.Tensor) ->
 
 
 def turn_queries(projection: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """A query projection that takes over the complex factors of its keys.
-
-    Args:
-        projection: float64 [heads * head size, ...], weight or bias.
-        factors: complex128 [KV heads, head size / 2].
-    """
+    """Multiply a query weight or bias, float64 [heads * head size, ...], by complex factors [KV heads, head size / 2]."""
     shared, half = factors.shape
     pairs = projection.flatten(1) if projection.dim() > 1 else projection[:, None]
     pairs = pairs.unflatten(0, (-1, 2, half))
@@ -139,24 +123,21 @@ def turn_queries(projection: torch.Tensor, factors: torch.Tensor) -> torch.Tenso
 
 
 def shared_values(values: torch.Tensor, outputs: torch.Tensor, size: int) -> torch.Tensor:
-    """One value projection for a group: the layers' own, each weighted by what its o_proj makes of it.
+    """Combine the value projections of a group into one [KV heads * head size, F].
 
-    It minimises sum_i |W_i (V - V_i) s|^2 for any text, W_i the output projection of layer i: the solution of
+    It minimises sum_i |W_i (V - V_i) s|^2 with W_i the output projection of layer i: the solution of
     (sum M_i) V = sum M_i V_i with M_i = sum W_i' W_i over the query heads that read a KV head.
 
     Args:
         values: float64 [layers, KV heads * head size, F].
         outputs: o_proj weights, float64 [layers, D, heads * head size].
-        size: the head size.
-
-    Returns:
-        [KV heads * head size, F].
+        size: head size.
     """
     heads = values.shape[1] // size
     weights = outputs.unflatten(2, (heads, -1, size))
     metric = torch.einsum("ldhrx,ldhry->lhxy", weights, weights)
     weighted = torch.einsum("lhxy,lhyf->hxf", metric, values.unflatten(1, (heads, size)))
     total = metric.sum(0)
-    floor = 1e-10 * total.diagonal(dim1=1, dim2=2).mean(1)  # an element that no o_proj reads may be anything
+    floor = 1e-10 * total.diagonal(dim1=1, dim2=2).mean(1)  # elements that no o_proj reads are undetermined
     total = total + floor[:, None, None] * torch.eye(size, dtype=total.dtype)
     return torch.linalg.solve(total, weighted).flatten(0, 1)

@@ -1,17 +1,17 @@
-"""Regressions from the states entering a layer l to the keys and values above it, over the training text.
+"""Regressions from the states entering layer l to the teacher's keys and values of layers >= l, over training text.
 
-For a layer l that SwiftKV may start at, s = norm(h_l) is what its projections read, where norm is layer l's
-input_layernorm, from which norm_swiftkv starts. For each layer i >= l, k_i (before RoPE) and v_i are what the teacher's
-own projections make of h_i, and w_i is the attention that a token receives there (`received_attention`). Summed over tokens,
-    gram(l, i) = sum w_i s s',   cross(l, i) = sum w_i s [k_i v_i]',   covariance(l) = sum s s',
-    query_energy(i) = sum |q_i|^2 by head and RoPE frequency,
-    final(l) = sum s f' for the final normed hidden states f, which an early exit head is fitted to.
-In latent attention the latent and the rotary key (before norm and RoPE) take the place of k_i and v_i, and queries do not
-count. Where the teacher's projections have a bias, s has one more feature, 1. Kept are the ridge regressions that solve
-(gram + penalty) fit = cross, covariance and query_energy.
+s = norm(h_l) with layer l's input_layernorm is the input of the SwiftKV projections. For each layer i >= l, k_i (before
+RoPE) and v_i are the teacher's keys and values, and w_i is the sum of the squared attention weights that later queries give
+the token: with independent errors per token, the squared error of an attention output is the sum of theirs, each times its
+squared attention weight. f are the final normed hidden states. Summed over tokens,
+    gram(l, i) = sum w_i s s',   cross(l, i) = sum w_i s [k_i v_i]',   covariance(l) = sum s s',   final(l) = sum s f',
+    query_energy(i) = sum |q_i|^2 by head and RoPE frequency.
+In latent attention the latent and the rotary key (before norm and RoPE) replace k_i and v_i, and there is no query_energy.
+If the teacher's projections have a bias, s has one more feature, 1. Stored are the solutions of
+(gram + penalty) fit = cross, likewise for `final`, and covariance and query_energy.
 
-Sums are kept as 64-bit integers, a power of two the unit: integers add exactly, so no order of the text and no number
-of ranks changes a bit of them.
+Sums are 64-bit integers in units of a power of two: integer addition is exact, so the result does not depend on the order
+of the text or the number of ranks.
 """
 
 from __future__ import annotations
@@ -26,48 +26,52 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from swiftkv.architectures import architecture
 from swiftkv.device import ranks
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
+from swiftkv.models.attention import each_table, sample_lengths
 from swiftkv.quantize.linear import dense_weight
-from swiftkv.start.received import received_attention
 from swiftkv.tensor_file import open_tensors
 
-FINAL = "final"  # the final normed hidden states, among those entering the layers
-BITS = 61  # of an integer, for its largest possible sum; one more is the sign, one is spare for rounding
+FINAL = "final"  # key of the final normed hidden states, beside the layers'
+BITS = 61  # of the largest possible sum in 64: one for the sign, one spare for rounding
+NAME = "swiftkv_received"  # of the attention function
+WEIGHTS = 2**26  # attention weights in flight, 256 MB
 
 
 class ExactSum:
-    """A sum of tensors that comes out the same in any order."""
+    """A sum of tensors that does not depend on their order."""
 
     def __init__(self, shape: tuple[int, ...], largest: float, device: torch.device) -> None:
-        """`largest` bounds the absolute value of every element of the whole sum."""
+        """Start at zero; `largest` bounds the absolute value of every element of the whole sum."""
         self.units = torch.zeros(shape, dtype=torch.int64, device=device)
         self.scale = 2.0 ** (BITS - math.ceil(math.log2(max(largest, 1.0))))
 
     def add(self, values: torch.Tensor) -> None:
-        """Add a float tensor, rounded to the unit."""
+        """Add a float tensor, rounded to integer units."""
         self.units += values.double().mul_(self.scale).round_().long()
 
     def total(self) -> torch.Tensor:
-        """The sum over all ranks, float64."""
+        """Return the sum over all ranks, float64."""
         if ranks() > 1:
             torch.distributed.all_reduce(self.units)
         return self.units.double() / self.scale
 
 
 class MomentSums:
-    """The sums of one teacher, while its forward passes go on."""
+    """Accumulates the sums of one teacher over its forward passes."""
 
     def __init__(self, decoder: nn.Module, layers: Sequence[int], tokens: int) -> None:
-        """Empty sums for a teacher.
+        """Start at zero.
 
         Args:
-            decoder: a SwiftKV decoder with the teacher's projections in its layers from min(layers) on.
+            decoder: SwiftKV decoder with the teacher's projections in layers >= min(layers).
             layers: every l to fit a start for.
-            tokens: the most that will be added.
+            tokens: upper bound of the tokens to add.
         """
         row = architecture(decoder.config.model_type)
         self.targets = row.fitted
@@ -94,18 +98,18 @@ class MomentSums:
                 square, largest = (width + biased,) * 2, feature[layer] ** 2 * tokens
                 if layer == index:
                     self.covariance[layer] = ExactSum(square, largest, device)
-                if layer <= index:  # the weights of a text add up to at most its tokens
+                if layer <= index:  # the attention weights add up to at most the number of tokens
                     self.gram[layer, index] = ExactSum(square, largest, device)
                     largest = feature[layer] * target * tokens
                     self.cross[layer, index] = ExactSum((width + biased, outputs), largest, device)
 
     def _largest_feature(self, norm: nn.Module) -> float:
-        """A bound of |s|: normalized states are at most sqrt(D), and twice that leaves room for 16-bit rounding."""
+        """Bound of |s|: normalized states are at most sqrt(D), doubled for 16-bit rounding."""
         gain = norm.weight.float().abs().max().item()
         return max(1.0, 2 * gain * math.sqrt(self.decoder.config.hidden_size))
 
     def _largest_output(self, layer: int, projection: str) -> float:
-        """A bound of what a projection of a layer gives (Cauchy and Schwarz), with the same room."""
+        """Bound of a projection's outputs (Cauchy-Schwarz), doubled for 16-bit rounding."""
         block = self.decoder.layers[layer]
         linear = getattr(block.self_attn, projection)
         norms = (dense_weight(linear).float() * block.input_layernorm.weight.float()).norm(dim=1)
@@ -114,11 +118,11 @@ class MomentSums:
 
     @torch.no_grad()
     def add(self, hidden: dict[int | str, torch.Tensor], counted: torch.Tensor, position_ids: torch.Tensor) -> None:
-        """Add some text.
+        """Add a batch of text.
 
         Args:
-            hidden: the residual stream entering each layer from min(layers) on, [B, T, D], and as `FINAL` f.
-            counted: bool [B, T], tokens that count; all others are padding.
+            hidden: residual stream entering each layer >= min(layers), and f under `FINAL`, [B, T, D] each.
+            counted: tokens to count, bool [B, T]; the others are padding.
             position_ids: int64 [B, T], restarting at every sample.
         """
         self.tokens += int(counted.sum())
@@ -146,13 +150,16 @@ class MomentSums:
                 self.energy[index].add(query.square().sum(dim=(0, 2)))
 
     def fits(self, ridge: float) -> dict[str, torch.Tensor]:
-        """Add up all ranks and solve; every rank calls this. Tensors as `Moments.read` finds them.
+        """Add up all ranks and solve; every rank has to call this.
 
         Args:
-            ridge: penalty on the squared weights, as a share of the mean square of a feature.
+            ridge: penalty on the squared weights, relative to the mean square of a feature.
+
+        Returns:
+            Tensors by the names that `Moments.read` reads.
 
         Raises:
-            UserError: there is too little text, or it does not determine the regressions.
+            UserError: too little text, or the regressions are not determined.
         """
         tokens = torch.tensor(self.tokens, device=self.final[self.layers[0]].units.device)
         if ranks() > 1:
@@ -176,13 +183,84 @@ class MomentSums:
         return tensors
 
 
+@torch.no_grad()
+def received_attention(
+    decoder: nn.Module, index: int, hidden: torch.Tensor, position_ids: torch.Tensor
+) -> torch.Tensor:
+    """Squared attention weights of the teacher's layer `index` >= l, summed over queries, mean over heads.
+
+    Args:
+        decoder: SwiftKV decoder with the teacher's projections.
+        hidden: residual stream entering it [B, T, D].
+        position_ids: int64 [B, T], restarting at every sample.
+
+    Returns:
+        float32 [B, T].
+    """
+    block, before = decoder.layers[index], decoder.config._attn_implementation
+    tables = each_table(decoder.rotary_emb(hidden, position_ids), lambda table: table.to(hidden.device))
+    decoder.config._attn_implementation = NAME
+    try:
+        block.self_attn(
+            block.input_layernorm(hidden),
+            position_embeddings=tables,
+            attention_mask=None,
+            lengths=sample_lengths(position_ids),
+        )
+    finally:
+        decoder.config._attn_implementation = before
+    return block.self_attn.__dict__.pop("received").view(position_ids.shape)
+
+
+def record_received(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    lengths: list[int],
+    scaling: float,
+    sliding_window: int | None = None,
+    **_,
+) -> tuple[torch.Tensor, None]:
+    """Attention function that stores the received attention, float32 [B * T], in `module.received` and returns zeros.
+
+    Args:
+        query: [B, heads, T, head size].
+        key, value: [B, KV heads, T, head size]; values may have another size.
+        attention_mask: ignored.
+        lengths: tokens of each sample, B x T in all.
+        scaling: factor of the attention scores.
+        sliding_window: latest tokens that a query sees; None means all.
+    """
+    batch, heads, tokens, _ = query.shape
+    queries, keys = (states.transpose(1, 2).flatten(0, 1).transpose(0, 1) for states in (query, key))
+    received = torch.zeros(batch * tokens, device=query.device)
+    samples = zip(*(states.split(lengths, dim=-2) for states in (queries, keys)), received.split(lengths), strict=True)
+    for q, k, found in samples:
+        length, grouped = len(found), q.unflatten(0, (len(k), -1))
+        place = torch.arange(length, device=query.device)
+        for part in place.split(max(1, WEIGHTS // (heads * length))):
+            ahead = place - part[:, None]  # [queries, keys]
+            unseen = (ahead > 0) | (ahead <= -(sliding_window or length))
+            scores = (grouped[:, :, part] @ k[:, None].mT).float() * scaling
+            found += scores.masked_fill_(unseen, -torch.inf).softmax(-1).square_().sum((0, 1, 2)) / heads
+    module.received = received
+    return value.new_zeros(batch, tokens, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(NAME, record_received)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
 def regression(gram: torch.Tensor, cross: torch.Tensor, ridge: float, layer: int) -> torch.Tensor:
-    """The ridge regression of targets on features, [targets, F], of their sums [F, F] and [F, targets], float64.
+    """Solve the ridge regression [targets, F] for float64 sums `gram` [F, F] and `cross` [F, targets].
 
     Raises:
-        UserError: the states entering `layer` allow no single solution.
+        UserError: the states entering `layer` do not determine it.
     """
-    factor, failed = torch.linalg.cholesky_ex(penalised(gram, ridge))
+    penalty = ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    factor, failed = torch.linalg.cholesky_ex(gram + penalty)
     if failed:
         raise UserError(
             f"the states entering layer {layer} do not determine a fit, as some features are combinations of "
@@ -191,29 +269,24 @@ def regression(gram: torch.Tensor, cross: torch.Tensor, ridge: float, layer: int
     return torch.cholesky_solve(cross, factor).T
 
 
-def penalised(gram: torch.Tensor, ridge: float) -> torch.Tensor:
-    """The left side of the normal equations."""
-    return gram + ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-
-
 def write_fits(output: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> None:
-    """Write what `MomentSums.fits` gave for one l or more; `description` has `layers`, every l, and `tokens`."""
+    """Write the tensors of `MomentSums.fits` with `description` as JSON metadata, atomically."""
     with atomic_path(output) as scratch:
         save_file(tensors, scratch, metadata={"description": json.dumps(description, sort_keys=True)})
 
 
 @dataclass(frozen=True)
 class Moments:
-    """What a start at a layer l is made of.
+    """Moments for a fitted start at layer l.
 
     Attributes:
         layer: l.
-        fits: for each layer i >= l the regression of its targets on s, float32 [key width + value width, F]; F is D, or
-            D + 1 with biases.
+        fits: regression of the targets on s by layer i >= l, float32 [key width + value width, F]; F is D, or D + 1 with
+            biases.
         covariance: float64 [F, F].
-        query_energy: for each layer i >= l, float64 [heads, head size / 2]; none in latent attention.
-        final: the regression of the final normed hidden states on s, float32 [D, D].
-        description: what the writer said, among it `tokens`, how many were added.
+        query_energy: float64 [heads, head size / 2] by layer i >= l; empty in latent attention.
+        final: regression of the final normed hidden states on s, float32 [D, D].
+        description: JSON metadata of the file.
     """
 
     layer: int
@@ -225,10 +298,10 @@ class Moments:
 
     @classmethod
     def read(cls, path: Path, layer: int) -> Moments:
-        """The moments for l = `layer`.
+        """Read the moments for l = `layer`.
 
         Raises:
-            UserError: the file is missing or damaged, or has none for that layer.
+            UserError: the file is missing or damaged, or lacks that layer.
         """
         file, description = open_tensors(path, (f"covariance_{layer}", f"final_{layer}"))
         names = file.keys()

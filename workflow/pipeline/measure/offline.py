@@ -17,8 +17,7 @@ from pipeline.measure.engine import EngineFailure, cache_size
 from pipeline.measure.point import BASELINE, Point
 from pipeline.measure.turns import OWN, Run, in_turns, samples, sides
 from pipeline.records import hardware
-from swiftkv.cost import GIBI, parameter_count, request_flops
-from swiftkv.dimensions import Dimensions
+from swiftkv.cost import GIBI, Dimensions, parameter_count, request_flops
 from swiftkv.errors import UserError
 
 # The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;

@@ -13,7 +13,7 @@ from pipeline.config.points import PointSettings
 from pipeline.measure.memory import BYTES, Budget, cpu_budget, gpu_budget
 from pipeline.measure.process import offline_environment
 from pipeline.records import installed_version
-from swiftkv.dimensions import Dimensions
+from swiftkv.cost import Dimensions
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec

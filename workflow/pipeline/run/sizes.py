@@ -15,8 +15,7 @@ from pipeline.config.sources import LocalModel, PackagedModel
 from pipeline.run.jobs import PlannedJob
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES, package_file
 from swiftkv.architectures import architecture
-from swiftkv.cost import added_weights, parameter_count, prefill_flops
-from swiftkv.dimensions import Dimensions
+from swiftkv.cost import Dimensions, added_weights, parameter_count, prefill_flops
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.section import Section

@@ -1,4 +1,4 @@
-"""What every measurement on chats has in common: the model, the chats drawn, the clock and the record."""
+"""Measurements on held-out chats, from the draw to the record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.settings import Fidelity
 from pipeline.records import describe_spec, key_value_heads, measurement, weights_of
 from pipeline.sources import read_source
-from swiftkv.chats import choose_chats, draw_documents, render, tokenize_chat
+from swiftkv.chats import choose_chats, draw_documents, tokenize_chat
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
@@ -24,7 +24,7 @@ class ChatMeasurement:
     Attributes:
         model: content of the model's source.json.
         tokenizer: the model's.
-        documents: token ids of each chat drawn that has two tokens at least.
+        documents: token ids of each chat drawn that has two tokens or more.
 
     Args:
         model_source: the model's source.json.
@@ -45,29 +45,19 @@ class ChatMeasurement:
         if not self.documents:
             raise UserError(f"no chat of {chats} has two tokens; make it again")
 
-    def answers(self) -> list[tuple[list[int], int]]:
-        """Chats with their last answer: token ids, and how many of them are its prompt's, all before it.
-
-        Left out are chats of which no answer begins in the tokens that count.
-        """
-        found, draw = [], {name: value for name, value in self._draw.items() if name != "max_length"}
-        for messages in (chat["messages"] for chat in choose_chats(self._chats, **draw)):
-            with contextlib.suppress(UserError):  # the template refuses it
-                document = tokenize_chat(self.tokenizer, messages, self._draw["max_length"])
-                last = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-                for number in reversed(last):
-                    before = render(
-                        self.tokenizer, messages[:number], tokenize=True, add_generation_prompt=True, return_dict=True
-                    )
-                    prompt = len(before["input_ids"])
-                    if 1 < prompt < len(document) and document[:prompt] == list(before["input_ids"]):
-                        found.append((document, prompt))
-                        break
-        return found
-
     def prompts(self) -> list[int]:
-        """For each of `documents` its tokens before the last answer; all of them where none begins."""
-        known = {tuple(document): prompt for document, prompt in self.answers()}
+        """Return for each of `documents` its tokens before the last answer; all of them where none begins."""
+        known = {}
+        for chat in choose_chats(self._chats, self._draw["documents"], self._draw["seed"]):
+            with contextlib.suppress(UserError):  # the template refuses it
+                messages = chat["messages"]
+                document = tokenize_chat(self.tokenizer, messages, self._draw["max_length"])
+                for number in reversed(range(len(messages))):
+                    if messages[number]["role"] == "assistant":
+                        prompt = tokenize_chat(self.tokenizer, messages[:number], add_generation_prompt=True)
+                        if 1 < len(prompt) < len(document) and document[: len(prompt)] == prompt:
+                            known[tuple(document)] = len(prompt)
+                            break
         return [known.get(tuple(document), len(document)) for document in self.documents]
 
     def write(
@@ -83,7 +73,7 @@ class ChatMeasurement:
     ) -> dict[str, Any]:
         """Write the measurement's record to `output`, and return it.
 
-        Args are those of `records.measurement`; `settings` are all that was asked for beside the draw of chats.
+        Args are those of `records.measurement`; `settings` come beside the draw of chats.
         """
         record = measurement(
             measure,

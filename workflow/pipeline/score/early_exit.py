@@ -1,4 +1,4 @@
-"""What early exit does (Appendices D.1 and E): how far its head can be trusted, and answers decoded with it."""
+"""Early exit (Appendices D.1 and E): agreement of its head with the full model, and answers decoded with it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.settings import EarlyExit
 from pipeline.measure.client import chat_prompts, opening
+from pipeline.score import BROKEN
 from pipeline.score.chats import ChatMeasurement, require_spec
 from pipeline.score.fidelity import POSITIONS
-from pipeline.score.result import BROKEN
 from pipeline.statistics import ratio, share
 from swiftkv.device import device_map
 from swiftkv.errors import UserError
@@ -20,22 +20,24 @@ from swiftkv.models import load_swiftkv
 from swiftkv.models.early_exit import Decoded, decode, early_logits, require_head
 from swiftkv.spec import SwiftKVSpec
 
+WAYS = ("early_exit", "full_depth")
+
 
 @torch.inference_mode()
 def agreement(model: PreTrainedModel, document: list[int], bins: int, threshold: float) -> torch.Tensor:
-    """How often the early exit head and the full model find the same token most likely, by the former's confidence.
+    """Count how often the early exit head and the full model have the same most likely token, by the head's confidence.
 
     Args:
         model: one with an early exit head.
         document: token ids; every position that has a next token counts.
-        bins: equal bins of the early exit head's largest probability, from 0 to 1.
-        threshold: a probability above which positions are counted once more.
+        bins: number of equal bins of the head's largest probability, from 0 to 1.
+        threshold: positions with a larger probability are counted once more.
 
     Returns:
         Float64 [2, bins + 1]: positions, and those of them where both agree; last, of all above the threshold.
 
     Raises:
-        UserError: the model's outputs are no numbers.
+        UserError: the model's outputs are not finite.
     """
     row = torch.tensor([document], device=model.device)
     state = model.model.forward_lower(row)
@@ -56,12 +58,12 @@ def agreement(model: PreTrainedModel, document: list[int], bins: int, threshold:
 
 
 def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
-    """Agreement as a fraction, with standard errors over documents: of all positions, those above the threshold, each bin.
+    """Agreement as a fraction with standard errors over documents: of all positions, those above the threshold, each bin.
 
     Args:
-        sums: for every document, what `agreement` returns.
+        sums: `agreement` of every document.
     """
-    positions, agreed = (torch.stack([part[row] for part in sums]) for row in (0, 1))  # [documents, bins + 1]
+    positions, agreed = torch.stack(sums, dim=1)  # [documents, bins + 1] each
     bins = positions.shape[1] - 1
 
     def summary(columns: slice) -> dict[str, Any]:
@@ -72,12 +74,8 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
         "all": summary(slice(bins)),
         "above_threshold": summary(slice(bins, None)),
         "bins": [
-            {
-                "confidence_from": number / bins,
-                "confidence_to": (number + 1) / bins,
-                **summary(slice(number, number + 1)),
-            }
-            for number in range(bins)
+            {"confidence_from": n / bins, "confidence_to": (n + 1) / bins, **summary(slice(n, n + 1))}
+            for n in range(bins)
         ],
         "documents": len(sums),
     }
@@ -90,27 +88,27 @@ def answers(
     threshold: float,
     max_new_tokens: int,
 ) -> list[dict[str, Any]]:
-    """Each prompt answered with early exit and at full depth, in alternating order after one warm-up.
+    """Answer each prompt with early exit and at full depth, in alternating order after one warm-up.
 
     Returns:
-        For each prompt its tokens; "early_exit" and "full_depth", each with tokens, exited, prefill_seconds,
+        For each prompt its number of tokens; "early_exit" and "full_depth", each with tokens, exited, prefill_seconds,
         decode_seconds and text; and equal_tokens, the places where both answers have the same token.
     """
-    ways = {"early_exit": threshold, "full_depth": None}
     rows = []
     for number, prompt in enumerate([prompts[0], *prompts]):
-        order = list(ways)[:: 1 if number % 2 else -1]
-        runs = {name: decode(model, prompt, max_new_tokens, ways[name]) for name in order}
-        if number == 0:
-            continue
-        early, full = (runs[name].tokens for name in ways)
-        rows.append(
-            {
-                "prompt_tokens": len(prompt),
-                **{name: _described(runs[name], tokenizer) for name in ways},
-                "equal_tokens": sum(a == b for a, b in zip(early, full, strict=False)),
-            }
-        )
+        order = WAYS[:: 1 if number % 2 else -1]
+        runs = {
+            name: decode(model, prompt, max_new_tokens, threshold if name == "early_exit" else None) for name in order
+        }
+        if number:
+            early, full = (runs[name].tokens for name in WAYS)
+            rows.append(
+                {
+                    "prompt_tokens": len(prompt),
+                    **{name: _described(runs[name], tokenizer) for name in WAYS},
+                    "equal_tokens": sum(a == b for a, b in zip(early, full, strict=False)),
+                }
+            )
     return rows
 
 
@@ -125,7 +123,7 @@ def _described(run: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict[str, An
 
 
 def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over answers; the first token of each is prefill's and neither exits nor counts in a time.
+    """Sum over answers; the first token of each is prefill's and neither exits nor counts in a time.
 
     Returns:
         exited: share of tokens that left at layer l.
@@ -133,21 +131,18 @@ def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
         equal_tokens: share of places, of the longer answer, where both have the same token.
         seconds_per_token: with early exit and at full depth; prompts: their number. None where no answer has a second token.
     """
-    early, full = ([row[name] for row in rows] for name in ("early_exit", "full_depth"))
-    steps = [run["tokens"] - 1 for run in early]
-    lengths = [max(a["tokens"], b["tokens"]) for a, b in zip(early, full, strict=True)]
-    pairs = [(a, b) for a, b in zip(early, full, strict=True) if min(a["tokens"], b["tokens"]) > 1]
-    ratios = [_step(a) / _step(b) for a, b in pairs]
+    pairs = [[row[name] for name in WAYS] for row in rows]
+    steps = {name: [row[name]["tokens"] - 1 for row in rows] for name in WAYS}
+    ratios = [_step(early) / _step(full) for early, full in pairs if min(early["tokens"], full["tokens"]) > 1]
+    seconds = {name: sum(row[name]["decode_seconds"] for row in rows) for name in WAYS}
+    exited = [early["exited"] for early, _ in pairs]
     return {
-        "exited": ratio([run["exited"] for run in early], steps) if any(steps) else None,
+        "exited": ratio(exited, steps["early_exit"]) if any(steps["early_exit"]) else None,
         "time_ratio": ratio(ratios, [1] * len(ratios)) if ratios else None,
-        "equal_tokens": ratio([row["equal_tokens"] for row in rows], lengths),
-        "seconds_per_token": {
-            name: sum(run["decode_seconds"] for run in runs) / total
-            if (total := sum(r["tokens"] - 1 for r in runs))
-            else None
-            for name, runs in (("early_exit", early), ("full_depth", full))
-        },
+        "equal_tokens": ratio(
+            [row["equal_tokens"] for row in rows], [max(run["tokens"] for run in pair) for pair in pairs]
+        ),
+        "seconds_per_token": {name: seconds[name] / sum(steps[name]) if any(steps[name]) else None for name in WAYS},
         "prompts": len(rows),
     }
 
@@ -167,8 +162,8 @@ def measure_early_exit(
 ) -> dict[str, Any]:
     """Measure the early exit of a checkpoint and write the measurement "early_exit".
 
-    Its result has "alignment", as `summarize_agreement`; "decoding", as `summarize_answers`, over all prompts; and
-    "answers" to the questions, as `answers`, with each its question.
+    Its result has "alignment", from `summarize_agreement`; "decoding", from `summarize_answers` over all prompts; and
+    "answers" to the questions, from `answers`.
 
     Args:
         model_source: the model's source.json.
@@ -194,13 +189,9 @@ def measure_early_exit(
     prompts = questions + prompts[: settings.prompts]
     decoded = answers(model, measured.tokenizer, prompts, settings.threshold, settings.max_new_tokens)
     decoding = summarize_answers(decoded)
-    result = {
-        "alignment": alignment,
-        "decoding": decoding,
-        "answers": [{"question": text, **row} for text, row in zip(settings.questions, decoded, strict=False)],
-    }
-    exited, times = decoding["exited"], decoding["time_ratio"]
-    if exited and times:
+    answered = [{"question": text, **row} for text, row in zip(settings.questions, decoded, strict=False)]
+    result = {"alignment": alignment, "decoding": decoding, "answers": answered}
+    if (exited := decoding["exited"]) and (times := decoding["time_ratio"]):
         print(f"{exited['value']:.1%} of tokens exited, in {times['value']:.3f} of the time a token", flush=True)
     return measured.write(
         "early_exit", result, output, variant, checkpoint, spec, **settings.model_dump(), batch_size=1

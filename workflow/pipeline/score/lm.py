@@ -1,38 +1,84 @@
 """The lm-eval models: Hugging Face's with the KV cache of our choice, and one that computes no prompt token twice.
 
-`CachedLM` is HFLM but for the cache, log-probabilities in float32, and answers that are kept; GPUs, and so all scores at paper
-scale, use it. `PrefixSharingLM` makes the paper's few-shot prompts affordable on a CPU: such prompts repeat most of their
-tokens, from question to question and from answer to answer. The common start of all prompts is run once and its KV cache
-reused; answers of one question share the question's tokens too, packed as a tree into one row whose attention mask lets each
-token see its own ancestors only. The numbers are those of separate rows, up to the order in which floating-point sums are
-taken.
+`CachedLM`, for GPUs, is HFLM but for the cache, log-probabilities in float32, and answers that are kept. `PrefixSharingLM`
+makes few-shot prompts affordable on a CPU: the common start of all prompts runs once and its KV cache is reused; answers of
+one question share its tokens too, packed as a tree into one row whose attention mask lets each token see its own ancestors
+only. The numbers are those of separate rows, up to the order in which floating-point sums are taken.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
+import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from pipeline.score.attention import NAME
-from pipeline.score.kept import KeptAnswers
-from pipeline.score.result import BROKEN
+from pipeline.score import BROKEN
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
 from swiftkv.quantize import Peak, new_cache
 
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
-Batch = tuple[
-    list[int], Any, Callable[[], Any]
-]  # numbers of requests, what their answers are found again by, computing them
+Batch = tuple[list[int], Any, Callable[[], Any]]  # numbers of requests, key of their answers, function that answers
 BATCHES = 16  # of log-likelihoods, which are kept together
+SCORES = 2**19  # attention scores in flight: what stays in a core's cache
+
+
+class KeptAnswers:
+    """A file with the answers to a task, a line a batch, so that a job that is killed loses its last batch only.
+
+    A batch is found again by its tokens. So a score that goes on computes the very batches that it lacks, and its numbers
+    are those of an undisturbed one.
+
+    Attributes:
+        found: batches that an earlier job had answered.
+        seconds: time which that job took for those of them that were asked again.
+
+    Args:
+        file: created if need be; None keeps nothing.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file, self.seconds = file, 0.0
+        self._answers: dict[str, tuple[Any, float]] = {}
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+            for line in file.read_bytes().splitlines():
+                with contextlib.suppress(
+                    ValueError
+                ):  # cut short when a job was killed, or zeros of a machine that went down
+                    key, answer, seconds = json.loads(line)
+                    self._answers[key] = answer, seconds
+        self.found = len(self._answers)
+
+    def answer(self, inputs: Any, compute: Callable[[], Any]) -> Any:
+        """Return the answer kept for `inputs`, or `compute()`; both as JSON has them, numbers bit for bit."""
+        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+        if key in self._answers:
+            answer, seconds = self._answers[key]
+            self.seconds += seconds
+            return answer
+        started = time.monotonic()
+        text = json.dumps(compute())
+        if self.file is not None:
+            with self.file.open("a") as lines:
+                # The line before may have been cut short.
+                lines.write(f'\n["{key}", {text}, {time.monotonic() - started:.3f}]')
+        return json.loads(text)
 
 
 class CachedLM(HFLM):
@@ -48,7 +94,7 @@ class CachedLM(HFLM):
 
     Attributes:
         kept: the answers found again and kept; by default none are.
-        peak: the largest key that an FP8 cache was given, for the answers since `kept` was set.
+        peak: the largest key that an FP8 cache was given since `keep`.
     """
 
     def __init__(
@@ -59,11 +105,11 @@ class CachedLM(HFLM):
         )
         self.kv_cache = kv_cache
         self.chat_template_args = TEMPLATE_ARGUMENTS
-        self.keep(KeptAnswers())
+        self.keep(None)
 
-    def keep(self, kept: KeptAnswers) -> None:
-        """Keep the answers from here on there."""
-        self.kept, self.peak = kept, Peak()
+    def keep(self, file: Path | None) -> None:
+        """Keep the answers from here on in a file."""
+        self.kept, self.peak = KeptAnswers(file), Peak()
 
     def _new_cache(self) -> DynamicCache:
         return new_cache(self.kv_cache, self.model.config, self.peak)
@@ -74,7 +120,7 @@ class CachedLM(HFLM):
         return answer
 
     def _rows(self, requests: list[Request]) -> list[tuple[list[int], list[int]]]:
-        """The tokens each request feeds to the model, and the last of their continuations', which are scored."""
+        """Return for each request the tokens fed to the model, and the last tokens of its continuation, which are scored."""
         rows = []
         for _strings, context, continuation in requests:
             fed = (context + continuation)[-(self.max_length + 1) :][:-1]
@@ -84,8 +130,7 @@ class CachedLM(HFLM):
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """For each (strings, context tokens, continuation tokens): log-probability of the continuation in nats, and
-        whether it is the greedy one.
+        """Return for each request the log-probability of its continuation in nats, and whether that is the greedy one.
 
         Raises:
             UserError: a log-probability is not finite.
@@ -99,7 +144,11 @@ class CachedLM(HFLM):
         return answers
 
     def _batches(self, requests: list[Request]) -> Iterator[Batch]:
-        order = sorted(range(len(requests)), key=lambda number: _longest_first(requests[number]))
+        def longest_first(number: int) -> tuple[int, list[int]]:  # HFLM's own order
+            _strings, context, continuation = requests[number]
+            return -len(context + continuation), context + continuation
+
+        order = sorted(range(len(requests)), key=longest_first)
         for begin in range(0, len(order), size := BATCHES * self.batch_size):
             numbers = order[begin : begin + size]
             batch = [requests[number] for number in numbers]
@@ -113,8 +162,10 @@ class CachedLM(HFLM):
         return _checked(super()._loglikelihood_tokens(requests, disable_tqdm=True))
 
     def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
-        """Logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right, without those at the start of
-        all rows that nothing is scored by: float32 log-probabilities of all would not fit beside a large model."""
+        """Return logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right.
+
+        They begin where the first is scored: float32 log-probabilities of all would not fit beside a large model.
+        """
         keep = inps.shape[1] - self._unscored
         with torch.inference_mode():
             return self.model(inps, past_key_values=self._new_cache(), use_cache=True, logits_to_keep=keep).logits
@@ -122,7 +173,7 @@ class CachedLM(HFLM):
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any
     ) -> torch.Tensor:
-        """As HFLM, [batch, tokens] padded on the left -> [batch, tokens + generated].
+        """Generate as HFLM does, [batch, tokens] padded on the left -> [batch, tokens + generated].
 
         Raises:
             UserError: a logit is NaN.
@@ -142,14 +193,7 @@ class CachedLM(HFLM):
         return super()._model_generate(context, max_length, stop, **arguments)
 
 
-def _longest_first(request: Request) -> tuple[int, list[int]]:
-    """HFLM's own order."""
-    _strings, context, continuation = request
-    return -len(context + continuation), context + continuation
-
-
 def _checked(answers: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
-    """The answers, if they are some."""
     for value, _greedy in answers:
         if not math.isfinite(value):
             raise UserError(f"a log-likelihood is {value}: {BROKEN}")
@@ -157,14 +201,14 @@ def _checked(answers: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
 
 
 def _no_nan(_tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """A logits processor that changes nothing; the largest of logits that are NaN would be an answer like any other."""
+    """Refuse NaN among logits, of which generation would take the first; a logits processor that changes nothing."""
     if logits.isnan().any():
         raise UserError(f"the logits of an answer are NaN: {BROKEN}")
     return logits
 
 
 class PrefixSharingLM(CachedLM):
-    """`CachedLM` for CPUs: what prompts have in common is computed once. The model must use sdpa attention.
+    """`CachedLM` for CPUs, which computes once what prompts have in common.
 
     Args:
         tokens_per_forward: about so many tree nodes are scored in one forward pass.
@@ -172,7 +216,7 @@ class PrefixSharingLM(CachedLM):
 
     def __init__(self, *args: Any, tokens_per_forward: int = 256, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.model.set_attn_implementation(NAME)
+        self.model.set_attn_implementation("grouped")
         self.tokens_per_forward = tokens_per_forward
 
     @torch.inference_mode()
@@ -209,7 +253,7 @@ class PrefixSharingLM(CachedLM):
     def _score(
         self, tree: TokenTree, start: DynamicCache, paths: list[tuple[list[int], list[int]]]
     ) -> list[tuple[float, bool]]:
-        """Answers of continuations, each the path of its nodes through the tree and its tokens."""
+        """Answer continuations, each given as the path of its nodes through the tree and its tokens."""
         nodes = sorted({node for path, _ in paths for node in path})
         place = {node: number for number, node in enumerate(nodes)}
         logits = self.model(
@@ -232,7 +276,7 @@ class PrefixSharingLM(CachedLM):
         return _checked([(likely.sum().item(), bool(same.all())) for likely, same in parts])
 
     def _generated(self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any) -> torch.Tensor:
-        """As `CachedLM`; the common start runs once."""
+        """Generate as `CachedLM` does, with the common start run once."""
         mask = arguments.pop("attention_mask")
         prompts = [row[kept.bool()].tolist() for row, kept in zip(context, mask, strict=True)]
         shared = 0
@@ -300,3 +344,51 @@ def _fork(cache: DynamicCache) -> DynamicCache:
     forked = copy.copy(cache)
     forked.layers = [copy.copy(layer) for layer in cache.layers]
     return forked
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **arguments,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot-product attention for inference that reads grouped keys and values in place.
+
+    transformers' sdpa function copies every KV head once for each of its query heads whenever there is a mask, which with
+    batched decoding costs ten times the attention itself. Here the query heads of a group become rows of one product with
+    their KV head. Products are in the model's dtype, softmax is float32, as in transformers' eager attention.
+
+    Args:
+        query: [batch, heads, queries, head size].
+        key, value: [batch, KV heads, keys, head size]; the values' size may be another.
+        attention_mask: bool, True = attend, [batch or 1, 1, queries, keys]; None leaves it to transformers' sdpa.
+        scaling: factor of the attention scores; None is head size ** -0.5.
+
+    Returns:
+        [batch, queries, heads, value head size] and None.
+    """
+    batch, heads, queries, size = query.shape
+    if attention_mask is None or attention_mask.dtype != torch.bool:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **arguments)
+    kv_heads, keys = key.shape[1:3]
+    groups = heads // kv_heads
+    scale = size**-0.5 if scaling is None else scaling
+    rows = query.reshape(batch * kv_heads, groups * queries, size)
+    key, value = (states.reshape(batch * kv_heads, keys, -1) for states in (key, value))
+    hidden = ~attention_mask[:, 0].expand(batch, queries, keys)
+    pairs = torch.arange(batch * kv_heads)
+    output = rows.new_empty(*rows.shape[:2], value.shape[-1])
+    for some in pairs.split(max(1, SCORES // (groups * queries * keys))):
+        part = slice(int(some[0]), int(some[-1]) + 1)
+        scores = (rows[part] @ key[part].transpose(1, 2)).float().mul_(scale).view(-1, groups, queries, keys)
+        # A query that sees nothing (padding) must not become NaN, so no -inf.
+        scores.masked_fill_(hidden[some // kv_heads, None], torch.finfo(torch.float32).min)
+        output[part] = scores.softmax(dim=-1).to(value.dtype).view(-1, groups * queries, keys) @ value[part]
+    return output.view(batch, heads, queries, -1).transpose(1, 2), None
+
+
+AttentionInterface.register("grouped", grouped_attention)
+AttentionMaskInterface.register("grouped", sdpa_mask)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config.catalogue import asked
 from pipeline.records import describe_spec, key_value_heads, measurement, project_code, provenance, weights_of
-from pipeline.score.data import open_questions
 from pipeline.score.fetch import Unavailable
-from pipeline.score.kept import KeptAnswers
-from pipeline.score.result import identity, summary
 from pipeline.score.served import score_served
-from pipeline.sources import read_source
+from pipeline.score.shards import summary
+from pipeline.sources import read_source, with_state
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
@@ -88,12 +88,10 @@ def measure_scores(
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
     tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
-    answered: dict[
-        str, tuple[Any, ...]
-    ] = {}  # by all that was asked, as some tasks differ in what is read off the answers
+    answered: dict[str, tuple[Any, ...]] = {}  # by all that was asked: several metrics are read off the same answers
 
     def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
-        """Result, settings it ran with, seconds that earlier jobs took, and further sections of the record."""
+        """Return result, settings it ran with, seconds that earlier jobs took, and further sections of the record."""
         request = (task, seed, folders.get(name), shard)
         if "engine" in task:
             return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
@@ -102,9 +100,11 @@ def measure_scores(
             benchmark, data = questions(*request)
             lm = load()
             lm.batch_size_per_gpu = task["batch_size"]
-            lm.keep(kept := _keep(state, subject, [folder, tokenizer], name))
+            lm.keep(state and _answers_file(state, subject, [folder, tokenizer], name))
+            if lm.kept.found:
+                print(f"{name}: goes on with {lm.kept.found} batches that were answered before", flush=True)
             answered[key] = (benchmark, data, lm, lm_eval_samples(lm, benchmark, task), lm.peak)
-            before = kept.seconds
+            before = lm.kept.seconds
             lm.peak.warn()
         benchmark, data, lm, samples, peak = answered[key]
         lm.batch_size_per_gpu = task["batch_size"]
@@ -114,79 +114,69 @@ def measure_scores(
 
     part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
-    places, found = dict(zip(tasks, outputs, strict=True)), dict[str, float | None]()
+    places, values = dict(zip(tasks, outputs, strict=True)), dict[str, str]()
     # vLLM's come first, while no model of ours holds the GPU's memory.
     for name, task in sorted(tasks.items(), key=lambda entry: "engine" not in entry[1]):
-        record = _measure(score, subject, name, task, seed)
-        write_json(places[name], record)
-        found[name] = record["result"]["value"] if record["status"] == "ok" else None
-    if len(found) > 1:  # what a run says of this step, its last line
-        said = [f"{name} {'unavailable' if value is None else format(value, '.4f')}" for name, value in found.items()]
-        print(", ".join(said), flush=True)
-    if state is not None and None not in found.values():
+        started, before = time.monotonic(), 0.0
+        settings = {
+            "task": name,
+            "lm_eval_task": task["task"],
+            "metric": task["metric"],
+            "filter": task.get("filter") or "none",
+            "shots": task["shots"],
+            "limit": task.get("limit"),
+            "seed": seed,
+            "backend": "vllm" if "engine" in task else "transformers",
+        }
+        status, reason, result, sections = "ok", None, None, {"data": task.get("source")}
+        try:
+            result, ran, before, sections = score(name, task)
+            settings |= ran
+            values[name] = format(result["value"], ".4f")
+            error = "" if result["stderr"] is None else f" +- {result['stderr']:.4f}"
+            said = f"{task['metric']} {values[name]}{error}, {result['n']} of {result['n_total']} questions"
+        except Unavailable as absence:
+            values[name] = status = "unavailable"
+            reason = str(absence)
+            said = f"unavailable: {reason}"
+        outcome = {"status": status, "reason": reason, "settings": settings, "result": result}
+        seconds = time.monotonic() - started + before
+        print(f"{name}: {said}, {seconds:.0f} s", flush=True)
+        write_json(places[name], measurement("score", **subject, **outcome, seconds=seconds, **sections))
+    if len(values) > 1:  # a run shows a step's last line
+        print(", ".join(f"{name} {value}" for name, value in values.items()), flush=True)
+    if state is not None and "unavailable" not in values.values():
         shutil.rmtree(state, ignore_errors=True)
 
 
-def _keep(state: Path | None, subject: dict[str, Any], folders: list[Path], task: str) -> KeptAnswers:
-    """The answers to a task that an earlier job had from the same files, code, libraries and kind of machine."""
-    if state is None:
-        return KeptAnswers()
-    files = {file: file.stat() for folder in folders for file in sorted(folder.iterdir()) if file.is_file()}
+def _answers_file(state: Path, subject: dict[str, Any], folders: list[Path], task: str) -> Path:
+    """Return the file for the answers to a task; other files, code, libraries or kinds of machine have another one."""
     origin = provenance(0)
     conditions = subject | {
         "code": project_code(),
-        "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in files.items()],
+        "files": [with_state({"local": str(folder)})["files"] for folder in folders],
         "libraries": origin["libraries"],
         "hardware": origin["hardware"]["gpus"] or origin["hardware"],
     }
-    kept = KeptAnswers(state / f"{task}.jsonl", conditions)
-    if kept.found:
-        print(f"{task}: goes on with {kept.found} batches that were answered before", flush=True)
-    return kept
-
-
-def _measure(
-    score: Callable[..., tuple[Any, ...]], subject: dict[str, Any], name: str, task: dict[str, Any], seed: int
-) -> dict[str, Any]:
-    """The record of one task."""
-    started, before = time.monotonic(), 0.0
-    settings = {
-        "task": name,
-        "lm_eval_task": task["task"],
-        "metric": task["metric"],
-        "filter": task.get("filter") or "none",
-        "shots": task["shots"],
-        "limit": task.get("limit"),
-        "seed": seed,
-        "backend": "vllm" if "engine" in task else "transformers",
-    }
-    status, reason, result, sections = "ok", None, None, {"data": task.get("source")}
-    try:
-        result, ran, before, sections = score(name, task)
-        settings |= ran
-        error = "" if result["stderr"] is None else f" +- {result['stderr']:.4f}"
-        outcome = f"{task['metric']} {result['value']:.4f}{error}, {result['n']} of {result['n_total']} questions"
-    except Unavailable as absence:
-        status, reason = "unavailable", str(absence)
-        outcome = f"unavailable: {reason}"
-    seconds = time.monotonic() - started + before
-    print(f"{name}: {outcome}, {seconds:.0f} s", flush=True)
-    outcome = {"status": status, "reason": reason, "settings": settings, "result": result}
-    return measurement("score", **subject, **outcome, seconds=seconds, **sections)
+    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
+    return state / f"{task}-{digest[:16]}.jsonl"
 
 
 def questions(
     task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
 ) -> tuple[Benchmark, dict[str, Any]]:
-    """The lm-eval tasks of a config entry and the identity of their data; raises as `build_benchmark` and `open_questions`."""
-    from pipeline.score.tasks import build_benchmark
+    """Build the lm-eval tasks of a config entry; returns them with the identity of their data.
+
+    Raises as `open_questions` and `build_benchmark`.
+    """
+    from pipeline.score.tasks import build_benchmark, open_questions
 
     source = open_questions(task["task"], task.get("source"), fetched)
     return build_benchmark(task, source, seed, shard), source.identity
 
 
 def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
-    """A checkpoint as lm-eval runs it: on all GPUs there are, or on the processor with shared prompts run once."""
+    """Load a checkpoint for lm-eval: on all GPUs there are, or on the processor with shared prompts run once."""
     import torch
     from transformers import AutoTokenizer
 
@@ -200,7 +190,7 @@ def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
 
 
 def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run a task of the config; the result of its score, and the settings it really ran with.
+    """Run a task of the config; returns the result of its score, and the settings it really ran with.
 
     Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
     """
@@ -208,33 +198,37 @@ def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[d
 
 
 def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[dict[str, Any]]:
-    """What lm-eval logs of every question of a task, once for each of its filters."""
+    """Return the samples that lm-eval logs: one for every question of a task and each of its filters."""
     from lm_eval import evaluate
 
-    chat = bool(task.get("chat_template"))
     results = evaluate(
         lm,
         {"tasks": benchmark.tasks},
         bootstrap_iters=0,
         log_samples=True,
-        apply_chat_template=chat,
-        fewshot_as_multiturn=chat and bool(task.get("fewshot_as_multiturn")),
+        apply_chat_template=bool(task.get("chat_template")),
+        fewshot_as_multiturn=_multiturn(task),
     )
     return [sample for part in results["samples"].values() for sample in part]
+
+
+def _multiturn(task: dict[str, Any]) -> bool:
+    return bool(task.get("chat_template") and task.get("fewshot_as_multiturn"))
 
 
 def read_off(
     samples: list[dict[str, Any]], lm: LM, benchmark: Benchmark, task: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `run_benchmark` gives, from the samples of the task, or of another one that asks the same."""
+    """Return what `run_benchmark` does, from the samples of the task or of another one that asks the same."""
     from pipeline.score.tasks import BITS_PER_BYTE, check_metric
 
     check_metric(task, benchmark.config)
-    chat, filter_name = bool(task.get("chat_template")), task.get("filter") or "none"
+    filter_name = task.get("filter") or "none"
     samples = [sample for sample in samples if sample["filter"] == filter_name]
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
-    identities, config = [identity(sample) for sample in samples], benchmark.config
+    identities = ["".join(sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")) for sample in samples]
+    config = benchmark.config
     result = summary(values, identities, benchmark.n, benchmark.n_total)
     if benchmark.numbers is not None:
         result["shard"] = {"numbers": benchmark.numbers, "identities": identities}
@@ -242,8 +236,8 @@ def read_off(
         "version": (config.get("metadata") or {}).get("version"),
         "tasks": benchmark.n_tasks,
         "output_type": config["output_type"],
-        "chat_template": chat,
-        "fewshot_as_multiturn": chat and bool(task.get("fewshot_as_multiturn")),
+        "chat_template": bool(task.get("chat_template")),
+        "fewshot_as_multiturn": _multiturn(task),
         "fewshot": benchmark.fewshot,
         "gen_prefix": config.get("gen_prefix"),
         "generation": config.get("generation_kwargs"),
@@ -257,11 +251,11 @@ def read_off(
 
 
 def bits_per_byte(sample: Mapping[str, Any]) -> float:
-    """Bits the model needs for the expected continuation, over its UTF-8 bytes; the space that begins it is no byte of it.
+    """Bits the model needs for the expected continuation, over its UTF-8 bytes without the space that begins it.
 
     Args:
-        sample: a sample that lm-eval logged of a task of the output type "loglikelihood", or of "multiple_choice", whose
-            target is the place of the right answer.
+        sample: as lm-eval logs it of a task of the output type "loglikelihood", or "multiple_choice", whose target is the
+            index of the right answer.
     """
     right = sample["target"] if len(sample["arguments"]) > 1 else 0
     (context, answer), ((loglikelihood, _greedy),) = sample["arguments"][right], sample["resps"][right]

@@ -1,7 +1,7 @@
-"""A generative task scored as it is served: vLLM with this project's plugin, and so with fast prefill.
+"""Scores of a generative task as it is served: vLLM with this project's plugin, and so with fast prefill.
 
-The scoring itself, lm-eval's, runs in `served_program`, under the guard that leaves none of vLLM's processes behind. What
-the two back ends would do differently is either made the same there (`ServedLM`) or refused here.
+lm-eval runs in `served_program`, under the guard that leaves none of vLLM's processes behind. Where the two back ends would
+differ, they are made alike there (`ServedLM`) or refused here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as in HFLM
-# Keys of generation_config.json that say nothing about greedy generation, or the same to both back ends.
+# Keys of generation_config.json that do not change greedy generation, or change it alike in both back ends.
 _SAME = {
     "_from_model_config",
     "bos_token_id",
@@ -50,18 +50,11 @@ def score_served(
     fetched: Path | None,
     shard: tuple[int, int],
 ) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
-    """Score a task that has an `engine`.
-
-    Args:
-        folder: the checkpoint.
-        tokenizer: the folder of its tokenizer.
-        rewired: whether it is a SwiftKV checkpoint.
-        log: file for all that vLLM prints.
-        task, seed, fetched, shard: as in `pipeline.score.run.questions`.
+    """Score a task that has an `engine`; the last four arguments are those of `pipeline.score.run.questions`.
 
     Returns:
         The result and the settings of its record, 0 seconds that earlier jobs took, and the record's sections `data` and
-        `engine`: what vLLM really ran.
+        `engine`, the latter as vLLM printed it to `log`.
 
     Raises:
         Unavailable: as `open_questions`.
@@ -78,7 +71,6 @@ def score_served(
         )
     if kv_cache != "auto":
         raise UserError("vLLM's FP8 cache has one scale a tensor and not one a token; score it with transformers")
-    penalty = repetition_penalty(folder)
     engine = task["engine"]
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
     environment = engine_environment(engine["gpus"], torch.get_num_threads())
@@ -88,8 +80,9 @@ def score_served(
         "task": task | {"engine": engine},
         "fetched": fetched,
         "seed": seed,
+        "shard": shard,
+        "repetition_penalty": repetition_penalty(folder),
     }
-    job |= {"shard": shard, "repetition_penalty": penalty}
     with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
         printed = program.job.text()
@@ -103,10 +96,10 @@ def score_served(
 
 
 def repetition_penalty(folder: Path) -> float:
-    """The penalty that transformers applies because generation_config.json says so; 1 is none.
+    """Return the repetition penalty of generation_config.json, which transformers applies; 1 is none.
 
     Raises:
-        UserError: the file asks transformers for something that vLLM would not do.
+        UserError: the file has a setting that vLLM would ignore.
     """
     file = folder / "generation_config.json"
     settings = read_json(file) if file.exists() else {}
@@ -119,14 +112,9 @@ def repetition_penalty(folder: Path) -> float:
 
 
 def check_task(name: str, output_type: str, settings: dict[str, Any] | None, max_length: int) -> None:
-    """Refuse a task whose answers would not be the same with both back ends.
+    """Refuse a task, by name, output_type and generation_kwargs of its lm-eval config, that vLLM would answer otherwise.
 
-    Args:
-        name, output_type, settings: task, output_type and generation_kwargs of its lm-eval config.
-        max_length: positions of the model.
-
-    Raises:
-        UserError: naming the task and what is in the way.
+    `max_length` is the number of positions of the model.
     """
     settings = settings or {}
     if output_type != "generate_until":

@@ -24,11 +24,11 @@ from swiftkv.errors import UserError
 
 
 class ServedLM(VLLM):
-    """lm-eval's VLLM that asks for, and reads, the answers that HFLM would give.
+    """lm-eval's VLLM, made to give the answers of HFLM.
 
     By itself VLLM takes vLLM's choice of tokenizer and chat template (for some Mistral models not transformers'), samples
-    at temperature 1 where a task says nothing of sampling, leaves out the repetition penalty of generation_config.json and
-    keeps special tokens in answers.
+    at temperature 1 where a task does not set it, omits the repetition penalty of generation_config.json and keeps special
+    tokens in answers.
 
     Args:
         folder: the checkpoint.
@@ -71,14 +71,14 @@ class ServedLM(VLLM):
     def modify_gen_kwargs(
         self, gen_kwargs: dict[str, Any], eos: str | list[str] | None = None, default_max_gen_toks: int = 256
     ) -> tuple[dict[str, Any], list[str], int]:
-        """As VLLM, but greedy, with the repetition penalty."""
+        """Make the settings greedy, with the repetition penalty."""
         settings, until, tokens = super().modify_gen_kwargs(gen_kwargs, eos, default_max_gen_toks)
         return settings | {"temperature": 0.0, "repetition_penalty": self.penalty}, until, tokens
 
     def _model_generate(
         self, requests: list[list[int]], generate: bool = False, sampling_params: Any = None
     ) -> list[Any]:
-        """As VLLM, with the texts as HFLM reads them off the tokens."""
+        """Generate as VLLM does, and decode as HFLM does."""
         outputs = super()._model_generate(requests, generate, sampling_params)
         for output in outputs:
             (completion,) = output.outputs
@@ -87,12 +87,12 @@ class ServedLM(VLLM):
 
 
 def positions(folder: Path, tokenizer: Path) -> int:
-    """The longest sequence, as HFLM finds it: prompts are cut on the left so that they and their answers fit."""
+    """Return the longest sequence as HFLM determines it; prompts are cut on the left so that answers fit too."""
     return resolve_max_length(AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(tokenizer))
 
 
 def score(job: dict[str, Any]) -> dict[str, Any]:
-    """Result, settings and data of a task; or why there are none, as `unavailable` or `refused`."""
+    """Return result, settings and data of a task; or why there are none, as `unavailable` or `refused`."""
     folder, tokenizer, task = job["folder"], job["tokenizer"], job["task"]
     try:
         benchmark, data = questions(task, job["seed"], job["fetched"], job["shard"])

@@ -1,21 +1,37 @@
-"""One score from the answers of several jobs, which asked every so many-th question each.
+"""The result of a score, and one score from the answers of several jobs, which asked every so many-th question each.
 
-What every job chose, its few-shot examples included, is what one job would have chosen (`build_benchmark`), so the record is
-the one that a single job would have written. Batches are others: where a log-likelihood is a near tie, or is the value itself,
-its last digits may differ, as with another batch size.
+All jobs chose, few-shot examples included, what a single one would have (`build_benchmark`), so the record is the one that
+it would have written. Batches differ: where a log-likelihood is a near tie, or is the value itself, its last digits may
+differ, as with another batch size.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.score.result import summary
+from pipeline.statistics import mean_and_stderr
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
 EXAMPLES = ("prompt_example", "target_example", "response_example")  # of the first question asked
+
+
+def summary(values: Sequence[float], identities: Sequence[str], n: int, n_total: int) -> dict[str, Any]:
+    """Return the `result` of a score.
+
+    Args:
+        values: the value of each question, in the order asked.
+        identities: equal for the same question, asked with the same prompt and with the same expected answer.
+        n: chosen questions.
+        n_total: questions there were to choose from.
+    """
+    value, stderr = mean_and_stderr(values)
+    digest = hashlib.sha256("".join(identities).encode()).hexdigest()
+    questions = {"sha256": digest, "values": list(values)}
+    return {"value": value, "stderr": stderr, "n": n, "n_total": n_total, "questions": questions}
 
 
 def merge_scores(shards: Sequence[Path], output: Path) -> None:
@@ -31,10 +47,11 @@ def merge_scores(shards: Sequence[Path], output: Path) -> None:
         UserError: a record is missing or damaged, they were not scored alike, or questions are missing.
     """
     records = [read_json(path) for path in shards]
-    for path, record in zip(shards, records, strict=True):
-        if differing := _difference(_common(record), _common(records[0])):
+    common = [_common(record) for record in records]
+    for path, alike in zip(shards, common, strict=True):
+        if differing := [key for key in common[0] | alike if alike.get(key) != common[0].get(key)]:
             raise UserError(
-                f"{path} was not scored like {shards[0]}, {differing} differs; delete the older of them and run again"
+                f"{path} was not scored like {shards[0]}, {differing[0]} differs; delete the older of them and run again"
             )
     merged = dict(records[0])
     if merged["status"] == "ok":
@@ -72,12 +89,8 @@ def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dic
 
 
 def _common(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What all shards of a score have in common, by a name that says where it stands."""
+    """Flatten what all shards of a score have in common, under names that say where it stands."""
     flat = {key: record[key] for key in record if key not in ("settings", "result", "provenance", "engine")}
     flat |= {f"settings.{key}": value for key, value in record["settings"].items() if key not in EXAMPLES}
     result = record["result"] or {}
     return flat | {key: result.get(key) for key in ("n", "n_total")}
-
-
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    return next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)

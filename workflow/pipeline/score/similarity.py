@@ -28,8 +28,7 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
         documents: token ids, each run by itself.
 
     Returns:
-        Float64 [documents, L, L]: sums over the tokens of cos(x_i, x_j); and the tokens of each document. Each cosine is
-        float32, within a few 1e-7 of exact; their sums are float64.
+        Float64 [documents, L, L], the sums over tokens of cos(x_i, x_j) in float32; and the tokens of each document.
     """
     layers = model.config.num_hidden_layers
     sums = torch.zeros(len(documents), layers, layers, dtype=torch.float64, device=model.device)
@@ -47,20 +46,12 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
 
 
 def simscores(pairwise: torch.Tensor) -> list[float]:
-    """Eq. 1 from the pairwise matrix [L, L]: entry l is the mean of row l over the later layers' inputs l+1 .. L-1.
-
-    With layers counted from 0 there are L - 1 entries, l = 0 .. L - 2: the last layer has no later one.
-    """
-    layers = len(pairwise)
-    return [pairwise[layer, layer + 1 :].mean().item() for layer in range(layers - 1)]
+    """Eq. 1 from the pairwise matrix [L, L]: entry l, of L - 1, is the mean of row l over the later layers' inputs l+1 .. L-1."""
+    return [pairwise[layer, layer + 1 :].mean().item() for layer in range(len(pairwise) - 1)]
 
 
 def simscore_errors(sums: torch.Tensor, tokens: list[int]) -> list[float | None]:
-    """The standard error over documents of each of `simscores`; None of one document.
-
-    Args:
-        sums, tokens: as `layer_similarity` gives them.
-    """
+    """Standard error over documents of each of `simscores`, from the result of `layer_similarity`; None for one document."""
     per_document = zip(*map(simscores, sums), strict=True)
     return [ratio(document_sums, tokens)["stderr"] for document_sums in per_document]
 

