@@ -241,12 +241,12 @@ def ungrouped_points():
     return f"(?!(?:{pattern(grouped)})$)(?:{pattern(scale.serving.points)})"
 
 
-def apply_settings_of(rule, other):
+def apply_settings_of(name, other):
     """Let a profile's set-threads and set-resources of a rule be those of another that is not written yet."""
     settings = workflow.resource_settings
     for named in (settings._parsed_overwrite_threads, settings._parsed_overwrite_resources):
-        if rule in named:
-            named.setdefault(other, named[rule])
+        if name in named:
+            named.setdefault(other, named[name])
 
 
 def serves_dummy(w):
