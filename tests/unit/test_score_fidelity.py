@@ -187,7 +187,7 @@ def test_large_keys_in_an_fp8_cache_are_said(tmp_path, tiny_teacher, capsys):
     for layer in model.model.layers:
         layer.self_attn.k_proj.bias.data[3::8] = 100.0  # one in each head
     chats, source = write_chats(tmp_path / "chats.jsonl"), write_source(model, tmp_path)
-    record = measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, tmp_path / "out.json")
+    record = measure_fidelity(source, None, "baseline", None, "fp8", chats, DRAW, tmp_path / "out.json")
     keys = record["result"]["fp8_keys"]
     assert keys["bound"] == pytest.approx(8 * 8**0.5) and 99 < keys["largest"] < 120
     assert "warning: keys of up to 1" in capsys.readouterr().out
