@@ -213,6 +213,9 @@ def _summary(plan: Plan) -> str:
                 f"  too long    {name} takes {duration(seconds)}; its first attempt ends after {duration(limit)}"
             )
     lines += [f"  not counted {count(number, 'job')}, as {why}" for why, number in unknown.items()]
+    for other in dict.fromkeys(plan.config.stand_ins.values()):
+        shown = [name for name, stand_in in plan.config.stand_ins.items() if stand_in == other]
+        lines.append(f"  stand-in    {other} for {', '.join(shown)}")
     return "\n".join(lines)
 
 
