@@ -19,30 +19,30 @@ help:  ## what there is to make
 
 # The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
 demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (4 to 9 minutes on two cores)
-	@$(ACTIVATE) && python -m pipeline.run run --profile local demo
+	@$(ACTIVATE) && python -m pipeline run --profile local demo
 	@$(MAKE) --no-print-directory report PROFILE=local
 	@$(ACTIVATE) && python -m pipeline.artifacts.checks results/local/tables/demo.csv
 
 reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (73 minutes on two cores after the demo)
-	$(ACTIVATE) && python -m pipeline.run run $(SCALE)
+	$(ACTIVATE) && python -m pipeline run $(SCALE)
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
-	@$(ACTIVATE) && python -m pipeline.run plan $(SCALE)
+	@$(ACTIVATE) && python -m pipeline plan $(SCALE)
 
 report: .venv/.ready  ## report.html and gallery.md anew, of all that was made so far
-	@$(ACTIVATE) && python -m pipeline.run report $(RESULTS:%=--results %) $(SCALE)
+	@$(ACTIVATE) && python -m pipeline report $(RESULTS:%=--results %) $(SCALE)
 
 check: .venv/.ready  ## what a run needs, before hours are lost
-	$(ACTIVATE) && python -m pipeline.run check $(SCALE)
+	$(ACTIVATE) && python -m pipeline check $(SCALE)
 
 compare: .venv/.ready  ## whether what was made agrees with the shipped reference run; RESULTS names another folder of results
-	@$(ACTIVATE) && python -m pipeline.run compare $(RESULTS:%=--results %) $(REFERENCE:%=--reference %) $(SCALE)
+	@$(ACTIVATE) && python -m pipeline compare $(RESULTS:%=--results %) $(REFERENCE:%=--reference %) $(SCALE)
 
 redraw: .venv/.ready  ## tables and figures of the shipped reference run, in results/reference
-	@$(ACTIVATE) && python -m pipeline.run redraw $(SCALE)
+	@$(ACTIVATE) && python -m pipeline redraw $(SCALE)
 
 reference: .venv/.ready  ## for maintainers: what was made becomes the shipped reference run
-	@$(ACTIVATE) && python -m pipeline.run keep $(SCALE)
+	@$(ACTIVATE) && python -m pipeline keep $(SCALE)
 
 # Each test computes on one thread. Tests of a file share what they set up, so a file stays in one process.
 test: .venv/.ready  ## what every change has to pass: needs no cluster and no GPU

@@ -34,7 +34,7 @@ def redraw() -> dict[str, str]:
     """Redraw the shipped reference run; the text of each CSV by its path below the results."""
     for file in REDRAWN.rglob("*.csv"):
         file.unlink()
-    words = [sys.executable, "-m", "pipeline.run", "redraw", "--profile", "local"]
+    words = [sys.executable, "-m", "pipeline", "redraw", "--profile", "local"]
     subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     files = sorted(REDRAWN.rglob("*.csv"))
     return {str(file.relative_to(REDRAWN)): file.read_bytes().decode() for file in files}

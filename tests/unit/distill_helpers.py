@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swiftkv.distill.packing import PackedRows, Sample, pack, write_packed
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Distilling, Packing, Recipe
 from swiftkv.distill.trainer import Loop
 from swiftkv.models import load_any
 
@@ -76,6 +76,11 @@ def make_inputs(folder: Path) -> None:
     write_packed(folder / "packed.safetensors", arrays, counts)
 
 
+def settings(part: type[Packing], changes: dict | None = None) -> str:
+    """Those settings of a recipe that a class has, as JSON."""
+    return json.dumps({name: value for name, value in (RECIPE | (changes or {})).items() if name in part.model_fields})
+
+
 def command(
     inputs: Path,
     output: Path,
@@ -89,7 +94,10 @@ def command(
         "--model-source": inputs / "source.json",
         "--variant": "v",
         "--spec": json.dumps(spec),
-        "--recipe": json.dumps(RECIPE | (recipe or {})),
+        "--recipe": settings(Distilling, recipe),
+        "--course": json.dumps(
+            {k: v for k, v in (RECIPE | (recipe or {})).items() if k not in Distilling.model_fields}
+        ),
         "--data": inputs / "packed.safetensors",
         "--state-dir": output / "state",
         "--checkpoint": output / "checkpoint",

@@ -110,11 +110,10 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
     """Figures are drawn, but not written."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
-    config = scale()
-    config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
-    config = typed(config)
+    whole = scale()
+    whole["pathvars"] = {key: str(tmp_path / key) for key in whole["pathvars"]}
+    config, results = typed(whole), tmp_path / "results"
     contents.check(config)
-    results = Path(config["pathvars"]["results"])
     made = contents.names(config)
     assert len(made) >= 35
     for artifact in [each for each in made if each != "claims"] + ["claims"]:  # it reads the others
@@ -122,7 +121,7 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
         needed = contents.needs(config, artifact)
         for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
             if not Path(path).exists():
-                provide(config, path)
+                provide(whole, path)
         outputs = {form: results / f"{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]}
         make_artifact(entry, needed, list(outputs.values()))
         for path in outputs.values():

@@ -11,7 +11,7 @@ from tests.unit.distill_helpers import RECIPE
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, lm_loss
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
+from swiftkv.distill.step import DistillationStep, FineTuningStep, lower_state, next_tokens
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
@@ -222,7 +222,7 @@ def test_hidden_state_loss_in_the_step():
     base = tiny_teacher()
     step = DistillationStep(base, SPEC, recipe(hidden_state_layer=-2, **changes))
     loss, parts = step(ids, positions, weights)
-    state = step._lower_state(ids, positions)
+    state = lower_state(step.student, step.attention, ids, positions)
     pair = [step.student.model.forward_upper(state, student, collect_hidden=True)[1][-1] for student in (True, False)]
     expected = ((pair[0] - pair[1]).square().mean(-1) * weights).sum()
     torch.testing.assert_close(loss, expected)

@@ -11,7 +11,7 @@ from tests.conftest import tiny_teacher
 from tests.unit.distill_helpers import RECIPE, SPEC, log, train
 
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep, next_tokens
+from swiftkv.distill.step import DistillationStep, lower_state, next_tokens
 from swiftkv.models import load_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -86,7 +86,9 @@ def test_the_head_is_trained_and_the_ordinary_one_is_not(change):
 
 def test_stored_teacher_states_give_the_same_bits():
     made, (ids, positions, weights) = step(), batch()
-    state, final, _ = made.teacher_states(ids, positions)
+    with torch.no_grad():
+        state = lower_state(made.student, made.attention, ids, positions)
+        final, _ = made.teacher.model.forward_upper(state, student=False)
     stored = made(ids, positions, weights, lower_hidden=state.hidden, teacher_hidden=final)
     assert torch.equal(stored[1], made(ids, positions, weights)[1])
 

@@ -5,10 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from tests.unit.distill_helpers import RECIPE, TEMPLATE, random_samples, run, stage, tokenizer
+from tests.unit.distill_helpers import TEMPLATE, random_samples, run, settings, stage, tokenizer
 
 from swiftkv.chats import read_chats
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
+from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
 from swiftkv.models import load_tokenizer
 
@@ -89,7 +90,7 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     arguments = {
         "--model-source": tmp_path / "source.json",
-        "--recipe": json.dumps(RECIPE),
+        "--recipe": settings(Packing),
         "--data": tmp_path / "chats.jsonl",
         "--output": tmp_path / "rows",
     }

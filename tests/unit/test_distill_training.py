@@ -21,13 +21,14 @@ from tests.unit.distill_helpers import (
     mean_loss,
     plain_adamw,
     run,
+    settings,
     stage,
     tensors,
     train,
 )
 
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Recipe, Teaching
 from swiftkv.distill.step import DistillationStep, next_tokens
 from swiftkv.models import load_any, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
@@ -139,7 +140,7 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
     train(tmp_path, tmp_path / "online", recipe=recipe)
     words = {
         "--model-source": tmp_path / "source.json",
-        "--recipe": json.dumps(RECIPE | recipe),
+        "--recipe": settings(Teaching, recipe),
         "--data": tmp_path / "packed.safetensors",
         "--output": tmp_path / "states.safetensors",
     }

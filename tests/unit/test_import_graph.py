@@ -27,6 +27,7 @@ FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"): path
     for files in ("src/swiftkv/**/*.py", "workflow/pipeline/**/*.py")
     for path in ROOT.glob(files)
+    if path != ROOT / "workflow/pipeline/__main__.py"  # the command line, above all floors
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
+from pipeline.config.settings import Fidelity
 from pipeline.score.fidelity import measure_fidelity
 from pipeline.sources.published import fetch_checkpoint
 from swiftkv.errors import UserError
@@ -38,12 +39,13 @@ def fetch(released, source, folder, **changes):
 def test_it_is_measured_as_what_it_is(source, released, tmp_path):
     identity = fetch(released, source, tmp_path / "checkpoint")
     assert identity["kind"] == "local" and identity["id"] == str(released) and "sha256" in identity["resolved"]
+    draw = Fidelity(documents=6, max_length=64, seed=0)
     record = measure_fidelity(
-        source, tmp_path / "checkpoint", "published", SPEC, "auto", write_chats(tmp_path / "chats"), 6, 64, 0,
+        source, tmp_path / "checkpoint", "published", SPEC, "auto", write_chats(tmp_path / "chats"), draw,
         tmp_path / "fidelity.json",
     )  # fmt: skip
     assert record["weights"] == "published" and record["checkpoint"] == identity
-    own = measure_fidelity(source, released, "own", SPEC, "auto", tmp_path / "chats", 6, 64, 0, tmp_path / "own.json")
+    own = measure_fidelity(source, released, "own", SPEC, "auto", tmp_path / "chats", draw, tmp_path / "own.json")
     assert own["weights"] == "trained" and "checkpoint" not in own
     assert own["result"] == record["result"] and record["result"]["kl"]["value"] > 0.01
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
+from pipeline.config.settings import EarlyExit
 from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
@@ -36,7 +37,7 @@ def place(tmp_path, tiny_teacher):
 
 def measured(place, spec=EXIT, **changes):
     source, chats, checkpoint, output = place
-    return measure_early_exit(source, checkpoint, "v", spec, chats, SETTINGS | changes, output)
+    return measure_early_exit(source, checkpoint, "v", spec, chats, EarlyExit(**SETTINGS | changes), output)
 
 
 @torch.no_grad()
@@ -119,11 +120,11 @@ def test_what_cannot_exit_is_one_sentence(place, tmp_path):
     source, chats, _, output = place
     save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), SPEC), tmp_path / "plain")
     with pytest.raises(UserError, match="plain has no early exit head; train a variant with early_exit: true"):
-        measure_early_exit(source, tmp_path / "plain", "v", SPEC, chats, SETTINGS, output)
+        measure_early_exit(source, tmp_path / "plain", "v", SPEC, chats, EarlyExit(**SETTINGS), output)
     with pytest.raises(UserError, match="of another spec"):
         measured(place, replace(EXIT, num_key_value_layers=2))
     with pytest.raises(UserError, match="nowhere"):
-        measure_early_exit(source, tmp_path / "nowhere", "v", EXIT, chats, SETTINGS, output)
+        measure_early_exit(source, tmp_path / "nowhere", "v", EXIT, chats, EarlyExit(**SETTINGS), output)
     assert not output.exists()
 
 

@@ -11,12 +11,16 @@ import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 from transformers.cache_utils import DynamicCache
 
+from pipeline.config.settings import Fidelity
 from pipeline.score import fidelity
 from pipeline.score.fidelity import compare, measure_fidelity
 from pipeline.statistics import ratio
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_base, save_swiftkv
+
+DRAW = Fidelity(documents=5, max_length=40, seed=0)
+WHOLE = Fidelity(documents=5, max_length=400, seed=0)
 
 
 def test_compare_equals_the_definition(monkeypatch):
@@ -73,7 +77,7 @@ def place(tmp_path, tiny_teacher):
 
 def test_baseline_is_its_own_teacher(place):
     source, chats, _, output = place
-    written = measure_fidelity(source, None, "baseline", None, "auto", chats, 5, 40, 0, output)
+    written = measure_fidelity(source, None, "baseline", None, "auto", chats, DRAW, output)
     assert json.loads(output.read_text()) == written
     assert (written["measure"], written["weights"], written["spec"]) == ("fidelity", "original", None)
     record = written["result"]
@@ -93,7 +97,7 @@ def test_baseline_is_its_own_teacher(place):
 
 def test_untrained_checkpoint_equals_the_start(place):
     source, chats, checkpoint, output = place
-    record = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 40, 0, output)
+    record = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, DRAW, output)
     result = record["result"]
     for key in ("kl", "answer_kl", "top1_agreement", "perplexity"):
         assert result[key] == result["start"][key]
@@ -116,7 +120,7 @@ def answers(chats):
 
 def test_kl_of_last_answers_is_that_of_their_tokens(place):
     source, chats, checkpoint, output = place
-    result = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, 5, 400, 0, output)["result"]
+    result = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, WHOLE, output)["result"]
     teacher, student, total, tokens = load_base(source.parent / "checkpoint"), load_swiftkv(checkpoint), 0.0, 0
     for document, prompt in answers(chats):
         row = torch.tensor([document])
@@ -131,12 +135,12 @@ def test_answers_with_their_own_keys_and_values_are_compared_as_they_are_generat
     spec, checkpoint = replace(SPEC, key_value_group_size=1, own_key_values=True), output.parent / "own"
     teacher = load_base(source.parent / "checkpoint")
     save_swiftkv(rewire(teacher, spec), checkpoint, tokenizer=byte_tokenizer())
-    result = measure_fidelity(source, checkpoint, "own", spec, kv_cache, chats, 5, 400, 0, output)["result"]
+    result = measure_fidelity(source, checkpoint, "own", spec, kv_cache, chats, WHOLE, output)["result"]
     assert not {"kl", "perplexity", "chats"} & result.keys()
     copied = replace(spec, own_key_values=False)
     save_swiftkv(rewire(teacher, copied), output.parent / "copied", tokenizer=byte_tokenizer())
-    other = measure_fidelity(source, output.parent / "copied", "v", copied, kv_cache, chats, 5, 400, 0, output)
-    assert 0 < result["answer_kl"]["value"] < other["result"]["answer_kl"]["value"]
+    theirs = measure_fidelity(source, output.parent / "copied", "v", copied, kv_cache, chats, WHOLE, output)["result"]
+    assert 0 < result["answer_kl"]["value"] < theirs["answer_kl"]["value"]
     if kv_cache == "auto":
         assert result["answer_kl"] == result["start"]["answer_kl"]
         student, total, tokens = load_swiftkv(checkpoint), 0.0, 0
@@ -159,7 +163,7 @@ def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_pa
     with torch.no_grad():
         tuned.lm_head.weight.mul_(1.1)
     save_base(tuned, tmp_path / "tuned")
-    record = measure_fidelity(source, tmp_path / "tuned", "fine-tuned", None, "auto", chats, 5, 40, 0, output)
+    record = measure_fidelity(source, tmp_path / "tuned", "fine-tuned", None, "auto", chats, DRAW, output)
     assert (record["weights"], record["spec"], record["result"]["start"]) == ("trained", None, None)
     base, tuned, tokenizer = load_base(tmp_path / "checkpoint"), load_base(tmp_path / "tuned"), byte_tokenizer()
     total = 0.0
@@ -173,7 +177,7 @@ def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_pa
 
 def test_fp8_baseline_is_close_to_but_not_its_teacher(place):
     source, chats, _, output = place
-    record = measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, output)
+    record = measure_fidelity(source, None, "baseline", None, "fp8", chats, DRAW, output)
     assert 0 < record["result"]["kl"]["value"] < 0.05
 
 
@@ -183,7 +187,7 @@ def test_large_keys_in_an_fp8_cache_are_said(tmp_path, tiny_teacher, capsys):
     for layer in model.model.layers:
         layer.self_attn.k_proj.bias.data[3::8] = 100.0  # one in each head
     chats, source = write_chats(tmp_path / "chats.jsonl"), write_source(model, tmp_path)
-    record = measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, tmp_path / "out.json")
+    record = measure_fidelity(source, None, "baseline", None, "fp8", chats, DRAW, tmp_path / "out.json")
     keys = record["result"]["fp8_keys"]
     assert keys["bound"] == pytest.approx(8 * 8**0.5) and 99 < keys["largest"] < 120
     assert "warning: keys of up to 1" in capsys.readouterr().out
@@ -192,15 +196,15 @@ def test_large_keys_in_an_fp8_cache_are_said(tmp_path, tiny_teacher, capsys):
 def test_too_few_gpus_are_one_sentence(place, full_gpus):
     source, chats, _, output = place
     with pytest.raises(UserError, match="all of it is left over.*raise gpus.score"):
-        measure_fidelity(source, None, "baseline", None, "fp8", chats, 5, 40, 0, output)
+        measure_fidelity(source, None, "baseline", None, "fp8", chats, DRAW, output)
 
 
 def test_missing_checkpoint_is_one_sentence(place, tmp_path):
     source, chats, _, output = place
     with pytest.raises(UserError, match="nowhere"):
-        measure_fidelity(source, tmp_path / "nowhere", "v", SPEC, "auto", chats, 5, 40, 0, output)
+        measure_fidelity(source, tmp_path / "nowhere", "v", SPEC, "auto", chats, DRAW, output)
     assert not output.exists()
     with pytest.raises(UserError, match="needs a checkpoint"):
-        measure_fidelity(source, None, "v", SPEC, "auto", chats, 5, 40, 0, output)
+        measure_fidelity(source, None, "v", SPEC, "auto", chats, DRAW, output)
     with pytest.raises(UserError, match="of another spec"):
-        measure_fidelity(source, place[2], "v", replace(SPEC, num_key_value_layers=2), "auto", chats, 5, 40, 0, output)
+        measure_fidelity(source, place[2], "v", replace(SPEC, num_key_value_layers=2), "auto", chats, DRAW, output)

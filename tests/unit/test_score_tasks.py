@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from score_helpers import arrow_file
 from score_tasks import COMPLETIONS, PANEL, TASKS
+from tests.unit.artifact_helpers import scale, typed
 
 from pipeline.config.catalogue import KNOWN
 from pipeline.run.check import check_tasks
@@ -119,9 +120,11 @@ def test_unknown_task_is_one_sentence(monkeypatch):
 
 def test_tasks_that_can_be_scored_pass_the_check():
     jobs = [PlannedJob("score_panel", outputs=("scores/winogrande.json", "scores/mmlu.json"))]
-    assert check_tasks({"tasks": TASKS}, jobs) == 2
-    hub = TASKS["winogrande"] | {"source": {"hub": "org/name"}}
-    assert check_tasks({"tasks": {"hub": hub}}, [PlannedJob("fetch_questions", {"task": "hub"}, outputs=("x",))]) == 1
+    config = scale("smoke")
+    assert check_tasks(typed(config), jobs) == 2
+    config["tasks"]["winogrande"]["source"] = {"hub": "org/name"}
+    jobs = [PlannedJob("fetch_questions", {"task": "winogrande"}, outputs=("x",))]
+    assert check_tasks(typed(config), jobs) == 1
 
 
 def test_files_without_the_scored_split_are_one_sentence():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from score_helpers import SHAPE, write_chats, write_source
 
+from pipeline.config.settings import Fidelity
 from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
 from swiftkv.device import dtype_name
 
@@ -58,7 +59,7 @@ def test_errors_are_those_of_documents():
 def test_record(tiny_teacher, tmp_path):
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     chats = write_chats(tmp_path / "train.jsonl")
-    written = measure_similarity(source, chats, 4, 20, 7, tmp_path / "out.json")
+    written = measure_similarity(source, chats, Fidelity(documents=4, max_length=20, seed=7), tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text()) == written
     assert (written["measure"], written["variant"], written["model"]["title"]) == ("similarity", "baseline", "Tiny")
     assert written["settings"] == {"documents": 4, "max_length": 20, "seed": 7, "dtype": dtype_name()}

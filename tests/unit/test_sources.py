@@ -103,6 +103,49 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path):
     assert AutoTokenizer.from_pretrained(record["path"]).chat_template == CHATML
     assert (tmp_path / "made/model.safetensors").read_bytes() == before["model.safetensors"]
     assert {file.name: file.read_bytes() for file in base.iterdir()} == before
+    resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", owner)  # again, over the first
+
+
+@pytest.mark.parametrize(("kind", "damaged", "code"), [("llama", 1, 0), ("llama", 9, 1), ("gemma2", 0, 1)])
+def test_weights_are_downloaded_of_known_models_and_again_if_damaged(tmp_path, kind, damaged, code):
+    write_checkpoint(tmp_path / "mine")
+    (tmp_path / "mine/config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
+    (tmp_path / "mine/chat_template.jinja").write_text("{{ messages }}")
+    arguments = {
+        "--name": "m",
+        "--title": "M",
+        "--source": '{"hub": "org/mine"}',
+        "--chat-template": "null",
+        "--num-hidden-layers": "2",
+        "--output": tmp_path / "m/source.json",
+    }
+    with running(tmp_path / "hub") as hub:
+        for file in (tmp_path / "mine").iterdir():
+            hub.file("org/mine", file.name, file.read_bytes())
+        for name in ("consolidated.safetensors", "consolidated.00.safetensors", "original/model.safetensors"):
+            hub.file("org/mine", name, b"the same weights again")
+        hub.damaged["org/mine/model.safetensors"] = damaged
+        run = subprocess.run(
+            [sys.executable, "-m", "pipeline.stages", "resolve_model", *(word for pair in arguments.items() for word in pair)],
+            env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
+        )  # fmt: skip
+    assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
+    described = {"org/mine/config.json": 1, "org/mine/chat_template.jinja": 1}
+    assert hub.sent == described | ({"org/mine/model.safetensors": 2} if damaged else {})
+    if not damaged:
+        assert "'gemma2'" in run.stderr
+    elif code:
+        assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
+        assert not (tmp_path / "m/source.json").exists()
+    else:
+        assert (
+            str(tmp_path) not in (tmp_path / "m/source.json").read_text()
+        )  # the record knows no place of this machine
+        (tmp_path / "m").rename(tmp_path / "moved")
+        record = read_source(tmp_path / "moved/source.json")
+        weights = Path(record["path"]) / "model.safetensors"
+        assert record["resolved"] == COMMIT
+        assert weights.read_bytes() == (tmp_path / "mine/model.safetensors").read_bytes()
 
 
 def test_a_chat_template_that_is_not_there_is_named(tmp_path):
@@ -114,36 +157,6 @@ def test_a_chat_template_that_is_not_there_is_named(tmp_path):
         with pytest.raises(UserError, match=sentence):
             resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", {"local": str(folder)})
     assert not (tmp_path / "made").exists()
-
-
-@pytest.mark.parametrize(("damaged", "code"), [(1, 0), (9, 1)])
-def test_damaged_weights_are_downloaded_again(tmp_path, damaged, code):
-    write_checkpoint(tmp_path / "mine")
-    options = {"--name": "m", "--title": "M", "--source": '{"hub": "org/mine"}', "--chat-template": "null"}
-    options |= {"--num-hidden-layers": "2", "--output": tmp_path / "m/source.json"}
-    with running(tmp_path / "hub") as hub:
-        for file in (tmp_path / "mine").iterdir():
-            hub.file("org/mine", file.name, file.read_bytes())
-        for name in ("consolidated.safetensors", "original/model.safetensors"):
-            hub.file("org/mine", name, b"the same weights again")
-        hub.damaged["org/mine/model.safetensors"] = damaged
-        words = [word for pair in options.items() for word in pair]
-        run = subprocess.run(
-            [sys.executable, "-m", "pipeline.stages", "resolve_model", *words],
-            env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
-        )  # fmt: skip
-    assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
-    assert hub.sent == {"org/mine/config.json": 1, "org/mine/model.safetensors": 2}
-    if code:
-        assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
-        assert not (tmp_path / "m/source.json").exists()
-    else:
-        assert str(tmp_path) not in (tmp_path / "m/source.json").read_text()  # no place of this machine
-        (tmp_path / "m").rename(tmp_path / "moved")
-        record = read_source(tmp_path / "moved/source.json")
-        assert record["resolved"] == COMMIT
-        weights = Path(record["path"]) / "model.safetensors"
-        assert weights.read_bytes() == (tmp_path / "mine/model.safetensors").read_bytes()
 
 
 def answer(monkeypatch, *answers):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors import safe_open
 from tests.conftest import randomise_biases, tiny_teacher
-from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run, stage, train
+from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run, settings, stage, train
 
 from swiftkv.distill import attention
 from swiftkv.distill import teacher as distill_teacher
 from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Fitting, Recipe
 from swiftkv.distill.teacher import Teacher, write_moments
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
@@ -88,7 +86,7 @@ def test_a_teacher_over_several_gpus_has_no_mask_that_stays_on_the_first(inputs,
     def teacher(gpus):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         made = Teacher(inputs / "model", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [2])
-        return made.step.attention, next(made.run([0]))[1]
+        return made.attention, next(made.run([0]))[1]
 
     def choose(recipe, _=None):
         return asked if (asked := recipe.attention) != "auto" else attention.FLEX
@@ -109,15 +107,16 @@ def test_sums_are_those_of_the_text(inputs):
     rows = PackedRows(inputs / "packed.safetensors")
     batch = rows[list(range(rows.rows))]
     teacher = Teacher(inputs / "model", inputs / "packed.safetensors", Recipe.from_dict(RECIPE), [2])
-    found = teacher.moments()
+    starts = teacher.starts(Recipe.from_dict(RECIPE).start_tokens)
+    found = teacher.moments(starts)
     covariance, gram, cross, energy, final = 0, 0, 0, 0, 0
-    for _, hidden, (text, positions) in teacher.run(teacher.fitted):
+    for _, hidden, (text, positions) in teacher.run(starts):
         found.add(hidden, text, positions)
-        decoder = teacher.step.teacher.model
+        decoder = teacher.model.model
         block = decoder.layers[2]
         states = block.input_layernorm(hidden[2])[text].double()
         weight = received_attention(decoder, 4, hidden[4], positions)[text].double()[:, None]
-        target = teacher_key_value(teacher.step.teacher, {4: hidden[4][text][None]}, 4).double()
+        target = teacher_key_value(teacher.model, {4: hidden[4][text][None]}, 4).double()
         queries = block.self_attn.q_proj(block.input_layernorm(hidden[2])[text]).double().unflatten(1, (8, 2, 4))
         covariance = covariance + states.T @ states
         gram, cross = gram + states.T @ (weight * states), cross + states.T @ (weight * target)
@@ -151,7 +150,7 @@ def test_tokens_weigh_what_transformers_says_they_receive(architecture, monkeypa
 def test_two_ranks_gather_the_same_bits(inputs, tmp_path):
     words = {
         "--model-source": inputs / "source.json",
-        "--recipe": json.dumps(RECIPE),
+        "--recipe": settings(Fitting),
         "--data": inputs / "packed.safetensors",
     }
     layers = ["1", "2", "3", "4", "5"]

@@ -24,7 +24,7 @@ sys.exit(status)
 
 
 def plan(*arguments):
-    return run(sys.executable, "-c", WATCHED, sys.executable, "-m", "pipeline.run", "plan", *arguments)
+    return run(sys.executable, "-c", WATCHED, sys.executable, "-m", "pipeline", "plan", *arguments)
 
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):

@@ -15,7 +15,7 @@ from swiftkv.io import read_json, write_json
 
 
 def scale(*words, cwd):
-    return run(sys.executable, "-m", "pipeline.run", *words, "--profile", "local", cwd=cwd)
+    return run(sys.executable, "-m", "pipeline", *words, "--profile", "local", cwd=cwd)
 
 
 def test_a_reference_run_is_drawn_from_and_compared_with(tmp_path):

@@ -114,7 +114,7 @@ def test_what_is_asked_for_holds_the_model(site):
         )
         size = Size.of(config, model, ROOT).bytes
         assert gpus <= 8 * nodes and gpus * 80e9 > size, line
-        assert size < memory * 1e6 <= config["gpu_jobs"]["mem_mb_per_node"] * 1e6, line
+        assert size < memory * 1e6 <= config.gpu_jobs.mem_mb_per_node * 1e6, line
         models.add(model)
     assert models == set(MODELS)
 

@@ -71,9 +71,9 @@ def test_a_rule_gives_its_stage_all_that_it_must_be_told(rules):
 
 def test_the_docs_name_every_record_and_every_download():
     page = (ROOT / "docs/artifacts.md").read_text()
-    for path, rule in re.findall(r"^ *\| `([^`]+\.json)`[^|]*\| `(\w+)` \|", page, re.MULTILINE):
+    for path, rule in re.findall(r"^ *\| `([^`]+\.json)`[^|]*\| `(\w+?)(?:_<first point>)?` \|", page, re.MULTILINE):
         assert STAGES[rule].output == path
-    named = set(re.findall(r"^ *\| `[^`]+\.json`[^|]*\| `(\w+)` \|", page, re.MULTILINE))
+    named = set(re.findall(r"^ *\| `[^`]+\.json`[^|]*\| `(\w+?)(?:_<first point>)?` \|", page, re.MULTILINE))
     assert named == {"score", "fidelity", "early_exit", "similarity", "distill", "measure"}
     page = (ROOT / "docs/cluster.md").read_text()
     online = {name for name, stage in STAGES.items() if stage.online}

@@ -1,57 +1,131 @@
-"""A changed setting is worked with anew: it reaches its job through a parameter that Snakemake compares with the last one's."""
+"""Which rules a changed setting plans again: those whose results it changes, and no others."""
 
-import dis
-import inspect
+import os
 from pathlib import Path
-from types import CodeType, FunctionType
 
 import pytest
 import yaml
 from snakemake.api import SnakemakeApi
 from snakemake.cli import main
+from snakemake.logging import logger
 from snakemake.settings.types import OutputSettings, ResourceSettings
 
 from pipeline.records import code_digest
 from pipeline.stages import rule_of
 
 ROOT = Path(__file__).parents[2]
-TARGET = "results/smoke/serving/batch-2k/tiny-random/baseline/auto.json"
-# What is read of the configuration for a parameter that is not compared, and why nothing is lost.
-NOT_COMPARED = {
-    **dict.fromkeys((("measure", name) for name in ("title", "start_timeout")), "changes no number"),
-    ("measure", "state"): "follows from the output's place",
-    **dict.fromkeys(((f"score{of}", "state") for of in ("", "_shard", "_panel")), "follows from the output's place"),
+RECIPES = yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]
+FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png"}
+DRAWN = {"table", "figure", "report_page"}
+MODEL = "results/smoke/models/mine/source.json"
+MINE = {
+    "title": "Mine", "source": {"local": "model"}, "num_hidden_layers": 8, "num_key_value_layers": {"50": 4},
+    "zero_stage": 2, "nodes": {"distill": 1}, "gpus": {"distill": 0, "score": 0, "serve": 0},
+}  # fmt: skip
+
+
+def snakemake(folder, *arguments, config=None):
+    """Run Snakemake in this process on the smoke profile; the jobs that it logs, as records."""
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"models": {"mine": MINE}}))
+    (folder / "change.yaml").write_text(yaml.safe_dump(config or {}))
+    files = [ROOT / "profiles/smoke/override.yaml", folder / "mine.yaml", folder / "change.yaml"]
+    words = ["--snakefile", ROOT / "Snakefile", "--directory", folder, "--profile", ROOT / "profiles/smoke"]
+    words += [*arguments, "--configfile", *files, "--", "all", MODEL]
+    jobs = []
+
+    def keep(record):
+        if getattr(record, "rule_name", None) and getattr(record, "output", None):
+            jobs.append(record)
+        return False
+
+    logger.addFilter(keep)
+    try:
+        with pytest.raises(SystemExit) as end:
+            main(list(map(str, words)))
+    finally:
+        logger.removeFilter(keep)
+    assert end.value.code == 0
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder in which everything seems to have been made with the settings of the profile."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "model").mkdir()
+    for name, text in {
+        "config.json": '{"model_type": "llama", "num_hidden_layers": 8}',
+        "tokenizer.json": "{}",
+    }.items():
+        (folder / "model" / name).write_text(text)
+    (folder / "model/chat_template.jinja").write_text("{{ messages }}")
+    header = b"{}      "
+    (folder / "model/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for job in snakemake(folder, "--dry-run", "--forceall"):
+        for path in map(folder.joinpath, job.output):
+            if path.suffix in FILES:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("{}")
+            else:
+                path.mkdir(parents=True)
+    snakemake(folder, "--touch", "--forceall")
+    return folder
+
+
+def planned(folder, config=None):
+    """The rules that a changed configuration plans, without those that draw."""
+    return {rule_of(job.rule_name) for job in snakemake(folder, "--dry-run", config=config)} - DRAWN
+
+
+def recipes(**changes):
+    """A change of all recipes."""
+    return {"recipes": {name: changes for name in RECIPES}}
+
+
+def backwards(content):
+    """The same mappings with their keys in reverse order."""
+    if isinstance(content, dict):
+        return {key: backwards(content[key]) for key in reversed(content)}
+    return list(map(backwards, content)) if isinstance(content, list) else content
+
+
+SCORES = {"score", "score_panel", "score_benchmarks", "score_shard", "merge_scores"}
+BELOW = {"distill", *SCORES, "fidelity", "early_exit", "measure"}  # a recipe
+TRIGGERS = {
+    "a point's length": ({"serving": {"points": {"batch-2k": {"total_tokens": 600}}}}, {"measure"}),
+    "engine": ({"serving": {"engine": {"max_num_seqs": 64}}}, {"measure"}),
+    "quantization": ({"models": {"tiny-random": {"quantization": "fp8"}}}, {"measure"}),
+    "questions": ({"tasks": {"mmlu": {"limit": 3}}}, {"score_benchmarks"}),
+    "chats": ({"fidelity": {"documents": 3}}, {"fidelity"}),
+    "threshold": ({"early_exit": {"threshold": 0.5}}, {"early_exit"}),
+    "learning rate": (recipes(learning_rate=0.01), BELOW),
+    "ZeRO stage": ({"models": {"tiny-random": {"zero_stage": 3}, "tiny-random-moe": {"zero_stage": 3}}}, BELOW),
+    "ridge": (recipes(start_ridge=0.1), BELOW | {"moments"}),
+    "number format": (recipes(dtype="float32"), BELOW | {"moments", "teacher_states"}),
+    "length of rows": (recipes(max_length=128), BELOW | {"moments", "teacher_states", "pack"}),
+    "titles": (
+        {"models": {"tiny-random": {"title": "T"}}, "tasks": {"mmlu": {"title": "T", "chance": 0.2}}},
+        set(),
+    ),
+    "saving": (recipes(checkpoint_minutes=1, checkpoint_every=1, gradient_checkpointing=True), set()),
+    "another recipe": ({"recipes": {"another": RECIPES["tuned"]}}, set()),
+    "start": ({"serving": {"engine": {"start_timeout": 5}}}, set()),
+    "order of keys": (backwards(yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())), set()),
 }
 
 
-def reads_configuration(function):
-    """Whether a function of the workflow reads the configuration, itself or through others of the workflow."""
-
-    def names(code):
-        nested = [each for each in code.co_consts if isinstance(each, CodeType)]
-        own = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-        return own.union(*map(names, nested))
-
-    function = inspect.unwrap(function)
-    scope = function.__globals__
-    called = [inspect.unwrap(scope[name]) for name in names(function.__code__) if callable(scope.get(name))]
-    called = [other for other in called if isinstance(other, FunctionType)]
-    return {"config", "scale"} & names(function.__code__) or any(
-        other.__globals__ is scope and reads_configuration(other) for other in called
-    )
+@pytest.mark.parametrize("setting", TRIGGERS)
+def test_a_setting_plans_what_it_changes(finished, setting):
+    change, rules = TRIGGERS[setting]
+    assert planned(finished, change) == rules
 
 
-def test_every_setting_is_compared():
-    with SnakemakeApi(OutputSettings()) as api:
-        workflow = api.workflow(ResourceSettings(cores=1), snakefile=ROOT / "Snakefile")._workflow
-        parameters = [(rule, name, value) for rule in workflow.rules for name, value in rule.params.items()]
-    found = {
-        (rule_of(rule.name), name)
-        for rule, name, value in parameters
-        if rule._is_deriving_function(value) and reads_configuration(value)
-    }
-    assert found == set(NOT_COMPARED)
-    assert {rule.name for rule, _, _ in parameters} >= {"measure", "score", "score_panel", "fidelity", "distill"}
+def test_a_weight_file_plans_its_model(finished):
+    weights = finished / "model/model.safetensors"
+    before = weights.stat()
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))  # as a copy that keeps the older file's time
+    assert planned(finished) == {"resolve_model"}
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_another_way_to_draw_draws_anew(tmp_path):
@@ -69,41 +143,3 @@ def test_another_way_to_draw_draws_anew(tmp_path):
     assert code_digest(tmp_path) == before
     file.write_text("gray")
     assert code_digest(tmp_path) != before
-
-
-def snakemake(folder, *arguments):
-    """Run Snakemake in this process, on one serving point of the smoke profile in `folder`."""
-    profile = ["--profile", str(ROOT / "profiles/smoke"), "--quiet", "host"]
-    where = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
-    with pytest.raises(SystemExit) as end:
-        main([*where, *profile, *arguments, "--", TARGET])
-    assert end.value.code == 0
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """A folder where the point seems to have been measured, with the settings of the profile."""
-    folder = tmp_path_factory.mktemp("measured")
-    for file in (TARGET, "results/smoke/models/tiny-random/source.json"):
-        (folder / file).parent.mkdir(parents=True)
-        (folder / file).write_text("{}")
-    snakemake(folder, "--touch", "--forceall")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("change", "again"),
-    [
-        ({"serving": {"points": {"batch-2k": {"total_tokens": 600}}}}, True),
-        ({"models": {"tiny-random": {"quantization": "fp8"}}}, True),
-        ({"models": {"tiny-random": {"gpus": {"serve": 1}}}}, True),
-        ({"serving": {"engine": {"start_timeout": 5}, "points": {"decode": {"repeats": 9}}}}, False),
-    ],
-)
-def test_a_changed_point_is_measured_again(measured, tmp_path, capfd, change, again):
-    (tmp_path / "change.yaml").write_text(yaml.safe_dump(change))
-    files = [str(ROOT / "profiles/smoke/override.yaml"), str(tmp_path / "change.yaml")]
-    snakemake(measured, "--dry-run", "--configfile", *files)
-    said = "".join(capfd.readouterr())
-    assert ("reason: Params have changed" in said) == again, said
-    assert ("Nothing to be done" in said) != again, said

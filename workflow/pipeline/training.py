@@ -10,19 +10,19 @@ from typing import Any
 from pipeline.records import describe_spec, key_value_heads, measurement
 from pipeline.sources import read_source
 from swiftkv.distill import packing, teacher
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
 from swiftkv.distill.trainer import Training, train
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
 
-def pack(model_source: Path, data: Path, recipe: Recipe, output: Path) -> None:
+def pack(model_source: Path, data: Path, recipe: Packing, output: Path) -> None:
     """Tokenize chats with the model's chat template and pack them into rows (`packing.pack_chats`).
 
     Args:
         model_source: the model's source.json.
         data: chats, one JSON object a line.
-        recipe: the recipe that is trained with the rows.
+        recipe: seed and lengths of the rows.
         output: safetensors file of the packed rows.
     """
     source = read_source(model_source)
@@ -30,7 +30,7 @@ def pack(model_source: Path, data: Path, recipe: Recipe, output: Path) -> None:
     packing.pack_chats(Path(source["path"]), data, recipe, output, origin)
 
 
-def teacher_states(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
+def teacher_states(model_source: Path, data: Path, recipe: Teaching, layers: Sequence[int], output: Path) -> None:
     """Compute the teacher's states on the packed rows (`teacher.write_teacher_states`).
 
     Args:
@@ -43,7 +43,7 @@ def teacher_states(model_source: Path, data: Path, recipe: Recipe, layers: Seque
     teacher.write_teacher_states(Path(read_source(model_source)["path"]), data, recipe, layers, output)
 
 
-def moments(model_source: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
+def moments(model_source: Path, data: Path, recipe: Fitting, layers: Sequence[int], output: Path) -> None:
     """Compute the regressions that fitted starts are made from (`teacher.write_moments`).
 
     Args:
@@ -60,7 +60,8 @@ def distill(
     model_source: Path,
     variant: str,
     spec: SwiftKVSpec | None,
-    recipe: Recipe,
+    recipe: Distilling,
+    course: dict[str, Any],
     data: Path,
     state_dir: Path,
     checkpoint: Path,
@@ -76,7 +77,8 @@ def distill(
         model_source: the model's source.json; its `path` is an ordinary checkpoint with tokenizer.
         variant: name of the variant.
         spec: the rewiring; null trains the model as it is.
-        recipe: the training recipe.
+        recipe: what decides the trained weights.
+        course: the rest of the recipe, which decides memory, speed and when states are saved.
         data: packed rows.
         state_dir: folder for resumable state.
         checkpoint: folder of the trained checkpoint.
@@ -87,10 +89,10 @@ def distill(
         minutes: time limit of this process; it saves its state and stops before. Without it there is no end.
     """
     source = read_source(model_source)
-    model = Path(source["path"])
-    done = train(model, spec, recipe, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
+    model, whole = Path(source["path"]), Recipe(**dict(recipe), **course)
+    done = train(model, spec, whole, data, state_dir, checkpoint, loss_log, teacher_states, moments, minutes)
     if done is not None:
-        write_json(record, training_record(source, variant, spec, recipe.on_this_device(), done, loss_log))
+        write_json(record, training_record(source, variant, spec, whole.on_this_device(), done, loss_log))
 
 
 def gpus_of(machines: list[list]) -> tuple[float, str | None]:

@@ -140,8 +140,7 @@ def refuse_what_cannot_run():
     )
     problems = problems_at_start(profile, jobs)
     if executor == "slurm" and any(
-        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra")
-        for job in jobs
+        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra") for job in jobs
     ):
         problems.append(
             f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "
@@ -163,7 +162,7 @@ def hand_over_progress(profile):
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
     steps = list(jobs.values())
-    found = estimates(Path(PROJECT), profile, scale, steps, finished, speed_of(profile, scale, steps))
+    found = estimates(Path(PROJECT), scale, steps, finished, speed_of(profile, scale, steps))
     seconds = {number: estimate.seconds for number, estimate in zip(jobs, found)}
     progress = Progress(jobs, seconds, logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})

@@ -8,14 +8,15 @@ from pathlib import Path
 from snakemake.logging import logger
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
-from pipeline.config import PACKING, TEACHING, load_yaml
+from pipeline.config import load_yaml
+from pipeline.config.settings import Scored
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked
 from pipeline.measure.job import ServingSettings
 from pipeline.measure.run import KINDS, engine_key, read_point
 from pipeline.records import code_digest
 from pipeline.score import fetch
-from swiftkv.section import plain
+from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
 from pipeline.sources import with_state
 
 try:
@@ -61,8 +62,7 @@ def spec_json(w):
 def source_of_job(source):
     """A source as programs take it: in its present state, so that what is made of a local one is made again when its files
     change; and not whether it is gated, which changes nothing that is made."""
-    settings = with_state(plain(source)) if source else None
-    return settings and {key: settings[key] for key in settings if key != "gated"}
+    return source and with_state(source.model_dump(exclude_unset=True, exclude={"gated"}))
 
 
 def source_json(source):
@@ -87,10 +87,10 @@ def recipe_of(w):
     return w.recipe if hasattr(w, "recipe") else scale.variants[w.variant].recipe
 
 
-def recipe_json(w):
-    """A recipe's settings as JSON, with the model's ZeRO stage."""
-    stage = {"zero_stage": scale.models[w.model].zero_stage}
-    return json.dumps(scale["recipes"][recipe_of(w)] | stage)
+def recipe_json(w, part, beyond=None):
+    """The settings of a recipe that a class of them has, as JSON: those of `part`, without those of `beyond`."""
+    names = part.model_fields.keys() - (beyond.model_fields.keys() if beyond else ())
+    return scale.recipe(w.model, recipe_of(w)).model_dump_json(include=names)
 
 
 def checkpoint_folder(w):
@@ -134,7 +134,7 @@ def question_folders(w, group):
     return [
         f"<results>/questions/{task}"
         for task in tasks_of(w, group)
-        if fetch.from_hub(scale["tasks"][task].get("source"))
+        if fetch.from_hub(source_of_job(scale.tasks[task].source))
     ]
 
 
@@ -145,26 +145,30 @@ def answers_folder(w, output):
     return str(results / "score-state" / place.with_name(place.stem))
 
 
+def questions_of(w):
+    """The lm-eval task and the source whose questions a job fetches."""
+    task = scale.tasks[w.task]
+    return {"task": task.task, "source": source_of_job(task.source)}
+
+
 def fetch_attempt(w):
     """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
     folder = Path(scale.pathvars.results, "questions", w.task)
     attempts = folder.with_name(f"{w.task}.attempts")
-    return f"attempt {fetch.attempt(scale['tasks'][w.task], folder, attempts)}"
+    return f"attempt {fetch.attempt(questions_of(w), folder, attempts)}"
 
 
 @command_line
 def tasks_json(w, group):
     """The entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
-    entries = {}
+    entries = []
     for task in tasks_of(w, group):
-        # Without what makes no other score.
-        entry = {key: value for key, value in scale["tasks"][task].items() if key not in ("shards", "asks", "chance")}
+        entry = scale.tasks[task].model_dump(include=Scored.model_fields.keys())
         if engine := scale.scoring_engine(w.model, w.variant, w.kv_cache, task):
             entry["engine"] = engine
-        if "source" in entry:
-            entry["source"] = with_state(entry["source"])
-        entries[task] = entry
-    return json.dumps(entries)
+        entry["source"] = source_of_job(scale.tasks[task].source)
+        entries.append(f"{json.dumps(task)}: {json.dumps(entry, sort_keys=True)}")
+    return f"{{{', '.join(entries)}}}"  # in the order of the outputs
 
 
 # Training
@@ -172,7 +176,7 @@ def tasks_json(w, group):
 
 def packed_rows(w):
     """The packed rows of a recipe, or a variant's; recipes that ask for the same share those of the first."""
-    recipe = scale.alike(recipe_of(w), PACKING)[0]
+    recipe = scale.alike(recipe_of(w), Packing)[0]
     return f"<results>/packed/{w.model}/{recipe}.safetensors"
 
 
@@ -181,7 +185,7 @@ def teacher_states_file(w):
     recipe = scale.recipes[recipe_of(w)]
     if recipe.loss == "lm" or recipe.teacher_states == "online":
         return []
-    return f"<results>/teacher/{w.model}/{scale.alike(recipe_of(w), TEACHING)[0]}.safetensors"
+    return f"<results>/teacher/{w.model}/{scale.alike(recipe_of(w), Teaching)[0]}.safetensors"
 
 
 def moments_file(w):
@@ -189,7 +193,7 @@ def moments_file(w):
     name = recipe_of(w)
     if name is None or scale.recipes[name].start == "copied":
         return []
-    return f"<results>/moments/{w.model}/{scale.alike(name, TEACHING)[0]}.safetensors"
+    return f"<results>/moments/{w.model}/{scale.alike(name, Fitting)[0]}.safetensors"
 
 
 # Serving
@@ -231,16 +235,18 @@ def models_of(cases):
 
 def ungrouped_points():
     """A regular expression for a point that no artifact shows of the case at the end of the path."""
-    grouped = [f"{point}/{case}.json" for points, cases in serving_groups().values() for point in points for case in cases]
+    grouped = [
+        f"{point}/{case}.json" for points, cases in serving_groups().values() for point in points for case in cases
+    ]
     return f"(?!(?:{pattern(grouped)})$)(?:{pattern(scale.serving.points)})"
 
 
-def apply_settings_of(rule, other):
+def apply_settings_of(name, other):
     """Let a profile's set-threads and set-resources of a rule be those of another that is not written yet."""
     settings = workflow.resource_settings
     for named in (settings._parsed_overwrite_threads, settings._parsed_overwrite_resources):
-        if rule in named:
-            named.setdefault(other, named[rule])
+        if name in named:
+            named.setdefault(other, named[name])
 
 
 def serves_dummy(w):
@@ -257,9 +263,8 @@ def model_file(w):
 
 def served_variant(w):
     """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
-    variants = scale["variants"]
-    served = {key: value for key, value in variants[w.variant].items() if key != "plugin"}
-    return next((name for name in variants if variants[name] == served), w.variant)
+    served = scale.variants[w.variant].model_copy(update={"plugin": None})
+    return next((name for name, variant in scale.variants.items() if variant == served), w.variant)
 
 
 def served_folder(w):

@@ -5,7 +5,7 @@ OUTPUTS: <results>/packed/{model}/{recipe}.safetensors, <results>/teacher/{model
          <results>/moments/{model}/{recipe}.safetensors (for a fitted start),
          <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.{csv,json}
 
-Recipes that ask for the same rows share one packed file, and one of teacher states; it has the name of the first.
+Recipes that agree in what decides a file share it; it has the name of the first of them.
 """
 
 
@@ -22,7 +22,7 @@ rule pack:
         "<benchmarks>/pack/{model}/{recipe}.tsv"
     priority: 10
     params:
-        recipe=recipe_json,
+        recipe=lambda w: recipe_json(w, Packing),
     shell:
         """
         exec &> >(tee {log:q})
@@ -50,8 +50,8 @@ rule teacher_states:
     resources:
         **on_gpus("score"),
     params:
-        recipe=recipe_json,
-        layers=lambda w: scale.stored_layers(w.model, scale.alike(w.recipe, TEACHING)),
+        recipe=lambda w: recipe_json(w, Teaching),
+        layers=lambda w: scale.stored_layers(w.model, scale.alike(w.recipe, Teaching)),
     shell:
         """
         exec &> >(tee {log:q})
@@ -82,8 +82,8 @@ rule moments:
     resources:
         **on_gpus("score"),
     params:
-        recipe=recipe_json,
-        layers=lambda w: scale.fitted_layers(w.model, scale.alike(w.recipe, TEACHING)),
+        recipe=lambda w: recipe_json(w, Fitting),
+        layers=lambda w: scale.fitted_layers(w.model, scale.alike(w.recipe, Fitting)),
     shell:
         """
         exec &> >(tee {log:q})
@@ -124,7 +124,9 @@ rule distill:
     params:
         launcher=launcher,
         spec=spec_json,
-        recipe=recipe_json,
+        recipe=lambda w: recipe_json(w, Distilling),
+        # Asks for the input only to be no trigger: it changes no weight.
+        course=lambda w, input: recipe_json(w, Recipe, beyond=Distilling),
         minutes=lambda w, resources: resources.get("runtime", []),
         # Not an output: Snakemake would delete the progress of a job that was killed.
         state=lambda w: f"{scale.pathvars.results}/training-state/{w.model}/{w.variant}",
@@ -136,6 +138,7 @@ rule distill:
             --variant {wildcards.variant:q} \
             --spec {params.spec:q} \
             --recipe {params.recipe:q} \
+            --course {params.course:q} \
             --data {input.data:q} \
             --teacher-states {input.teacher:q} \
             --moments {input.moments:q} \

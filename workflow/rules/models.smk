@@ -17,7 +17,8 @@ rule resolve_model:
     benchmark:
         "<benchmarks>/resolve_model/{model}.tsv"
     params:
-        title=lambda w: scale.models[w.model].title,
+        # Asks for the output only to be no trigger: tables take titles from the configuration.
+        title=lambda w, output: scale.models[w.model].title,
         source=lambda w: source_json(scale.models[w.model].source),
         template=lambda w: source_json(scale.models[w.model].chat_template),
         layers=lambda w: scale.models[w.model].num_hidden_layers,
@@ -123,7 +124,7 @@ rule fetch_questions:
     wildcard_constraints:
         task=pattern(scale.tasks),
     params:
-        task=lambda w: json.dumps({key: scale["tasks"][w.task].get(key) for key in ("task", "source")}),
+        task=lambda w: json.dumps(questions_of(w)),
         attempt=fetch_attempt,
     shell:
         """

@@ -125,9 +125,7 @@ rule fidelity:
         **on_gpus("score"),
     params:
         spec=spec_json,
-        documents=scale.fidelity.documents,
-        max_length=scale.fidelity.max_length,
-        seed=scale.fidelity.seed,
+        settings=scale.fidelity.model_dump_json(),
     shell:
         """
         exec &> >(tee {log:q})
@@ -139,9 +137,7 @@ rule fidelity:
             --kv-cache {wildcards.kv_cache} \
             --moments {input.moments:q} \
             --heldout {input.chats:q} \
-            --documents {params.documents} \
-            --max-length {params.max_length} \
-            --seed {params.seed} \
+            --settings {params.settings:q} \
             --threads {threads} \
             --gpus {resources.gpu} \
             --output {output:q}
@@ -166,7 +162,7 @@ rule early_exit:
         **on_gpus("score"),
     params:
         spec=spec_json,
-        settings=json.dumps(scale["early_exit"]),
+        settings=scale.early_exit.model_dump_json(),
     shell:
         """
         exec &> >(tee {log:q})

@@ -21,18 +21,14 @@ rule similarity:
     resources:
         **on_gpus("score"),
     params:
-        documents=scale.similarity.documents,
-        max_length=scale.similarity.max_length,
-        seed=scale.similarity.seed,
+        settings=scale.similarity.model_dump_json(exclude={"data"}),
     shell:
         """
         exec &> >(tee {log:q})
         python -m pipeline.stages similarity \
             --model-source {input.model:q} \
             --data {input.chats:q} \
-            --documents {params.documents} \
-            --max-length {params.max_length} \
-            --seed {params.seed} \
+            --settings {params.settings:q} \
             --threads {threads} \
             --gpus {resources.gpu} \
             --output {output:q}

@@ -14,7 +14,7 @@ def refuse_unknown_names():
         {
             "resources": workflow.global_resources,
             "the profile's default-resources": settings._parsed_default_resources,
-            "gpu_jobs.resources of the site file": config["gpu_jobs"].get("resources", []),
+            "gpu_jobs.resources of the site file": scale.gpu_jobs.resources,
             **{f"the profile's set-resources of {rule}": names for rule, names in set_resources.items()},
         },
     )
@@ -40,7 +40,7 @@ def every_artifact(w):
 
 def say_where_results_are():
     """Print where results are, at the end of a run that made everything."""
-    results = config["pathvars"]["results"]
+    results = scale.pathvars.results
     if not TERMINAL and os.path.exists(f"{results}/report.html"):
         print(
             f"Done. {results}/report.html shows everything, {results}/tables/claims.md judges the claims.",

@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
 from swiftkv.device import compute_device
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Teaching
 from swiftkv.errors import UserError
 from swiftkv.models.attention import sample_lengths
 
@@ -46,14 +46,14 @@ def choose(
     """
     if device == "cpu":
         if asked in (FLASH, FLEX):
-            raise UserError(f"recipe: attention: {asked} trains on GPUs only, and there is none; use attention: auto")
+            raise UserError(f"attention: {asked} trains on GPUs only, and there is none; use attention: auto")
         longest = LONGEST_ROW if window is None else min(window, LONGEST_ROW)
         return PACKED if asked == "auto" and max_length <= longest else MASKED
     can = {FLASH: has_flash and dtype != "float32", FLEX: has_flex, MASKED: True}
     if asked != "auto":
         if not can[asked]:
             raise UserError(
-                f"recipe: attention: {asked} cannot run here: {FLASH} needs the package flash-attn, a GPU of compute "
+                f"attention: {asked} cannot run here: {FLASH} needs the package flash-attn, a GPU of compute "
                 f"capability 8.0 and 16-bit weights, {FLEX} needs Triton and capability 7.0"
             )
         return asked
@@ -65,7 +65,7 @@ def choose(
     return FLASH if can[FLASH] else FLEX
 
 
-def choose_for(recipe: Recipe, window: int | None = None) -> str:
+def choose_for(recipe: Teaching, window: int | None = None) -> str:
     """As `choose`, for a recipe on this machine; cheap, so that it can stand before anything is loaded."""
     device = compute_device()
     capability = torch.cuda.get_device_capability() if device == "cuda" else (0, 0)

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
 from swiftkv.chats import CHAT_DATE, Refusals, read_chats, render
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
 from swiftkv.models import load_tokenizer
@@ -42,18 +42,18 @@ class Sample:
         return len(self.ids)
 
 
-def pack_chats(model: Path, data: Path, recipe: Recipe, output: Path, origin: dict[str, Any] | None = None) -> None:
+def pack_chats(model: Path, data: Path, recipe: Packing, output: Path, origin: dict[str, Any] | None = None) -> None:
     """Tokenize chats with a model's chat template and pack them into rows of the recipe's length.
 
     Args:
         model: folder of the model's checkpoint, with its tokenizer.
         data: chats, one JSON object a line.
-        recipe: what is trained with the rows.
+        recipe: of the trainings with the rows.
         output: the packed rows, safetensors.
         origin: identity of the model, kept beside the rows.
 
     Raises:
-        UserError: a file is missing or damaged, the chat template refuses the chats, or the rows fill no training step.
+        UserError: a file is missing or damaged, the chat template refuses the chats, or no chat fits into a row.
     """
     tokenizer, config = load_tokenizer(model), read_json(model / "config.json")
     samples, refused = tokenize(tokenizer, read_chats(data))
@@ -62,7 +62,8 @@ def pack_chats(model: Path, data: Path, recipe: Recipe, output: Path, origin: di
     longest = min(recipe.max_length, config.get("max_position_embeddings") or recipe.max_length)
     arrays, counts = pack(samples, recipe.max_length, recipe.seed, padding or 0, needed, longest)
     rows = len(arrays["input_ids"])
-    recipe.total_steps(rows)
+    if rows == 0:
+        raise UserError(f"no chat of {data} has at most {longest} tokens, so there is nothing to train on")
     description = {"rows": rows, "max_length": recipe.max_length, "longest": longest, "chat_date": str(CHAT_DATE)}
     write_packed(output, arrays, {**description, "tokenizer": origin, "refused": refused, **counts})
     filled = counts["tokens"] / arrays["input_ids"].size

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from swiftkv.errors import UserError
-from swiftkv.section import Fraction, Integer, NotNegative, Positive, Section, Seed, Share, Text, Whole, key, read
+from swiftkv.section import Fraction, Integer, NotNegative, Positive, Section, Seed, Share, Text, Whole, key
 from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
@@ -17,10 +17,52 @@ if TYPE_CHECKING:
 PAUSE = 10  # between two training states passes at least so many times what one takes
 
 
-class Recipe(Section, called="a recipe"):
-    """A training recipe; the paper's values (App. B.1) stand in the configuration."""
+class Packing(Section):
+    """What decides the packed rows; recipes that agree in it share them."""
 
     data: Text = key("A key under data.")
+    max_length: Annotated[Whole, Field(ge=2)] = key("Tokens a packed row.")
+    batch_size: Whole = key("Packed rows an optimizer step, over all ranks.")
+    max_steps: Whole | None = key("Optimizer steps in place of whole epochs; null runs all epochs.")
+    seed: Seed = key("Seed of sample order and packing.")
+
+
+class Teaching(Packing):
+    """What decides the teacher's states on packed rows."""
+
+    micro_batch_size: Whole = key("Packed rows a rank computes at once.")
+    dtype: Literal["auto", "bfloat16", "float32"] = key(
+        "Number format of weights and activations; `auto` is bfloat16 on GPUs and on processors that multiply it, float32 on "
+        "others. Master weights are float32."
+    )
+    attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = key(
+        "Kernel for packed rows on a GPU; `auto` takes the best there is."
+    )
+
+    def on_this_device(self) -> Self:
+        """Return the settings with the number format that `auto` means on this process's device."""
+        from swiftkv.device import dtype_name
+
+        return self.model_copy(update={"dtype": dtype_name(self.dtype)})
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch knows it, of settings that `on_this_device` has given."""
+        import torch
+
+        return getattr(torch, self.dtype)
+
+
+class Fitting(Teaching):
+    """What decides the regressions of a fitted start."""
+
+    start_tokens: Whole = key("Tokens a fit is made from, rounded up to whole micro-batches.")
+    start_ridge: NotNegative = key("Penalty of the regressions, as a share of the mean square of a feature.")
+
+
+class Distilling(Fitting):
+    """What decides the trained weights, besides the model and its rewiring."""
+
     loss: Literal["distillation", "lm"] = key("From the teacher's logits, or `lm`: next-token cross-entropy.")
     temperature: Positive = key("T of the distillation loss.")
     logits_weight: NotNegative = key("Weight of the logits loss, T^2 KL(teacher || student) or the cross-entropy.")
@@ -39,30 +81,21 @@ class Recipe(Section, called="a recipe"):
         "What the SwiftKV parameters start from: the teacher's weights, `copied`, as in the paper; or regressions"
         " to its keys and values, `fitted`."
     )
-    start_tokens: Whole = key("Tokens a fit is made from, rounded up to whole micro-batches.")
-    start_ridge: NotNegative = key("Penalty of the regressions, as a share of the mean square of a feature.")
-    teacher_states: Literal["online", "stored"] = key("Whether the teacher runs in every step or once for all.")
     learning_rate: Share = key("Peak learning rate of AdamW.")
     adam_beta2: NotNegative = key("AdamW's decay of the second moment.", lt=1)
     weight_decay: NotNegative = key("AdamW's decoupled weight decay.")
     warmup_ratio: Fraction = key("Share of the steps in which the learning rate rises linearly from 0.")
     schedule: Literal["linear", "cosine", "constant"] = key("After warm-up: to 0, or `constant`.")
     epochs: Positive = key("Passes over the data.")
-    max_steps: Whole | None = key("Optimizer steps in place of whole epochs; null runs all epochs.")
     training_share: Share = key("Share of these steps that is run; the schedule ends where the training does.")
-    batch_size: Whole = key("Packed rows an optimizer step, over all ranks.")
-    micro_batch_size: Whole = key("Packed rows a rank computes at once.")
-    max_length: Whole = key("Tokens a packed row.", ge=2)
     gradient_clipping: NotNegative = key("Largest norm of the gradient; 0 does not clip.")
     zero_stage: Literal[2, 3] = key("DeepSpeed ZeRO stage; in the configuration the model's.", 2)
-    dtype: Literal["auto", "bfloat16", "float32"] = key(
-        "Number format of weights and activations; `auto` is bfloat16 on GPUs and on processors that multiply it, float32 on "
-        "others. Master weights are float32."
-    )
-    attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = key(
-        "Kernel for packed rows on a GPU; `auto` takes the best there is."
-    )
-    seed: Seed = key("Seed of sample order and packing.")
+
+
+class Recipe(Distilling):
+    """A training recipe; the paper's values (App. B.1) stand in the configuration."""
+
+    teacher_states: Literal["online", "stored"] = key("Whether the teacher runs in every step or once for all.")
     checkpoint_every: Whole = key("Optimizer steps between two resumable states, at most.")
     checkpoint_minutes: Positive = key("Minutes between two, at most.")
     gradient_checkpointing: bool | None = key("Recompute the student's layers; null does so with ZeRO-3.", None)
@@ -79,34 +112,12 @@ class Recipe(Section, called="a recipe"):
             raise ValueError("train: all adds no SwiftKV parameters, so there is nothing to fit")
         return self
 
-    @classmethod
-    def from_dict(cls, content: Any) -> Recipe:
-        """The recipe slice of the configuration.
-
-        Raises:
-            UserError: a key is unknown or missing, or a value is impossible.
-        """
-        return read(cls, content, "recipe")
-
-    def on_this_device(self) -> Recipe:
-        """Return the recipe with the number format that `auto` means on this process's device."""
-        from swiftkv.device import dtype_name
-
-        return self.model_copy(update={"dtype": dtype_name(self.dtype)})
-
     @property
     def stored_dtype(self) -> torch.dtype:
         """Number format of the trained checkpoint; with `auto` bfloat16, whatever the device computes in."""
         import torch
 
         return torch.bfloat16 if self.dtype == "auto" else self.torch_dtype
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """`dtype` as torch knows it, of a recipe that `on_this_device` has given."""
-        import torch
-
-        return getattr(torch, self.dtype)
 
     @property
     def checkpoint_activations(self) -> bool:
@@ -121,16 +132,16 @@ class Recipe(Section, called="a recipe"):
         """
         if spec is None:
             if self.train != "all":
-                raise UserError(f"recipe: train: {self.train} needs a rewired model; without rewiring it must be all")
+                raise UserError(f"train: {self.train} needs a rewired model; without rewiring it must be all")
             return
         if self.train == "all":
-            raise UserError("recipe: train: all is for a model that is not rewired; use upper_layers")
+            raise UserError("train: all is for a model that is not rewired; use upper_layers")
         if spec.num_key_value_layers == spec.num_hidden_layers:
             raise UserError("the SwiftKV spec rewires no layer, so there is nothing to train")
         if self.start == "fitted" and spec.num_key_value_heads is not None:
-            raise UserError("recipe: start: fitted keeps the model's own key/value heads; use start: copied")
+            raise UserError("start: fitted keeps the model's own key/value heads; use start: copied")
         if spec.own_key_values and self.train != "qkv":
-            raise UserError(f"recipe: own_key_values keeps the model's weights, so train is qkv, not {self.train}")
+            raise UserError(f"own_key_values keeps the model's weights, so train is qkv, not {self.train}")
         self.compared_state(spec)
 
     def compared_state(self, spec: SwiftKVSpec) -> int | None:
@@ -145,7 +156,7 @@ class Recipe(Section, called="a recipe"):
         index = self.hidden_state_layer + (layers + 1 if self.hidden_state_layer < 0 else 0)
         if not spec.num_key_value_layers < index <= layers:
             raise UserError(
-                f"recipe: hidden_state_layer {self.hidden_state_layer} is not above layer l = "
+                f"hidden_state_layer {self.hidden_state_layer} is not above layer l = "
                 f"{spec.num_key_value_layers}, so teacher and student do not differ there"
             )
         return index
@@ -173,7 +184,7 @@ class Recipe(Section, called="a recipe"):
         together = ranks * self.micro_batch_size
         if self.batch_size % together:
             raise UserError(
-                f"recipe: batch_size {self.batch_size} is not a multiple of {ranks} ranks x micro_batch_size "
+                f"batch_size {self.batch_size} is not a multiple of {ranks} ranks x micro_batch_size "
                 f"{self.micro_batch_size}"
             )
         return self.batch_size // together

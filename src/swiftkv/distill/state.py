@@ -19,24 +19,21 @@ from typing import Any, NoReturn
 import torch
 from safetensors import safe_open
 
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Distilling
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, checksum, digest, read_json, write_json
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.tensor_file import write
 
-# Where the teacher's states come from and when states are saved does not change the result.
-NEUTRAL = ("checkpoint_every", "checkpoint_minutes", "teacher_states", "gradient_checkpointing")
 KEPT = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 
-def fingerprint(recipe: Recipe, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
+def fingerprint(recipe: Distilling, spec: SwiftKVSpec | None, model: Path, data: Path) -> dict[str, Any]:
     """What decides the result of a training: recipe, spec (or None), the model's weights and the packed data."""
-    fields = {name: value for name, value in recipe if name not in NEUTRAL}
     files = sorted(model.glob("*.safetensors")) + [model / "config.json"]
     return {
-        "recipe": fields,
+        "recipe": recipe.model_dump(include=set(Distilling.model_fields)),
         "spec": None if spec is None else dataclasses.asdict(spec),
         "model": {file.name: digest(file) for file in files},
         "data": digest(data),

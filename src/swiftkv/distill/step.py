@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from swiftkv.distill import attention, losses
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Recipe, Teaching
 from swiftkv.models import LowerState, rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -91,7 +91,7 @@ class DistillationStep(nn.Module):
         collect = self.compared_state is not None
         with torch.no_grad():
             if lower_hidden is None:
-                state = self._lower_state(input_ids, position_ids)
+                state = lower_state(self.student, self.attention, input_ids, position_ids)
             else:
                 arguments = attention.arguments(self.attention, position_ids)
                 state = decoder.state(lower_hidden, position_ids, use_cache=False, **arguments)
@@ -130,18 +130,6 @@ class DistillationStep(nn.Module):
         if self.compared_state is None:
             return None
         return (*inner, final)[self.compared_state - self.student.spec.num_key_value_layers]
-
-    @torch.no_grad()
-    def teacher_states(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor
-    ) -> tuple[LowerState, torch.Tensor, tuple[torch.Tensor, ...]]:
-        """The state entering layer l, the teacher's final normed hidden states, and those entering layers l..L-1."""
-        state = self._lower_state(input_ids, position_ids)
-        return state, *self.teacher.model.forward_upper(state, student=False, collect_hidden=True)
-
-    def _lower_state(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> LowerState:
-        arguments = attention.arguments(self.attention, position_ids)
-        return self.student.model.forward_lower(input_ids, position_ids, **arguments)
 
 
 class FineTuningStep(nn.Module):
@@ -185,7 +173,15 @@ def make_step(
     return FineTuningStep(base, recipe) if spec is None else DistillationStep(base, spec, recipe, start)
 
 
-def use_attention(recipe: Recipe, *models: PreTrainedModel) -> str:
+def lower_state(
+    model: PreTrainedModel, attention_name: str, input_ids: torch.Tensor, position_ids: torch.Tensor
+) -> LowerState:
+    """Run the layers below l of a rewired model on packed rows [B, T]."""
+    arguments = attention.arguments(attention_name, position_ids)
+    return model.model.forward_lower(input_ids, position_ids, **arguments)
+
+
+def use_attention(recipe: Teaching, *models: PreTrainedModel) -> str:
     """Switch the models to the attention function that fits recipe and machine; its name."""
     name = attention.choose_for(recipe, getattr(models[0].config, "sliding_window", None))
     for model in models:

@@ -18,11 +18,11 @@ from swiftkv.device import compute_device, launched_ranks, rank, ranks
 from swiftkv.distill.attention import FLEX, MASKED, choose_for
 from swiftkv.distill.packing import PackedRows, gather_rows
 from swiftkv.distill.progress import Progress
-from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep
+from swiftkv.distill.recipe import Fitting, Recipe, Teaching
+from swiftkv.distill.step import lower_state, use_attention
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, digest
-from swiftkv.models import load_base, spread
+from swiftkv.models import load_base, rewire, spread
 from swiftkv.spec import SwiftKVSpec
 from swiftkv.start.moments import FINAL, MomentSums, write_fits
 from swiftkv.tensor_file import header, open_tensors
@@ -36,7 +36,7 @@ def entering(layer: int) -> str:
 class Teacher:
     """Runs a model over packed rows, micro-batch by micro-batch."""
 
-    def __init__(self, model: Path, data: Path, recipe: Recipe, layers: Sequence[int]) -> None:
+    def __init__(self, model: Path, data: Path, recipe: Teaching, layers: Sequence[int]) -> None:
         """Load the model and open the rows.
 
         Args:
@@ -57,23 +57,24 @@ class Teacher:
             if not 0 < layer < depth:
                 raise UserError(f"layer {layer} is not between 1 and {depth - 1}, the layers that can be rewired")
         self.layers, self.size, self.width = sorted(set(layers)), recipe.micro_batch_size, base.config.hidden_size
-        plain = recipe.model_copy(update={"loss": "distillation", "train": "qkv"})  # it is the same whatever is trained
         if alone_on_gpus and attention == FLEX:
             # Its block mask asks for the samples' numbers, which stay on the first GPU when a layer's hook moves the mask.
-            plain = plain.model_copy(update={"attention": MASKED})
-        self.step = DistillationStep(base, SwiftKVSpec(depth, self.layers[0]), plain)
+            recipe = recipe.model_copy(update={"attention": MASKED})
+        self.model = rewire(base, SwiftKVSpec(depth, self.layers[0])).eval().requires_grad_(False)
+        self.attention = use_attention(recipe, self.model)
         if alone_on_gpus:
-            spread(self.step.student, base)
+            spread(self.model, base)
         else:
-            self.step.to(compute_device())
-        # A fit sees whole micro-batches from the beginning.
-        needed = -(-recipe.start_tokens // (self.size * self.rows.max_length)) * self.size
-        self.fitted = range(0, min(self.rows.rows, needed), self.size)
+            self.model.to(compute_device())
 
-    def moments(self) -> MomentSums:
-        """Empty moments of `layers`, for the rows of `fitted`."""
-        tokens = len(self.fitted) * self.size * self.rows.max_length
-        return MomentSums(self.step.teacher.model, self.layers, tokens)
+    def starts(self, tokens: int | None = None) -> range:
+        """First rows of the micro-batches, of all or of those that the first `tokens` tokens take."""
+        needed = self.rows.rows if tokens is None else -(-tokens // (self.size * self.rows.max_length)) * self.size
+        return range(0, min(self.rows.rows, needed), self.size)
+
+    def moments(self, starts: range) -> MomentSums:
+        """Empty moments of `layers` for the micro-batches that start at the given rows."""
+        return MomentSums(self.model.model, self.layers, len(starts) * self.size * self.rows.max_length)
 
     @torch.no_grad()
     def run(
@@ -90,15 +91,16 @@ class Teacher:
             wanted = list(range(start, min(start + self.size, self.rows.rows)))
             # Fill up a short last micro-batch: the shape of a matrix product can change its rounding.
             batch = self.rows[wanted + [wanted[-1]] * (self.size - len(wanted))]
-            inputs = [batch[name].to(self.step.head.weight.device) for name in ("input_ids", "position_ids")]
-            state, final, inner = self.step.teacher_states(*inputs)
+            inputs = [batch[name].to(self.model.lm_head.weight.device) for name in ("input_ids", "position_ids")]
+            state = lower_state(self.model, self.attention, *inputs)
+            final, inner = self.model.model.forward_upper(state, student=False, collect_hidden=True)
             hidden = dict(enumerate(inner, self.layers[0])) | {FINAL: final, self.layers[0]: state.hidden}
             text = batch["loss_mask"].bool()
             text[len(wanted) :] = False
             yield wanted, hidden, (text, inputs[1])
 
 
-def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
+def write_teacher_states(model: Path, data: Path, recipe: Teaching, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over all packed rows and write its states: those of "online", but for the rounding of products.
 
     Args and errors are those of `Teacher`; `layers` are every l and the layers that recipes compare. `output` is one
@@ -112,7 +114,7 @@ def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: Sequen
     progress = Progress("teacher states", rows.rows, "row")
     with atomic_path(output) as scratch:
         arrays = allocate(scratch, dict.fromkeys(names.values(), shape), recipe.dtype, description)
-        for wanted, hidden, _ in teacher.run(range(0, rows.rows, teacher.size)):
+        for wanted, hidden, _ in teacher.run(teacher.starts()):
             for key, name in names.items():
                 arrays[name][wanted] = raw(hidden[key][: len(wanted)])
             progress.at(wanted[-1] + 1)
@@ -120,7 +122,7 @@ def write_teacher_states(model: Path, data: Path, recipe: Recipe, layers: Sequen
             array.flush()
 
 
-def write_moments(model: Path, data: Path, recipe: Recipe, layers: Sequence[int], output: Path) -> None:
+def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int], output: Path) -> None:
     """Run the teacher over the first `recipe.start_tokens` tokens and write their moments; alone, or as a rank of torchrun.
 
     Args are those of `Teacher`; `layers` are every l to fit a start for. `output` is a file of `Moments`, bit-equal for any
@@ -132,8 +134,9 @@ def write_moments(model: Path, data: Path, recipe: Recipe, layers: Sequence[int]
     with launched_ranks():
         recipe = recipe.on_this_device()
         teacher = Teacher(model, data, recipe, layers)
-        mine = teacher.fitted[rank() :: ranks()]
-        progress, sums = Progress("moments", len(mine), "micro-batch"), teacher.moments()
+        starts = teacher.starts(recipe.start_tokens)
+        mine, sums = starts[rank() :: ranks()], teacher.moments(starts)
+        progress = Progress("moments", len(mine), "micro-batch")
         for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
             sums.add(hidden, *text)
             progress.at(number)
@@ -143,7 +146,7 @@ def write_moments(model: Path, data: Path, recipe: Recipe, layers: Sequence[int]
             write_fits(output, tensors, description)
 
 
-def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
+def states_identity(model: Path, data: Path, recipe: Teaching) -> dict[str, Any]:
     """What the states were computed from."""
     return {
         "model": {file.name: digest(file) for file in sorted(model.glob("*.safetensors"))},
@@ -154,7 +157,7 @@ def states_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def fits_identity(model: Path, data: Path, recipe: Recipe) -> dict[str, Any]:
+def fits_identity(model: Path, data: Path, recipe: Fitting) -> dict[str, Any]:
     """What the regressions of a start were computed from."""
     return {**states_identity(model, data, recipe), "ridge": recipe.start_ridge}
 

@@ -31,28 +31,28 @@ Entry = Mapping[str, Any]
 
 def kind_of(config: Config, name: str) -> Kind:
     """The kind of an entry."""
-    return KINDS[config["artifacts"][name]["kind"]]
+    return KINDS[config.artifacts[name].kind]
 
 
 def names(config: Config, form: str | None = None) -> list[str]:
     """The artifacts this scale makes, in the order of the contents page; of one form, if given."""
     return [
         name
-        for name in config["artifacts"]
+        for name in config.artifacts
         if left_out(config, name) is None and form in (None, kind_of(config, name).form)
     ]
 
 
 def pattern(config: Config, form: str) -> str:
     """A regular expression for an artifact of one form, also of one that `check_made` refuses: only other forms do not match."""
-    others = [re.escape(name) for name in config["artifacts"] if kind_of(config, name).form != form]
+    others = [re.escape(name) for name in config.artifacts if kind_of(config, name).form != form]
     return rf"(?!(?:{'|'.join(others) or '(?!)'})\.)[^/.]+"
 
 
 def check_made(config: Config, name: str) -> None:
     """Raise a `UserError` where this scale does not make an artifact: it is not in the contents page, or for its reason."""
-    if name not in config["artifacts"]:
-        nearest = difflib.get_close_matches(name, config["artifacts"], 1)
+    if name not in config.artifacts:
+        nearest = difflib.get_close_matches(name, config.artifacts, 1)
         raise UserError(
             f"there is no artifact {name!r}{f'; did you mean {nearest[0]!r}?' if nearest else ''} (artifacts.yaml lists all)"
         )
@@ -62,7 +62,7 @@ def check_made(config: Config, name: str) -> None:
 
 def left_out(config: Config, name: str) -> str | None:
     """Why this scale does not make an artifact; None if it does."""
-    entry = config["artifacts"][name]
+    entry = config.entries[name]
     if not kind_of(config, name).make:
         return entry["reason"]
     scopes = entry.get("parts") or ([entry] if "models" in entry else [])
@@ -78,12 +78,12 @@ def repeated(config: Config, name: str) -> str | None:
 
     An entry about a model with published numbers repeats nothing: those beside its records are its own.
     """
-    raw = config["artifacts"][name]
+    raw = config.entries[name]
     mine = _measured(config, raw)
     roles = [role for scope in _scopes(raw) for key in MODELS for role in scope.get(key, [])]
     if not mine or any(config.models[model["name"]].published for model in players(config, roles)):
         return None
-    for earlier, other in config["artifacts"].items():
+    for earlier, other in config.entries.items():
         if earlier == name:
             break
         alike = all(other.get(key) == raw.get(key) for key in ("kind", "questions", "matrices"))
@@ -109,7 +109,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     Raises:
         UserError: a variant cannot be made of a model, or the kind wants another number of models or points.
     """
-    raw, kind = config["artifacts"][name], kind_of(config, name)
+    raw, kind = config.entries[name], kind_of(config, name)
     entry = {**raw, "name": name, "form": kind.form, "label": label(raw)}
     scopes = raw.get("parts") or ([raw] if "models" in raw else [])
     entry["models"] = players(config, (role for scope in scopes for key in MODELS for role in scope.get(key, [])))
@@ -138,10 +138,11 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     if "points" in raw:
         entry["points"] = {point: config.point(point) for point in members(config, "points", raw["points"])}
     if "tasks" in raw:
-        entry["tasks"] = {task: config["tasks"][task] for task in members(config, "tasks", raw["tasks"])}
+        named = members(config, "tasks", raw["tasks"])
+        entry["tasks"] = {task: config.tasks[task].model_dump(exclude_unset=True) for task in named}
     entry |= _further(config, entry)
-    shared = {name: config[name] for name in ("fidelity", "similarity", "early_exit")}
-    entry["settings"] = {**shared, "score": {"seed": config["scoring"]["seed"]}} if entry["models"] else {}
+    shared = {name: getattr(config, name).model_dump() for name in ("fidelity", "similarity", "early_exit")}
+    entry["settings"] = {**shared, "score": {"seed": config.scoring.seed}} if entry["models"] else {}
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:
             raise UserError(
@@ -164,21 +165,21 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
                 raise UserError(
                     f"{place}: early exit of {variant}/{kv_cache} is not measured, only with the model's own cache"
                 )
-        asked = config["early_exit"]["questions"]
+        asked = config.early_exit.questions
         if unknown := [question for question in entry.get("questions", []) if question not in asked]:
             raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
-        return {"threshold": config["early_exit"]["threshold"]}
+        return {"threshold": config.early_exit.threshold}
     if kind == "table":
         return {"orders": _orders(config, entry)} if "orders" in entry else {}
     if kind == "wiring":
         return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
     if kind == "similarity":
-        small = {model["name"] for model in players(config, config["artifacts"][name]["models"])}
+        small = {model["name"] for model in players(config, config.entries[name]["models"])}
         large = [model["name"] for model in entry["models"] if model["name"] not in small]
         reasons = {model["name"]: config.models[model["name"]].unmeasured("quality") for model in entry["models"]}
         return {"large_models": large, "unmeasured": {model: why for model, why in reasons.items() if why}}
     if kind == "contents":
-        return {"lines": [_line(config, other) for other in config["artifacts"]]}
+        return {"lines": [_line(config, other) for other in config.artifacts]}
     if kind == "checks":
         return {"judged_on": _checked(config, entry)}
     if kind == "claims":
@@ -188,7 +189,7 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
 
 def _orders(config: Config, entry: Entry) -> list[list[str]]:
     """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
-    shown, stand_ins = {variant for variant, _ in entry["cases"]}, config["stand_ins"]
+    shown, stand_ins = {variant for variant, _ in entry["cases"]}, config.stand_ins
     orders = [list(dict.fromkeys(stand_ins.get(name, name) for name in order)) for order in entry["orders"]]
     if unknown := [name for order in orders for name in order if name not in shown]:
         raise UserError(f"artifacts.{entry['name']}: orders name {unknown[0]!r}, which is not among its variants")
@@ -197,13 +198,13 @@ def _orders(config: Config, entry: Entry) -> list[list[str]]:
 
 def _line(config: Config, name: str) -> dict[str, Any]:
     """One line of the contents page, from the configuration alone."""
-    listed, missing, form = config["artifacts"][name], left_out(config, name), kind_of(config, name).form
+    listed, missing, form = config.entries[name], left_out(config, name), kind_of(config, name).form
     roles = dict.fromkeys(role for scope in _scopes(listed) for key in MODELS for role in scope.get(key, []))
     models: dict[str | None, list[str]] = {}  # and the roles of each
     for role in roles:
-        models.setdefault(config["roles"].get(role, role), []).append(role)
+        models.setdefault(config.roles.get(role, role), []).append(role)
     played = [
-        f"{'/'.join(parts)}: {config['models'][model]['title'] if model else 'none'}" for model, parts in models.items()
+        f"{'/'.join(parts)}: {config.models[model].title if model else 'none'}" for model, parts in models.items()
     ]
     return {
         "name": name,
@@ -219,7 +220,7 @@ def _line(config: Config, name: str) -> dict[str, Any]:
 def _checked(config: Config, entry: Entry) -> dict[str, str]:
     """Return the forms of the artifacts that are checked, by name."""
     place, found = f"config, at artifacts.{entry['name']}.checks", {}
-    others = [other for other in config["artifacts"] if other != entry["name"]]
+    others = [other for other in config.artifacts if other != entry["name"]]
     for name in dict.fromkeys(check["artifact"] for check in entry["checks"]):
         if name not in others:
             raise UserError(f"{place}: {undefined(name, 'artifacts', others)}")
@@ -231,16 +232,16 @@ def _checked(config: Config, entry: Entry) -> dict[str, str]:
 
 def _judged(config: Config) -> dict[str, Any]:
     """Return the scene of the claims: artifacts with their numbers, models by role, artifacts and variants that are absent."""
-    shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config["artifacts"]}
+    shown_by = {name: repeated(config, name) or name for name in claims.ARTIFACTS if name in config.artifacts}
     absent = {name: reason for name, other in shown_by.items() if (reason := left_out(config, other)) is not None}
     shown_by = {name: other for name, other in shown_by.items() if name not in absent}
     return {
         "judged_on": {other: kind_of(config, other).form for other in shown_by.values()},
         "shown_by": shown_by,
         "absent": absent,
-        "roles": {role: next(iter(players(config, [role])), None) for role in config["roles"]},
-        "stand_ins": {variant: other for variant, other in config["stand_ins"].items() if variant != other},
-        "points": {point: config.point(point) for point in config["serving"]["points"]},
+        "roles": {role: next(iter(players(config, [role])), None) for role in config.roles},
+        "stand_ins": {variant: other for variant, other in config.stand_ins.items() if variant != other},
+        "points": {point: config.point(point) for point in config.serving.points},
     }
 
 
@@ -275,12 +276,12 @@ def label(entry: Entry) -> str:
 
 def members(config: Config, section: str, named: str | list[str]) -> list[str]:
     """The names a list or a set stands for."""
-    return list(config["sets"][section][named]) if isinstance(named, str) else list(named)
+    return list(getattr(config.sets, section)[named]) if isinstance(named, str) else list(named)
 
 
 def cases(config: Config, named: str | list[str]) -> list[list[str]]:
     """[variant, KV-cache format] of a list or set of variants, with this scale's stand-ins, doubles dropped."""
-    stand_ins, found = config["stand_ins"], []
+    stand_ins, found = config.stand_ins, []
     for item in members(config, "variants", named):
         variant, _, kv_cache = stand_ins.get(item, item).partition("/")
         found.append((stand_ins.get(variant, variant), kv_cache or "auto"))
@@ -289,17 +290,17 @@ def cases(config: Config, named: str | list[str]) -> list[list[str]]:
 
 def check(config: Config) -> None:
     """Raise a `UserError` that names the place in the contents page for the first mistake in it."""
-    for section, sets in config["sets"].items():
+    for section, sets in config.sets:
         for name, listed in sets.items():
             _check_names(config, section, listed, f"sets.{section}.{name}")
-    for role, model in config["roles"].items():
-        if role in config["models"]:
+    for role, model in config.roles.items():
+        if role in config.models:
             raise UserError(f"config, at roles.{role}: a model has this name too; give the role another")
-        if model is not None and model not in config["models"]:
-            raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config['models'])}")
-    for both in config["stand_ins"].items():
+        if model is not None and model not in config.models:
+            raise UserError(f"config, at roles.{role}: {undefined(model, 'models', config.models)}")
+    for both in config.stand_ins.items():
         _check_names(config, "variants", both, "stand_ins")
-    for name, entry in config["artifacts"].items():
+    for name, entry in config.entries.items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
             like = nearest(entry["kind"], KINDS)
@@ -328,25 +329,25 @@ def check(config: Config) -> None:
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
     for role in [role for key in MODELS for role in scope.get(key, [])]:
-        if role not in config["roles"] and role not in config["models"]:
-            like = nearest(role, [*config["roles"], *config["models"]])
+        if role not in config.roles and role not in config.models:
+            like = nearest(role, [*config.roles, *config.models])
             raise UserError(
-                f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config['roles'])}"
+                f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config.roles)}"
             )
     for section in _SETS:
         named = scope.get(section)
-        if isinstance(named, str) and named not in config["sets"][section]:
+        if isinstance(named, str) and named not in getattr(config.sets, section):
             form = f"; for one of {section} write [{named}]" if named in _defined(config, section) else ""
-            raise UserError(f"{place}: {undefined(named, f'sets.{section}', config['sets'][section])}{form}")
+            raise UserError(f"{place}: {undefined(named, f'sets.{section}', getattr(config.sets, section))}{form}")
         if isinstance(named, list):
             _check_names(config, section, named, place.removeprefix("config, at "))
     for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
-        if config["variants"][variant].get("merge_all_layers") and ("points" not in scope or "tasks" in scope):
+        if config.variants[variant].merge_all_layers and ("points" not in scope or "tasks" in scope):
             raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points and has no quality")
 
 
 def _defined(config: Config, section: str) -> Mapping[str, Any]:
-    return config["serving"]["points"] if section == "points" else config[section]
+    return config.serving.points if section == "points" else getattr(config, section)
 
 
 def _check_names(config: Config, section: str, items: Iterable[str], place: str) -> None:

@@ -18,7 +18,8 @@ def editor_schema() -> dict[str, Any]:
     """Return the JSON schema by which an editor completes and explains keys."""
     entries = list(dict.fromkeys(kind.entry for kind in KINDS.values()))
     references, schema = models_json_schema([(section, "validation") for section in (Config, *entries)])
-    definitions = schema["$defs"]
+    # An override may leave out the key that tells one form from another.
+    definitions = json.loads(json.dumps(schema["$defs"]).replace('"oneOf"', '"anyOf"'))
     for definition in definitions.values():
         definition.pop("required", None)
     whole = definitions.pop(references[Config, "validation"]["$ref"].rpartition("/")[2])

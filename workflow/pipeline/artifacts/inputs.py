@@ -25,9 +25,9 @@ def players(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
     """The models that play `roles` at this scale, doubles dropped; a model's own name may stand for a role."""
     models: dict[str, dict[str, str]] = {}
     for role in roles:
-        if (name := config["roles"].get(role, role)) is not None:
-            settings = config["models"][name]
-            described = {"name": name, "title": settings["title"], "published": settings.get("published", name)}
+        if (name := config.roles.get(role, role)) is not None:
+            settings = config.models[name]
+            described = {"name": name, "title": settings.title, "published": settings.published or name}
             models.setdefault(name, described | {"role": role})
     return list(models.values())
 
@@ -55,7 +55,7 @@ def _serving(config: Config, entry: Entry) -> list[str]:
 
 
 def _training(config: Config, entry: Entry) -> list[str]:
-    trained = [row for row in _rows(entry) if config["variants"][row["variant"]].get("recipe")]
+    trained = [row for row in _rows(entry) if config.variants[row["variant"]].recipe]
     return [STAGES["distill"].file(config, **row) for row in trained]
 
 

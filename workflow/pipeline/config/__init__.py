@@ -27,21 +27,11 @@ from pipeline.config.settings import (
     Variant,
 )
 from swiftkv.architectures import architecture, check_fit, check_latent_heads
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Packing, Recipe
 from swiftkv.errors import UserError
-from swiftkv.section import Name, Section, Text, key, plain, read
+from swiftkv.section import Name, Section, Text, key, read
 from swiftkv.spec import SwiftKVSpec
 
-PACKING = ("data", "max_length", "seed", "max_steps", "batch_size")  # recipes that agree in these share packed rows
-TEACHING = (
-    *PACKING,
-    "teacher_states",
-    "dtype",
-    "micro_batch_size",
-    "attention",
-    "start_tokens",
-    "start_ridge",
-)  # and in these the teacher's states and moments
 YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # every job of a cluster reads the configuration twice
 
 
@@ -62,15 +52,17 @@ class _UniqueKeyLoader(YAML):
 
 
 def load_yaml(file: str | Path) -> dict[str, Any]:
-    """What a YAML file says; raises a `UserError` for the first duplicate key, at any level, or if it is not valid."""
+    """What a YAML file says; raises a `UserError` for a duplicate key, at any level, or if it is not there or not valid."""
     try:
         with open(file, encoding="utf-8") as stream:
             return yaml.load(stream, Loader=_UniqueKeyLoader) or {}
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist") from None
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-class Config(Section, called="the configuration"):
+class Config(Section):
     """SwiftKV reproduction pipeline: every key of config.yaml, artifacts.yaml and the overrides of the profiles."""
 
     pathvars: Pathvars
@@ -93,13 +85,10 @@ class Config(Section, called="the configuration"):
     serving: Serving
 
     @cached_property
-    def plain(self) -> dict[str, Any]:
-        """All of it as mappings and lists."""
-        return plain(self)
-
-    def __getitem__(self, section: str) -> Any:
-        """A section as mappings and lists: as jobs and artifacts take it."""
-        return self.plain[section]
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """The entries of artifacts.yaml as they are written; their kinds check them."""
+        written = {"exclude_unset": True, "exclude_none": True}
+        return {name: artifact.model_dump(**written) for name, artifact in self.artifacts.items()}
 
     @cached_property
     def in_use(self) -> list[str]:
@@ -157,11 +146,11 @@ class Config(Section, called="the configuration"):
         """A training recipe as the trainer takes it: with the model's ZeRO stage."""
         return self.recipes[name].model_copy(update={"zero_stage": self.models[model].zero_stage})
 
-    def alike(self, recipe: str, keys: tuple[str, ...]) -> list[str]:
-        """All recipes that agree with one in some keys; what they share has the name of the first."""
+    def alike(self, recipe: str, part: type[Packing]) -> list[str]:
+        """All recipes that agree with one in the keys of `part`; a file that they share has the name of the first."""
 
         def values(name: str) -> list[Any]:
-            return [getattr(self.recipes[name], key) for key in keys]
+            return [getattr(self.recipes[name], key) for key in part.model_fields]
 
         return [name for name in self.recipes if values(name) == values(recipe)]
 
@@ -170,7 +159,7 @@ class Config(Section, called="the configuration"):
         total, layers = self.models[model].num_hidden_layers, set(self.models[model].layers_below)
         for recipe in map(self.recipes.__getitem__, recipes):
             layer = recipe.hidden_state_layer
-            if recipe.hidden_state_weight:
+            if recipe.hidden_state_weight and recipe.teacher_states == "stored":
                 layers.add(layer + (total + 1 if layer < 0 else 0))
         return sorted((layer for layer in layers if 0 < layer < total), reverse=True)
 
@@ -250,7 +239,7 @@ class Config(Section, called="the configuration"):
         asked = {"seed": self.serving.seed, "engine": self.serving.engine.of_a_run}
         if isinstance(point, Requests):
             asked["output_tokens"] = self.serving.output_tokens
-        asked |= plain(point)
+        asked |= point.model_dump(exclude_unset=True, exclude_none=True)
         if self.in_turns(name):
             asked["in_turns"] = True
         return asked

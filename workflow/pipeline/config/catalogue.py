@@ -27,7 +27,7 @@ _READ_OFF = {
 }  # keys of an entry that change no question and no answer
 
 
-class Asks(Section, called="what a benchmark asks"):
+class Asks(Section):
     """How much a benchmark asks, for plans.
 
     Questions are those of the published split. Tokens are means over up to 400 packaged questions with SmolLM2's tokenizer

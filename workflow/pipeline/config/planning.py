@@ -7,7 +7,7 @@ from typing import Literal
 from swiftkv.section import Name, Quantity, Section, Text, key
 
 
-class Assumption(Section, called="an assumption"):
+class Assumption(Section):
     """A number that plans rest on."""
 
     value: Quantity = key("The number.")
@@ -57,7 +57,7 @@ class Core(Device):
     product: Assumption = key("GFLOP/s of torch.nn.Linear(576, 1536) over 512 rows on one thread.")
 
 
-class Planning(Section, called="planning"):
+class Planning(Section):
     """What plans rest on."""
 
     data: dict[Name, Mix] = key("By data mix.")

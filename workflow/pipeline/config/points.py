@@ -17,16 +17,14 @@ from swiftkv.section import (
     Share,
     Unique,
     Whole,
-    by_value,
     key,
-    plain,
 )
 
 Rates = Annotated[list[Rate], Field(min_length=1), Unique]
 Sizes = Annotated[list[Whole], Field(min_length=1), Unique]
 
 
-class Engine(Section, called="the engine"):
+class Engine(Section):
     """Settings of vLLM, the same for every variant."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = key(
@@ -52,7 +50,7 @@ class Engine(Section, called="the engine"):
     @property
     def of_a_run(self) -> dict[str, Any]:
         """What it says of a run: not how long its start may take, which changes no number."""
-        return {name: value for name, value in plain(self).items() if name != "start_timeout"}
+        return self.model_dump(exclude={"start_timeout"})
 
 
 class PointSettings(Section):
@@ -83,7 +81,7 @@ class Requests(PointSettings):
     output_tokens: Whole | None = key("Replaces serving.output_tokens for this point.", None)
 
 
-class Throughput(Requests, called="a throughput point"):
+class Throughput(Requests):
     """All requests at once."""
 
     measure: Literal["throughput"]
@@ -100,7 +98,7 @@ class Throughput(Requests, called="a throughput point"):
             )
 
 
-class Speculative(Section, called="speculative"):
+class Speculative(Section):
     """vLLM's --speculative-config."""
 
     method: Literal["ngram"] = key("How tokens are guessed; `ngram` looks them up in the prompt.")
@@ -115,19 +113,21 @@ class Speculative(Section, called="speculative"):
         return self
 
 
-class Latency(Requests, called="a latency point"):
+class Latency(Requests):
     """Poisson arrivals at a server; with `dataset`, input_tokens is the longest prompt taken."""
 
     measure: Literal["latency"]
     request_rates: Rates = key("Mean arrivals a second.")
     seconds: Positive = key("Time in which the requests of one rate arrive.")
     min_requests: Whole = key("Requests of a rate at least, where the seconds give fewer.", 1)
-    refine_steps: Count = key("Bisections between the highest sustained rate and the next.", 0, le=100)
+    refine_steps: Annotated[Count, Field(le=100)] = key(
+        "Bisections between the highest sustained rate and the next.", 0
+    )
     dataset: Literal["heldout"] | None = key("`heldout` sends the held-out chats; random tokens without it.", None)
     speculative: Speculative | None = key("vLLM's --speculative-config.", None)
 
 
-class ForwardTime(PointSettings, called="a forward_time point"):
+class ForwardTime(PointSettings):
     """One engine step."""
 
     measure: Literal["forward_time"]
@@ -142,13 +142,13 @@ class ForwardTime(PointSettings, called="a forward_time point"):
             )
 
 
-class KvCapacity(Requests, called="a kv_capacity point"):
+class KvCapacity(Requests):
     """Tokens that fit."""
 
     measure: Literal["kv_capacity"]
 
 
-class Decode(Requests, called="a decode point"):
+class Decode(Requests):
     """Steps in which a whole batch decodes."""
 
     measure: Literal["decode"]
@@ -169,7 +169,7 @@ class Decode(Requests, called="a decode point"):
             )
 
 
-class Answer(Requests, called="an answer point"):
+class Answer(Requests):
     """The longest opening of a held-out chat that fits into input_tokens, answered."""
 
     measure: Literal["answer"]
@@ -185,13 +185,10 @@ POINTS = {
     "decode": Decode,
     "answer": Answer,
 }
-AnyPoint = Annotated[
-    Throughput | Latency | ForwardTime | KvCapacity | Decode | Answer,
-    by_value("measure", POINTS),
-]
+AnyPoint = Annotated[Throughput | Latency | ForwardTime | KvCapacity | Decode | Answer, Field(discriminator="measure")]
 
 
-class Serving(Section, called="serving"):
+class Serving(Section):
     """How serving is measured, and its points (Section 4.3, 5.1 and Appendix B.2)."""
 
     output_tokens: Whole = key("Output length of every request.")

@@ -2,60 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.config.catalogue import Asks, output_type
 from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, PackagedModel, QuestionSource
-from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, by_type, key
+from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, key
 
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
 MaxLength = Annotated[Whole, Field(description="Longer chats are cut at this many tokens.")]
 DrawSeed = Annotated[Seed, Field(description="Seed of the choice of chats.")]
-Shards = Annotated[
-    int | dict[Name, int],
-    by_type(
-        "a whole number or a mapping from models to such",
-        int=Whole,
-        dict=Annotated[dict[Name, Whole], Field(min_length=1)],
-    ),
-]
+Shards = Whole | Annotated[dict[Name, Whole], Field(min_length=1)]
 NamedSets = dict[Name, Names]
-NamesOrSet = Annotated[list[str] | str, by_type("a list, or the name of a set", str=Text, list=Names)]
-
-
-def _reduction(value: Any) -> Any:
-    """A prefill reduction in percent, also without quotes."""
-    value = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
-    try:
-        percent = float(value)
-    except (TypeError, ValueError):
-        percent = 0.0
-    if not 0 < percent < 100:
-        raise ValueError(f"{value!r} is no prefill reduction; write percent above 0 and below 100, such as 50 or 62.5")
-    return value
-
-
-Reduction = Annotated[str, BeforeValidator(_reduction)]
+NamesOrSet = Names | Text
+# A prefill reduction in percent, also without quotes.
+Reduction = Annotated[str, Field(pattern=r"^[1-9]?\d(\.\d+)?$", strict=False, coerce_numbers_to_str=True)]
 
 
 def _resource(name: str) -> str:
     if name in ("gpu", "nodes", "mem_mb", "runtime"):
         raise ValueError(f"{name} follows from the models and what jobs need; leave it out")
-    if not re.fullmatch("[a-z_]+", name):
-        raise ValueError(f"{name!r} is no resource of Snakemake's SLURM executor")
     return name
 
 
-def _folder(path: str) -> str:
-    if not re.fullmatch(r"[$/A-Za-z0-9._{}-]+", path):
-        raise ValueError(f"{path!r} may have letters, digits and $ / . _ {{ }} - only")
-    return path
-
-
-class Pathvars(Section, called="pathvars"):
+class Pathvars(Section):
     """Where a scale writes; `<results>` in the rules stands for the first of these."""
 
     results: Text = key("Folder of everything produced.")
@@ -63,18 +34,15 @@ class Pathvars(Section, called="pathvars"):
     benchmarks: Text = key("Folder of Snakemake's own time and memory records.")
 
 
-class GpuJobs(Section, called="gpu_jobs"):
+class GpuJobs(Section):
     """What the jobs of a cluster ask for with their GPUs; nothing on one machine."""
 
-    resources: dict[
-        Annotated[str, AfterValidator(_resource)],
-        Annotated[str | int, by_type("text or a whole number", str=Text, int=Count)],
-    ] = key(
+    resources: dict[Annotated[str, Field(pattern="^[a-z_]+$"), AfterValidator(_resource)], Text | Count] = key(
         "Resources of Snakemake's SLURM executor, as they are: slurm_partition, gpu_model, constraint, "
         "cpus_per_gpu ...",
         {},
     )
-    local_cache: Annotated[Text, AfterValidator(_folder)] | None = key(
+    local_cache: Annotated[str, Field(pattern=r"^[$/A-Za-z0-9._{}-]+$")] | None = key(
         "Folder of every node below which a job keeps the caches of compilers and libraries, its own; "
         "`$VARIABLES` are the node's.",
         None,
@@ -89,13 +57,13 @@ class GpuJobs(Section, called="gpu_jobs"):
         return self
 
 
-class Nodes(Section, called="nodes"):
+class Nodes(Section):
     """Cluster nodes of a job."""
 
     distill: Whole = key("For one training; everything else runs on one.")
 
 
-class Gpus(Section, called="gpus"):
+class Gpus(Section):
     """GPUs of a job over all its nodes; 0 runs on the processor."""
 
     distill: Count = key("For one training.")
@@ -103,14 +71,14 @@ class Gpus(Section, called="gpus"):
     serve: Count | None = key("For one served model: it is split over them (tensor parallel).", None)
 
 
-class Unavailable(Section, called="unavailable"):
+class Unavailable(Section):
     """What cannot be measured of a model, and why: artifacts show the reason."""
 
     quality: Text | None = key("Why its scores, fidelity and similarity cannot.", None)
     serving: Text | None = key("Why it cannot be served.", None)
 
 
-class Model(Section, called="a model"):
+class Model(Section):
     """One model."""
 
     title: Text = key("The published name, printed in tables and figures.")
@@ -175,10 +143,9 @@ class Model(Section, called="a model"):
         return self
 
 
-class Variant(Section, called="a variant"):
+class Variant(Section):
     """What is done to a model."""
 
-    nullable = frozenset({"kv_heads"})
     prefill_reduction: Reduction | None = key("A key of num_key_value_layers; null leaves the model as it is.")
     acrosskv: Whole | None = key("AcrossKV: consecutive layers that share one KV cache.", None)
     kv_heads: Whole | None = key("KV heads of the rewired layers (Appendix C.1); null keeps the model's.", None)
@@ -220,7 +187,7 @@ class Variant(Section, called="a variant"):
         return self
 
 
-class DataMix(Section, called="a mix"):
+class DataMix(Section):
     """A mix of chats."""
 
     sources: list[ChatSource] = key("Where the chats come from.", min_length=1)
@@ -234,7 +201,7 @@ class DataMix(Section, called="a mix"):
         return self
 
 
-class Heldout(Section, called="heldout"):
+class Heldout(Section):
     """Chats that everything is measured on and no mix is trained on."""
 
     data: Text = key("The mix they are drawn from, a key under data.")
@@ -242,7 +209,7 @@ class Heldout(Section, called="heldout"):
     seed: Seed = key("Seed of the shuffle whose first chats they are.")
 
 
-class Fidelity(Section, called="fidelity"):
+class Fidelity(Section):
     """Held-out chats on which KL to the teacher, top-1 agreement and perplexity are measured."""
 
     documents: Documents
@@ -250,17 +217,19 @@ class Fidelity(Section, called="fidelity"):
     seed: DrawSeed
 
 
-class Similarity(Fidelity, called="similarity"):
+class Similarity(Fidelity):
     """Text of the similarity analysis, Section 3.2: training examples."""
 
     data: Text = key("A key under data.")
 
 
-class EarlyExit(Fidelity, called="early_exit"):
+class EarlyExit(Fidelity):
     """How early exit is measured (Appendices D.1 and E)."""
 
     threshold: Fraction = key("A token leaves at layer l if the early exit's largest probability is above this.")
-    bins: Whole = key("Equal bins of that probability, for which agreement with the full model is measured.", le=1000)
+    bins: Annotated[Whole, Field(le=1000)] = key(
+        "Equal bins of that probability, for which agreement with the full model is measured."
+    )
     prompts: Whole = key("Held-out chats whose first message is answered.")
     max_new_tokens: Whole = key("Longer answers are cut at this many tokens.")
     questions: Names = key("Further questions that are answered; artifacts show the answers.")
@@ -269,7 +238,7 @@ class EarlyExit(Fidelity, called="early_exit"):
 Backend = Literal["transformers", "vllm"]
 
 
-class Scoring(Section, called="scoring"):
+class Scoring(Section):
     """What all benchmarks share."""
 
     seed: Seed = key("Seed of question subsets and of few-shot examples drawn at random.")
@@ -277,14 +246,11 @@ class Scoring(Section, called="scoring"):
     together: Annotated[list[Text], Unique] = key("Sets of tasks that one job scores with one start of the model.")
 
 
-class Task(Section, called="a task"):
-    """A benchmark scored with lm-eval (Table B.1)."""
+class Scored(Section):
+    """What decides a score of a benchmark, besides the model."""
 
-    nullable = frozenset({"max_gen_toks"})
-    title: Text = key("Column head in tables.")
-    published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     task: Text = key("Name of the lm-eval task.")
-    shots: Count = key("Few-shot examples.", le=1000)
+    shots: Annotated[Count, Field(le=1000)] = key("Few-shot examples.")
     chat_template: bool = key("Whether prompts go through the model's chat template.")
     fewshot_as_multiturn: bool = key("Whether examples are turns of the chat.")
     metric: Text = key(
@@ -294,11 +260,18 @@ class Task(Section, called="a task"):
     limit: Whole | None = key("Score a seeded random subset of this size; null scores all.")
     max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
     batch_size: Whole = key("Requests computed at once; fixed so that scores repeat.")
+    source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
+
+
+class Task(Scored):
+    """A benchmark scored with lm-eval (Table B.1)."""
+
+    title: Text = key("Column head in tables.")
+    published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     backend: Backend | None = key("Replaces scoring.backend.", None)
     asks: Asks | None = key("How much it asks, for plans; absent: as workflow/pipeline/config/catalogue.py says.", None)
     shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
-    source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
 
     @property
     def generated(self) -> bool:
@@ -306,7 +279,7 @@ class Task(Section, called="a task"):
         return output_type(self.task) == "generate_until"
 
 
-class Sets(Section, called="sets"):
+class Sets(Section):
     """Lists that artifacts.yaml names."""
 
     variants: NamedSets = key("Lists of variants; `/fp8` is a variant with an FP8 KV cache.")
@@ -321,7 +294,7 @@ class Scope(Section):
     models: Names | None = key("By role, or a model's own name.", None)
 
 
-class Part(Scope, called="a part"):
+class Part(Scope):
     """A block of rows."""
 
     title: Text = key("How its rows are headed.")
@@ -329,7 +302,7 @@ class Part(Scope, called="a part"):
     variants: NamesOrSet = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.")
 
 
-class Artifact(Scope, called="an artifact", extra="allow"):
+class Artifact(Scope, extra="allow"):
     """A table or figure; its kind says which further keys it takes."""
 
     kind: Text = key("How it is made: workflow/pipeline/artifacts/entry.py lists all kinds.")

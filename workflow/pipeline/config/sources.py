@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Tag, model_validator
 
 from swiftkv.section import Count, HubId, Section, Text, Whole, by_key, key
 
 
-class Hub(Section, called="a hub source"):
+class Hub(Section):
     """A Hugging Face hub repository."""
 
     hub: HubId
     revision: Text = key("Branch, tag or commit; the commit it resolved to is recorded.", "main")
 
 
-class HubModel(Hub, called="a hub source"):
+class HubModel(Hub):
     """A model of the hub."""
 
     gated: bool = key("Whether the hub asks to accept a license first; for plans and checks only.", False)
 
 
-class LocalModel(Section, called="a local source"):
+class LocalModel(Section):
     """A checkpoint folder, or one with a tokenizer."""
 
     local: Text = key("A folder on this machine.")
 
 
-class Random(Section, called="random"):
+class Random(Section):
     """Random weights instead, in this shape; what is not said is the file's."""
 
-    nullable = frozenset({"q_lora_rank"})
     hidden_size: Whole | None = key("Width of the residual stream.", None)
     intermediate_size: Whole | None = key("Width of the feed-forward layers.", None)
     num_hidden_layers: Whole | None = key("L, the number of decoder layers.", None)
@@ -63,7 +62,7 @@ class Random(Section, called="random"):
         return self
 
 
-class PackagedModel(Section, called="a source in a package"):
+class PackagedModel(Section):
     """A GGUF file of an installed Python distribution."""
 
     package: Text = key("Name of an installed Python distribution.")
@@ -71,11 +70,13 @@ class PackagedModel(Section, called="a source in a package"):
     random: Random | None = key("Random weights instead, in this shape.", None)
 
 
+HUB, PACKAGE, LOCAL = Tag("[hub]"), Tag("[package]"), Tag("[local]")
+ANYWHERE = by_key("hub", "package", "local")
 ModelSource = Annotated[
-    HubModel | PackagedModel | LocalModel, by_key(hub=HubModel, package=PackagedModel, local=LocalModel)
+    Annotated[HubModel, HUB] | Annotated[PackagedModel, PACKAGE] | Annotated[LocalModel, LOCAL], ANYWHERE
 ]
 # A SwiftKV checkpoint in the published format, or a model whose chat template is taken.
-CheckpointSource = Annotated[HubModel | LocalModel, by_key(hub=HubModel, local=LocalModel)]
+CheckpointSource = Annotated[Annotated[HubModel, HUB] | Annotated[LocalModel, LOCAL], by_key("hub", "local")]
 
 
 class Chats(Section):
@@ -96,7 +97,7 @@ class Chats(Section):
         return self
 
 
-class HubChats(Chats, Hub, called="a hub source of chats"):
+class HubChats(Chats, Hub):
     """Chats of a hub data set."""
 
     name: Text | None = key("Short name recorded with each chat; the id without it.", None)
@@ -104,7 +105,7 @@ class HubChats(Chats, Hub, called="a hub source of chats"):
     split: Text = key("Split of the hub data set.")
 
 
-class PackagedChats(Chats, called="a source of chats in a package"):
+class PackagedChats(Chats):
     """Chats of files in an installed distribution."""
 
     name: Text = key("Short name recorded with each chat.")
@@ -112,7 +113,7 @@ class PackagedChats(Chats, called="a source of chats in a package"):
     file: Text = key("Arrow, JSON-lines or gzipped JSON-lines files in it; wildcards allowed.")
 
 
-class LocalChats(Chats, called="a local source of chats"):
+class LocalChats(Chats):
     """Chats of a file."""
 
     name: Text = key("Short name recorded with each chat.")
@@ -120,11 +121,11 @@ class LocalChats(Chats, called="a local source of chats"):
 
 
 ChatSource = Annotated[
-    HubChats | PackagedChats | LocalChats, by_key(hub=HubChats, package=PackagedChats, local=LocalChats)
+    Annotated[HubChats, HUB] | Annotated[PackagedChats, PACKAGE] | Annotated[LocalChats, LOCAL], ANYWHERE
 ]
 
 
-class HubQuestions(Hub, called="a hub source of questions"):
+class HubQuestions(Hub):
     """The hub data set a task asks."""
 
     optional: bool = key("An unreachable hub leaves the cell empty, with the reason, instead of stopping.", False)
@@ -139,19 +140,18 @@ class Questions(Section):
     columns: dict[Text, Text] | None = key("Columns that lm-eval reads and the files lack, as Jinja templates.", None)
 
 
-class PackagedQuestions(Questions, called="a source of questions in a package"):
+class PackagedQuestions(Questions):
     """Questions in an installed distribution."""
 
     package: Text = key("Installed distribution that ships the questions.")
 
 
-class LocalQuestions(Questions, called="a local source of questions"):
+class LocalQuestions(Questions):
     """Questions in a folder."""
 
     local: Text = key("Folder with the questions.")
 
 
 QuestionSource = Annotated[
-    HubQuestions | PackagedQuestions | LocalQuestions,
-    by_key(hub=HubQuestions, package=PackagedQuestions, local=LocalQuestions),
+    Annotated[HubQuestions, HUB] | Annotated[PackagedQuestions, PACKAGE] | Annotated[LocalQuestions, LOCAL], ANYWHERE
 ]

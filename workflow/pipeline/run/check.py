@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.config.local import check_description
 from pipeline.gpus import asked_for, cuda_of
 from pipeline.run import slurm
 from pipeline.run.estimate import Work
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
-from pipeline.sources import MODEL_FILES, check_checkpoint
+from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
 from pipeline.sources.hub import SECOND_COPIES, answer
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
@@ -179,7 +178,7 @@ def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
     from pipeline.score.tasks import check_task  # imports lm-eval, which takes seconds
 
     outputs = {job.wildcards.get("task", Path(path).stem) for job in jobs for path in job.outputs}
-    tasks = [task for name, task in config["tasks"].items() if name in outputs]
+    tasks = [task.model_dump() for name, task in config.tasks.items() if name in outputs]
     for task in tasks:
         check_task(task)
     return len(tasks)

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.config import TEACHING, Config
+from pipeline.config import Config
 from pipeline.config.catalogue import asked, asks
 from pipeline.config.sources import PackagedModel
 from pipeline.run.jobs import PlannedJob, Profile
 from pipeline.run.sizes import TOKENIZER_BYTES, Size
 from pipeline.stages import stage_of
 from swiftkv.cost import GIGA
-from swiftkv.distill.recipe import Recipe
+from swiftkv.distill.recipe import Fitting, Recipe
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
@@ -158,7 +158,7 @@ class Work:
         job, config = self.job, self.config
         # A shard's file is called by its number. Tasks that read other metrics off the same answers are asked once.
         names = [job.wildcards["task"]] if "task" in job.wildcards else [Path(path).stem for path in job.outputs]
-        names = list({asked(config["tasks"][name]): name for name in names}.values())
+        names = list({asked(config.tasks[name].model_dump()): name for name in names}.values())
         shards, total = int(job.wildcards.get("shards", 1)), 0.0
         for name in names:
             entry, amount = config.tasks[name], asks(config.tasks[name], name)
@@ -236,7 +236,7 @@ class Work:
             stored = 1 + len(self.config.stored_layers(self.job.wildcards["model"], recipes))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored
         if rule == "moments":  # a float32 fit of keys and values for each l and layer above, and three covariances an l
-            recipes = self.config.alike(self.job.wildcards["recipe"], TEACHING)
+            recipes = self.config.alike(self.job.wildcards["recipe"], Fitting)
             below = self.config.fitted_layers(self.job.wildcards["model"], recipes)
             fits = sum(self.size.layers - layer for layer in below) * self.size.dimensions.cached()
             return 4 * self.size.width * (fits + 3 * len(below) * self.size.width)

@@ -213,20 +213,23 @@ def _summary(plan: Plan) -> str:
                 f"  too long    {name} takes {duration(seconds)}; its first attempt ends after {duration(limit)}"
             )
     lines += [f"  not counted {count(number, 'job')}, as {why}" for why, number in unknown.items()]
+    for other in dict.fromkeys(plan.config.stand_ins.values()):
+        shown = [name for name, stand_in in plan.config.stand_ins.items() if stand_in == other]
+        lines.append(f"  stand-in    {other} for {', '.join(shown)}")
     return "\n".join(lines)
 
 
 def _assumptions(plan: Plan) -> str:
-    planning, used = plan.config["planning"], {"host"}
+    planning, used = plan.config.planning, {"host"}
     used |= {"gpu" if job.gpus else "cpu" for job in plan.jobs if "gpu" in job.resources}
     mixes = {plan.config.recipes[job.wildcards["recipe"]].data for job in plan.jobs if "recipe" in job.wildcards}
     mixes |= {job.wildcards["data"] for job in plan.jobs if "data" in job.wildcards}
-    sections = {name: planning[name] for name in ("host", "gpu", "cpu") if name in used}
-    sections |= {f"data.{mix}": entry for mix, entry in planning["data"].items() if mix in mixes}
+    sections = {name: getattr(planning, name) for name in ("host", "gpu", "cpu") if name in used}
+    sections |= {f"data.{mix}": entry for mix, entry in planning.data.items() if mix in mixes}
     rows = [
-        {"assumed": f"{section}.{name}", "value": f"{entry['value']:g}", "is": entry["sure"], "namely": entry["why"]}
+        {"assumed": f"{section}.{name}", "value": f"{entry.value:g}", "is": entry.sure, "namely": entry.why}
         for section, entries in sections.items()
-        for name, entry in entries.items()
+        for name, entry in entries
     ]
     return "Assumptions (planning in config.yaml)\n" + _printed(rows)
 

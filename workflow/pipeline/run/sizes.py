@@ -18,7 +18,7 @@ from swiftkv.architectures import architecture
 from swiftkv.cost import Dimensions, added_weights, parameter_count, prefill_flops
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
-from swiftkv.section import Section, plain
+from swiftkv.section import Section
 from swiftkv.spec import SwiftKVSpec
 
 DOWNLOADED = ("model", "checkpoint", "tokenizer", "data set", "questions")  # in the order in which plans list them
@@ -81,7 +81,8 @@ class Size:
         elif entry.architecture:
             found = read_json(root / entry.architecture)["config"]
         elif isinstance(source, PackagedModel):
-            found = _gguf(package_file(source.package, source.gguf)) | plain(source.random or {})
+            found = _gguf(package_file(source.package, source.gguf))
+            found |= source.random.model_dump(exclude_unset=True) if source.random else {}
         elif isinstance(source, LocalModel) and (file := Path(source.local).expanduser() / "config.json").exists():
             found = read_json(file)
         else:

@@ -24,9 +24,9 @@ SECTIONS = {"kv_cache": ["auto", "fp8"]}  # wildcards of paths that are no secti
 
 def why_not_made(config: Config, file: str) -> str:
     """Return why no stage makes a file at this scale, and which file may be meant."""
-    results, place = config["pathvars"]["results"], Path(file)
-    name = place.name if place.name in config["artifacts"] else place.stem
-    if place.parent.name in ("tables", "figures") or name in config["artifacts"] or len(place.parts) == 1:
+    results, place = config.pathvars.results, Path(file)
+    name = place.name if place.name in config.artifacts else place.stem
+    if place.parent.name in ("tables", "figures") or name in config.artifacts or len(place.parts) == 1:
         try:
             contents.check_made(config, name)
         except UserError as error:
@@ -45,7 +45,7 @@ def why_not_made(config: Config, file: str) -> str:
             pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(output))
             match = re.fullmatch(pattern, file.removeprefix(f"{results}/"))
             for section, value in match.groupdict().items() if match else ():
-                points = config["serving"]["points"] if section == "point" else [value]
+                points = config.serving.points if section == "point" else [value]
                 known = SECTIONS.get(section) or getattr(config, f"{section}s", points)
                 if value not in known:
                     return f"nothing makes {file}: there is no {section} {value!r}{nearest(value, known)}"

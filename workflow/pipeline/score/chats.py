@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.settings import Fidelity
 from pipeline.records import describe_spec, key_value_heads, measurement, weights_of
 from pipeline.sources import read_source
 from swiftkv.chats import choose_chats, draw_documents, tokenize_chat
@@ -28,15 +29,15 @@ class ChatMeasurement:
     Args:
         model_source: the model's source.json.
         chats: file of chats, one a line.
-        documents, max_length, seed: as `draw_documents` takes them.
+        draw: number of chats, tokens of a chat that count, and the seed of the choice.
 
     Raises:
         UserError: a file is missing or damaged, or no chat has two tokens.
     """
 
-    def __init__(self, model_source: Path, chats: Path, documents: int, max_length: int, seed: int) -> None:
+    def __init__(self, model_source: Path, chats: Path, draw: Fidelity) -> None:
         self._started, self._chats = time.monotonic(), chats
-        self._draw = {"documents": documents, "max_length": max_length, "seed": seed}
+        self._draw = {"documents": draw.documents, "max_length": draw.max_length, "seed": draw.seed}
         self.model = read_source(model_source)
         self.tokenizer = load_tokenizer(self.model["path"])
         documents, self._data = draw_documents(self.tokenizer, self.model["config"], chats, **self._draw)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.config.settings import EarlyExit
 from pipeline.measure.client import chat_prompts, opening
 from pipeline.score import BROKEN
 from pipeline.score.chats import ChatMeasurement, require_spec
@@ -156,7 +157,7 @@ def measure_early_exit(
     variant: str,
     spec: SwiftKVSpec,
     heldout: Path,
-    settings: dict[str, Any],
+    settings: EarlyExit,
     output: Path,
 ) -> dict[str, Any]:
     """Measure the early exit of a checkpoint and write the measurement "early_exit".
@@ -170,27 +171,28 @@ def measure_early_exit(
         variant: name of the variant.
         spec: the variant's rewiring.
         heldout: chats, one a line.
-        settings: threshold, bins, documents, max_length, prompts, max_new_tokens, seed and questions.
+        settings: chats, questions and how their answers are decoded.
         output: JSON file.
 
     Raises:
         UserError: the checkpoint has no early exit head or is of another spec, or a file is missing or damaged.
     """
-    draw = (settings[key] for key in ("documents", "max_length", "seed"))
-    measured = ChatMeasurement(model_source, heldout, *draw)
+    measured = ChatMeasurement(model_source, heldout, settings)
     model = load_swiftkv(checkpoint, device_map=device_map())
     require_head(model)
     require_spec(checkpoint, model.spec, spec)
-    sums = [agreement(model, document, settings["bins"], settings["threshold"]) for document in measured.documents]
+    sums = [agreement(model, document, settings.bins, settings.threshold) for document in measured.documents]
     alignment = summarize_agreement(sums)
     print(f"early exit of {variant}: {len(sums)} chats, {alignment['all']['positions']} positions", flush=True)
-    questions = [opening(measured.tokenizer, {"role": "user", "content": text}) for text in settings["questions"]]
-    prompts = chat_prompts(measured.model["path"], heldout, settings["max_length"], settings["seed"])
-    prompts = questions + prompts[: settings["prompts"]]
-    decoded = answers(model, measured.tokenizer, prompts, settings["threshold"], settings["max_new_tokens"])
+    questions = [opening(measured.tokenizer, {"role": "user", "content": text}) for text in settings.questions]
+    prompts = chat_prompts(measured.model["path"], heldout, settings.max_length, settings.seed)
+    prompts = questions + prompts[: settings.prompts]
+    decoded = answers(model, measured.tokenizer, prompts, settings.threshold, settings.max_new_tokens)
     decoding = summarize_answers(decoded)
-    answered = [{"question": text, **row} for text, row in zip(settings["questions"], decoded, strict=False)]
+    answered = [{"question": text, **row} for text, row in zip(settings.questions, decoded, strict=False)]
     result = {"alignment": alignment, "decoding": decoding, "answers": answered}
     if (exited := decoding["exited"]) and (times := decoding["time_ratio"]):
         print(f"{exited['value']:.1%} of tokens exited, in {times['value']:.3f} of the time a token", flush=True)
-    return measured.write("early_exit", result, output, variant, checkpoint, spec, **settings, batch_size=1)
+    return measured.write(
+        "early_exit", result, output, variant, checkpoint, spec, **settings.model_dump(), batch_size=1
+    )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.config.settings import Fidelity
 from pipeline.score.chats import ChatMeasurement, require_spec
 from pipeline.statistics import ratio
 from swiftkv.device import device_map
@@ -131,9 +132,7 @@ def measure_fidelity(
     spec: SwiftKVSpec | None,
     kv_cache: Literal["auto", "fp8"],
     heldout: Path,
-    documents: int,
-    max_length: int,
-    seed: int,
+    settings: Fidelity,
     output: Path,
     moments: Path | None = None,
 ) -> dict[str, Any]:
@@ -152,9 +151,7 @@ def measure_fidelity(
         spec: the variant's rewiring; None where nothing is rewired.
         kv_cache: "auto" or "fp8", of the student.
         heldout: chats, one a line.
-        documents: number of chats.
-        max_length: tokens of a chat that count.
-        seed: decides which chats are drawn.
+        settings: which chats are drawn, and how much of each counts.
         output: JSON file.
         moments: what a fitted start was fitted to; None for a copied one.
 
@@ -163,7 +160,7 @@ def measure_fidelity(
     """
     if spec is not None and checkpoint is None:
         raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
-    measured = ChatMeasurement(model_source, heldout, documents, max_length, seed)
+    measured = ChatMeasurement(model_source, heldout, settings)
     teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments)
     found: dict[str, list[torch.Tensor]] = {name: [] for name in models}
     head, peak, prompts = teacher.get_output_embeddings(), Peak(), measured.prompts()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.config.settings import Fidelity
 from pipeline.score.chats import ChatMeasurement
 from pipeline.statistics import ratio
 from swiftkv.device import device_map
@@ -55,9 +56,7 @@ def simscore_errors(sums: torch.Tensor, tokens: list[int]) -> list[float | None]
     return [ratio(document_sums, tokens)["stderr"] for document_sums in per_document]
 
 
-def measure_similarity(
-    model_source: Path, data: Path, documents: int, max_length: int, seed: int, output: Path
-) -> dict[str, Any]:
+def measure_similarity(model_source: Path, data: Path, settings: Fidelity, output: Path) -> dict[str, Any]:
     """Measure Eq. 1 on chats drawn from `data` and write the measurement "similarity".
 
     Its result is simscore and simscore_stderr (L - 1 numbers each), pairwise ([L, L]), tokens, documents and
@@ -66,15 +65,13 @@ def measure_similarity(
     Args:
         model_source: the model's source.json.
         data: chats, one a line; the paper takes 50 random training examples of ultrachat_200k.
-        documents: number of chats.
-        max_length: tokens of a chat that count.
-        seed: decides which chats are drawn.
+        settings: which chats are drawn, and how much of each counts.
         output: JSON file.
 
     Raises:
         UserError: a file is missing or damaged.
     """
-    measured = ChatMeasurement(model_source, data, documents, max_length, seed)
+    measured = ChatMeasurement(model_source, data, settings)
     model = load_base(measured.model["path"], device_map=device_map())
     sums, tokens = layer_similarity(model, measured.documents)
     pairwise = sums.sum(0) / sum(tokens)

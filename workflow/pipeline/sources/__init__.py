@@ -15,16 +15,19 @@ import hashlib
 import importlib.metadata
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pipeline.sources.hub import HubRepository
+from swiftkv.architectures import architecture
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, checksum, read_json, write_json
 from swiftkv.section import nearest
 
 TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 MODEL_FILES = ["*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES]
+HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # CPUAttentionBackend.get_supported_head_sizes
 # Fields of a packaged model's configuration that random weights of another architecture keep.
 KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 
@@ -48,14 +51,9 @@ def write_source(
         chat_template: its `chat_template` entry; null keeps its own.
 
     Raises:
-        UserError: as `resolve_model`; or the model has another number of layers.
+        UserError: as `resolve_model`.
     """
-    record = resolve_model(name, title, source, output.parent / "base", chat_template)
-    if record["num_hidden_layers"] != num_hidden_layers:
-        raise UserError(
-            f"model {name!r} has {record['num_hidden_layers']} layers, but its num_hidden_layers in the config "
-            f"is {num_hidden_layers}"
-        )
+    record = resolve_model(name, title, source, output.parent / "base", chat_template, num_hidden_layers)
     write_json(output, record | {"path": os.path.relpath(record["path"], output.parent)})
     print(f"{title}: {record['kind']} {record['id']}, {record['resolved']}")
 
@@ -66,24 +64,32 @@ def resolve_model(
     source: dict[str, Any],
     folder: str | Path,
     chat_template: dict[str, Any] | None = None,
+    num_hidden_layers: int | None = None,
 ) -> dict[str, Any]:
     """Make a plain Hugging Face checkpoint available in a folder and return the content of its source.json.
 
     A checkpoint made from a package, or with another chat template, is written to the folder; for any other the folder is
-    a link to it. The other arguments are those of `write_source`.
+    a link to it. The other arguments are those of `write_source`; without `num_hidden_layers` any model is taken.
 
     Returns:
         name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and chat_template, the identity of the
         model it came from, where it is another's.
 
     Raises:
-        UserError: the source is missing, gated, unreachable or incomplete; the message says which and what to do.
+        UserError: the source is missing, gated, unreachable, incomplete or cannot be rewired; the message says which and
+            what to do. A hub model is refused before its weights are downloaded.
     """
+
+    def check(described: Path) -> None:
+        if num_hidden_layers is not None:
+            check_description(described, f"model {name!r}", num_hidden_layers, template=chat_template is None)
+
     folder = Path(folder)
     if "package" in source:
         identity = _packaged_model(source, folder)
+        check(folder)
     else:
-        path, identity = find_checkpoint(source)
+        path, identity = find_checkpoint(source, check)
         template = None
         if chat_template is not None:
             template, identity["chat_template"] = _chat_template(chat_template)
@@ -160,19 +166,27 @@ def file_identity(source: dict[str, Any], files: list[Path]) -> dict[str, Any]:
     return {"kind": kind, "id": source[kind], "revision": version, "resolved": f"sha256:{total.hexdigest()}"}
 
 
-def find_checkpoint(source: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+def find_checkpoint(
+    source: dict[str, Any], check: Callable[[Path], None] = lambda folder: None
+) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a hub or local checkpoint, downloaded where need be, and its identity.
+
+    Args:
+        source: its entry in the configuration.
+        check: called with a folder of its configuration and tokenizer, of the hub's before weights are downloaded.
 
     Raises:
         UserError: it cannot be had, or is incomplete or damaged.
     """
     if "hub" in source:
         repository = HubRepository("model", source)
+        check(repository.download(TOKENIZER_FILES))
         path = repository.download(MODEL_FILES)
         check_checkpoint(path)
         return path, repository.identity
     files, path = local_files(source), Path(source["local"]).expanduser()
     check_checkpoint(path)
+    check(path)
     total = hashlib.sha256(json.dumps([[file.name, checksum(file)] for file in files]).encode())
     identity = {"kind": "local", "id": source["local"], "revision": None}
     return path.resolve(), identity | {"resolved": f"files sha256:{total.hexdigest()}"}
@@ -198,6 +212,43 @@ def with_state(source: dict[str, Any]) -> dict[str, Any]:
         return source
     states = [(str(file), file.stat()) for file in local_files(source)]
     return source | {"files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]}
+
+
+def check_description(folder: Path, name: str, layers: int | None, *, template: bool, processor: bool = False) -> None:
+    """Refuse a model that cannot be rewired, trained or served, by the small files that describe it.
+
+    Args:
+        folder: has its config.json and tokenizer_config.json.
+        name: what the sentence calls it.
+        layers: how many it must have; None where its layers are not used.
+        template: whether its chat template is used.
+        processor: whether vLLM serves it on a processor.
+
+    Raises:
+        UserError: its architecture is unknown, it has another number of layers, a head size that cannot be served, or no
+            chat template.
+    """
+    if layers is not None:
+        config = read_json(folder / "config.json")
+        try:
+            row = architecture(config.get("model_type"))
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+        if (own := config.get("num_hidden_layers")) != layers:
+            raise UserError(f"{name} has {own} layers, but num_hidden_layers is {layers}")
+        size = config.get("head_dim") or config.get("hidden_size", 0) // config.get("num_attention_heads", 1)
+        if processor and not row.latent and size and size not in HEAD_SIZES:
+            raise UserError(
+                f"{name} has heads of {size} elements, but vLLM on a processor serves only "
+                f"{', '.join(map(str, HEAD_SIZES))}; leave out its gpus.serve, or state its unavailable.serving"
+            )
+    settings = folder / "tokenizer_config.json"
+    stated = settings.is_file() and read_json(settings).get("chat_template")
+    if template and not stated and not (folder / "chat_template.jinja").is_file():
+        raise UserError(
+            f"the tokenizer of {name} has no chat template: use an instruction-tuned model, or name one as the "
+            "`chat_template` of this one in the config"
+        )
 
 
 def link_files(folder: Path, output: Path, left_out: str) -> None:

@@ -19,6 +19,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from swiftkv.errors import UserError
+from swiftkv.section import Section
 
 REGISTRY = ConstructorRegistry()
 
@@ -64,16 +65,16 @@ def _may_be_missing(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @REGISTRY.primitive_rule
 def _json(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    kind = next(filter(_is_class, get_args(info.type)), info.type)
     if not _is_json(info.type):
         return None
+    kind = next(filter(_is_class, get_args(info.type)), info.type)
 
     def read(words: list[str]) -> Any:
         content = json.loads(words[0])
         if content is None or not _is_class(kind):
             return content
         try:
-            return kind.from_dict(content) if hasattr(kind, "from_dict") else kind(**content)
+            return kind.from_dict(content) if issubclass(kind, Section) else kind(**content)
         except (TypeError, ValueError) as error:
             raise UserError(f"{kind.__name__} {words[0]}: {error}") from None
 
@@ -81,18 +82,14 @@ def _json(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 
 def _is_class(kind: Any) -> bool:
-    """Whether JSON's keys are a class's fields: a dataclass's, or those of a section of the configuration."""
-    return dataclasses.is_dataclass(kind) or hasattr(kind, "from_dict")
+    """Whether JSON's keys are the fields of a dataclass or of a section of the configuration."""
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, Section))
 
 
 def _is_json(kind: Any) -> bool:
     """Whether a type is a mapping or such a class, or made of such."""
-    return (
-        get_origin(kind) in (dict, collections.abc.Mapping)
-        or kind is dict
-        or _is_class(kind)
-        or any(map(_is_json, get_args(kind)))
-    )
+    mapping = get_origin(kind) in (dict, collections.abc.Mapping) or kind is dict
+    return mapping or _is_class(kind) or any(map(_is_json, get_args(kind)))
 
 
 def _spec(nargs: Any, metavar: str, read: Callable[[list[str]], Any]) -> PrimitiveConstructorSpec:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.config import Config
 from swiftkv.errors import UserError, command_line
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(os.path.relpath(ROOT))  # for paths in messages
 
 
