@@ -151,7 +151,7 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
     before = typed(config)
     needed = contents.needs(before, artifact)
     for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
-        provide(before, path)
+        provide(config, path)
     checked_records(json.loads(json.dumps(contents.resolve(before, artifact))), needed)
     update_config(config, change)
     with pytest.raises(UserError, match=rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):

@@ -26,7 +26,7 @@ def _metric(name: str) -> str:
 Column = Annotated[Text, AfterValidator(_metric)]
 
 
-class Panel(Section, called="a panel"):
+class Panel(Section):
     """One grid of a table."""
 
     caption: Text | None = key("What it shows.", None)
@@ -45,7 +45,7 @@ class Panel(Section, called="a panel"):
         return self
 
 
-class Entry(Section, called="an artifact"):
+class Entry(Section):
     """Keys of every entry."""
 
     kind: Text = key("How it is made: workflow/pipeline/artifacts/entry.py lists all kinds.")
@@ -64,7 +64,7 @@ class Entry(Section, called="an artifact"):
         return self
 
 
-class Table(Entry, called="kind table"):
+class Table(Entry):
     """Rows of variants, columns of metrics."""
 
     models: Names | None = key("By role, or a model's own name.", None)
@@ -84,39 +84,39 @@ class Table(Entry, called="kind table"):
         return self
 
 
-class Variants(Entry, called="this kind"):
+class Variants(Entry):
     """Of some variants of some models."""
 
     models: Names = key("By role, or a model's own name.")
     variants: NamesOrSet = key("Variants, or a set of them; `/fp8` is one with an FP8 KV cache.")
 
 
-class Flops(Variants, called="kind flops"):
+class Flops(Variants):
     """FLOPs by operation."""
 
     count: Literal["paper", "blog"] = key("Whose way of counting and rounding.")
     sequence_length: Whole = key("Prompt tokens.")
 
 
-class Served(Variants, called="this kind"):
+class Served(Variants):
     """Of some serving points."""
 
     points: NamesOrSet = key("Serving points, or a set of them.")
 
 
-class Throughput(Served, called="kind throughput"):
+class Throughput(Served):
     """Bars by input length."""
 
     node_gpus: Whole | None = key("Scale one server to a node of so many GPUs.", None)
 
 
-class Latency(Served, called="kind latency"):
+class Latency(Served):
     """Curves by request rate."""
 
     together: bool = key("All points in one panel, against the baseline without speculation.", False)
 
 
-class Similarity(Entry, called="kind similarity"):
+class Similarity(Entry):
     """Similarity of layer inputs."""
 
     models: Names = key("By role, or a model's own name.")
@@ -124,19 +124,19 @@ class Similarity(Entry, called="kind similarity"):
     matrices: bool = key("Also the similarity of every pair of layers.", False)
 
 
-class Answers(Variants, called="kind answers"):
+class Answers(Variants):
     """Answers with early exit."""
 
     questions: Names = key("Among early_exit.questions.")
 
 
-class Settings(Variants, called="kind settings"):
+class Settings(Variants):
     """How tasks were run."""
 
     tasks: NamesOrSet = key("Tasks, or a set of them.")
 
 
-class Check(Section, called="a check"):
+class Check(Section):
     """One number of an artifact's CSV with its expected value and tolerance, or its least or largest value."""
 
     what: Text = key("What the number is, in words.")
@@ -156,13 +156,13 @@ class Check(Section, called="a check"):
         return self
 
 
-class Checks(Entry, called="kind checks"):
+class Checks(Entry):
     """Numbers of other artifacts beside expected values."""
 
     checks: Annotated[list[Check], Field(min_length=1)] = key("What is checked.")
 
 
-class Absent(Entry, called="kind absent"):
+class Absent(Entry):
     """An item that no measurement can regenerate."""
 
     reason: Text = key("Why.")
