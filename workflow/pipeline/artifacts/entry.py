@@ -96,6 +96,7 @@ class Flops(Variants, called="kind flops"):
 
     count: Literal["paper", "blog"] = key("Whose way of counting and rounding.")
     sequence_length: Whole = key("Prompt tokens.")
+    panels: list[Panel] = key("What is printed.", min_length=1)
 
 
 class Served(Variants, called="this kind"):
