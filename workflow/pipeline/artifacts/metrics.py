@@ -18,7 +18,7 @@ class Metric(NamedTuple):
         measure: kind of the records that have it; "spec" is the variant's rewiring, "cost" the model's
             dimensions, "table" the table itself.
         header: of its column; may hold line breaks.
-        form: ".2f" and the like, "s3" for three significant digits, a suffix behind a space-free bar: ".2f|×".
+        form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
     """
 
