@@ -62,7 +62,7 @@ OPTIONAL = re.compile(
     r"|revision|serve|serving|serving_weights|shards|similar_models|source|speculative|tasks|together"
     r"|unavailable|variants|warmups|prompt_lookup_min|prompt_lookup_max"
 )
-NULLABLE = {"limit", "max_steps", "cpu_kv_cache_gib", "prefill_reduction", "q_lora_rank", "roles"}
+NULLABLE = {"kv_heads", "limit", "max_steps", "cpu_kv_cache_gib", "prefill_reduction", "q_lora_rank", "roles"}
 
 
 def harmless(kind, path, old, new):
@@ -71,6 +71,8 @@ def harmless(kind, path, old, new):
         return -1 <= new < 10**11  # a mutation makes numbers 10^12 times larger; -1 is the last layer
     if isinstance(old, str) and isinstance(new, str):
         return new != ""
+    if old is None and isinstance(new, int):  # a number where null may stand, too
+        return path[-1] in NULLABLE
     if kind in ("delete", "rename") or new in (None, [], {}):
         return (
             OPTIONAL.fullmatch(str(path[-1])) or path[-1] in NULLABLE or bool(ENTRY.fullmatch(".".join(map(str, path))))
