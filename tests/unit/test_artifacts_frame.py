@@ -28,7 +28,7 @@ def served(measure, variant, result, *, hardware=H100, settings=(), engine=(), *
 
 
 def rate(at, ttft, sustained=True, requests=300):
-    times = {"mean": ttft, "median": ttft, "p99": 3 * ttft}
+    times = {"mean": ttft, "median": ttft, "p99": ttft and 3 * ttft}
     return {"request_rate": at, "completed": requests, "sustained": sustained, "ttft_ms": times, "tpot_ms": times}
 
 
@@ -85,6 +85,14 @@ def test_latencies_are_compared_where_the_baseline_keeps_up_and_have_a_percentil
     assert rows(*both, metric="ttft_p99_ms", variant="swiftkv-50")["at"].tolist() == [1]
     gain = rows(*both, metric="sustained_rate_speedup", variant="swiftkv-50")
     assert gain["low"].item() == 1 and gain[["value", "high"]].isna().all(axis=None)
+
+
+def test_a_rate_at_which_no_request_ended_has_no_times():
+    none = latencies(rate(1, None, sustained=False, requests=0) | {"ttft_ms": dict.fromkeys(("mean", "median", "p99"))}
+                     | {"tpot_ms": {}}, low=None, high=1)  # fmt: skip
+    both = [served("latency", name, none, settings={"request_rates": [1]}) for name in ("baseline", "swiftkv-50")]
+    assert rows(*both, metric="ttft_median_ms")["value"].isna().all()
+    assert rows(*both, metric="highest_sustained_rate")["value"].isna().all()
 
 
 def test_bases_of_forward_passes_are_those_of_the_turns():

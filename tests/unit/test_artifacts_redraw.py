@@ -24,7 +24,7 @@ AXES = ("request_rate", "batch_tokens", "batch_size", "layer", "confidence_from"
 RENAMED = {
     "hours": ("training_hours", 1), "tokens": ("training_tokens", 1), "steps": ("training_steps", 1),
     "kv_cache_bytes": ("kv_cache_gib", 2**-30), "kv_bytes_per_token": ("kv_kib_per_token", 2**-10),
-    "kv_bytes_per_token_bfloat16": ("kv_kib_per_token", 2**-10), "tpot_ms": ("decode_ms", 1),
+    "kv_bytes_per_token_bfloat16": ("kv_cache_kib_per_token", 2**-10), "tpot_ms": ("decode_ms", 1),
     "density_percent": ("bin_percent", 1), "highest_sustained_rate_limit": ("sustained_rate_limit", 1),
 }  # fmt: skip
 

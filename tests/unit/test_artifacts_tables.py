@@ -123,7 +123,7 @@ def test_trainings_stand_beside_what_the_sources_state(tmp_path):
     table = made(
         entry, training=saved(tmp_path, [training(LLAMA, "swiftkv-50", gpus=8)]), published=[PAPER / "values.csv"]
     )
-    assert text(table.grids[0]) == ["swiftkv-50 | 2.00 | 8 × NVIDIA H100 80GB HBM3"]
+    assert text(table.grids[0]) == ["50% SingleInputKV | 2.00 | 8 × NVIDIA H100 80GB HBM3"]
     assert any("at most 3" in line for line in text(table.grids[1]))
 
 
@@ -145,10 +145,10 @@ def test_flops_tables_equal_the_published_ones(name):
     large = ROOT / "resources/architectures/llama-3.1-70b.json"
     table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
     printed = table.grids[0].frame.to_dict("records")
-    ours, theirs = ([row for row in printed if (row["Model"] == "published") == wanted] for wanted in (False, True))
+    ours, theirs = ([row for row in printed if (row["Variant"] == "published") == wanted] for wanted in (False, True))
     assert len(theirs) == len(ours) == len(entry["cases"])
     for rows in zip(ours, theirs, strict=True):
-        mine, paper = ({name: float(row[name].rstrip("%")) for name in row if name != "Model"} for row in rows)
+        mine, paper = ({name: float(row[name].rstrip("%")) for name in row if name != "Variant"} for row in rows)
         assert mine == paper
 
 

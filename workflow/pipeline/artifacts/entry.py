@@ -54,7 +54,7 @@ class Entry(Section):
     section: Text = key("Where the report shows it.")
     title: Text = key("Short, in small letters.")
     caption: Text = key("What it shows, in sentences.")
-    notes: list[Text] = key("Sentences below it.", [])
+    notes: Annotated[list[Text], Unique] = key("Sentences below it.", [])
     published: Annotated[list[Text], Unique] = key("Files of resources/paper with the published numbers.", [])
 
     @model_validator(mode="after")
@@ -72,8 +72,10 @@ class Table(Entry):
     parts: Annotated[list[Part], Field(min_length=1), Unique] | None = key("Blocks of rows, in place of both.", None)
     points: NamesOrSet | None = key("Serving points, or a set of them.", None)
     tasks: NamesOrSet | None = key("Tasks, or a set of them.", None)
-    panels: list[Panel] = key("What is printed.", min_length=1)
-    orders: list[Annotated[Names, Field(min_length=2)]] = key("Variants that a panel of orders compares in turn.", [])
+    panels: Annotated[list[Panel], Field(min_length=1), Unique] = key("The grids that are printed.")
+    orders: Annotated[list[Annotated[Names, Field(min_length=2)]], Unique] = key(
+        "Variants that a panel of orders compares in turn.", []
+    )
     average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
     cards: Annotated[list[Text], Unique] = key("Files of resources/published with scores by others.", [])
 
@@ -96,6 +98,7 @@ class Flops(Variants):
 
     count: Literal["paper", "blog"] = key("Whose way of counting and rounding.")
     sequence_length: Whole = key("Prompt tokens.")
+    panels: Annotated[list[Panel], Field(min_length=1), Unique] = key("The grids that are printed.")
 
 
 class Served(Variants):
@@ -159,7 +162,7 @@ class Check(Section):
 class Checks(Entry):
     """Numbers of other artifacts beside expected values."""
 
-    checks: Annotated[list[Check], Field(min_length=1)] = key("What is checked.")
+    checks: Annotated[list[Check], Field(min_length=1), Unique] = key("The checks.")
 
 
 class Absent(Entry):

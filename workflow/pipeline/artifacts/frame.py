@@ -197,15 +197,11 @@ def _similarity(record: Record, baselines: Baselines) -> Iterator[Row]:
 
 def _throughput(record: Record, baselines: Baselines) -> Iterator[Row]:
     base = baselines.get((record.model["name"], record.what))
-    seconds, n = record.value("samples_seconds") or [], len(record.value("samples_seconds") or [1])
-    turns = of_turns(seconds) if len(seconds) > 1 else None
+    samples = record.value("samples_seconds") or []
+    seconds, n = record.result.get("seconds") or (of_turns(samples).value if samples else 1.0), len(samples) or 1
     for name in ("tokens_per_second", "tokens_per_second_per_gpu", "normalized_tflops_per_gpu", "mfu_percent"):
         value = record.value(name)
-        if value is None or turns is None or turns.low is None:
-            yield row(record, name, value, n=n)
-            continue
-        work = value * record.result.get("seconds", turns.value)  # done in a turn, in the metric's own unit
-        yield row(record, name, Estimate(value, None, work / turns.high, work / turns.low), n=n)
+        yield row(record, name, value and _median(seconds, samples).inverse().scaled(value * seconds), n=n)
     yield row(record, "exact_tflops_per_gpu", record.value("exact_tflops_per_gpu"), n=n)
     yield row(record, "engine_kv_tokens", _count(record.engine.get("kv_cache_tokens")))
     yield row(record, "speedup", _speedup(record, base), n=n)
@@ -274,8 +270,11 @@ def _medians(record: Record) -> Sequence[float]:
 
 
 def _median(value: float, samples: Sequence[float]) -> Estimate:
-    """A median with the interval of the mean logarithm of its samples."""
-    return Estimate(value, None, *of_turns(samples)[2:]) if len(samples) > 1 else Estimate(value)
+    """A median with the interval of the mean logarithm of its samples; outliers may leave it at an end of that."""
+    found = of_turns(samples) if len(samples) > 1 else Estimate(value)
+    if found.low is None or found.high is None:
+        return Estimate(value)
+    return Estimate(value, None, min(found.low, value), max(found.high, value))
 
 
 def _answer(record: Record, baselines: Baselines) -> Iterator[Row]:

@@ -58,7 +58,7 @@ def answers(entry: Entry, files: Files) -> Table:
     return Table(entry["name"], heading(entry), frame(rows), grids, notes)
 
 
-# What belongs to the task and not to the variant.
+# Settings of a task and not of the variant.
 _SETTINGS = (
     "lm_eval_task", "version", "metric", "filter", "shots", "chat_template", "fewshot_as_multiturn", "generation", "limit",
     "seed",
@@ -75,19 +75,32 @@ def settings(entry: Entry, files: Files) -> Table:
     lines = []
     for task, configured in entry["tasks"].items():
         record = _record_of(task, records)
-        lines.append(_setting(task, configured, record, stated.get(task, {}), footnotes))
-    prompt = [
-        "Task",
-        "Shots",
-        "Shots\n(paper)",
-        "Metric",
-        "Metric (paper)",
-        "Chat\ntemplate",
-        "Few-shot as\nmulti-turn",
-    ]
-    runs = ["Task", "lm-eval task", "Generation\nlimit", "Questions", "Seed", "Few-shot examples", "Data"]
+        used = (configured | {"lm_eval_task": configured["task"]}) | (record.settings if record else {})
+        rule, version, theirs = used.get("filter"), used.get("version"), stated.get(task, {})
+        limit = (used.get("generation") or {}).get("max_gen_toks") or "lm-eval's default"
+        asked = f"{record.value('n'):,} of {record.value('n_total'):,}" if record and record.ok else MISSING
+        if not record or not record.ok:
+            asked += f" {footnotes.mark(record.why if record else 'not measured')}"
+        lines.append({
+            "Task": configured["title"],
+            "Shots": used["shots"],
+            "Shots\n(paper)": theirs.get("shots") or MISSING,
+            "Metric": used["metric"] + (f" / {rule}" if rule not in (None, "none") else ""),
+            "Metric (paper)": theirs.get("metric") or MISSING,
+            "Chat\ntemplate": "yes" if used["chat_template"] else "no",
+            "Few-shot as\nmulti-turn": "yes" if used["fewshot_as_multiturn"] else "no",
+            "lm-eval task": used["lm_eval_task"] + (f" (v{version})" if version else ""),
+            "Generation\nlimit": limit if used.get("output_type") == "generate_until" else NONE,
+            "Questions": asked,
+            "Seed": used["seed"] if record and record.ok else MISSING,
+            "Few-shot examples": used.get("fewshot") or MISSING,
+            "Data": _source(record.data) if record and record.data else MISSING,
+        })  # fmt: skip
     printed = pd.DataFrame(lines)
-    grids = [Grid(printed[prompt], "(a) Prompt and metric"), Grid(printed[runs], "(b) What was run")]
+    grids = [
+        Grid(printed.iloc[:, :7], "(a) Prompt and metric"),
+        Grid(printed[["Task", *printed.columns[7:]]], "(b) What was run"),
+    ]
     notes = [*entry.get("notes", []), *provenance(records), *footnotes.lines()]
     values = printed.rename(columns=lambda header: header.replace("\n", " "))
     return Table(entry["name"], heading(entry), values, grids, notes)
@@ -107,55 +120,16 @@ def _record_of(task: str, records: Sequence[Record]) -> Record | None:
     return next(iter([*scored, *found]), None)
 
 
-def _setting(
-    task: str, configured: Mapping[str, Any], record: Record | None, theirs: Mapping[str, str], footnotes: Footnotes
-) -> dict[str, Any]:
-    """A printed row, which is also the line of the CSV."""
-    used = record.settings if record else {}
-    metric, rule = used.get("metric") or configured["metric"], used.get("filter")
-    name, version = used.get("lm_eval_task") or configured["task"], used.get("version")
-    asked = f"{record.value('n'):,} of {record.value('n_total'):,}" if record and record.ok else MISSING
-    if record is None or not record.ok:
-        asked += f" {footnotes.mark(record.why if record else 'not measured')}"
-
-    def yes(key: str) -> str:
-        return MISSING if used.get(key) is None else "yes" if used[key] else "no"
-
-    return {
-        "Task": configured["title"],
-        "Shots": used.get("shots", configured["shots"]),
-        "Shots\n(paper)": theirs.get("shots") or MISSING,
-        "Metric": metric + (f" / {rule}" if rule not in (None, "none") else ""),
-        "Metric (paper)": theirs.get("metric") or MISSING,
-        "Chat\ntemplate": yes("chat_template"),
-        "Few-shot as\nmulti-turn": yes("fewshot_as_multiturn"),
-        "lm-eval task": name + (f" (v{version})" if version else ""),
-        "Generation\nlimit": _limit(used),
-        "Questions": asked,
-        "Seed": used["seed"] if record and record.ok else MISSING,
-        "Few-shot examples": used.get("fewshot") or MISSING,
-        "Data": _source(record.data) if record and record.data else MISSING,
-    }
-
-
 def _source(source: Mapping[str, Any]) -> str:
-    """Where a data set came from, in a few words."""
+    """Where a data set came from: kind, name, and the beginning of its version."""
     # Either resolved ("kind" and "id") or as it stands in the config ({"hub": id}), where nothing could be resolved.
     kind = source.get("kind") or next((kind for kind in ("hub", "package", "local") if kind in source), None)
-    identity, version = source.get("id") or source.get(kind), source.get("resolved") or source.get("revision")
-    words = [str(word) for word in (kind, identity) if word]
-    if version and str(version) not in words:
-        words.append(str(version)[:12])
-    return " ".join(words) or "not recorded"
-
-
-def _limit(used: Mapping[str, Any]) -> str:
-    if used.get("output_type") is None:
-        return MISSING
-    if used["output_type"] != "generate_until":
-        return NONE
-    limit = (used.get("generation") or {}).get("max_gen_toks")
-    return f"{limit:,}" if limit else "lm-eval's default"
+    words = [
+        kind,
+        source.get("id") or source.get(kind),
+        str(source.get("resolved") or source.get("revision") or "")[:12],
+    ]
+    return " ".join(str(word) for word in dict.fromkeys(words) if word) or "not recorded"
 
 
 def contents(entry: Entry, files: Files) -> Table:

@@ -15,9 +15,10 @@ class Metric(NamedTuple):
     """A metric.
 
     Attributes:
-        measure: kind of the records that have it; "spec" is the variant's rewiring, "table" what a table itself computes.
+        measure: kind of the records that have it; "spec" is the variant's rewiring, "cost" the model's
+            dimensions, "table" the table itself.
         header: of its column; may hold line breaks.
-        form: ".2f" and the like, "s3" for three significant digits, a suffix behind a space-free bar: ".2f|×".
+        form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
     """
 
@@ -37,6 +38,30 @@ METRICS: Mapping[str, Metric] = {
     "prefill_reduction_percent": Metric("spec", "Prefill\nreduction", ".1f", "%"),
     "kv_cache_reduction_percent": Metric("spec", "AcrossKV\n(cache reduction)", ".1f", "%"),
     "average": Metric("table", "Avg.", ".2f", "%"),
+    "vocab_gflops": Metric("cost", "Vocab", "s3", "GFLOP/token"),
+    "kv_gflops": Metric("cost", "K,V", "s3", "GFLOP/token"),
+    "qo_gflops": Metric("cost", "Q,O", "s3", "GFLOP/token"),
+    "q_gflops": Metric("cost", "Q", "s3", "GFLOP/token"),
+    "k_gflops": Metric("cost", "K", "s3", "GFLOP/token"),
+    "v_gflops": Metric("cost", "V", "s3", "GFLOP/token"),
+    "o_gflops": Metric("cost", "O", "s3", "GFLOP/token"),
+    "mlp_gflops": Metric("cost", "MLP", "s3", "GFLOP/token"),
+    "attention_gflops": Metric("cost", "Attn.", "s3", "GFLOP/token"),
+    "total_gflops": Metric("cost", "Total", "s3", "GFLOP/token"),
+    "relative_percent": Metric("cost", "Rel.", ".1f|%", "%"),
+    "exact_q_gflops": Metric("cost", "Q", "s3", "GFLOP/token"),
+    "exact_k_gflops": Metric("cost", "K", "s3", "GFLOP/token"),
+    "exact_v_gflops": Metric("cost", "V", "s3", "GFLOP/token"),
+    "exact_o_gflops": Metric("cost", "O", "s3", "GFLOP/token"),
+    "exact_mlp_gflops": Metric("cost", "MLP", "s3", "GFLOP/token"),
+    "exact_attention_gflops": Metric("cost", "Attn.", "s3", "GFLOP/token"),
+    "exact_total_gflops": Metric("cost", "Total", "s3", "GFLOP/token"),
+    "exact_relative_percent": Metric("cost", "Rel.", ".1f|%", "%"),
+    "prefill_speedup_limit": Metric("cost", "Prefill\nspeed-up", ".2f|×", "×"),
+    "request_speedup_limit": Metric("cost", "Request\nspeed-up", ".2f|×", "×"),
+    "kv_capacity_limit_bfloat16": Metric("cost", "KV\ncapacity", ".2f|×", "×"),
+    "kv_capacity_limit_fp8": Metric("cost", "KV capacity\nwith FP8", ".2f|×", "×"),
+    "kv_cache_kib_per_token": Metric("cost", "KV cache,\nKiB a token", ",.4g", "KiB"),
     "kl": Metric("fidelity", "KL to teacher,\nnats a token", ".4f", "nats/token"),
     "answer_kl": Metric("fidelity", "KL of last\nanswers", ".4f", "nats/token"),
     "top1_agreement": Metric("fidelity", "Top-1\nagreement, %", ".2f", "%"),

@@ -118,7 +118,12 @@ class Shown(Numbers):
 
 def make(entry: Entry, files: Files) -> Table:
     """The grids of an entry of kind table."""
-    shown, grids = Shown(entry, files), []
+    return print_panels(Shown(entry, files), files)
+
+
+def print_panels(shown: Shown, files: Files, title: str | None = None) -> Table:
+    """Return the table of an entry's panels; its title is `heading`'s where none is given."""
+    entry, grids = shown.entry, []
     printers = {
         "measured": _by_point if any(panel.get("across") for panel in entry["panels"]) else _measured,
         "differences": _differences,
@@ -135,7 +140,8 @@ def make(entry: Entry, files: Files) -> Table:
     notes = [*entry.get("notes", []), *provenance(shown.records)]
     if shown.averaged and "average" in columns(entry):
         notes.append(f"Avg.: mean over {enumeration([entry['tasks'][task]['title'] for task in shown.averaged])}.")
-    return Table(entry["name"], heading(entry), shown.data, grids, [*notes, *shown.footnotes.lines()])
+    notes += shown.footnotes.lines()
+    return Table(entry["name"], title or heading(entry), shown.data, grids, notes)
 
 
 def print_grid(shown: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
@@ -152,10 +158,11 @@ class _Printed(NamedTuple):
 
 def _measured(shown: Shown, panel: Mapping[str, Any]) -> Grid:
     """A row a variant, with the published row below where the panel has a published number of it."""
-    columns = [*_names(shown, words="points" in shown.entry)]
+    columns = [*_names(shown, words="points" in shown.entry or "tasks" not in shown.entry)]
     for name in panel["columns"]:
         columns += [_task(shown, task) for task in shown.tasks(name)] or _metric(shown, name)
-    scores = {"average", *shown.entry.get("tasks", {})} if {"tasks", "average"} & set(panel["columns"]) else set()
+    metrics = [metric for name in panel["columns"] for metric in shown.tasks(name) or [name]]
+    scores = {metric for metric in metrics if metric not in METRICS or METRICS[metric].measure != "spec"}
     rows: list[_Printed] = []
     for line in _with_answers(shown, panel):
         rows.append(_Printed(line))
