@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.metrics import INPUTS
 from pipeline.config import Config
 from pipeline.gpus import asked_for, cuda_of
+from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.estimate import Work
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
@@ -23,6 +26,7 @@ from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
 from pipeline.sources.hub import SECOND_COPIES, answer
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 
 HUB_SECONDS = 10  # of each answer
 DESCRIPTION = ["config.json", "tokenizer_config.json", "chat_template.jinja"]  # of a model, a few KB
@@ -72,6 +76,10 @@ def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles
     profile, report = read_profile(name, root, configfiles), Report()
     config, jobs = read_config(root, profile), plan_jobs(profile, root, targets)
     report.show(f"ok    plan: {len(jobs)} jobs of {os.path.relpath(profile.folder)}")
+    if other := other_libraries(Path(config.pathvars.results)):
+        report.show(
+            f"note  records: {other}; new ones may differ for that alone: delete these, or keep the environment"
+        )
     # Later attempts may ask for more.
     again = plan_jobs(profile, root, targets, attempt=profile.attempts) if profile.slurm else []
     for sentence in check_environment(report, profile, [*jobs, *again]):
@@ -81,6 +89,17 @@ def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles
     check_disks(report, Path(config.pathvars.results), [Work(job, config, root) for job in jobs], missing)
     if report.failures:
         raise UserError(f"{len(report.failures)} of the checks failed; mend what they name and check again")
+
+
+def other_libraries(results: Path) -> str:
+    """Count the measurements made with other versions of libraries than are installed; empty if there are none."""
+    here, other = libraries(), Counter[str]()
+    for file in (file for folder in set(INPUTS.values()) for file in (results / folder).rglob("*.json")):
+        made_with = read_json(file).get("provenance", {}).get("libraries", {})
+        other.update(
+            f"{name} {made_with[name]}" for name in made_with.keys() & here.keys() if made_with[name] != here[name]
+        )
+    return ", ".join(f"{number} made with {library}" for library, number in sorted(other.items()))
 
 
 def problems_at_start(profile: Profile, jobs: Sequence[PlannedJob]) -> list[str]:
