@@ -51,13 +51,14 @@ def write_source(model: PreTrainedModel, folder: Path) -> Path:
     return path
 
 
-def write_chats(path: Path, number: int = 6) -> Path:
+def write_chats(path: Path, number: int = 6, before: tuple[dict, ...] = ()) -> Path:
     """A file of short chats of different lengths."""
     chats = [
         {
             "id": f"chat/{index}",
             "source": "chat",
             "messages": [
+                *before,
                 {"role": "user", "content": f"What is {index} and {index}?"},
                 {"role": "assistant", "content": f"It is {2 * index}" + "." * index},
             ],

@@ -1,7 +1,9 @@
 """What this machine or SLURM lacks for a run is named before anything runs."""
 
 import os
+import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from tests.programs import write_program
@@ -11,6 +13,7 @@ from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.check import (
     Report,
+    check_disks,
     check_environment,
     check_gpus,
     check_memory,
@@ -33,6 +36,10 @@ def test_a_full_disk(tmp_path, monkeypatch):
     assert "at least 0.0 GB to be written" in check_space(folder, 0)
     with pytest.raises(UserError, match=r"results/local has .* GB free and at least 1000000000.0 GB"):
         check_space(folder, 10**9 * GIGA)
+    lines, work = [], SimpleNamespace(job=PlannedJob("score", resources=Resources(disk_mb=3000)), written=lambda: 10**9)
+    check_disks(Report(lines.append), folder, [work], 0)
+    # Of a job's 3 GB of scratch files some may lie beside its results.
+    assert sum(float(size) for size in re.findall(r"at least (\S+) GB", "".join(lines))) == 6
     monkeypatch.setattr(shutil, "disk_usage", lambda place: pytest.fail("asked of a folder that cannot be written"))
     monkeypatch.setattr(os, "access", lambda place, mode: False)
     with pytest.raises(UserError, match="results/local cannot be written to"):

@@ -62,6 +62,7 @@ def test_a_model_that_cannot_be_used_is_refused_while_planning(folder, file, con
     with pytest.raises(UserError, match=f"config, at models.mine.source: .*{said}"):
         check_local_sources(configuration(gpus=SERVED), folder.parent)
     if file == "tokenizer_config.json":
+        check_local_sources(configuration(gpus=SERVED, chat_template={"hub": "org/instruct"}), folder.parent)
         (folder / "chat_template.jinja").touch()
         check_local_sources(configuration(gpus=SERVED), folder.parent)
 

@@ -54,7 +54,7 @@ def test_the_first_chats_after_the_shuffle_are_held_out_and_the_others_keep_thei
 
 def test_a_mix_with_the_same_chats_trains_on_none_that_is_held_out(tmp_path):
     first = sums(tmp_path, 40)
-    again = sums(tmp_path, 45, name="again")  # the same forty chats under another name, and five more
+    again = sums(tmp_path, 45, name="again", limit=45)  # the same forty chats under another name, and five more
     train, held, record, _ = build(tmp_path, [first, again], heldout=10, heldout_sources=[first])
     texts = [chat["messages"][0]["content"] for chat in train]
     assert len(texts) == 85 - 20 and not {chat["messages"][0]["content"] for chat in held} & set(texts)

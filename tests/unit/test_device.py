@@ -1,4 +1,4 @@
-"""The number format that `auto` means."""
+"""The number format that `auto` means, and the GPU of a rank."""
 
 import pytest
 import torch
@@ -23,3 +23,14 @@ def test_auto_is_bfloat16_where_the_device_multiplies_it(has, kernels, expected,
     assert device.compute_dtype("cuda") == torch.bfloat16
     assert device.dtype_name("auto", "cpu") == str(expected).removeprefix("torch.")
     assert device.dtype_name("float16", "cpu") == "float16"
+
+
+def test_a_rank_takes_the_gpu_of_its_place_on_its_node(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setenv("RANK", "13")
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    device.join_ranks()
+    assert taken == [5]

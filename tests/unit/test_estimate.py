@@ -152,6 +152,9 @@ def test_a_benchmark_is_priced_by_one_entry(config):
     many = seconds(config, scoring)
     config["tasks"]["new"]["limit"] = 1000
     assert 0 < few == seconds(config, scoring) < many
+    config["tasks"]["new"]["asks"]["shot"] = 20
+    one, five = (seconds(config, scoring) for config["tasks"]["new"]["shots"] in (1, 5))
+    assert few < one < five
 
 
 def test_packed_rows_are_counted_where_they_are(config, tmp_path):

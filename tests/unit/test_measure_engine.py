@@ -91,8 +91,8 @@ def test_too_little_memory_is_a_value(log):
     ("log", "sentence"),
     [
         (
-            "(Worker pid=1) ERROR 11-21 [x.py:1] RuntimeError: Unsupported CPU attention configuration: head_dim=16\n"
             "(EngineCore pid=2) ERROR [x.py:2] RuntimeError: Worker failed with error 'Unsupported', please check\n"
+            "(Worker pid=1) ERROR 11-21 [x.py:1] RuntimeError: Unsupported CPU attention configuration: head_dim=16\n"
             "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n",
             "vllm serve ended with status 1: RuntimeError: Unsupported CPU attention configuration: head_dim=16",
         ),

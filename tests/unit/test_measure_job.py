@@ -21,6 +21,7 @@ SHORT = {"measure": "throughput", "input_tokens": 100, "output_tokens": 16, "tot
 POINTS = {
     "short": SHORT,
     "long": SHORT | {"input_tokens": 3000, "total_tokens": 4000},
+    "capacity": {"measure": "kv_capacity", "input_tokens": 100, "output_tokens": 16},
     "forward": {"measure": "forward_time", "batch_tokens": [16, 32], "repeats": 2},
     "steps": {"measure": "decode", "input_tokens": 32, "output_tokens": 8, "batch_sizes": [1, 2], "repeats": 2},
     "slow": {"measure": "latency", "input_tokens": 100, "output_tokens": 16, "request_rates": [1, 2], "seconds": 5},
@@ -76,7 +77,7 @@ def asked(monkeypatch):
     def engine(command, log, environment, what):
         merged = "--hf-overrides" in command
         hear((START, int(command[command.index("--max-model-len") + 1])))
-        log.write_text(f"CPU KV cache size: {8192 if merged else 1024:,} tokens,\n")
+        log.write_text(f"Available KV cache memory: 1.5 GiB\nGPU KV cache size: {8192 if merged else 1024:,} tokens,\n")
 
         def answer(job):
             hear((job["do"], job.get("input")))
@@ -84,7 +85,7 @@ def asked(monkeypatch):
             seconds = 0.5 if merged else 1.0
             return {"seconds": [seconds] if job["do"] == "forward" else seconds, "steps": 4}
 
-        yield SimpleNamespace(ask=answer)
+        yield SimpleNamespace(ask=answer, job=SimpleNamespace(text=log.read_text))
 
     @contextlib.contextmanager
     def server(command, name, log, environment, timeout):
@@ -187,32 +188,36 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", [*CHANGES, "threads", "weights", "point", "nothing"])
+@pytest.mark.parametrize("change", [*CHANGES, "threads", "weights", "chats", "point", "nothing"])
 def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, change, monkeypatch):
     monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
-    gpus = {"gpus": 1} if change == "GPU" else {}
-    ended(scale, asked, ("decode", 32), "long", "steps", **gpus)
-    ended(scale, asked, ("slow", 2), "slow", **gpus)
+    chats, scale.points["slow"]["dataset"] = scale.folder / "chats.jsonl", "heldout"
+    chats.touch()
+    given = {"heldout": chats, "gpus": int(change == "GPU")}
+    ended(scale, asked, ("decode", 32), "long", "steps", **given)
+    ended(scale, asked, ("slow", 2), "slow", **given)
     if change in CHANGES:
         name, value = CHANGES[change]
         monkeypatch.setattr(job, name, lambda: value)
     elif change == "weights":
         (scale.folder / "m/model.safetensors").write_bytes(b"others")
+    elif change == "chats":
+        chats.write_text("others")
     elif change == "point":
         scale.points["long"]["total_tokens"] = scale.points["slow"]["seconds"] = 7000
-    threads = {"threads": 2} if change == "threads" else {}
-    scale.run("long", "steps", **gpus, **threads)
-    scale.run("slow", **gpus, **threads)
-    again = change != "nothing"
-    assert (("throughput", 3000) in asked.said, ("slow", 1) in asked.said) == (again, again)
+    given["threads"] = 2 if change == "threads" else 1
+    scale.run("long", "steps", **given)
+    scale.run("slow", **given)
+    assert (("throughput", 3000) in asked.said) == (change not in ("chats", "nothing"))
+    assert (("slow", 1) in asked.said) == (change != "nothing")
 
 
 def test_another_rate_is_measured_alone(scale, asked):
     ended(scale, asked, ("slow", 2), "slow")
-    scale.points["slow"]["request_rates"] = [1, 4]
+    scale.points["slow"] |= {"request_rates": [1, 4], "refine_steps": 1}
     scale.run("slow")
     # A new server's first rate is measured twice, and once for nothing.
-    assert asked.said == [(START, 256), ("slow", 4), ("slow", 4)]
+    assert asked.said == [(START, 256), ("slow", 4), ("slow", 4), ("slow", 2.5)]
     assert not list((scale.folder / "state").rglob("rate-*"))
 
 
@@ -231,13 +236,8 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     records = scale.run("short", "steps", "forward", variant=MERGED)
     assert len(asked.starts()) == 2  # one each
     # Every measurement after one to warm up; first of all both engines are asked whether they are there.
-    assert asked.sides[:14] == ["baseline", "merged"] + [
-        "baseline",
-        "baseline",
-        *["merged"] * 4,
-        *["baseline"] * 4,
-        *["merged"] * 2,
-    ]
+    pairs = [["baseline"] * 2, ["merged"] * 4, ["baseline"] * 4, ["merged"] * 2]
+    assert asked.sides[:14] == ["baseline", "merged", *sum(pairs, [])]
     short, steps, forward = map(Record.of, records.values())
     assert speedups(short.turns()) == [2, 2, 2] and short.value("tokens_per_second") == pytest.approx(4 * 116 / 0.5)
     assert speedups(steps.turns("ms", 1)) == [2, 2] and speedups(forward.turns(place=0)) == [2, 2]
@@ -260,6 +260,12 @@ def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, ask
     record = scale.run("short", variant=MERGED)["short"]
     assert record["status"] == "ok" and record["result"]["baseline_samples_seconds"] is None
     assert record["result"]["samples_seconds"] == [0.5]
+
+
+def test_a_gpu_has_the_cache_that_vllm_leaves_it(scale, asked, monkeypatch):
+    monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
+    record = scale.run("capacity", gpus=1)["capacity"]
+    assert record["result"] == {"kv_cache_tokens": 1024, "kv_cache_bytes": 1.5 * 2**30}
 
 
 def test_an_engine_ends_where_something_fails_and_at_the_end(tmp_path):

@@ -2,13 +2,14 @@
 
 import json
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject, write_dummy
 
 from pipeline.measure import latency
-from pipeline.measure.client import chat_prompts, random_prompts, rate_result
+from pipeline.measure.client import chat_prompts, measure_rate, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, search, sustained
 from pipeline.measure.worker import module, worker
@@ -22,7 +23,7 @@ def measured(monkeypatch):
 
     def client(run, server, client, rate):
         rates.append(rate)
-        return answered(rate)
+        return answered(rate, total_input_tokens=2000 * rate)
 
     stand_in(monkeypatch, client)
     return rates
@@ -64,10 +65,10 @@ def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, 
 
 
 def test_costs_of_chats_are_those_of_the_requests_as_they_came(tmp_path, measured):
-    asked = point("latency", request_rates=[1], seconds=1, dataset="heldout", input_tokens=4000)
+    asked = point("latency", request_rates=[2, 1], seconds=1, dataset="heldout", input_tokens=4000)
     record = measure(subject(tmp_path / "m"), asked, tmp_path / "work", tmp_path / "chats.jsonl")
     other = measure(subject(tmp_path / "m"), point("latency", request_rates=[1], seconds=1), tmp_path / "again")
-    # REPORT's requests have 100 input and 16 output tokens, as the other point's.
+    # Those of the lowest rate have 100 input and 16 output tokens, as the other point's.
     assert record["cost"] == other["cost"] and record["settings"]["dataset"] == "heldout"
 
 
@@ -90,7 +91,7 @@ def test_random_prompts_are_seeded_and_hold_no_special_tokens():
     assert {token for prompt in random_prompts(1, 5000, 64, 0) for token in prompt} == set(range(16, 48))
 
 
-def test_chats_are_sent_through_the_template(tmp_path):
+def test_chats_are_sent_through_the_template(tmp_path, monkeypatch):
     from transformers import AutoTokenizer
 
     write_dummy(LLAMA | {"vocab_size": 50_000}, None, tmp_path / "m")
@@ -106,6 +107,23 @@ def test_chats_are_sent_through_the_template(tmp_path):
     assert "What is two and two?" in text and text.endswith("<|im_start|>assistant\n")
     with pytest.raises(UserError, match="no chat whose opening fits into 3 tokens"):
         chat_prompts(tmp_path / "m", chats, 3, 0)
+
+    sent = []
+
+    async def benchmark(**asked):
+        sent.append((asked["ignore_eos"], asked["input_requests"]))
+        return REPORT
+
+    kinds = SimpleNamespace(GENERATION="generation")
+    monkeypatch.setitem(sys.modules, "vllm.benchmarks.serve", SimpleNamespace(TaskType=kinds, benchmark=benchmark))
+    monkeypatch.setitem(sys.modules, "vllm.benchmarks.datasets", SimpleNamespace(SampleRequest=SimpleNamespace))
+    lengths = {"input_tokens": 100, "output_tokens": 4}
+    for prompts in ({"kind": "random", "vocabulary": 512}, {"kind": "chats", "file": chats}):
+        server = {"url": "http://here", "name": "m", "folder": tmp_path / "m"}
+        measure_rate(**server, prompts=prompts | lengths, requests=2, rate=1, seed=0)
+    (forced, random), (free, same) = sent
+    assert forced and [request.prompt_len for request in random] == [100, 100]
+    assert not free and [request.prompt for request in same] == [prompt, prompt]  # chats end where the model ends them
 
 
 def test_chats_must_be_given(tmp_path):

@@ -200,9 +200,12 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_room_for_the_weights_is_a_record(tmp_path, kind, monkeypatch):
     monkeypatch.setattr("pipeline.measure.run.require_fp8_cache", lambda *_: None)  # no engine starts here
-    model, asked = subject(tmp_path / "m", spec=SPEC, kv_cache="fp8"), point(kind, memory_gib=1e-4, **KINDS[kind])
+    model = subject(tmp_path / "m", spec=SPEC, kv_cache="fp8", weights="trained")
+    (model.folder / "origin.json").write_text('{"id": "theirs"}')  # a published checkpoint
+    asked = point(kind, memory_gib=1e-4, **KINDS[kind])
     record = measure(model, asked, tmp_path / "work")
     assert (record["measure"], record["status"], record["result"]) == (kind, "oom", None)
+    assert (record["weights"], record["checkpoint"]) == ("published", {"id": "theirs"})
     assert record["reason"].startswith("the weights take") and headline(record).startswith("OOM, the weights")
     settings = record["settings"]
     assert (settings["point"], settings["memory_gib"], settings["command"]) == ("a-point", 1e-4, None)

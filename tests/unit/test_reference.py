@@ -20,7 +20,8 @@ FIDELITY = f"fidelity/{SMOL}/swiftkv-50/auto.json"
 TRAINING = f"training/{SMOL}/swiftkv-50.json"
 SIMILARITY = f"similarity/{SMOL}.json"
 SERVING = f"serving/batch-2k/{SMOL}/swiftkv-50/auto.json"
-FEW = (SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING)
+ANSWER = f"serving/answer/{SMOL}/swiftkv-50-tuned-quarter/auto.json"
+FEW = (SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING, ANSWER)
 
 
 @pytest.fixture
@@ -71,12 +72,13 @@ def elsewhere(run):
     put(run[SIMILARITY], "result.simscore.1", lambda score: score + 0.003)
     put(run[SERVING], "result.samples_seconds", lambda samples: [2 * each for each in samples])
     put(run[SERVING], "result.baseline_samples_seconds", lambda samples: [2.2 * each for each in samples])
+    put(run[ANSWER], "result.samples_seconds", lambda samples: [9 * each for each in samples])  # a longer one
     return run
 
 
 def test_a_run_agrees_with_itself_and_with_one_of_another_machine(run, compared, tmp_path):
     same = compared(run)
-    assert same.disagreements == [] and same.records == 5 and same.agreed > 100
+    assert same.disagreements == [] and same.records == 6 and same.agreed > 100
     other = compared(elsewhere(run))
     assert other.disagreements == [] and other.agreed == same.agreed
     assert "Another, 8 cores" in report(other, tmp_path / "reference", tmp_path / "run")
@@ -124,7 +126,7 @@ def test_missing_records_and_numbers_are_disagreements(run, compared):
     run[SCORE] = unavailable
     del run[FIDELITY]
     first, second = compared(run).disagreements
-    assert first.startswith(f"{SCORE}: unavailable") and second == f"1 of 5 records are missing: {FIDELITY}"
+    assert first.startswith(f"{SCORE}: unavailable") and second == f"1 of 6 records are missing: {FIDELITY}"
     assert compared(whole, reference=whole | {SCORE: unavailable}).disagreements == []
 
 

@@ -120,6 +120,7 @@ def answers(chats):
 
 def test_kl_of_last_answers_is_that_of_their_tokens(place):
     source, chats, checkpoint, output = place
+    write_chats(chats, before=({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}))
     result = measure_fidelity(source, checkpoint, "v", SPEC, "auto", chats, WHOLE, output)["result"]
     teacher, student, total, tokens = load_base(source.parent / "checkpoint"), load_swiftkv(checkpoint), 0.0, 0
     for document, prompt in answers(chats):

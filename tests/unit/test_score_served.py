@@ -54,9 +54,9 @@ def test_generation_settings_of_a_checkpoint_are_kept_or_refused(tmp_path):
 )
 def test_scoring_with_vllm_says_what_it_lacks(tiny_teacher, tmp_path, kv_cache, log, sentence):
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
-    task = GSM8K | {"engine": {"gpus": 0}}
+    # Asked first, while no other model holds the memory.
+    tasks = {"transformers": GSM8K, "vllm": GSM8K | {"engine": {"gpus": 0}}}
+    outputs = [tmp_path / f"{name}.json" for name in tasks]
     with pytest.raises(UserError, match=sentence):
-        measure_scores(
-            source, None, "baseline", None, kv_cache, {"gsm8k": task}, 0, [tmp_path / "x.json"], log and tmp_path / log
-        )
-    assert not (tmp_path / "x.json").exists()
+        measure_scores(source, None, "baseline", None, kv_cache, tasks, 0, outputs, log and tmp_path / log)
+    assert not any(output.exists() for output in outputs)

@@ -20,7 +20,7 @@ TARGETS = [
     *(f"{TINY.format('scores')}/baseline/auto/{task}.json" for task in ("hellaswag", "gsm8k", "arc-easy")),
     f"{TINY.format('fidelity')}/baseline/auto.json",
     f"{TINY.format('serving/batch-2k')}/baseline/auto.json",
-    f"{TINY.format('moments')}/tuned.safetensors",
+    f"{TINY.format('moments')}/distillation.safetensors",
     f"{TINY.format('early_exit')}/swiftkv-50-early-exit.json",
 ]
 VARIANTS = [f"swiftkv-50{ending}" for ending in ("", "-across2", "-across4", "-lm-loss", "-math-code", "-mqa")]
@@ -102,6 +102,10 @@ def test_every_program_with_gpus_ends_where_it_sees_none(tmp_path, monkeypatch):
     assert {"moments", "score_panel"} < set(commands), said
     rules = set(re.findall(r"^rule ([\w-]+):\n(?:    .+\n)*?    resources: .*\bgpu=1", said, flags=re.MULTILINE))
     assert len(rules) == len({rule for rule in commands if "--gpus" in commands[rule]}) == 11, rules
+    # All recipes of this scale share them, also those with a fitted start.
+    assert re.search(r" --layers \d", commands["moments"])
+    threads = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.chdir(tmp_path)
@@ -110,6 +114,7 @@ def test_every_program_with_gpus_ends_where_it_sees_none(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["stages", *words])
         with pytest.raises(SystemExit, match="^error: this job asks for 1 GPUs and sees 0 on"):
             runpy.run_module("pipeline.stages", run_name="__main__")
+    assert len(threads) == len(rules)
     gpus.compute_with(None, 0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # 0 is the processor, also beside GPUs
 
