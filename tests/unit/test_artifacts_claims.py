@@ -156,6 +156,16 @@ def test_roles_stand_ins_and_gaps_are_reasons():
     assert all(want in reason for want, reason in zip(wanted, reasons, strict=True)), reasons
 
 
+def test_without_any_number_nothing_is_measured():
+    """As at a scale that measures other points, rates and tasks."""
+    tables = {cell.artifact: frame([]) for claim in EVERY for cell in claims.cells(claim)}
+    nothing = Scene(tables, ROLES)
+    verdicts = {
+        claim.id: judge(claim, nothing).verdict for claim in EVERY if not isinstance(claim.quantity, Arithmetic)
+    }
+    assert set(verdicts.values()) == {UNMEASURED}
+
+
 def test_forty_made_up_contradictions_never_agree():
     rows = []
     for place in range(10):

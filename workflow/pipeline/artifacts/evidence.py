@@ -119,7 +119,7 @@ class Evidence:
             layers = rows["at"].max() + 2  # the last has no number
             return self._choose(rows, rows["at"], at[1] / 100 * layers, "layers") if len(rows) else rows
         if isinstance(at, tuple):
-            rows = rows[[bool(self.scene.points.get(point, {}).get(at[0])) for point in rows["point"]]]
+            rows = rows.loc[[bool(self.scene.points.get(point, {}).get(at[0])) for point in rows["point"]]]
             at = at[1]
         if at == LOWEST:
             return rows[rows["at"] == rows.groupby("point")["at"].transform("min")]
@@ -131,7 +131,7 @@ class Evidence:
                 base.get(place, 0) >= 1.1 * lowest.get(place[0], math.inf)
                 for place in zip(rows["point"], rows["at"], strict=True)
             ]
-            return rows[loaded]
+            return rows.loc[loaded]
         return self._choose(rows, rows["at"], at, "an axis") if isinstance(at, float) or at == HIGHEST else rows
 
     def differs(self) -> Iterator[str]:
