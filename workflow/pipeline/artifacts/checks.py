@@ -13,8 +13,7 @@ import pandas as pd
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, enumeration, show
 from pipeline.artifacts.published import number, read_csv
-from pipeline.artifacts.tables import Column, print_grid
-from pipeline.artifacts.writers import Table
+from pipeline.artifacts.writers import Column, Table, print_grid
 from swiftkv.errors import UserError, command_line
 
 PASSED, FAILED = "passed", "FAILED"

@@ -16,8 +16,7 @@ from pipeline.artifacts.evidence import KEYS, NEAR, Evidence, Scene, Unmeasured
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import NONE, show
 from pipeline.artifacts.records import PROJECT
-from pipeline.artifacts.tables import Column, print_grid
-from pipeline.artifacts.writers import Footnotes, Table
+from pipeline.artifacts.writers import Column, Footnotes, Table, print_grid
 from pipeline.statistics import Estimate, exact
 from swiftkv.cost import Dimensions, kv_bytes_per_token, prefill_flops
 from swiftkv.io import read_json

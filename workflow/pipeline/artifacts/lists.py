@@ -13,8 +13,7 @@ from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, NONE
 from pipeline.artifacts.published import published, read_csv
 from pipeline.artifacts.records import Record, checked_records, provenance
-from pipeline.artifacts.tables import Column, print_grid
-from pipeline.artifacts.writers import Footnotes, Grid, Table
+from pipeline.artifacts.writers import Column, Footnotes, Grid, Table, print_grid
 from pipeline.statistics import exact
 from swiftkv.errors import UserError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,17 +16,10 @@ from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, en
 from pipeline.artifacts.published import Case, Entry, Files, Numbers, case_of, number, read_csv
 from pipeline.artifacts.quality import Line
 from pipeline.artifacts.records import provenance
-from pipeline.artifacts.writers import Footnotes, Grid, Table
+from pipeline.artifacts.writers import Column, Footnotes, Grid, Table, print_grid
 
 _DUMMY = "the speed is that of dummy weights of the same shape, not of the scored checkpoint"
 _COMPUTED = "computed from the published scores of the averaged tasks"
-
-
-class Column(NamedTuple):
-    """A printed column: its header, and the cell of a row."""
-
-    header: str
-    cell: Callable[[Any], str]
 
 
 class Shown(Numbers):
@@ -142,11 +135,6 @@ def print_panels(shown: Shown, files: Files, title: str | None = None) -> Table:
         notes.append(f"Avg.: mean over {enumeration([entry['tasks'][task]['title'] for task in shown.averaged])}.")
     notes += shown.footnotes.lines()
     return Table(entry["name"], title or heading(entry), shown.data, grids, notes)
-
-
-def print_grid(shown: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
-    """Return a grid with the shown columns' cells of each row."""
-    return Grid(pd.DataFrame([{column.header: column.cell(row) for column in shown} for row in rows]), **more)
 
 
 class _Printed(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import pandas as pd
@@ -104,6 +104,18 @@ class Grid(NamedTuple):
     rules: tuple[int, ...] = ()
     headings: Mapping[int, str] = {}
     below: tuple[int, ...] = ()
+
+
+class Column(NamedTuple):
+    """A printed column: its header, and the cell of a row."""
+
+    header: str
+    cell: Callable[[Any], str]
+
+
+def print_grid(shown: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
+    """Return a grid with the shown columns' cells of each row."""
+    return Grid(pd.DataFrame([{column.header: column.cell(row) for column in shown} for row in rows]), **more)
 
 
 @dataclass(frozen=True)
