@@ -21,7 +21,7 @@ REFUSED = {
     99: {"extra": {"prompt_logprobs": 0}},
     100: {"echo": True, "logprobs": 0},
 }
-# The worker of any model grows until it has met most sizes of a step (docs/serving.md), so the first requests are a warm-up.
+# The worker of any model grows until it has met most sizes of a step, so the first requests are a warm-up.
 WARM_UP, REQUESTS, AT_ONCE = 2000, 4000, 64
 SHORT = 8  # tokens of an answer
 # MiB, thus 50 KiB a request: what the worker's allocator adds by itself was 51 to 53 MiB.

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.published import LLAMA_8B, TINY, random_like, tensors, write
+from tests.unit.distill_helpers import ROOT, tokenizer
 from transformers import AutoModel, AutoModelForCausalLM
 
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
-from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
+from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
 from swiftkv.models.checkpoint import _dispatch, check_places
 from swiftkv.spec import SwiftKVSpec
 
@@ -259,3 +260,13 @@ def test_interrupted_save_leaves_the_old_checkpoint(tiny_swiftkv, tmp_path, monk
         save_swiftkv(model, tmp_path / "saved")
     assert {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()} == before
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
+
+
+def test_the_python_of_the_readme_runs(tiny_teacher, tiny_swiftkv, tmp_path, monkeypatch):
+    (lines,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = lines.replace("num_hidden_layers=16", "num_hidden_layers=6").replace("value_layers=8", "value_layers=3")
+    monkeypatch.chdir(tmp_path)
+    save_swiftkv(tiny_swiftkv(), re.search('folder = "(.*)"', lines)[1], tokenizer=tokenizer())
+    save_base(tiny_teacher(), re.search('load_base."(.*)"', lines)[1])
+    exec(lines, {})
+    assert load_swiftkv("rewired").config.num_key_value_layers == 3

@@ -89,7 +89,7 @@ def redraw(options: argparse.Namespace) -> None:
 
 
 def keep(options: argparse.Namespace) -> None:
-    """Make the scale's results its reference run, which at local scale the README and the gallery show."""
+    """Make the scale's results its reference run, which at local scale docs/reproduced.md and the gallery show."""
     from pipeline.run.compare import folder
     from pipeline.run.reference_run import keep, show
 
