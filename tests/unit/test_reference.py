@@ -110,7 +110,7 @@ def test_answers_of_another_model_are_found(run, compared):
     values = run[SCORE]["result"]["questions"]["values"]
     answer(run, [place for place, value in enumerate(values) if value == 0][:40])
     (sentence,) = compared(run).disagreements
-    assert sentence.startswith(f"{SCORE}: value is 0.67 ")
+    assert sentence.startswith(f"{SCORE}: value is 0.67,")
 
 
 def test_the_numbers_of_another_experiment_are_not_compared(run, compared):

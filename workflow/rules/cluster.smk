@@ -1,6 +1,6 @@
 """What jobs ask of a cluster or this machine, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
 
-EXCLUSIVE = "--exclusive"
+from pipeline.run.jobs import EXCLUSIVE
 
 
 def on_gpus(stage, alone=None):
@@ -163,6 +163,5 @@ def hand_over_progress(profile):
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
     steps = list(jobs.values())
     found = estimates(Path(PROJECT), scale, steps, finished, speed_of(profile, scale, steps))
-    seconds = {number: estimate.seconds for number, estimate in zip(jobs, found)}
-    progress = Progress(jobs, seconds, logs, profile, scale.pathvars.results)
+    progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})
