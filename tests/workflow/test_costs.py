@@ -37,7 +37,7 @@ def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, ROOT, everything=True)]
     cold = estimate_plan(ROOT, profile, config, jobs)
     assert 1 / 1.5 < cold.wall_seconds / 60 / LOCAL_MINUTES < 1.5
-    assert cold.gpu_hours == 0 and not cold.downloaded and not cold.times.measured.any()
+    assert not cold.times.gpu_hours.any() and not cold.times.measured.any()
 
 
 def test_the_paper_scale_is_planned_with_little_memory():
@@ -48,10 +48,9 @@ def test_the_paper_scale_is_planned_with_little_memory():
     hours = re.search(r"\n  GPU-hours   ([\d,]+), up to 32 GPUs a job\n", text)[1]
     assert 4377 / 2 < int(hours.replace(",", "")) < 2 * 4377  # of a step-by-step model of every job
     assert "32 jobs in the queue at once" in text
-    assert re.search(r"\ndistill +44 +cluster +8 to 32 ", text) and re.search(r"\nmeasure +77 +cluster +1 to 8 ", text)
+    assert re.search(r"\ndistill +44 +8 to 32 ", text) and re.search(r"\nmeasure +77 +1 to 8 ", text)
     assert re.search(r"\nProfile slurm: 648 cluster jobs and 60 small ones", text)
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
-    assert "data.ultrachat-openhermes.tokens" in text and "gpu.training" in text and "cpu.training" not in text
 
 
 @pytest.mark.parametrize(

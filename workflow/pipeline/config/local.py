@@ -26,26 +26,27 @@ def check_local_sources(config: Config, directory: Path = Path()) -> None:
     Raises:
         UserError: one is not there, is incomplete, or has other dimensions than stated; the sentence names the key.
     """
-
-    def look(place: str, source: Section | None, *kinds: str, layers: int | None = None, **wanted: bool) -> None:
-        with at(place):
-            folder = _local(source, directory)
-            if folder is None:
-                return
-            if "tokenizer" in kinds and not any((folder / file).is_file() for file in TOKENIZERS):
-                raise UserError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZERS)}")
-            if "weights" in kinds:
-                check_checkpoint(folder)
-            check_description(folder, str(folder), layers, **wanted)
-
     for name, model in config.models.items():
-        place, layers = f"models.{name}", model.num_hidden_layers
-        here = model.gpus.serve == 0 and not model.unmeasured("serving")
-        own = {"template": model.chat_template is None, "processor": here}
-        look(f"{place}.source", model.source, "tokenizer", "weights", layers=layers, **own)
-        look(f"{place}.chat_template", model.chat_template, "tokenizer", template=True)
+        with at(f"models.{name}.source"):
+            if folder := _local(model.source, directory):
+                _check_tokenizer(folder)
+                check_checkpoint(folder)
+                check_description(
+                    folder,
+                    str(folder),
+                    model.num_hidden_layers,
+                    template=model.chat_template is None,
+                    processor=model.gpus.serve == 0 and not model.unmeasured("serving"),
+                )
+        with at(f"models.{name}.chat_template"):
+            if folder := _local(model.chat_template, directory):
+                _check_tokenizer(folder)
+                check_description(folder, str(folder), None, template=True)
         for variant, source in model.checkpoints.items():
-            look(f"{place}.checkpoints.{variant}", source, "weights", layers=layers, template=False)
+            with at(f"models.{name}.checkpoints.{variant}"):
+                if folder := _local(source, directory):
+                    check_checkpoint(folder)
+                    check_description(folder, str(folder), model.num_hidden_layers, template=False)
     others = {f"tasks.{name}.source": task.source for name, task in config.tasks.items()}
     for name, mix in config.data.items():
         others |= {f"data.{name}.sources.{number}": source for number, source in enumerate(mix.sources)}
@@ -62,3 +63,8 @@ def _local(source: Section | None, directory: Path) -> Path | None:
     if not path.exists():
         raise UserError(f"{local!r} does not exist; check `local`")
     return path
+
+
+def _check_tokenizer(folder: Path) -> None:
+    if not any((folder / file).is_file() for file in TOKENIZERS):
+        raise UserError(f"{folder} has no tokenizer: none of {', '.join(TOKENIZERS)}")
