@@ -78,14 +78,6 @@ def test_a_large_file_is_known_by_both_its_ends(tmp_path):
     assert len(found) == 3
 
 
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
-    for name in ("old", "new"):
-        with atomic_path(tmp_path / "folder") as scratch:
-            scratch.mkdir()
-            (scratch / name).touch()
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
-
-
 @pytest.mark.parametrize("content", ["{", "\xff"])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "bad.json").write_text(content, encoding="latin-1")

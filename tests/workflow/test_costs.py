@@ -71,13 +71,10 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
 @pytest.mark.parametrize(
     ("profile", "file", "sentence"),
     [
-        ("local", "results/local/tables/blog_table6.tex", "blog_table6 is not made at this scale"),
         ("local", "results/tables/table2.tex", "such as results/local/tables/table2.tex"),
-        ("local", "results/local/tables/figure3.csv", "such as results/local/figures/figure3.csv"),
         ("local", "results/checkpoints/smollm2-135m/swiftkv-50", "results of this scale lie in results/local/"),
         ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-60", r"no variant 'swiftkv-60' .* 'swiftkv-50'"),
         ("slurm", "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json", "no point 'batch-3k' .did you mean"),
-        ("slurm", "results/nothing", "nothing makes results/nothing: docs/artifacts.md"),
     ],
 )
 def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, file, sentence, monkeypatch):
@@ -100,10 +97,3 @@ def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, monkeypat
         (tmp_path / name).write_text((ROOT / "profiles/slurm" / name).read_text().replace(key, wrong))
     with pytest.raises(UserError, match=sentence):
         plan_jobs(read_profile(tmp_path, ROOT), ROOT, ["results/tables/table1.tex"])
-
-
-def test_a_configuration_is_added_to_the_scales_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "mine.yaml").write_text("roles: {llama2_7b: smollm2-135m}\n")
-    profile = read_profile("local", ROOT, [tmp_path / "mine.yaml"])
-    assert plan_jobs(profile, ROOT, ["results/local/tables/blog_table6.tex"], everything=True)

@@ -105,11 +105,6 @@ serving:
     assert extra == alone | dict.fromkeys(batches, "--mail-type=FAIL")
 
 
-def test_a_published_checkpoint_is_served_without_training():
-    jobs = plan("--profile", "profiles/slurm", SERVING.format("batch-2k", "llama-3.1-8b", "swiftkv-50-published"))
-    assert Counter(rule for rule, _, _ in jobs) == {"resolve_model": 1, "fetch_checkpoint": 1, "measure": 1}
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "sentence"),
     [
@@ -122,12 +117,6 @@ def test_a_checkpoint_that_cannot_be_made_is_refused(checkpoint, sentence):
     assert ended.returncode != 0 and sentence in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_a_measurement_has_the_machine_to_itself():
-    target = "results/local/serving/batch-2k/smollm2-135m/baseline/auto.json"
-    ended = snakemake("--dry-run", "--forceall", "--profile", "profiles/local", "--cores", "6", target)
-    assert "threads: 6\n" in ended.stdout + ended.stderr
-
-
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
         "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 44, "fetch_questions": 23, "score": 360,
@@ -135,12 +124,6 @@ def test_the_whole_paper_plans_every_measurement_once():
         "similarity": 6, "moments": 1, "dummy_checkpoint": 4, "measure": 77, "table": 33,
         "figure": 15, "report_page": 1, "fetch_checkpoint": 1, "early_exit": 1,
     }  # fmt: skip
-
-
-def test_the_smoke_scale_plans_everything_without_gpus():
-    jobs = plan("--profile", "profiles/smoke")
-    assert {"table", "figure", "measure"} <= {rule for rule, _, _ in jobs}
-    assert all(resources.get("gpu", 0) == 0 for _, _, resources in jobs)
 
 
 def test_no_command_splits_a_path_of_results_with_a_space(tmp_path):
@@ -158,14 +141,6 @@ def test_several_nodes_need_a_cluster():
     ended = snakemake(*arguments, "results/checkpoints/llama-3.1-70b/swiftkv-50")
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert "\nerror: model 'llama-3.1-70b' asks for 4 nodes (nodes.distill), which only a profile with" in ended.stderr
-
-
-def test_every_rule_has_docstring_log_and_benchmark():
-    for file in ROOT.glob("workflow/rules/*.smk"):
-        for block in re.split(r"\n(?=rule )", file.read_text())[1:]:
-            name = block.split(":", 1)[0]
-            assert re.match(r'rule \w+:\n    """', block), f"{name} in {file.name} has no docstring"
-            assert "\n    log:\n" in block and "\n    benchmark:\n" in block, f"{name} in {file.name}"
 
 
 @pytest.mark.parametrize(

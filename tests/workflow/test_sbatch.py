@@ -85,17 +85,6 @@ def submitted(folder, profile):
     return sorted(lines)
 
 
-def test_every_rule_with_gpus_is_among_them():
-    rules = {
-        rule.split(":")[0].strip()
-        for file in ROOT.glob("workflow/rules/*.smk")
-        for rule in re.split(r"\n *rule\b", file.read_text())[1:]
-        if "**on_gpus(" in rule
-    }
-    named = {re.match(r"--comment rule_([\w-]+?)_wildcards", line)[1] for line in (GOLDEN / "sbatch-slurm.txt").open()}
-    assert rules - {"", "teacher_states"} <= named  # states are not stored at paper scale
-
-
 @pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
 def test_paper_scale_asks_as_before(tmp_path, site):
     lines = submitted(tmp_path, ROOT / "profiles" / site)

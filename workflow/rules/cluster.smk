@@ -114,7 +114,6 @@ def planned(job):
         job.benchmark,
         job.threads,
         Resources(job.resources.items()),
-        job.is_local,
     )
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.artifacts import contents
 from pipeline.config import Config, check, load_yaml
 from pipeline.config.local import check_local_sources
@@ -42,7 +40,6 @@ class PlannedJob:
         inputs, outputs, benchmark: paths.
         threads: on the processor.
         resources: as rule, profile and site state them.
-        local: whether it runs beside Snakemake, also where others go to a cluster.
     """
 
     rule: str
@@ -52,7 +49,11 @@ class PlannedJob:
     benchmark: str | None = None
     threads: int = 1
     resources: Resources = field(default_factory=Resources)
-    local: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether it runs beside Snakemake, also where others go to a cluster."""
+        return stage_of(self.rule).local
 
     @property
     def gpus(self) -> int:
@@ -156,9 +157,8 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     if place := get_profile_dir(str(folder)):
         # Snakemake leaves out a mapping whose key it does not know, without a word.
         options = [option.removeprefix("--") for option in get_argument_parser()._option_string_actions]
-        for key in yaml.safe_load(place[1].read_text(encoding="utf-8")) or {}:
-            if key not in options:
-                raise UserError(f"{place[1]}: Snakemake has no option {key!r}{nearest(key, options)}")
+        if unknown := [key for key in load_yaml(place[1]) if key not in options]:
+            raise UserError(f"{place[1]}: Snakemake has no option {unknown[0]!r}{nearest(unknown[0], options)}")
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             _, args = parse_args(["--profile", str(folder), "--dry-run"])
@@ -273,16 +273,8 @@ def _planned(event: logging.LogRecord) -> PlannedJob:
     """A job as its event describes it, without resources that only the running job will know."""
     about = vars(event)
     resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
-    return PlannedJob(
-        rule=rule_of(about["rule_name"]),
-        wildcards=dict(about["wildcards"]),
-        inputs=tuple(about["input"]),
-        outputs=tuple(about["output"]),
-        benchmark=about["benchmark"],
-        threads=about["threads"],
-        resources=Resources(resources),
-        local=stage_of(about["rule_name"]).local,
-    )
+    files = tuple(about["input"]), tuple(about["output"]), about["benchmark"]
+    return PlannedJob(rule_of(about["rule_name"]), dict(about["wildcards"]), *files, about["threads"], Resources(resources))
 
 
 def parents(jobs: Mapping[int, PlannedJob]) -> dict[int, list[int]]:
