@@ -117,6 +117,12 @@ def test_a_checkpoint_that_cannot_be_made_is_refused(checkpoint, sentence):
     assert ended.returncode != 0 and sentence in ended.stderr and "Traceback" not in ended.stderr
 
 
+def test_a_measurement_has_the_machine_to_itself():
+    target = "results/local/serving/batch-2k/smollm2-135m/baseline/auto.json"
+    ended = snakemake("--dry-run", "--forceall", "--profile", "profiles/local", "--cores", "6", target)
+    assert "threads: 6\n" in ended.stdout + ended.stderr
+
+
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
         "resolve_model": 13, "heldout": 1, "corpus": 3, "pack": 11, "distill": 44, "fetch_questions": 23, "score": 360,

@@ -8,7 +8,6 @@ and the other contradicts are disagreements, whatever their size.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,11 +15,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from pipeline.artifacts.claims import CONTRADICTS, UNDECIDED, UNMEASURED
-from pipeline.artifacts.metrics import some
+from pipeline.artifacts.metrics import INPUTS, some
 from pipeline.artifacts.records import Record
 from pipeline.config import Config
-from pipeline.stages import STAGES
 from pipeline.statistics import paired_difference, quadrature, ratio_of_turns
 from swiftkv.errors import UserError
 
@@ -192,14 +192,13 @@ def folder(root: Path, config: Config) -> Path:
 
 
 def records(place: Path) -> list[str]:
-    """Return the measurement records in a folder, as paths from there, without resolved models and shards of scores.
+    """Return the measurement records in a folder of results, as paths from there.
 
     Raises:
         UserError: there are none.
     """
-    stages = [stage for name, stage in STAGES.items() if name not in ("score_shard", "resolve_model")]
-    patterns = {re.sub(r"{\w+}", "*", stage.output) for stage in stages if stage.output.endswith(".json")}
-    found = sorted(str(file.relative_to(place)) for pattern in patterns for file in place.glob(pattern))
+    files = (file for folder in set(INPUTS.values()) for file in (place / folder).rglob("*.json"))
+    found = sorted(str(file.relative_to(place)) for file in files)
     if not found:
         raise UserError(
             f"no reference run is shipped for this scale ({place} has no records); `make reference` keeps those of a "
@@ -212,8 +211,7 @@ def verdicts(place: Path) -> dict[str, dict[str, str]]:
     """Read the lines of claims.csv by the claim's id; none where claims are not judged yet."""
     if not (place / CLAIMS).is_file():
         return {}
-    with (place / CLAIMS).open(newline="", encoding="utf-8") as lines:
-        return {line["id"]: line for line in csv.DictReader(lines)}
+    return pd.read_csv(place / CLAIMS, dtype=str, index_col="id", keep_default_na=False).to_dict("index")
 
 
 def tolerance(path: str) -> Tolerance | None:

@@ -274,7 +274,9 @@ def _planned(event: logging.LogRecord) -> PlannedJob:
     about = vars(event)
     resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
     files = tuple(about["input"]), tuple(about["output"]), about["benchmark"]
-    return PlannedJob(rule_of(about["rule_name"]), dict(about["wildcards"]), *files, about["threads"], Resources(resources))
+    return PlannedJob(
+        rule_of(about["rule_name"]), dict(about["wildcards"]), *files, about["threads"], Resources(resources)
+    )
 
 
 def parents(jobs: Mapping[int, PlannedJob]) -> dict[int, list[int]]:
