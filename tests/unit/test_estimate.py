@@ -143,16 +143,6 @@ def test_a_benchmark_is_priced_by_one_entry(config):
     assert few < one < five
 
 
-def test_packed_rows_are_counted_where_they_are(config, tmp_path):
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    path = "results/packed/llama-3.1-8b/distillation.safetensors"
-    (tmp_path / path).parent.mkdir(parents=True)
-    save_file({"input_ids": np.zeros((320, 2), dtype=np.int32)}, tmp_path / path)
-    assert 10 * seconds(config, distilling(inputs=[path])) < seconds(config, distilling())
-
-
 def test_measured_times_take_the_place_of_estimates(config, tmp_path):
     def record(variant, took):
         file = tmp_path / f"results/benchmarks/{variant}.tsv"
@@ -161,7 +151,7 @@ def test_measured_times_take_the_place_of_estimates(config, tmp_path):
         return distilling(variant=variant, benchmark=str(file.relative_to(tmp_path)))
 
     def taken(planned, finished=()):
-        return estimates(ROOT, typed(config), planned, finished)
+        return estimates(ROOT, CLUSTER, typed(config), planned, finished)
 
     same, like = record("swiftkv-50", 1234.5), distilling(variant="swiftkv-62.5")
     other = distilling(model="qwen2.5-7b")

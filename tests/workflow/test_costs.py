@@ -7,6 +7,7 @@ import sys
 import pytest
 from tests.programs import ROOT, run
 
+from pipeline.run import estimate
 from pipeline.run.jobs import plan_jobs, read_config, read_profile
 from pipeline.run.plan import estimate_plan
 from swiftkv.errors import UserError
@@ -29,6 +30,7 @@ def plan(*arguments):
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(estimate, "processor_speed", lambda config: 1.0)
     profile = dataclasses.replace(
         read_profile("local", ROOT), cores=2, resources={}
     )  # no matter how much memory is free now

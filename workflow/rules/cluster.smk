@@ -153,14 +153,13 @@ def refuse_what_cannot_run():
 
 def hand_over_progress(profile):
     """Give the terminal the steps of this run, with their estimates."""
-    from pipeline.run.estimate import estimates, speed_of
+    from pipeline.run.estimate import estimates
     from pipeline.run.progress import Progress
 
     dag = workflow.dag
     jobs = {job.jobid: planned(job) for job in dag.needrun_jobs() if job.output}
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
-    steps = list(jobs.values())
-    found = estimates(Path(PROJECT), scale, steps, finished, speed_of(profile, scale, steps))
+    found = estimates(Path(PROJECT), profile, scale, list(jobs.values()), finished)
     progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})

@@ -269,7 +269,9 @@ class Task(Scored):
     title: Text = key("Column head in tables.")
     published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     backend: Backend | None = key("Replaces scoring.backend.", None)
-    asks: Asks | None = key("How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None)
+    asks: Asks | None = key(
+        "How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None
+    )
     shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
 

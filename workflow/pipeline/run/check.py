@@ -86,7 +86,7 @@ def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles
         report.fail("request", sentence)
     report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
     missing = check_hub(report, (item for job in jobs for item in downloads(job, config, root)))
-    written = estimates(root, config, jobs).written.sum()
+    written = estimates(root, profile, config, jobs).written.sum()
     report.check("disk", check_disk, Path(config.pathvars.results), written, missing)
     if report.failures:
         raise UserError(f"{len(report.failures)} of the checks failed; mend what they name and check again")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import timeit
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -35,7 +35,14 @@ STATES = 3  # training states that lie on the disk at once
 
 
 class Work:
-    """A planned job, its time by the configuration's speeds, and its bytes; the arguments are those of `estimates`."""
+    """A planned job, its time by the configuration's speeds, and its bytes.
+
+    Args:
+        job: the job.
+        config: the configuration.
+        root: folder of the project.
+        speed: of this processor, as `processor_speed` measures it.
+    """
 
     def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
         self.job, self.config, self.root, self.product = job, config, root, speed
@@ -84,15 +91,8 @@ class Work:
 
     @property
     def packed_rows(self) -> int:
-        """Rows that the recipe trains on: those of the packed file, or else estimated from the tokens of its mix."""
-        from safetensors import safe_open
-
-        file = next((path for path in self.job.inputs if "/packed/" in path), None)
-        if file and Path(file).exists():
-            with safe_open(file, "numpy") as packed:
-                return packed.get_slice("input_ids").get_shape()[0]
-        recipe = self.recipe
-        whole = math.ceil(self.text.tokens / recipe.max_length)
+        """Rows that the recipe trains on, from the tokens of its mix."""
+        recipe, whole = self.recipe, math.ceil(self.text.tokens / self.recipe.max_length)
         return whole if recipe.max_steps is None else min(whole, recipe.max_steps * recipe.batch_size)
 
     @property
@@ -255,27 +255,24 @@ def processor_speed(config: Config) -> float:
     return 2 * 512 * 576 * 1536 / fastest / GIGA / config.planning.cpu.product
 
 
-def speed_of(profile: Profile, config: Config, jobs: Iterable[PlannedJob]) -> float:
-    """Return `processor_speed` where jobs run models on this processor, else 1."""
-    here = profile.cores is not None and any(stage_of(job.rule).gpus and not job.gpus for job in jobs)
-    return processor_speed(config) if here else 1.0
-
-
 def estimates(
-    root: Path, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = (), speed: float = 1.0
+    root: Path, profile: Profile, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = ()
 ) -> pd.DataFrame:
     """Return what each job takes: the time it took before, else its estimate, corrected by those of finished jobs.
 
+    Where jobs run models on this processor, it is timed.
+
     Args:
         root: folder of the project.
-        config, jobs: of the run.
+        profile, config, jobs: of the run.
         finished: other jobs of the same configuration; those with a benchmark file count.
-        speed: of this processor, as `processor_speed` measures it.
 
     Returns:
         A row for each job: rule, model, GPUs, seconds, GPU-hours, bytes written, whether the time is measured, and why it
         is not known, where it counts as nothing.
     """
+    here = profile.cores is not None and any(stage_of(job.rule).gpus and not job.gpus for job in jobs)
+    speed = processor_speed(config) if here else 1.0
     rows = []
     for job in [*jobs, *finished]:
         work = Work(job, config, root, speed)

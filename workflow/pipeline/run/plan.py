@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.config import Config
-from pipeline.run.estimate import HOUR, estimates, speed_of
+from pipeline.run.estimate import HOUR, estimates
 from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config, read_profile
 from pipeline.run.sizes import Download, downloads, once
 from swiftkv.cost import GIGA
@@ -55,19 +55,14 @@ def make_plan(
     if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
         left = {job.outputs for job in jobs}
         finished = [job for job in plan_jobs(found, root, everything=True) if job.outputs not in left]
-    return estimate_plan(root, found, config, jobs, finished, speed_of(found, config, jobs))
+    return estimate_plan(root, found, config, jobs, finished)
 
 
 def estimate_plan(
-    root: Path,
-    profile: Profile,
-    config: Config,
-    jobs: list[PlannedJob],
-    finished: Sequence[PlannedJob] = (),
-    speed: float = 1.0,
+    root: Path, profile: Profile, config: Config, jobs: list[PlannedJob], finished: Sequence[PlannedJob] = ()
 ) -> Plan:
     """Estimate planned jobs; the arguments are those of `estimates`."""
-    times, numbered = estimates(root, config, jobs, finished, speed), dict(enumerate(jobs))
+    times, numbered = estimates(root, profile, config, jobs, finished), dict(enumerate(jobs))
     fetched = once(item for job in jobs for item in downloads(job, config, root))
     least = wall_seconds(numbered, dict(enumerate(times.seconds)), parents(numbered), profile)
     return Plan(profile, config, jobs, times, fetched, least)
