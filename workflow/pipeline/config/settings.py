@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.config.catalogue import Asks, output_type
-from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, PackagedModel, QuestionSource
+from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, QuestionSource
 from swiftkv.section import Count, Fraction, Name, Names, Quantity, Section, Seed, Text, Unique, Whole, key
 
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
@@ -107,8 +107,7 @@ class Model(Section):
     @property
     def family(self) -> str | None:
         """transformers' model_type where the configuration says it; a few families lack something."""
-        shape = getattr(self.source, "random", None)
-        return self.model_type or (shape and shape.model_type)
+        return self.model_type or (getattr(self.source, "random", None) or {}).get("model_type")
 
     def unmeasured(self, what: Literal["quality", "serving"]) -> str | None:
         """Why its quality, or how it serves, cannot be measured, or None."""
@@ -135,11 +134,9 @@ class Model(Section):
         gpus, nodes = self.gpus.distill, self.nodes.distill
         if max(1, gpus) % nodes:
             raise ValueError(f"{gpus} GPUs for distill cannot be spread evenly over {nodes} nodes")
-        shape = self.source.random if isinstance(self.source, PackagedModel) else None
-        if shape and (shape.num_hidden_layers or self.num_hidden_layers) != self.num_hidden_layers:
-            raise ValueError(
-                f"source.random has {shape.num_hidden_layers} layers, but num_hidden_layers is {self.num_hidden_layers}"
-            )
+        layers = (getattr(self.source, "random", None) or {}).get("num_hidden_layers", self.num_hidden_layers)
+        if layers != self.num_hidden_layers:
+            raise ValueError(f"source.random has {layers} layers, but num_hidden_layers is {self.num_hidden_layers}")
         return self
 
 
