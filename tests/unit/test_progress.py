@@ -109,16 +109,6 @@ def test_the_summary_has_times_by_rule_a_place_to_look_and_what_can_go(progress,
     assert disk.startswith("disk 0.2 GB") and disk.endswith(f"rm -r {tmp_path}/results/training-state")
 
 
-def test_a_whole_run_ends_at_its_report(clock, tmp_path):
-    jobs = {TABLE: PlannedJob("table", {"artifact": "claims"}, (), ("r/claims.csv", "r/claims.md"))}
-    jobs[OTHER] = PlannedJob("report_page", {}, ("r/claims.csv",), ("r/report.html", "r/gallery.md"))
-    progress = Progress(jobs, dict.fromkeys(jobs, 2), {}, Profile(Path(), cores=2), str(tmp_path), lambda: clock.now)
-    for number in jobs:
-        progress.start(number)
-        progress.finish(number)
-    assert "  look first  r/report.html, r/claims.md" in progress.summary()
-
-
 # Snakemake's events
 
 
