@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from tests.proof import kit
+from tests.programs import ROOT
 
 from pipeline.run.compare import folder
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import REDRAWN, redraw
 
-KEPT = json.loads(lzma.decompress(kit.DATA.read_bytes()))["csv"]
+KEPT = json.loads(lzma.decompress((ROOT / "tests/golden/redrawn.json.xz").read_bytes()))
 CHANGED = {"tables/demo.csv", "tables/demo_quality.csv"}  # the demo's records were measured anew
 # Ratios over turns are geometric means now, and intervals are of 95 %: two standard errors before.
 MEASURED_OTHERWISE = ("speedup", "tpot_ratio", "first_token_speedup")
@@ -35,8 +35,8 @@ def redrawn(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("redrawn"))
         patch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
-        config = read_config(kit.ROOT, read_profile("local", kit.ROOT))
-        why = {file: said for file, said in redraw(config, folder(kit.ROOT, config)) if said}
+        config = read_config(ROOT, read_profile("local", ROOT))
+        why = {file: said for file, said in redraw(config, folder(ROOT, config)) if said}
         assert not why
         place = (REDRAWN / "local").absolute()
         return {str(file.relative_to(place)): rows(file.read_text()) for file in place.rglob("*.csv")}

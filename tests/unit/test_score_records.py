@@ -14,7 +14,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from score_helpers import SHAPE, SPEC, arrow_file, byte_tokenizer, write_source
 from score_tasks import PANEL, TASKS, TOTALS, TRUTHFULQA, entry
 
-from pipeline.config.catalogue import KNOWN, leaf_entries
+from pipeline.config.catalogue import KNOWN, OWN, leaf_entries
 from pipeline.score.run import bits_per_byte, measure_scores
 from pipeline.score.tasks import build_benchmark, open_questions, read_table
 from pipeline.statistics import mean_and_stderr
@@ -128,7 +128,7 @@ def test_the_same_questions_are_known_by_their_hash(source):
 
 @pytest.mark.parametrize("name", sorted(set(KNOWN) - {"ifeval"}))  # ifeval's file needs its own libraries to be read
 def test_the_catalogue_says_what_the_files_of_lm_eval_say(name):
-    root = Path(lm_eval.tasks.__file__).parent / KNOWN[name].folder
+    root = Path(lm_eval.tasks.__file__).parent / (KNOWN[name].folder or OWN)
     for leaf in leaf_entries(name):
         config = load_yaml(leaf.yaml_path)
         split = config.get("test_split") or config["validation_split"]

@@ -1,13 +1,11 @@
 """Only jobs that say so ask the hub; what could not be had is fetched once the hub answers, and not before."""
 
 import os
-import re
 import subprocess
 
 from tests.hub import running
 from tests.programs import ROOT, SNAKEMAKE, run
 
-from pipeline.stages import STAGES
 from swiftkv.io import read_json
 
 
@@ -24,12 +22,6 @@ def test_a_job_is_offline_unless_it_says_otherwise():
     assert job(show)[0] == "1 \n"
     assert job(f"online {show}", XDG_CACHE_HOME="/c a")[0] == "0 /c a/huggingface\n"
     assert job(f"online {show}", HF_HUB_OFFLINE="1", HF_HOME="/h")[0] == "1 /h\n"
-
-
-def test_only_rules_that_download_ask_the_hub():
-    rules = "".join(file.read_text() for file in ROOT.glob("workflow/rules/*.smk"))
-    online = re.findall(r"^rule (\w+):(?:(?!^rule ).)*?^\s+online python ", rules, re.MULTILINE | re.DOTALL)
-    assert set(online) == {name for name, stage in STAGES.items() if stage.online}
 
 
 def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):

@@ -123,7 +123,7 @@ def show(results: Path, root: Path) -> str:
         A sentence on what was written.
 
     Raises:
-        UserError: the page's figure or table was not made, or its place on the page is missing.
+        UserError: the page's figure or table was not made.
     """
     made = {artifact.name: artifact for artifact in read_artifacts(results)}
     if lacking := {FIGURE, TABLE} - made.keys():
@@ -138,12 +138,9 @@ def show(results: Path, root: Path) -> str:
             small.quantize(COLORS).save(scratch / f"{figure.name}.png", optimize=True)
         write_gallery(figures, scratch / "README.md")
     text = (root / PAGE).read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise UserError(f"{root / PAGE} has no lines {BEGIN.strip()} and {END.strip()}")
-    with atomic_path(root / PAGE) as scratch:
-        scratch.write_text(f"{before}{begin}{page_part(made[FIGURE], made[TABLE])}{end}{after}", encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    part = page_part(made[FIGURE], made[TABLE])
+    (root / PAGE).write_text(f"{before}{BEGIN}{part}{END}{rest.partition(END)[2]}", encoding="utf-8")
     return f"{root / GALLERY}: {len(figures)} figures; {root / PAGE}: {FIGURE} and {TABLE}"
 
 
