@@ -63,6 +63,13 @@ def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
              "pod/memory.stat": "anon 1\ninactive_file 3000000000\n"},
             6000,
         ),
+        # Of version 1: the group's own limit.
+        (
+            "4:memory:/pod\n3:cpuset:/\n0::/\n",
+            {"memory/pod/memory.limit_in_bytes": "3000000000", "memory/pod/memory.usage_in_bytes": "1000000000",
+             "memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7000000000"},
+            2000,
+        ),
     ],
 )  # fmt: skip
 def test_memory_is_what_the_control_groups_leave(tmp_path, groups, files, free):

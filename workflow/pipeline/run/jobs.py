@@ -107,20 +107,27 @@ def machine_resources() -> dict[str, int]:
 def memory_mb(root: Path = Path("/")) -> int:
     """Return the free memory of this machine in MB, as far as control groups let this process use it.
 
-    That is the kernel's estimate, or less where a control group (version 2) of this process, or one above it, has a limit:
-    the limit less what its processes use. Pages of files that were read and can be dropped count as free.
+    That is the kernel's estimate, or less where a control group of this process, or one above it, has a limit: the limit
+    less what its processes use. Pages of files that were read and can be dropped count as free.
 
     Args:
         root: folder in which /proc and /sys lie.
     """
     free = [1024 * (_number(root / "proc/meminfo", "MemAvailable:") or 0)]
-    top, groups = root / "sys/fs/cgroup", root / "proc/self/cgroup"
-    found = re.search("^0::/(.*)", groups.read_text() if groups.is_file() else "", re.MULTILINE)
-    folder = top / found[1] if found else top
-    for group in [folder, *folder.parents][: len(folder.parts) - len(top.parts) + 1]:
-        if (limit := _number(group / "memory.max")) is not None:
-            cached = _number(group / "memory.stat", "inactive_file") or 0
-            free.append(max(0, limit - max(0, (_number(group / "memory.current") or 0) - cached)))
+    groups = root / "proc/self/cgroup"
+    for line in groups.read_text().splitlines() if groups.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        # The names of version 2, where all controllers share one tree, and of version 1.
+        names, top = ("memory.max", "memory.current", "inactive_file"), root / "sys/fs/cgroup"
+        if controllers:
+            names, top = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), top / "memory"
+        folder = top / path.strip("/")
+        for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
+            if (limit := _number(group / names[0])) is not None:
+                cached = _number(group / "memory.stat", names[2]) or 0
+                free.append(max(0, limit - max(0, (_number(group / names[1]) or 0) - cached)))
     return min(free) // 10**6
 
 
