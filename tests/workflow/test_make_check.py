@@ -59,3 +59,10 @@ def test_a_run_with_a_wrong_partition_submits_nothing(site):
     assert re.match(f"error: {FOR_THE_PROCESSOR}", torch)
     assert "distill" in partition and "slurm_partition, now 'h200', under gpu_jobs" in partition
     assert not (site.folder / "submitted").exists()
+
+
+def test_a_machine_whose_torch_is_for_the_processor_starts_no_job_with_gpus(site):
+    command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--profile", ROOT / "profiles/gpu"]
+    ended = site(*command, "results/similarity/llama-3.1-8b.json")
+    assert ended.returncode == 1 and re.search(f"^error: {FOR_THE_PROCESSOR}", ended.stderr, flags=re.MULTILINE)
+    assert "Traceback" not in ended.stderr and not (site.folder / "results").exists()

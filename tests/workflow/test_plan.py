@@ -190,3 +190,11 @@ def test_a_command_that_cannot_be_meant_is_answered_with_what_may_be(words, sent
     ended = snakemake("--dry-run", "--cores", "1", *words)
     assert ended.returncode != 0 and "Traceback" not in ended.stderr + ended.stdout
     assert re.search(f"(?s)error: .*{sentence}", ended.stderr + ended.stdout), ended.stderr
+
+
+def test_every_rule_has_docstring_log_and_benchmark():
+    for file in ROOT.glob("workflow/rules/*.smk"):
+        for block in re.split(r"\n(?=rule )", file.read_text())[1:]:
+            name = block.split(":", 1)[0]
+            assert re.match(r'rule \w+:\n    """', block), f"{name} in {file.name} has no docstring"
+            assert "\n    log:\n" in block and "\n    benchmark:\n" in block, f"{name} in {file.name}"
