@@ -41,7 +41,7 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     # Others are bounds; layers of the sources count from 1, and a model rewired there projects from the input of the next.
     stated = stated[(stated["metric"] == "simscore") & stated["value"].notna()]
     titles = {model["name"]: model["title"] for model in entry["models"]}
-    small, large = ([name for name in titles if (name in entry["large_models"]) == far] for far in (False, True))
+    small, large = list(titles), []
     groups = [(title, names) for title, names in (("Smaller models", small), ("Larger models", large)) if names]
     matrices = records if entry.get("matrices") else []
     alone = bool(matrices) and len(titles) == 1
