@@ -29,12 +29,17 @@ _LATEX = str.maketrans({
 _UNKNOWN = re.compile("[^\x00-\xff]")  # what pdflatex stops at; a reason or a title may hold anything
 _LONG_WORD = re.compile(r"\S{25,}")  # a path or a hash, which TeX would let run over the margin
 _NUMBER = re.compile(rf"{MISSING}|{OOM}|[\d.,±+–×%\s\[\](){IN_NOISE}-]")
-_PAGE_LINES = 60  # of printed cells; more do not fit on a page with title and notes
 _CELL, _HEADER = 44, 20  # characters of a line of a cell and of a header in LaTeX
-_FIT = r"""
-\ifdim\wd0>\linewidth\sbox0{\resizebox{\linewidth}{!}{\usebox0}}\fi
+_BEGIN = r"""% Needs \usepackage{booktabs,graphicx}.
+\begingroup\makeatletter\def\@captype{table}\makeatother
+\setbox1\vbox{\sloppy\centering\small"""
+_FIT = r"""\ifdim\wd0>\linewidth\sbox0{\resizebox{\linewidth}{!}{\usebox0}}\fi
 \ifdim\dimexpr\ht0+\dp0>.9\textheight\sbox0{\resizebox*{!}{.9\textheight}{\usebox0}}\fi
-\usebox0""".strip()
+\usebox0"""
+_END = r"""}
+\ifdim\dimexpr\ht1+\dp1>.95\textheight\unvbox1\else\begin{table}\box1\end{table}\fi
+\endgroup
+"""
 
 _PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _PAGE.filters["lines"] = lambda text: Markup("<br>").join(escape(line) for line in str(text).split("\n"))
@@ -173,22 +178,13 @@ def to_latex(table: Table) -> str:
     It floats, unless it is longer than a page: then pages break between its grids. A grid that is larger than a page is
     scaled down.
     """
-    grids = []
+    lines = [_BEGIN, rf"\caption{{{_latex_line(table.title)}}}\label{{tab:{table.label}}}"]
     for grid in table.grids:
-        caption = rf"\par\medskip {_latex_line(grid.caption)}\par\smallskip" if grid.caption else r"\par\smallskip"
-        grids += [caption, r"\sbox0{%", _tabular(grid) + "%", "}", _FIT]
-    floats = "".join(grids).count(r"\\") <= _PAGE_LINES
-    lines = [
-        r"% Needs \usepackage{booktabs,graphicx}.",
-        r"\begin{table}" if floats else r"\begingroup\makeatletter\def\@captype{table}\makeatother",
-        r"\sloppy\centering\small",
-        rf"\caption{{{_latex_line(table.title)}}}\label{{tab:{table.label}}}",
-        *grids,
-        r"\par\medskip\raggedright\footnotesize",
-        *(rf"{_latex_line(note)}\par" for note in table.notes),
-        r"\end{table}" if floats else r"\par\endgroup",
-    ]
-    return "\n".join([*lines, ""])
+        lines.append(rf"\par\medskip {_latex_line(grid.caption or '')}\par\smallskip")
+        lines += [r"\sbox0{%", _tabular(grid) + "%", "}", _FIT]
+    lines.append(r"\par\medskip\raggedright\footnotesize")
+    lines += [rf"{_latex_line(note)}\par" for note in table.notes]
+    return "\n".join([*lines, _END])
 
 
 def _tabular(grid: Grid) -> str:
