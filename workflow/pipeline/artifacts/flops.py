@@ -9,7 +9,6 @@ two (paper) or three digits (blog), and the total is the sum of the rounded cell
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from pipeline.artifacts.frame import Row, frame
 from pipeline.artifacts.labels import heading
@@ -105,7 +104,8 @@ def make(entry: Entry, files: Files) -> Table:
         rows |= {"relative_percent": percent} | (most if source == "paper" else {})
         digits = {_metric(operation): f"s{DIGITS[source]}" for operation in OPERATIONS[source]} if rounded else {}
         shown.add(
-            known | {"variant": variant, "metric": metric, **exact(value)._asdict(), "unit": METRICS[metric].unit}
+            known
+            | {"variant": variant, "metric": metric, **exact(value)._asdict(), "unit": METRICS[metric].unit}
             | ({"text": show(value, digits[metric])} if metric in digits else {})
             for metric, value in rows.items()
         )

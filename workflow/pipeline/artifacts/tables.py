@@ -85,8 +85,10 @@ class Shown(Numbers):
         if row["text"] or row["value"] is None:
             return row["text"] or NONE
         limit = metric == "speedup" and case.variant != "baseline" and self.value(case, "speedup_limit", point)
-        return f"{IN_NOISE} " * self._is_chance(row) + self.interval(row) + (
-            f" (limit {show(limit, '.2f|×')})" if limit else ""
+        return (
+            f"{IN_NOISE} " * self._is_chance(row)
+            + self.interval(row)
+            + (f" (limit {show(limit, '.2f|×')})" if limit else "")
         )
 
     def _is_chance(self, row: Row) -> bool:
