@@ -144,8 +144,6 @@ class Bar(NamedTuple):
 
 def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence[Bar]]]) -> None:
     """Grouped bars, one group a name in `groups`; dashes are limits, each with its number above."""
-    from matplotlib import patheffects
-
     width = 0.84 / len(series)
     tops = [top for _, bars in series for bar in bars for top in (bar.value, bar.high, bar.limit) if top]
     highest = max(tops, default=1.0)
@@ -165,8 +163,7 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.9}
                 axis.text(x, 0.45 * bar.value, bar.text, va="center", bbox=box, **text)
             if bar.limit is not None:
-                mark = axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black")
-                mark.set_path_effects([patheffects.withStroke(linewidth=2.6, foreground="white")])
+                axis.hlines(bar.limit, x - 0.46 * width, x + 0.46 * width, color="black")
                 axis.text(x, bar.limit + 0.015 * highest, bar.limit_text, color="0.25", **text)
     axis.set_xticks(range(len(groups)), groups)
     axis.set_xlim(-0.55, len(groups) - 0.45)
@@ -175,13 +172,14 @@ def draw_bars(axis, groups: Sequence[str], series: Sequence[tuple[Look, Sequence
     axis.tick_params(axis="x", length=0)
 
 
-def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: Sequence[bool] | None = None) -> None:
+def draw_curve(axis, rows: pd.DataFrame, appearance: Look, filled: pd.Series | None = None) -> None:
     """A curve of rows over `at`, with a band where they have intervals; markers that are not filled are open."""
-    band = rows.dropna(subset=["low", "high"])
-    axis.fill_between(band["at"], band["low"], band["high"], color=appearance.color, alpha=0.18, linewidth=0)
+    axis.fill_between(rows["at"], rows["low"], rows["high"], color=appearance.color, alpha=0.18, linewidth=0)
     axis.plot(rows["at"], rows["value"], **appearance.line)
-    empty = rows.iloc[:0] if filled is None else rows[[not each for each in filled]]
-    axis.plot(empty["at"], empty["value"], **(appearance.line | {"linestyle": "", "markerfacecolor": "white"}))
+    if filled is not None:
+        axis.plot(
+            "at", "value", data=rows[~filled], **(appearance.line | {"linestyle": "", "markerfacecolor": "white"})
+        )
 
 
 def wide_axis(axis, values: Iterable[float]) -> None:

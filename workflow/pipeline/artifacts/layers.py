@@ -15,6 +15,7 @@ from swiftkv.errors import UserError
 # Of models: Okabe and Ito's colors without yellow, which is too light for lines; dashes and markers tell them apart in gray.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_CURVES = "curves"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -25,36 +26,34 @@ def similarity(entry: Entry, files: Files) -> Drawing:
     so there is none for the last layer. Stars are values that the paper states of this very model.
     """
     shown = Numbers(entry, files)
-    records = {record.model["name"]: record for record in shown.records if record.ok}
-    matrices = [record for record in records.values() if entry.get("matrices")]
+    matrices = [record for record in shown.records if record.ok and entry.get("matrices")]
     shown.add(
         row(record, "pairwise", value, at=layer, against=f"layer {other}")
         for record in matrices
         for layer, line in enumerate(record.result["pairwise"])
         for other, value in enumerate(line)
     )
-    models = [] if len(matrices) == len(entry["models"]) == 1 else entry["models"]
-    across = min(3, len(matrices))
-    curves = 2.5 + 0.15 * len(models) if models else 0
-    below = 2.4 * -(-len(matrices) // across) if matrices else 0
+    alone = len(matrices) == len(entry["models"]) == 1
+    titles, across = [record.model["title"] for record in matrices], min(3, len(matrices)) or 1
+    lines = [titles[place : place + across] for place in range(0, len(titles), across)]
+    mosaic = [line + ["."] * (across - len(line)) for line in lines]
+    heights = [2.4] * len(mosaic)
+    if not alone:
+        mosaic.insert(0, [_CURVES] * across)
+        heights.insert(0, 2.5 + 0.15 * len(entry["models"]))
     title = heading(entry | {"models": entry["models"] if len(entry["models"]) == 1 else []})
     notes = [*entry.get("notes", []), *provenance(shown.records)]
-    figure = new_figure(PAGE if across > 1 else COLUMN, curves + below, title, notes=notes)
-    heights = [height for height in (curves, below) if height]
-    parts = figure.subfigures(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-    if models:
-        axis = parts[0].subplots()
-        _simscores(axis, shown)
+    figure = new_figure(PAGE if across > 1 else COLUMN, sum(heights), title, notes=notes)
+    axes = figure.subplot_mosaic(mosaic, height_ratios=heights)
+    if not alone:
+        _simscores(axes.pop(_CURVES), shown)
+    lowest = min(0.0, shown.rows["value"][shown.rows["metric"] == "pairwise"].min())
+    for axis, record in zip(axes.values(), matrices, strict=True):
+        image = axis.imshow(record.result["pairwise"], cmap="cividis", vmin=lowest, vmax=1, origin="lower")
+        axis.set(title=record.model["title"], xlabel="Layer", ylabel="Layer")
+        axis.spines[:].set_visible(True)
     if matrices:
-        axes = parts[-1].subplots(-(-len(matrices) // across), across, squeeze=False)
-        lowest = min(0.0, shown.rows["value"][shown.rows["metric"] == "pairwise"].min())
-        for axis in axes.flat[len(matrices) :]:
-            axis.set_visible(False)
-        for axis, record in zip(axes.flat, matrices, strict=False):
-            image = axis.imshow(record.result["pairwise"], cmap="cividis", vmin=lowest, vmax=1, origin="lower")
-            axis.set(title=record.model["title"], xlabel="Layer", ylabel="Layer")
-            axis.spines[:].set_visible(True)
-        parts[-1].colorbar(image, ax=axes, label="Mean cosine similarity", shrink=0.9, aspect=30)
+        figure.colorbar(image, ax=[*axes.values()], label="Mean cosine similarity", shrink=0.9, aspect=30)
     return Drawing(figure, shown.data)
 
 

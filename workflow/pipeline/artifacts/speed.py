@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
@@ -26,6 +25,7 @@ from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.records import provenance
 
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
+_BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
 _DASHED = {"linewidth": 0.8, "linestyle": (0, (6, 2))}  # the limit of a curve; over a bar it is a dash
 
 
@@ -40,30 +40,26 @@ class Served(Numbers):
         known = {(record.model["name"], *record.case, record.what) for record in self.records}
         self.add(
             {"source": "measured", **case._asdict(), "point": point, "status": "missing", "reason": why}
-            for cases in self.cases.values()
+            for model, cases in self.cases.items()
             for point in entry["points"]
             for case in cases
             if (*case, point) not in known
-            for why in [entry["unmeasured"].get(case.model, {}).get(case.variant, "not measured")]
+            for why in [entry["unmeasured"].get(model, {}).get(case.variant, "not measured")]
         )
+        stated = "; ".join(dict.fromkeys(self.published["text"]))
+        gaps = dict.fromkeys(
+            f"{label(entry, row.variant, row.kv_cache)}: {_BLANK.get(row.status, MISSING)} ({row.reason})"
+            for row in self.rows[self.rows["status"] != "ok"].itertuples()
+        )
+        published = [f"published: {stated}"] if stated else []
+        self.notes = [*published, *entry.get("notes", []), *gaps, *provenance(self.records)]
 
     def bar(self, case: Case, metric: str, point: str) -> Bar:
         """A bar with its interval; OOM, none or n/a in place of a missing number."""
         row = self.find(case, metric, point)
         if row and row["value"] is not None:
             return Bar(row["value"], row["low"], row["high"])
-        return Bar(None, text={"oom": OOM, "ok": "none"}.get(row["status"] if row else "", MISSING))
-
-    @property
-    def notes(self) -> list[str]:
-        """Statements of the sources, the entry's notes, reasons of gaps, and the origin of the records."""
-        stated = "; ".join(dict.fromkeys(self.published["text"]))
-        gaps = dict.fromkeys(
-            f"{label(self.entry, row['variant'], row['kv_cache'])}: {OOM if row['status'] == 'oom' else MISSING} ({row['reason']})"
-            for row in self.rows[self.rows["status"] != "ok"].to_dict("records")
-        )
-        published = [f"published: {stated}"] if stated else []
-        return [*published, *self.entry.get("notes", []), *gaps, *provenance(self.records)]
+        return Bar(None, text=_BLANK.get(row["status"], MISSING) if row else MISSING)
 
 
 def throughput(entry: Entry, files: Files) -> Drawing:
@@ -85,15 +81,11 @@ def throughput(entry: Entry, files: Files) -> Drawing:
     groups = [length_label(point["input_tokens"]) for point in entry["points"].values()]
     for metric, row in zip(metrics, axes, strict=True):
         for model, axis in zip(entry["models"], row, strict=True):
-            cases = served.cases[model["name"]]
-            draw_bars(
-                axis,
-                groups,
-                [
-                    (look(*case[1:]), [_with_gain(served, metric, case, point) for point in entry["points"]])
-                    for case in cases
-                ],
-            )
+            bars = [
+                (look(*case[1:]), [_with_gain(served, metric, case, point) for point in entry["points"]])
+                for case in served.cases[model["name"]]
+            ]
+            draw_bars(axis, groups, bars)
             if len(row) > 1 and metric == metrics[0]:
                 axis.set_title(model["title"])
         row[0].set_ylabel(METRICS[metric].header)
@@ -132,78 +124,64 @@ def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
 
 def latency(entry: Entry, files: Files) -> Drawing:
     """TTFT, TPOT and the highest sustained rate of one model; one row a point, or one for all with `together`."""
-    served = Served(entry, files)
-    (cases,) = served.cases.values()
-    points = [list(entry["points"])] if entry.get("together") else [[point] for point in entry["points"]]
-    bounded = served.rows[(served.rows["metric"] == "highest_sustained_rate") & served.rows["high"].notna()]
-    panels = ["ttft_median_ms", "tpot_median_ms", *(["highest_sustained_rate"] if len(bounded) else [])]
-    handles: dict[str, Any] = {}
-    for point in entry["points"]:
-        for case in cases:
-            method = _speculation(entry, point)
+    served, looks, handles = Served(entry, files), {}, {}
+    for point, settings in entry["points"].items():
+        method = (settings.get("speculative") or {}).get("method", "")
+        for (case,) in zip(*served.cases.values(), strict=True):
+            looks[case, point] = look(*case[1:], second=bool(method))
             name = label(entry, *case[1:]) + (f", {method.replace('ngram', 'n-gram')} speculation" if method else "")
-            handles[name] = handle(name, **_look(entry, case, point).line)
-    values = served.rows.groupby("metric")["value"]
-    if values.count().get("ttft_p99_ms"):
-        handles["p99"] = handle("99th percentile", color="0.4", linewidth=0.8, linestyle=":")
-    if values.min().get("sustained") == 0:
-        handles["open"] = handle("rate not sustained", color="0.4", marker="o", markerfacecolor="white")
-    if len(bounded):
+            handles[name] = handle(name, **looks[case, point].line)
+    rows = [looks]
+    if not entry.get("together"):
+        rows = [{one: looks[one] for one in looks if one[1] == point} for point in entry["points"]]
+    panels = ["ttft_median_ms", "tpot_median_ms"]
+    if served.rows["high"][served.rows["metric"] == "highest_sustained_rate"].notna().any():
+        panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
-    figure = new_figure(PAGE, 1.2 + 1.9 * len(points), heading(entry), [*handles.values()], served.notes)
-    axes = figure.subplots(len(points), len(panels), squeeze=False)
-    for row, together in zip(axes, points, strict=True):
-        curves = [(case, point) for point in together for case in cases]
-        settings = entry["points"][together[0]]
+    notes = [
+        "Open markers: the rate was not sustained. Dotted: 99th percentile, of 200 requests or more.",
+        *served.notes,
+    ]
+    figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes)
+    for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
+        settings = entry["points"][next(iter(shown))[1]]
         chats = "held-out chats, up to " if settings.get("dataset") else ""
-        row[0].set_title(f"{chats}{settings['input_tokens']:,} input tokens", loc="left")
-        for axis, metric in zip(row, panels, strict=True):
-            axis.set_ylabel(METRICS[metric].header)
+        axes[0].set_title(f"{chats}{settings['input_tokens']:,} input tokens", loc="left")
+        for axis, metric in zip(axes, panels, strict=True):
             if metric == "highest_sustained_rate":
-                draw_bars(axis, [""], [(_look(entry, *one), [_rate_bar(served, *one)]) for one in curves])
+                draw_bars(axis, [""], [(style, [_rate_bar(served, *one)]) for one, style in shown.items()])
+                axis.set_ylabel(METRICS[metric].header)
             else:
-                _draw_latencies(axis, served, curves, metric)
+                _draw_curves(axis, served, shown, metric)
+                axis.set_xlabel("Requests a second")
     return Drawing(figure, served.data)
 
 
-def _speculation(entry: Entry, point: str) -> str | None:
-    return (entry["points"][point].get("speculative") or {}).get("method")
-
-
-def _look(entry: Entry, case: Case, point: str) -> Look:
-    return look(*case[1:], second=_speculation(entry, point) is not None)
-
-
-def _draw_latencies(axis, served: Served, curves: Sequence[tuple[Case, str]], metric: str) -> None:
-    """Medians with markers, open where the rate was not sustained; 99th percentiles dotted, where requests are enough."""
+def _draw_curves(axis, served: Served, shown: Mapping[tuple[Case, str], Look], metric: str) -> None:
+    """A curve a variant, markers open where the rate was not sustained; 99th percentiles dotted, where requests are enough."""
     drawn = []
-    for case, point in [*curves[1:], curves[0]]:  # the baseline last: where curves meet, it stays visible
-        rows, appearance = served.along(case, metric, point), _look(served.entry, case, point)
-        slowest = served.along(case, metric.replace("median", "p99"), point)
-        kept_up = served.along(case, "sustained", point).set_index("at")["value"]
-        axis.plot(slowest["at"], slowest["value"], color=appearance.color, linewidth=0.8, linestyle=":")
-        draw_curve(axis, rows, appearance, [bool(kept_up.get(at, 1)) for at in rows["at"]])
-        drawn += [rows, slowest]
+    for (case, point), style in reversed(shown.items()):  # the baseline last: where curves meet, it stays visible
+        rows, sustained = (served.along(case, name, point) for name in (metric, "sustained"))
+        draw_curve(axis, rows, style, ~rows["at"].isin(sustained["at"][sustained["value"] == 0]))
+        drawn.append(rows)
+        if "median" in metric:
+            drawn.append(served.along(case, metric.replace("median", "p99"), point))
+            axis.plot("at", "value", data=drawn[-1], color=style.color, linewidth=0.8, linestyle=":")
     every = pd.concat(drawn)
     wide_axis(axis.xaxis, every["at"])
     wide_axis(axis.yaxis, every["value"])
-    axis.set_xlabel("Requests a second")
+    axis.set_ylabel(METRICS[metric].header)
 
 
 def _rate_bar(served: Served, case: Case, point: str) -> Bar:
     """From the highest rate that was sustained to the lowest that was not, with the gain that both brackets allow."""
     bar, gain = served.bar(case, "highest_sustained_rate", point), served.find(case, "sustained_rate_speedup", point)
-    if bar.value is None:
+    if bar.value is None or case[1:] == BASELINE or not gain or gain["low"] is None:
         return bar
-    text = _range(bar.low, bar.high, ".3g")
-    if case[1:] != BASELINE and gain and gain["low"] is not None:
-        text += f"\n{_range(gain['low'], gain['high'], '.2f')}×"
+    ends = [show(gain[end], ".2f|×") for end in ("low", "high") if gain[end]]
     limit = served.value(case, "sustained_rate_limit", point)
+    text = " to\n".join(ends) if len(ends) > 1 else f"≥ {ends[0]}"
     return bar._replace(text=text, limit=limit, limit_text=f"{limit:.3g}" if limit else "")
-
-
-def _range(low: float | None, high: float | None, form: str) -> str:
-    return f"≥ {low:{form}}" if high is None else f"{low:{form}} to {high:{form}}"
 
 
 def forward(entry: Entry, files: Files) -> Drawing:
@@ -212,29 +190,18 @@ def forward(entry: Entry, files: Files) -> Drawing:
     Dashed are limits: the baseline's time divided by the prefill speed-up that the FLOP count allows, and that speed-up.
     """
     served, (point,) = Served(entry, files), entry["points"]
-    (cases,) = served.cases.values()
-    handles = [handle(label(entry, *case), **look(*case).line) for case in entry["cases"]]
+    shown = {(case, point): look(*case[1:]) for cases in served.cases.values() for case in cases}
+    handles = [handle(label(entry, *case[1:]), **style.line) for (case, _), style in shown.items()]
     handles.append(handle(**_LIMIT, **_DASHED))
     figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)
     times, gains = figure.subplots(1, 2)
-    gains.axhline(1, color="black", linewidth=0.8, zorder=0)
-    base = served.along(cases[0]._replace(variant=BASELINE[0], kv_cache=BASELINE[1]), "forward_ms", point)
-    for case in cases:
-        appearance = look(*case[1:])
-        draw_curve(times, served.along(case, "forward_ms", point), appearance)
-        if case[1:] == BASELINE:
-            continue
-        draw_curve(gains, served.along(case, "forward_speedup", point), appearance)
-        if limit := served.value(case, "forward_speedup_limit", point):
-            times.plot(base["at"], base["value"] / limit, color=appearance.color, **_DASHED)
-            gains.axhline(limit, color=appearance.color, **_DASHED)
+    _draw_curves(times, served, shown, "forward_ms")
+    _draw_curves(gains, served, shown, "forward_speedup")
+    for case, style in ((case, style) for (case, _), style in shown.items()):
+        base = served.along(Case(case.model, *BASELINE), "forward_ms", point)
+        if (limit := served.value(case, "forward_speedup_limit", point)) and case[1:] != BASELINE:
+            times.plot(base["at"], base["value"] / limit, color=style.color, **_DASHED)
+            gains.axhline(limit, color=style.color, **_DASHED)
     for axis in (times, gains):
-        wide_axis(axis.xaxis, base["at"])
-        axis.set_xticks(base["at"], [length_label(tokens) for tokens in base["at"]], rotation=45)
         axis.set_xlabel("Tokens in the batch")
-    wide_axis(times.yaxis, served.rows[served.rows["metric"] == "forward_ms"]["value"])
-    times.set_ylabel(METRICS["forward_ms"].header)
-    gains.set_ylabel("Speed-up over the baseline\n(below 1: slower)")
-    gains.set_ylim(max(0.0, gains.get_ylim()[0]))
-    gains.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     return Drawing(figure, served.data)

@@ -194,13 +194,11 @@ def _grid(shown: Shown, lines: Sequence[Line], rows: Sequence[Mapping[str, str]]
 def _by_point(shown: Shown, panel: Panel) -> Grid:
     """A row a model and point, a column a variant; the published row below where the same hardware ran."""
     entry, (metric,), rows = shown.entry, panel["columns"], []
-    variants = [tuple(case) for case in entry["cases"] if metric != "speedup" or case[0] != "baseline"]
     for model in entry["models"]:
-        cases = {label(entry, *variant): Case(model["name"], *variant) for variant in variants}
-        of_model = shown.published[shown.published["model"] == model["name"]]
+        cases = {label(entry, *variant): Case(model["name"], *variant) for variant in entry["cases"]}
         for point in entry["points"]:
             ways = {point_label(entry, point): shown.cell}
-            if metric in set(of_model["metric"][of_model["point"] == point]):
+            if any(shown.find(case, metric, point, theirs=True) for case in cases.values()):
                 ways["published"] = shown.theirs
             rows += [
                 ({"Model": model["title"]} if shown.several else {})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pandas as pd
 
 from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, new_figure
@@ -37,10 +40,8 @@ def make(entry: Entry, files: Files) -> Drawing:
     rows = -(-len(specs) // 3)
     size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
     figure = new_figure(*size, heading(entry), handles, entry.get("notes", []))
-    axes = figure.subplots(rows, -(-len(specs) // rows), squeeze=False).ravel()
-    for axis in axes:
-        axis.set_axis_off()
-    for axis, (variant, spec) in zip(axes, specs.items(), strict=False):
+    for number, (variant, spec) in enumerate(specs.items(), 1):
+        axis = figure.add_subplot(rows, -(-len(specs) // rows), number)
         axis.set_title(variant_label(entry["specs"][model["name"]][variant]))
         _panel(axis, spec)
     data = [
@@ -62,39 +63,34 @@ def make(entry: Entry, files: Files) -> Drawing:
 def _panel(axis, spec: SwiftKVSpec) -> None:
     total, first = spec.num_hidden_layers, spec.num_key_value_layers
     thin = 0.6 if total <= 40 else 0.35
-    groups = [*(range(layer, layer + 1) for layer in range(first)), *spec.groups]
+    single = [range(layer, layer + 1) for layer in range(total)]
+    caches = [*single[:first], *spec.groups]
 
-    def boxes(column: tuple[float, float], name: str, layers: list[range], style: dict) -> None:
-        heights = [len(each) - 0.12 for each in layers]
-        middle, width = column
-        axis.bar(middle, heights, width, [each.start + 0.06 for each in layers], linewidth=thin, **style)
-        axis.text(middle, 1.01 * total, name, ha="center", va="bottom", fontsize=7)
+    def boxes(column: tuple[float, float], layers: Sequence[range], style: Mapping[str, Any]) -> None:
+        bottoms, heights = [each.start + 0.06 for each in layers], [len(each) - 0.12 for each in layers]
+        axis.bar(column[0], heights, column[1], bottoms, linewidth=thin, **style)
 
-    def arrows(start: float, column: tuple[float, float], heights: list[float], width: float, color: str) -> None:
-        end = column[0] - column[1] / 2
+    def arrows(start: float, column: tuple[float, float], layers: Sequence[range], width: float, color: str) -> None:
+        end, heights = column[0] - column[1] / 2, [(each.start + each.stop) / 2 for each in layers]
         axis.hlines(heights, start, end, color=color, linewidth=width, zorder=0.5)
         tips = {"linestyle": "", "marker": ">", "markersize": 3.4 * thin, "markeredgewidth": 0}
         axis.plot([end - 0.012] * len(heights), heights, color=color, **tips)
 
-    single = [range(layer, layer + 1) for layer in range(total)]
-    boxes(_PROMPT, "prompt\ntokens", single[:first], _COMPUTED)
-    boxes(_PROMPT, "", single[first:], _SKIPPED)
-    boxes(_KEPT, "KV\ncache", groups, _CACHE)
-    boxes(_GENERATED, "generated\ntokens", single, _COMPUTED)
-    middles = [layer + 0.5 for layer in range(total)]
+    boxes(_PROMPT, single[:first], _COMPUTED)
+    boxes(_PROMPT, single[first:], _SKIPPED)
+    boxes(_KEPT, caches, _CACHE)
+    boxes(_GENERATED, single, _COMPUTED)
     right = [middle + width / 2 for middle, width in (_PROMPT, _KEPT)]
-    arrows(right[0], _KEPT, middles[:first], thin, "0.35")
-    arrows(right[1], _GENERATED, middles, thin, "0.35")
+    arrows(right[0], _KEPT, single[:first], thin, "0.35")
+    arrows(right[1], _GENERATED, single, thin, "0.35")
     if spec.groups:
-        inputs = [(group.start + group.stop) / 2 for group in spec.groups]
-        arrows(_RISER, _KEPT, inputs, 2 * thin, _SOURCE)
-        axis.plot((right[0], _RISER, _RISER), (first, first, inputs[-1]), color=_SOURCE, linewidth=4 * thin)
-    for low, high in ((0, first), (first, total)):
-        if low < high:
-            axis.plot(
-                [0.1, 0.08, 0.08, 0.1], [low + 0.1, low + 0.1, high - 0.1, high - 0.1], color="0.2", linewidth=0.7
-            )
-            axis.text(0.06, (low + high) / 2, f"{low} – {high - 1}", rotation=90, ha="right", va="center", fontsize=7)
-    below = f"prompt: {first} of {total} layers; {len(groups)} of {total} caches"
-    axis.text(0.5, -0.02 * total, below, ha="center", va="top", fontsize=7)
-    axis.set(xlim=(-0.02, 1.02), ylim=(-0.06 * total, 1.11 * total))
+        arrows(_RISER, _KEPT, spec.groups, 2 * thin, _SOURCE)
+        top = (spec.groups[-1].start + total) / 2
+        axis.plot((right[0], _RISER, _RISER), (first, first, top), color=_SOURCE, linewidth=4 * thin)
+    parts = [part for part in ((0, first), (first, total)) if part[0] < part[1]]
+    names = [f"layers {low} – {high - 1}" for low, high in parts]
+    axis.set_yticks([sum(part) / 2 for part in parts], names, rotation=90, va="center")
+    axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], ["prompt\ntokens", "KV\ncache", "generated\ntokens"])
+    axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
+    axis.spines[:].set_visible(False)
+    axis.set(xlabel=f"prompt: {first} of {total} layers;\n{len(caches)} of {total} caches", ylim=(0, total))
