@@ -195,13 +195,13 @@ def forward(entry: Entry, files: Files) -> Drawing:
     handles.append(handle(**_LIMIT, **_DASHED))
     figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)
     times, gains = figure.subplots(1, 2)
-    _draw_curves(times, served, shown, "forward_ms")
-    _draw_curves(gains, served, shown, "forward_speedup")
-    for case, style in ((case, style) for (case, _), style in shown.items()):
+    for (case, _), style in shown.items():
         base = served.along(Case(case.model, *BASELINE), "forward_ms", point)
         if (limit := served.value(case, "forward_speedup_limit", point)) and case[1:] != BASELINE:
             times.plot(base["at"], base["value"] / limit, color=style.color, **_DASHED)
             gains.axhline(limit, color=style.color, **_DASHED)
-    for axis in (times, gains):
+    for axis, metric in ((times, "forward_ms"), (gains, "forward_speedup")):
+        _draw_curves(axis, served, shown, metric)
+        axis.set_xticks(base["at"], [length_label(tokens) for tokens in base["at"]], rotation=45)
         axis.set_xlabel("Tokens in the batch")
     return Drawing(figure, served.data)
