@@ -36,21 +36,17 @@ QUALITY = [
 ]
 
 
-def quality(tmp_path, model="small", variants=("baseline", "swiftkv-50"), scale_name="", **more):
-    tasks = ["arc-challenge", "winogrande"]
-    entry = resolved(
-        "table", "table2", scale_name, models=[model], variants=list(variants), tasks=tasks, panels=QUALITY, **more
-    )
-    name = entry["models"][0]["name"]
+def quality():
+    variants, tasks = ["baseline", "swiftkv-50"], ["arc-challenge", "winogrande"]
+    entry = resolved("table", "table2", models=["small"], variants=variants, tasks=tasks, panels=QUALITY)
     asked = {"metric": "exact_match", "filter": "strict_match", "shots": 0, "chat_template": True, "limit": None}
     scores = [
-        score(name, variant, task, 0.7 - place / 10, questions=[1.0] * (7 - place) + [0.0] * (3 + place),
+        score(LLAMA, variant, task, 0.7 - place / 10, questions=[1.0] * (7 - place) + [0.0] * (3 + place),
               **(asked | {key: entry["tasks"][task][key] for key in asked} | {"lm_eval_task": entry["tasks"][task]["task"]}))
-        for place, (variant, _) in enumerate(entry["cases"])
+        for place, variant in enumerate(variants)
         for task in tasks
     ]  # fmt: skip
-    fidelity = [closeness(name, variant, 0.25) for variant, _ in entry["cases"]]
-    return entry, scores, fidelity
+    return entry, scores, [closeness(LLAMA, variant, 0.25) for variant in variants]
 
 
 def text(grid):
@@ -58,7 +54,7 @@ def text(grid):
 
 
 def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_path):
-    entry, scores, fidelity = quality(tmp_path)
+    entry, scores, fidelity = quality()
     published = [PAPER / "table2.csv"]
     table = made(entry, scores=saved(tmp_path, scores), fidelity=saved(tmp_path, fidelity[1:]), published=published)
     first, second, third = map(text, table.grids)
@@ -72,7 +68,7 @@ def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_p
 
 
 def test_a_task_that_could_not_be_asked_says_why_and_is_in_no_average(tmp_path):
-    entry, scores, fidelity = quality(tmp_path)
+    entry, scores, fidelity = quality()
     gone = score(LLAMA, "swiftkv-50", "winogrande", 0.5, reason=REASON)
     gone["settings"] = scores[-1]["settings"]
     table = made(entry, scores=saved(tmp_path, [*scores[:-1], gone]), fidelity=saved(tmp_path, fidelity))
@@ -92,17 +88,11 @@ def test_a_part_that_no_model_plays_is_there_with_its_reason():
 
 def test_speeds_stand_beside_limits_and_out_of_memory_is_said(tmp_path):
     panels = [{"caption": name, "columns": [name], "across": "variant"} for name in ("tokens_per_second", "speedup")]
-    entry = resolved(
-        "table",
-        models=["small"],
-        variants=["baseline", "swiftkv-50"],
-        points=["memory-80gib", "memory-20gib"],
-        panels=panels,
-    )
-    records = [
-        throughput(LLAMA, variant, "memory-80gib", speed) for variant, speed in (("baseline", 2e4), ("swiftkv-50", 3e4))
-    ]
-    records.append(throughput(LLAMA, "baseline", "memory-20gib", None, reason="no memory"))
+    points, variants = ["memory-80gib", "memory-20gib"], ["baseline", "swiftkv-50"]
+    entry = resolved("table", models=["small"], variants=variants, points=points, panels=panels)
+    speeds = zip(variants, (2e4, 3e4), strict=True)
+    records = [throughput(LLAMA, variant, points[0], speed) for variant, speed in speeds]
+    records.append(throughput(LLAMA, "baseline", points[1], None, reason="no memory"))
     table = made(entry, serving=saved(tmp_path, records), published=[PAPER / "table5.csv"])
     speeds, gains = map(text, table.grids)
     assert speeds == [
@@ -140,12 +130,9 @@ def test_flops_tables_equal_the_published_ones(name):
     entry = contents.resolve(typed(scale()), name)
     large = ROOT / "resources/architectures/llama-3.1-70b.json"
     table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
-    printed = table.grids[0].frame.to_dict("records")
-    ours, theirs = ([row for row in printed if (row["Variant"] == "published") == wanted] for wanted in (False, True))
-    assert len(theirs) == len(ours) == len(entry["cases"])
-    for rows in zip(ours, theirs, strict=True):
-        mine, paper = ({name: float(row[name].rstrip("%")) for name in row if name != "Variant"} for row in rows)
-        assert mine == paper
+    printed = table.grids[0].frame.set_index("Variant").map(lambda cell: float(cell.rstrip("%")))
+    assert [variant == "published" for variant in printed.index] == [False, True] * len(entry["cases"])
+    assert (printed[::2].to_numpy() == printed[1::2].to_numpy()).all()
 
 
 def test_dimensions_that_cannot_be_used_are_named(tmp_path):
@@ -187,7 +174,7 @@ def odd_table():
 
 @pytest.fixture
 def tables(tmp_path):
-    entry, scores, fidelity = quality(tmp_path)
+    entry, scores, fidelity = quality()
     published = [PAPER / "table2.csv"]
     made_up = made(entry, scores=saved(tmp_path, scores), fidelity=saved(tmp_path, fidelity), published=published)
     cell = "≈ +0.108 ± 0.020 [45, 59]".replace(" ", "\N{NO-BREAK SPACE}")  # as scores and differences are written

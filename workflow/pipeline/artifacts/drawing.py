@@ -34,7 +34,6 @@ STYLE = {
     "lines.markersize": 3,
     "hatch.linewidth": 0.6,
     "pdf.fonttype": 42,
-    "figure.dpi": 100,
     "figure.titlesize": 8,
 }
 COLUMN, PAGE = 3.3, 6.75  # inches: a column and a page of a two-column paper

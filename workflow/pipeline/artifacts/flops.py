@@ -92,16 +92,12 @@ def make(entry: Entry, files: Files) -> Table:
     base, rounded = None, not shown.published.empty
     for variant, _ in entry["cases"]:
         fields = entry["specs"][model["name"]][variant]
-        try:
-            spec = SwiftKVSpec(**fields) if fields else None
-            cells = counted(published_gflops(arch, spec, length), source, rounded=rounded)
-            most = limits(arch, spec, length)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"variant {variant} of {model['title']}: {error}") from None
+        spec = SwiftKVSpec(**fields) if fields else None
+        cells = counted(published_gflops(arch, spec, length), source, rounded=rounded)
         base = base or cells["total"]
-        percent = round(100 * cells["total"] / base, 3)
         rows = {_metric(operation): round(value, 9) for operation, value in cells.items()}
-        rows |= {"relative_percent": percent} | (most if source == "paper" else {})
+        rows["relative_percent"] = round(100 * cells["total"] / base, 3)
+        rows |= limits(arch, spec, length) if source == "paper" else {}
         digits = {_metric(operation): f"s{DIGITS[source]}" for operation in OPERATIONS[source]} if rounded else {}
         shown.add(
             known
