@@ -195,8 +195,8 @@ def forward(entry: Entry, files: Files) -> Drawing:
     handles.append(handle(**_LIMIT, **_DASHED))
     figure = new_figure(PAGE, 2.9, heading(entry), handles, served.notes)
     times, gains = figure.subplots(1, 2)
+    base = served.along(Case(entry["models"][0]["name"], *BASELINE), "forward_ms", point)
     for (case, _), style in shown.items():
-        base = served.along(Case(case.model, *BASELINE), "forward_ms", point)
         if (limit := served.value(case, "forward_speedup_limit", point)) and case[1:] != BASELINE:
             times.plot(base["at"], base["value"] / limit, color=style.color, **_DASHED)
             gains.axhline(limit, color=style.color, **_DASHED)
