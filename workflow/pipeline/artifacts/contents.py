@@ -24,7 +24,7 @@ from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
-MODELS = ("models", "large_models")  # the keys of entries that name roles
+MODELS = ("models",)  # the keys of entries that name roles
 _SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
 Entry = Mapping[str, Any]
 
@@ -169,15 +169,11 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
         if unknown := [question for question in entry.get("questions", []) if question not in asked]:
             raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
         return {"threshold": config.early_exit.threshold}
-    if kind == "table":
-        return {"orders": _orders(config, entry)} if "orders" in entry else {}
     if kind == "wiring":
         return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
     if kind == "similarity":
-        small = {model["name"] for model in players(config, config.entries[name]["models"])}
-        large = [model["name"] for model in entry["models"] if model["name"] not in small]
         reasons = {model["name"]: config.models[model["name"]].unmeasured("quality") for model in entry["models"]}
-        return {"large_models": large, "unmeasured": {model: why for model, why in reasons.items() if why}}
+        return {"unmeasured": {model: why for model, why in reasons.items() if why}}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}
     if kind == "checks":
@@ -185,15 +181,6 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     if kind == "claims":
         return _judged(config)
     return {}
-
-
-def _orders(config: Config, entry: Entry) -> list[list[str]]:
-    """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
-    shown, stand_ins = {variant for variant, _ in entry["cases"]}, config.stand_ins
-    orders = [list(dict.fromkeys(stand_ins.get(name, name) for name in order)) for order in entry["orders"]]
-    if unknown := [name for order in orders for name in order if name not in shown]:
-        raise UserError(f"artifacts.{entry['name']}: orders name {unknown[0]!r}, which is not among its variants")
-    return [order for order in orders if len(order) > 1]
 
 
 def _line(config: Config, name: str) -> dict[str, Any]:

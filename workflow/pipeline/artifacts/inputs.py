@@ -9,7 +9,7 @@ from pipeline.artifacts import claims
 from pipeline.config import Config
 from pipeline.stages import STAGES
 
-FOLDERS = {"published": "resources/paper", "cards": "resources/published"}  # of the files an entry itself names
+FOLDERS = {"published": "resources/paper"}  # of the files an entry itself names
 Entry = Mapping[str, Any]
 
 
