@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,27 +38,22 @@ def _check(check: Mapping[str, Any], rows: Sequence[Mapping[str, str]], name: st
     """A line of the CSV; raises a `UserError` where not exactly one row is as the check says."""
 
     def is_meant(row: Mapping[str, str]) -> bool:
-        return all(
-            number(row.get(column)) == value if isinstance(value, (int, float)) else row.get(column) == value
-            for column, value in check["where"].items()
-        )
+        cells = ((row.get(column), value) for column, value in check["where"].items())
+        return all(cell == value or (not isinstance(value, str) and number(cell) == value) for cell, value in cells)
 
     found = [row for row in rows if is_meant(row)]
     where = enumeration([f"{column} {value}" for column, value in check["where"].items() if value != ""])
     if len(found) != 1:
-        problem = f"{len(found)} rows" if found else "no row"
         raise UserError(
-            f"artifacts.{name}: {check['artifact']}.csv has {problem} with {where}; correct the check {check['what']!r}"
+            f"artifacts.{name}: {check['artifact']}.csv has {len(found) or 'no'} rows with {where}; correct the check "
+            f"{check['what']!r}"
         )
-    value, expected = number(found[0]["value"]), check.get("expected")
-    low, high = check.get("least"), check.get("most")
+    value, expected, low, high = number(found[0]["value"]), *(check.get(key) for key in ("expected", "least", "most"))
     if expected is not None:
         low, high = expected - check["tolerance"], expected + check["tolerance"]
         words = f"{expected:g} within {check['tolerance']:.2g}"
-    elif low is None or high is None:
-        words = f"at most {high:g}" if low is None else f"at least {low:g}"
     else:
-        words = f"{low:g} to {high:g}"
+        words = f"at most {high:g}" if low is None else f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
     inside = value is not None and (low is None or value >= low) and (high is None or value <= high)
     line = {"what": check["what"], "artifact": check["artifact"], "where": where, "value": value, "expected": expected}
     return line | {"low": low, "high": high, "bounds": words, "verdict": PASSED if inside else FAILED}
@@ -75,15 +69,13 @@ def main(words: Sequence[str]) -> None:
     place = Path(*words)
     if not place.is_file():
         raise UserError(f"{place} has not been made; the lines above say which step failed")
-    with place.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    lines = read_csv(place)
     failed = [line for line in lines if line["verdict"] != PASSED]
     for line in failed:
         print(f"{FAILED}  {line['what']}: {line['value'] or 'no value'}, expected {line['bounds']}")
     passed = f"{len(lines) - len(failed)} of {len(lines)} checks passed"
     print(f"{passed}. What was checked, and the values: {place.with_suffix('.md')}")
-    if failed:
-        sys.exit(1)
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":

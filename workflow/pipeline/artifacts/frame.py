@@ -8,10 +8,10 @@ nothing was measured twice; that of a count is the count itself. A row without a
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ def _rows(record: Record, base: Record | None) -> Iterator[Row]:
     """The rows of a record; `base` is the baseline's at the same point, if there is one."""
     limits = _limits(record, base)
     if record.ok:
-        for values, more in _MEASURES[record.measure](record, base):
+        computed = _MEASURES[record.measure](record, base) if record.measure in _MEASURES else ()
+        for values, more in itertools.chain(_found(record), computed):
             yield from (row(record, metric, value, **more) for metric, value in values.items())
     else:
         task, state = record.settings.get("task"), {"status": record.status, "reason": record.why}
@@ -152,20 +153,24 @@ def _score(record: Record, base: Record | None) -> Found:
     yield {record.what: found.scaled(1 if bits else 100)}, more
 
 
-def _mean(metric: str, found: Mapping[str, Any] | None, factor: float = 1, **more: Any) -> tuple[Row, Row]:
-    """A mean of a result, of `value`, `stderr` and `n`."""
-    if not found:
-        return {metric: None}, more
-    n = found.get("n")
-    return {metric: estimate(found["value"], found["stderr"], n).scaled(factor)}, {"n": n, **more}
+def _mean(metric: str, found: Mapping[str, Any] | float | None, **more: Any) -> tuple[Row, Row]:
+    """A number of a result, or a mean with its `stderr` and `n`, in the metric's unit."""
+    factor, counted = METRICS[metric].factor, METRICS[metric].counted
+    if isinstance(found, Mapping):
+        n = found.get("n")
+        return {metric: estimate(found["value"], found["stderr"], n).scaled(factor)}, {"n": n, **more}
+    value = None if found is None else factor * found
+    return {metric: exact(value) if counted and value is not None else value}, more
 
 
-def _fidelity(record: Record, base: Record | None) -> Found:
-    start = record.value("start") or {}
-    for name in ("kl", "answer_kl", "top1_agreement", "perplexity"):
-        factor = 100 if name == "top1_agreement" else 1
-        yield _mean(name, record.value(name), factor)
-        yield _mean(f"start_{name}", start.get(name), factor)
+def _found(record: Record) -> Found:
+    """The metrics that have a path in the result."""
+    for name, metric in METRICS.items():
+        if metric.path and metric.measure == record.measure:
+            found: Any = record.result
+            for key in metric.path.split("."):
+                found = (found or {}).get(key)
+            yield _mean(name, found)
 
 
 def _training(record: Record, base: Record | None) -> Found:
@@ -174,36 +179,25 @@ def _training(record: Record, base: Record | None) -> Found:
     yield (
         {
             "training_hardware": f"{result['gpus']:.4g} × {device}" if result["gpus"] else device,
-            "training_hours": result["hours"],
-            "training_tokens_per_second": result["tokens_per_second"],
             "training_tokens_per_device": result["tokens_per_second_per_gpu"] or result["tokens_per_second"],
-            **{f"training_{name}": exact(result[name]) for name in ("tokens", "steps", "gpus")},
-            **{name: result[name] for name in ("loss_first", "loss_last")},
         },
         {},
     )
 
 
 def _early_exit(record: Record, base: Record | None) -> Found:
-    alignment, decoding = record.result["alignment"], record.result["decoding"]
-    total, sure = alignment["all"]["positions"], alignment["above_threshold"]
-    seconds = decoding.get("seconds_per_token") or {}
-    per_token = {f"{way}_ms": 1000 * each if each else None for way, each in seconds.items()}
-    yield {"sure_percent": 100 * sure["positions"] / total, **per_token}, {}
-    yield _mean("sure_alignment_percent", sure["agreement"], 100)
-    yield _mean("alignment_percent", alignment["all"]["agreement"], 100)
+    alignment = record.result["alignment"]
+    total = alignment["all"]["positions"]
+    yield {"sure_percent": 100 * alignment["above_threshold"]["positions"] / total}, {}
     for part in alignment["bins"]:
         at = part["confidence_from"]
         yield {"bin_percent": 100 * part["positions"] / total}, {"at": at, "n": part["positions"]}
-        yield _mean("bin_alignment_percent", part["agreement"], 100, at=at)
-    yield _mean("exited_percent", decoding["exited"], 100)
-    yield _mean("time_ratio", decoding["time_ratio"])
-    yield _mean("equal_tokens_percent", decoding["equal_tokens"], 100)
+        yield _mean("bin_alignment_percent", part["agreement"], at=at)
 
 
 def _similarity(record: Record, base: Record | None) -> Found:
     errors, n = record.value("simscore_stderr") or [], record.value("documents")
-    for layer, (value, stderr) in enumerate(zip_longest(record.result["simscore"], errors)):
+    for layer, (value, stderr) in enumerate(itertools.zip_longest(record.result["simscore"], errors)):
         yield {"simscore": estimate(value, stderr, n)}, {"at": layer, "n": n}
 
 
@@ -246,7 +240,6 @@ def _capacity(record: Record, base: Record | None) -> Found:
         gain = exact(tokens / size / (base_tokens / base_size) if size and base_size else tokens / base_tokens)
     yield (
         {
-            "kv_cache_tokens": exact(tokens),
             "kv_cache_gib": size and exact(size / GIBI),
             "kv_kib_per_token": size and exact(size / tokens / 1024),
             "capacity_ratio": gain,
@@ -346,7 +339,6 @@ def _rate_gain(record: Record, base: Record | None) -> Estimate | None:
 
 _MEASURES: Mapping[str, Callable[[Record, Record | None], Found]] = {
     "score": _score,
-    "fidelity": _fidelity,
     "training": _training,
     "early_exit": _early_exit,
     "similarity": _similarity,

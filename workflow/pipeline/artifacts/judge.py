@@ -13,7 +13,17 @@ import pandas as pd
 
 from pipeline.artifacts import flops
 from pipeline.artifacts.claims import (
-    AGREES, CONTRADICTS, MODELS, NEAR, SECTIONS, UNDECIDED, UNMEASURED, Bounds, Claim, Scene, Unmeasured,
+    AGREES,
+    CONTRADICTS,
+    MODELS,
+    NEAR,
+    SECTIONS,
+    UNDECIDED,
+    UNMEASURED,
+    Bounds,
+    Claim,
+    Scene,
+    Unmeasured,
 )  # fmt: skip
 from pipeline.artifacts.frame import read_frame
 from pipeline.artifacts.labels import heading

@@ -23,12 +23,18 @@ class Metric(NamedTuple):
         header: of its column; may hold line breaks.
         form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
+        path: its place in the result of a record, in dots; empty where it is computed otherwise.
+        factor: that is multiplied with.
+        counted: whether it has no error.
     """
 
     measure: str
     header: str
     form: str = ".2f"
     unit: str = ""
+    path: str = ""
+    factor: float = 1
+    counted: bool = False
 
 
 # Which input of an artifact holds the records of a measure.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
 PROJECT = Path(__file__).parents[3]
-_SECTIONS = (
-    "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
-)  # fmt: skip
+_OPTIONAL = ("data", "checkpoint", "file")
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,15 @@ class Record:
             UserError: the file is missing, damaged or incomplete.
         """
         content = read_json(path)
-        if not isinstance(content, dict):
-            raise UserError(f"{path} is not a measurement file; delete it and run again")
-        required = (*_SECTIONS, *(("engine", "cost") if content.get("measure") in POINTS else ()))
-        if missing := [name for name in required if name not in content]:
+        known = content if isinstance(content, dict) else {}
+        optional = _OPTIONAL if known.get("measure") in POINTS else (*_OPTIONAL, "engine", "cost")
+        if missing := [each.name for each in fields(cls) if each.name not in {*known, *optional}]:
             raise UserError(
                 f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"
             )
-        if content["status"] == "ok" and not content["result"]:
+        if known["status"] == "ok" and not known["result"]:
             raise UserError(f"{path} has status 'ok' and no result; delete it and run again")
-        return replace(cls.of(content), file=in_project(path))
+        return replace(cls.of(known), file=in_project(path))
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Record:
@@ -131,12 +128,9 @@ class Record:
     @property
     def engine_words(self) -> list[str]:
         """Engine, mode and weights of a served model."""
-        version, quantization = self.engine.get("vllm"), self.settings.get("quantization")
-        words = [version and f"vLLM {version}", self.engine.get("compilation")]
-        if self.dummy or quantization:
-            words.append(
-                " ".join(filter(None, [self.dummy and "dummy", quantization and quantization.upper(), "weights"]))
-            )
+        version, quantization = self.engine.get("vllm"), (self.settings.get("quantization") or "").upper()
+        weights = " ".join(filter(None, ["dummy" if self.dummy else "", quantization]))
+        words = [version and f"vLLM {version}", self.engine.get("compilation"), weights and f"{weights} weights"]
         return [word for word in words if word]
 
     @property
@@ -196,43 +190,38 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
     records, name = read_records(files), entry["name"]
     for record in records:
         _check_settings(entry, record)
-    for what, (measured, read) in _CONDITIONS.items():
-        first: dict[tuple[str, ...], tuple[Record, Any]] = {}
-        for record in records:
-            if not measured(record) or (value := read(record)) is None:
-                continue
-            # Number formats may differ between measures.
-            group = (record.model["name"], record.measure if what == "number format" else "")
-            other, expected = first.setdefault(group, (record, value))
+    first: dict[tuple[str, str], tuple[Record, Any]] = {}
+    for record in records:
+        for what, value in _conditions(record).items():
+            other, expected = first.setdefault((record.model["name"], what), (record, value))
             if value != expected:
                 raise UserError(
                     f"{name} would compare records that differ in {what}: {other.file} has {expected}, {record.file} has "
                     f"{value}; measure them again under the same conditions"
                 )
-    scored = {(record.model["name"], record.variant): record for record in records if record.measure in QUALITY}
-    for speed in filter(_is_served, records):
+    scored = {
+        (record.model["name"], record.variant): record for record in records if record.measure in ("score", "fidelity")
+    }
+    for speed in (record for record in records if record.measure in POINTS):
         if quality := scored.get((speed.model["name"], speed.variant)):
             _check_checkpoint(name, speed, quality)
     return records
 
 
-QUALITY = ("score", "fidelity")
-
-
-def _is_served(record: Record) -> bool:
-    return record.measure in POINTS
-
-
-# What records of one model have to have in common: of which records, and what of them.
-_CONDITIONS: Mapping[str, tuple[Callable[[Record], bool], Callable[[Record], Any]]] = {
-    "number format": (lambda record: True, lambda record: record.settings.get("dtype")),
-    "hardware": (_is_served, lambda record: record.machine),
-    "processor threads": (_is_served, lambda record: None if record.gpus else record.settings.get("threads")),
-    "vLLM version": (_is_served, lambda record: record.engine.get("vllm")),
-    "compilation": (_is_served, lambda record: record.engine.get("compilation")),
-    "weights": (_is_served, lambda record: "dummy weights" if record.dummy else "real weights"),
-    "quantization": (_is_served, lambda record: record.settings.get("quantization")),
-}
+def _conditions(record: Record) -> dict[str, Any]:
+    """What all records of a model have in common."""
+    settings = record.settings
+    found = {f"the number format of {record.measure}": settings.get("dtype")}
+    if record.measure in POINTS:
+        found |= {
+            "hardware": record.machine,
+            "processor threads": None if record.gpus else settings.get("threads"),
+            "vLLM version": record.engine.get("vllm"),
+            "compilation": record.engine.get("compilation"),
+            "weights": "dummy weights" if record.dummy else "real weights",
+            "quantization": settings.get("quantization"),
+        }
+    return {what: value for what, value in found.items() if value is not None}
 
 
 def _check_checkpoint(name: str, speed: Record, quality: Record) -> None:
@@ -266,25 +255,20 @@ def _check_settings(entry: Mapping[str, Any], record: Record) -> None:
 
 def provenance(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
-    made = list(records)
-    if not made:
+    if not records:
         return []
-
-    def distinct(values: Iterable[Any]) -> str:
-        return ", ".join(str(value) for value in dict.fromkeys(values) if value is not None)
-
-    days = sorted({record.provenance["finished"][:10] for record in made if record.provenance.get("finished")})
-    seeds = distinct(sorted({seed for record in made if (seed := record.settings.get("seed")) is not None}))
+    days = sorted(record.provenance["finished"][:10] for record in records if record.provenance.get("finished"))
+    seeds = sorted({seed for record in records if (seed := record.settings.get("seed")) is not None})
+    subsets = any(record.ok and (record.value("n") or 0) < (record.value("n_total") or 0) for record in records)
     parts = [
-        distinct(record.model["title"] for record in made),
-        distinct(record.machine for record in made if record.provenance.get("hardware")),
-        distinct(sorted({record.software for record in made})),
-        f"{len(made)} record{'s' if len(made) > 1 else ''}",
-        seeds and f"seed {seeds}",
+        ", ".join(dict.fromkeys(record.model["title"] for record in records)),
+        ", ".join(dict.fromkeys(record.machine for record in records if record.provenance.get("hardware"))),
+        ", ".join(sorted({record.software for record in records})),
+        f"{len(records)} record{'s' if len(records) > 1 else ''}",
+        f"seed {', '.join(map(str, seeds))}" if seeds else "",
         " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+        "scored on random subsets of the questions" if subsets else "",
     ]
-    if any(record.ok and record.value("n") and record.value("n") < record.value("n_total") for record in made):
-        parts.append("scored on random subsets of the questions")
     return ["; ".join(filter(None, parts)) + "."]
 
 
