@@ -59,7 +59,7 @@ FAST = claim("cell", [cell()], (1.75, 1.95), GAIN)
 def test_ids_are_unique_and_cells_are_of_what_the_artifact_shows():
     assert len({each.id for each in CLAIMS}) == len(CLAIMS) > 140
     config, page = scale(), typed(scale())
-    for each, one in ((each, one) for each in CLAIMS for one in each.cells):
+    for each, one in ((claim, one) for claim in CLAIMS for one in claim.cells):
         entry = config["artifacts"][one["artifact"]]
         scopes = entry.get("parts", [entry])
         roles = {role for scope in scopes for role in scope.get("models", [])} | set(entry.get("large_models", []))

@@ -119,18 +119,16 @@ def row(record: Record, metric: str, value: Estimate | float | str | None = None
 
 def _limits(record: Record, base: Record | None) -> dict[str, float]:
     """Return the limits by the FLOP count or the cost model, by metric; also of a record that is out of memory."""
-    metric, limit = {
-        "throughput": ("speedup_limit", "request_speedup_limit"),
-        "kv_capacity": ("capacity_ratio_limit", "capacity_limit"),
-        "forward_time": ("forward_speedup_limit", "prefill_speedup_limit"),
-        "latency": ("sustained_rate_limit", "request_speedup_limit"),
-    }.get(record.measure, ("", ""))
-    value = record.cost.get(limit)
-    if record.measure == "latency":  # times the rate that is too high for the baseline
-        compared = base is not None and base is not record and not record.settings.get("speculative")
-        high = base.value("lowest_unsustained_rate") if compared else None
-        value = high * value if high and value else None
-    return {} if value is None else {metric: value}
+    metrics = {
+        name: metric.limit for name, metric in METRICS.items() if metric.limit and metric.measure == record.measure
+    }
+    found = {name: value for name, limit in metrics.items() if (value := record.cost.get(limit))}
+    if record.measure != "latency":
+        return found
+    # Times the rate that is too high for the baseline.
+    compared = base is not None and base is not record and not record.settings.get("speculative")
+    high = base.value("lowest_unsustained_rate") if compared else None
+    return {name: high * limit for name, limit in found.items() if high}
 
 
 def in_bits(metric: str) -> bool:

@@ -26,6 +26,7 @@ class Metric(NamedTuple):
         path: its place in the result of a record, in dots; empty where it is computed otherwise.
         factor: that is multiplied with.
         counted: whether it has no error.
+        limit: its place among the costs of a record, by the FLOP count or the cost model.
     """
 
     measure: str
@@ -35,6 +36,7 @@ class Metric(NamedTuple):
     path: str = ""
     factor: float = 1
     counted: bool = False
+    limit: str = ""
 
 
 # Which input of an artifact holds the records of a measure.

@@ -184,9 +184,6 @@ def reference(line: Line, shown: Sequence[Line]) -> Case | None:
     part = [other.case for other in shown if other.part == line.part and other.case.model == line.case.model]
     part = [case for case in part if case.kv_cache == "auto"]
     plain = line.case._replace(kv_cache="auto")
-    wanted = [plain] if line.case != plain else []
-    chosen = next(
-        (case for case in [*wanted, line.case._replace(variant="baseline", kv_cache="auto")] if case in part), None
-    )
-    chosen = chosen or next(iter(part[-1:]), None)
+    wanted = [*([plain] if plain != line.case else []), plain._replace(variant="baseline"), *part[-1:]]
+    chosen = next((case for case in wanted if case in part), None)
     return None if chosen == line.case else chosen
