@@ -12,7 +12,7 @@ import pandas as pd
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, enumeration, show
 from pipeline.artifacts.published import number, read_csv
-from pipeline.artifacts.writers import Column, Table, print_grid
+from pipeline.artifacts.writers import Grid, Table
 from swiftkv.errors import UserError, command_line
 
 PASSED, FAILED = "passed", "FAILED"
@@ -22,16 +22,14 @@ def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table
     """Return a row a check: its name, value and bounds, and whether the value lies within them."""
     tables = {file.stem: read_csv(file) for file in files["tables"]}
     lines = [_check(check, tables[check["artifact"]], entry["name"]) for check in entry["checks"]]
-    columns = [
-        Column("What", lambda line: line["what"]),
-        Column("Artifact", lambda line: line["artifact"]),
-        Column("Value", lambda line: MISSING if line["value"] is None else show(line["value"], "s4")),
-        Column("Expected", lambda line: line["bounds"]),
-        Column("", lambda line: line["verdict"]),
-    ]
-    return Table(
-        entry["name"], heading(entry), pd.DataFrame(lines), [print_grid(columns, lines)], entry.get("notes", [])
-    )
+    printed = pd.DataFrame({
+        "What": line["what"],
+        "Artifact": line["artifact"],
+        "Value": MISSING if line["value"] is None else show(line["value"], "s4"),
+        "Expected": line["bounds"],
+        "": line["verdict"],
+    } for line in lines)  # fmt: skip
+    return Table(entry["name"], heading(entry), pd.DataFrame(lines), [Grid(printed)], entry.get("notes", []))
 
 
 def _check(check: Mapping[str, Any], rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:

@@ -16,14 +16,13 @@ from typing import Any
 from pipeline.artifacts import claims
 from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
-from pipeline.artifacts.inputs import FOLDERS, MEASURED, inputs, players, rows
+from pipeline.artifacts.inputs import MEASURED, PAPER, inputs, players, rows
 from pipeline.config import Config
 from pipeline.config.trained_on import check_untrained
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
-MODELS = ("models", "large_models")  # the keys of entries that name roles
 _SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
 Entry = Mapping[str, Any]
 
@@ -62,8 +61,7 @@ def left_out(config: Config, name: str) -> str | None:
     if not kind_of(config, name).make:
         return entry["reason"]
     if (scopes := _scopes(entry)) and not any(players(config, scope["models"]) for scope in scopes):
-        roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
-        return f"no model of this scale plays the role {roles}"
+        return f"no model of this scale plays the role {', '.join(dict.fromkeys(_roles(entry)))}"
     other = repeated(config, name)
     return other and f"{other} shows the same records"
 
@@ -161,28 +159,16 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
         if unknown := [question for question in entry.get("questions", []) if question not in asked]:
             raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
         return {"threshold": config.early_exit.threshold}
-    if "orders" in entry:
-        return {"orders": _orders(config, entry)}
     if kind == "wiring":
         return {"num_hidden_layers": config.models[titles[0]].num_hidden_layers}
     if kind == "similarity":
         reasons = {model: config.models[model].unmeasured("quality") for model in titles}
-        large = [model for model in titles if model not in entry["parts"][0]["models"]]
-        return {"large_models": large, "unmeasured": {model: why for model, why in reasons.items() if why}}
+        return {"unmeasured": {model: why for model, why in reasons.items() if why}}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}
     if kind == "checks":
         return {"judged_on": _checked(config, entry)}
     return _judged(config) if kind == "claims" else {}
-
-
-def _orders(config: Config, entry: Entry) -> list[list[str]]:
-    """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
-    shown, stand_ins = {variant for variant, _ in entry["cases"]}, config.stand_ins
-    orders = [list(dict.fromkeys(stand_ins.get(name, name) for name in order)) for order in entry["orders"]]
-    if unknown := [name for order in orders for name in order if name not in shown]:
-        raise UserError(f"artifacts.{entry['name']}: orders name {unknown[0]!r}, which is not among its variants")
-    return [order for order in orders if len(order) > 1]
 
 
 def _line(config: Config, name: str) -> dict[str, Any]:
@@ -239,14 +225,14 @@ def _scopes(raw: Entry) -> list[Entry]:
 
 
 def _roles(raw: Entry) -> list[str]:
-    return [role for scope in _scopes(raw) for key in MODELS for role in scope.get(key, [])]
+    return [role for scope in _scopes(raw) for role in scope["models"]]
 
 
 def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     """The measurements that an entry shows whole: model, variant, KV-cache format, input, and point or task."""
     found: set[tuple[str, ...]] = set()
     for scope in _scopes(raw):
-        models = players(config, [role for key in MODELS for role in scope.get(key, [])])
+        models = players(config, scope["models"])
         shown = cases(config, scope["variants"]) if "variants" in scope else [("", "")]
         for need in set(needed(raw)) & MEASURED.keys():
             what = MEASURED[need][1]
@@ -297,11 +283,10 @@ def check(config: Config) -> None:
         if entry["kind"] not in KINDS:
             raise UserError(f"{place}: {undefined(entry['kind'], 'the kinds', sorted(KINDS))}")
         read(KINDS[entry["kind"]].entry, entry, place)
-        for key, folder in FOLDERS.items():
-            for stem in entry.get(key, []):
-                if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
-                    known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))
-                    raise UserError(f"{place}: {undefined(stem, folder, known)}")
+        for stem in entry.get("published", []):
+            if not any((root / PAPER / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
+                known = sorted(file.stem for file in (PROJECT / PAPER).glob("*.csv"))
+                raise UserError(f"{place}: {undefined(stem, PAPER, known)}")
         for scope in (entry, *entry.get("parts", [])):
             _check_scope(config, scope, place)
     for name in names(config):  # after all are known to be well-formed, as some speak of others
@@ -315,7 +300,7 @@ def check(config: Config) -> None:
 
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
-    for role in [role for key in MODELS for role in scope.get(key, [])]:
+    for role in scope.get("models", []):
         if role not in (known := {**config.roles, **config.models}):
             like = nearest(role, known)
             raise UserError(

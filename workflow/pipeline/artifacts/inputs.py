@@ -10,7 +10,7 @@ from pipeline.artifacts import claims
 from pipeline.config import Config
 from pipeline.stages import STAGES
 
-FOLDERS = {"published": "resources/paper", "cards": "resources/published"}  # of the files an entry itself names
+PAPER = "resources/paper"  # the folder of published numbers
 # The stage that measures an input, and the key of an entry with what it is measured on.
 MEASURED = {
     "scores": ("score", "task"), "serving": ("measure", "point"), "fidelity": ("fidelity", ""),
@@ -22,8 +22,8 @@ Entry = Mapping[str, Any]
 def inputs(config: Config, entry: Entry, needs: Iterable[str]) -> dict[str, list[str]]:
     """The files of a resolved entry: measurements by input, and published numbers."""
     files = {name: list(dict.fromkeys(_files(config, entry, name))) for name in needs}
-    named = {key: [f"{folder}/{stem}.csv" for stem in entry.get(key) or ()] for key, folder in FOLDERS.items()}
-    return files | {key: paths for key, paths in named.items() if paths}
+    published = [f"{PAPER}/{stem}.csv" for stem in entry.get("published", [])]
+    return files | ({"published": published} if published else {})
 
 
 def players(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:

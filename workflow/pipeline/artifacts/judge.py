@@ -30,7 +30,7 @@ from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import NONE, show
 from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import PROJECT
-from pipeline.artifacts.writers import Column, Footnotes, Table, print_grid
+from pipeline.artifacts.writers import Footnotes, Grid, Table
 from pipeline.statistics import Estimate, exact
 from swiftkv.cost import Dimensions, kv_bytes_per_token, prefill_flops
 from swiftkv.io import read_json
@@ -250,26 +250,25 @@ def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
     tables = {file.stem: read_frame(file) for file in files["tables"]}
     scene = Scene(tables, *(entry[name] for name in ("roles", "points", "shown_by", "absent", "stand_ins")))
-    footnotes, first = Footnotes(), {}
-    sections: dict[str, list[dict[str, Any]]] = {}
+    footnotes, first, lines, grids = Footnotes(), {}, [], []
     for about, claims in SECTIONS.items():
+        printed = []
         for claim in claims:
             found = judge(claim, scene)
             same = first.setdefault(found.found[:1] if found.found else claim.id, claim.id)
-            sections.setdefault(about, []).append(_line(about, claim, found, None if same == claim.id else same))
-    columns = [
-        Column("Claim", lambda line: line["text"]),
-        Column("Verdict", lambda line: " ".join(
-            [line["verdict"], *(footnotes.mark(line[name]) for name in ("reason", "note") if line[name])]
-        )),
-        Column("As\nstated", lambda line: {None: NONE, True: "yes", False: "no"}[line["as_stated"]]),
-        Column("Stated\n(weaker form)", lambda line: line["bounds"]),
-        Column("Measured", lambda line: line["measured"]),
-        Column("Place", lambda line: line["place"]),
-    ]  # fmt: skip
-    grids = [print_grid(columns, lines, caption=about) for about, lines in sections.items()]
-    values = pd.DataFrame(line for lines in sections.values() for line in lines)
-    return Table(entry["name"], heading(entry), values, grids, [*entry.get("notes", []), *footnotes.lines()])
+            line = _line(about, claim, found, None if same == claim.id else same)
+            lines.append(line)
+            printed.append({
+                "Claim": line["text"],
+                "Verdict": " ".join([line["verdict"], *map(footnotes.mark, filter(None, (line["reason"], line["note"])))]),
+                "As\nstated": {None: NONE, True: "yes", False: "no"}[line["as_stated"]],
+                "Stated\n(weaker form)": line["bounds"],
+                "Measured": line["measured"],
+                "Place": line["place"],
+            })  # fmt: skip
+        grids.append(Grid(pd.DataFrame(printed), about))
+    notes = [*entry.get("notes", []), *footnotes.lines()]
+    return Table(entry["name"], heading(entry), pd.DataFrame(lines), grids, notes)
 
 
 def _line(about: str, claim: Claim, found: Verdict, same_as: str | None) -> dict[str, Any]:

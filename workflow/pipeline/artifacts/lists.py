@@ -13,7 +13,7 @@ from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import MISSING, NONE
 from pipeline.artifacts.published import published, read_csv
 from pipeline.artifacts.records import Record, checked_records, provenance
-from pipeline.artifacts.writers import Column, Footnotes, Grid, Table, print_grid
+from pipeline.artifacts.writers import Footnotes, Grid, Table
 from pipeline.statistics import exact
 
 Entry = Mapping[str, Any]
@@ -102,16 +102,14 @@ def _source(source: Mapping[str, Any]) -> str:
 
 def contents(entry: Entry, files: Files) -> Table:
     """Return a grid a section, a row a table or figure: its models and files at this scale, or why there are none."""
-    footnotes, lines = Footnotes(), entry["lines"]
-    columns = [
-        Column("Item", lambda line: line["item"]),
-        Column("Shows", lambda line: line["title"]),
-        Column("Kind", lambda line: line["kind"]),
-        Column("Models", lambda line: line["models"] or NONE),
-        Column("Files", lambda line: line["files"] or f"not made {footnotes.mark(line['reason'])}"),
-    ]
-    grids = [
-        print_grid(columns, [line for line in lines if line["section"] == section], caption=section)
-        for section in dict.fromkeys(line["section"] for line in lines)
-    ]
-    return Table(entry["name"], heading(entry), pd.DataFrame(lines), grids, _notes(entry, [], footnotes))
+    footnotes, sections = Footnotes(), {}
+    for line in entry["lines"]:
+        sections.setdefault(line["section"], []).append({
+            "Item": line["item"],
+            "Shows": line["title"],
+            "Kind": line["kind"],
+            "Models": line["models"] or NONE,
+            "Files": line["files"] or f"not made {footnotes.mark(line['reason'])}",
+        })  # fmt: skip
+    grids = [Grid(pd.DataFrame(printed), section) for section, printed in sections.items()]
+    return Table(entry["name"], heading(entry), pd.DataFrame(entry["lines"]), grids, _notes(entry, [], footnotes))
