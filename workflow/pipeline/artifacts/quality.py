@@ -13,7 +13,6 @@ from pipeline.artifacts.metrics import NONE, percent
 from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import Record
 from pipeline.statistics import Estimate, estimate, exact, mean_of, paired_difference, ratio
-from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 Entry = Mapping[str, Any]
@@ -161,19 +160,6 @@ def _pair(found: Found, first: Case, second: Case, what: str, key: str) -> tuple
     """The records of two cases and what each has of every question or chat; None where one does not."""
     records = [record for case in (first, second) if (record := found.get((*case, what))) and record.value(key)]
     return (records, [record.value(key) for record in records]) if len(records) == 2 else None
-
-
-def check_questions(entry: Entry, records: Sequence[Record]) -> None:
-    """Raise a `UserError` where variants of one model did not answer the same questions of a task."""
-    asked: dict[tuple[str, str], tuple[Record, str]] = {}
-    for record in records:
-        if questions := record.value("questions"):
-            first, digest = asked.setdefault((record.model["name"], record.what), (record, questions["sha256"]))
-            if digest != questions["sha256"]:
-                raise UserError(
-                    f"{entry['name']}: {record.file} has other questions of {record.what}, or asked them in another way, "
-                    f"than {first.file}; score both again"
-                )
 
 
 def reference(line: Line, shown: Sequence[Line]) -> Case | None:

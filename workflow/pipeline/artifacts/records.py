@@ -184,8 +184,7 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
 
     Raises:
         UserError: as `read_records`; a record of other settings or another spec than the entry's; two of one model that were
-            computed in other number formats, served under other conditions, or of which one has the speed and the other the
-            quality of another checkpoint.
+            computed in other number formats, served under other conditions, or of other questions or checkpoints.
     """
     records, name = read_records(files), entry["name"]
     for record in records:
@@ -199,18 +198,12 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
                     f"{name} would compare records that differ in {what}: {other.file} has {expected}, {record.file} has "
                     f"{value}; measure them again under the same conditions"
                 )
-    scored = {
-        (record.model["name"], record.variant): record for record in records if record.measure in ("score", "fidelity")
-    }
-    for speed in (record for record in records if record.measure in POINTS):
-        if quality := scored.get((speed.model["name"], speed.variant)):
-            _check_checkpoint(name, speed, quality)
     return records
 
 
 def _conditions(record: Record) -> dict[str, Any]:
     """What all records of a model have in common."""
-    settings = record.settings
+    settings, of = record.settings, f"of {record.variant}"
     found = {f"the number format of {record.measure}": settings.get("dtype")}
     if record.measure in POINTS:
         found |= {
@@ -221,20 +214,13 @@ def _conditions(record: Record) -> dict[str, Any]:
             "weights": "dummy weights" if record.dummy else "real weights",
             "quantization": settings.get("quantization"),
         }
+    if record.measure in (*POINTS, "score", "fidelity"):  # speed and quality are of one checkpoint
+        found[f"rewiring {of}"] = {name: (record.spec or {}).get(name) for name in _SPEC}
+        if not record.dummy:
+            found[f"checkpoint {of}"] = [record.weights, *(record.model[name] for name in _IDENTITY)]
+    if questions := record.value("questions"):
+        found[f"questions of {record.what}, or how they are asked"] = questions["sha256"]
     return {what: value for what, value in found.items() if value is not None}
-
-
-def _check_checkpoint(name: str, speed: Record, quality: Record) -> None:
-    """Refuse another rewiring, or, unless the weights are dummies, another model, revision or training."""
-    differing = [key for key in _SPEC if (speed.spec or {}).get(key) != (quality.spec or {}).get(key)]
-    if not speed.dummy:
-        differing += [key for key in _IDENTITY if speed.model[key] != quality.model[key]]
-        differing += ["weights"] if speed.weights != quality.weights else []
-    if differing:
-        raise UserError(
-            f"{name} would put the speed of {speed.model['name']} {speed.variant} beside the quality of another "
-            f"checkpoint: they differ in {differing[0]}; measure both again"
-        )
 
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
