@@ -79,6 +79,8 @@ class Table(Entry):
     def _check_rows(self) -> Self:
         if (self.parts is None) != (self.models is not None and self.variants is not None):
             raise ValueError("takes either models and variants, or parts")
+        if self.tasks is None and any(name in SETS for panel in self.panels for name in panel.columns):
+            raise ValueError("columns of tasks need the key 'tasks'")
         return self
 
 

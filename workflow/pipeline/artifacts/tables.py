@@ -26,7 +26,6 @@ class Shown(Numbers):
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
-        quality.check_questions(entry, self.records)
         self.lines = quality.lines(entry)
         cases = dict.fromkeys(line.case for line in self.lines if line.case.model is not None)
         # A record may have the baseline's numbers too, of turns that both took.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jinja2
 import pandas as pd
@@ -122,18 +122,6 @@ class Grid(NamedTuple):
             not any(_NUMBER.sub("", str(cell)) for cell in cells) and not set(cells) <= {NONE, ""}
             for _, cells in self.frame.items()
         ]
-
-
-class Column(NamedTuple):
-    """A printed column: its header, and the cell of a row."""
-
-    header: str
-    cell: Callable[[Any], str]
-
-
-def print_grid(shown: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
-    """Return a grid with the shown columns' cells of each row."""
-    return Grid(pd.DataFrame([{column.header: column.cell(row) for column in shown} for row in rows]), **more)
 
 
 @dataclass(frozen=True)
