@@ -18,7 +18,7 @@ from pipeline.run.compare import folder
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import REDRAWN, redraw
 
-KEPT = Path(__file__).with_name("redrawn.json.xz")
+KEPT = Path(__file__).parents[1] / "golden/redrawn.json.xz"
 KEYS = (
     "source",
     "model",
