@@ -1,7 +1,7 @@
 """The lm-eval models: Hugging Face's with the KV cache of our choice, and one that computes no prompt token twice.
 
 `CachedLM`, for GPUs, is HFLM but for the cache, log-probabilities in float32, and answers that are kept. `PrefixSharingLM`
-makes few-shot prompts affordable on a CPU: the common start of all prompts runs once and its KV cache is reused; answers of
+makes log-likelihoods affordable on a CPU: the common start of all prompts runs once and its KV cache is reused; answers of
 one question share its tokens too, packed as a tree into one row whose attention mask lets each token see its own ancestors
 only. The numbers are those of separate rows, up to the order in which floating-point sums are taken.
 """
@@ -13,8 +13,9 @@ import copy
 import hashlib
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from swiftkv.errors import UserError
 from swiftkv.quantize import Peak, new_cache
 
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
-Batch = tuple[list[int], Any, Callable[[], Any]]  # numbers of requests, key of their answers, function that answers
+Batch = tuple[Sequence[int], Any, Callable[[], Any]]  # numbers of requests, key of their answers, function that answers
 BATCHES = 16  # of log-likelihoods, which are kept together
 SCORES = 2**19  # attention scores in flight: what stays in a core's cache
 
@@ -58,9 +59,8 @@ class KeptAnswers:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
             for line in file.read_bytes().splitlines():
-                with contextlib.suppress(
-                    ValueError
-                ):  # cut short when a job was killed, or zeros of a machine that went down
+                # Cut short when a job was killed, or zeros of a machine that went down.
+                with contextlib.suppress(ValueError):
                     key, answer, seconds = json.loads(line)
                     self._answers[key] = answer, seconds
         self.found = len(self._answers)
@@ -138,28 +138,25 @@ class CachedLM(HFLM):
         answers: list[Any] = [None] * len(requests)
         with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm, mininterval=5) as bar:
             for numbers, inputs, compute in self._batches(requests):
-                for number, answer in zip(numbers, self._answer(inputs, compute), strict=True):
-                    answers[number] = tuple(answer)
+                for number, (value, greedy) in zip(numbers, self._answer(inputs, compute), strict=True):
+                    if not math.isfinite(value):
+                        raise UserError(f"a log-likelihood is {value}: {BROKEN}")
+                    answers[number] = value, greedy
                 bar.update(len(numbers))
         return answers
 
     def _batches(self, requests: list[Request]) -> Iterator[Batch]:
-        def longest_first(number: int) -> tuple[int, list[int]]:  # HFLM's own order
-            _strings, context, continuation = requests[number]
-            return -len(context + continuation), context + continuation
-
-        order = sorted(range(len(requests)), key=longest_first)
-        for begin in range(0, len(order), size := BATCHES * self.batch_size):
-            numbers = order[begin : begin + size]
-            batch = [requests[number] for number in numbers]
-            yield numbers, [self.batch_size, [tokens for _, *tokens in batch]], partial(self._scored, batch)
+        for begin in range(0, len(requests), size := BATCHES * self.batch_size):
+            batch = requests[begin : begin + size]
+            inputs = [self.batch_size, [tokens for _, *tokens in batch]]
+            yield range(begin, begin + len(batch)), inputs, partial(self._scored, batch)
 
     def _scored(self, requests: list[Request]) -> list[tuple[float, bool]]:
         if getattr(self.model.config, "swiftkv_own_key_values", False) and len(requests) > 1:
             # Which tokens run all layers differs by row.
             return [answer for request in requests for answer in self._scored([request])]
         self._unscored = min(len(fed) - len(continuation) for fed, continuation in self._rows(requests))
-        return _checked(super()._loglikelihood_tokens(requests, disable_tqdm=True))
+        return super()._loglikelihood_tokens(requests, disable_tqdm=True)
 
     def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
         """Return logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right.
@@ -178,26 +175,15 @@ class CachedLM(HFLM):
         Raises:
             UserError: a logit is NaN.
         """
-        mask = arguments.pop("attention_mask")
+        mask, generate = arguments.pop("attention_mask"), super()._model_generate
         inputs = [context.tolist(), mask.tolist(), max_length, stop, arguments]
-        options = arguments | {"attention_mask": mask, "logits_processor": [_no_nan]}
+        options = {"attention_mask": mask, "past_key_values": self._new_cache(), "logits_processor": [_no_nan]}
         begin = context.shape[1]
         with torch.inference_mode():
             added = self._answer(
-                inputs, lambda: self._generated(context, max_length, stop, **options)[:, begin:].tolist()
+                inputs, lambda: generate(context, max_length, stop, **arguments, **options)[:, begin:].tolist()
             )
         return torch.cat([context, context.new_tensor(added)], dim=1)
-
-    def _generated(self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any) -> torch.Tensor:
-        arguments.setdefault("past_key_values", self._new_cache())
-        return super()._model_generate(context, max_length, stop, **arguments)
-
-
-def _checked(answers: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
-    for value, _greedy in answers:
-        if not math.isfinite(value):
-            raise UserError(f"a log-likelihood is {value}: {BROKEN}")
-    return answers
 
 
 def _no_nan(_tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -235,19 +221,18 @@ class PrefixSharingLM(CachedLM):
         order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbors share most
         # A position that is scored has to be computed, so it must not be in the common start.
         most = min(len(fed) - len(continuation) for fed, continuation in rows)
-        shared = min(_common(rows[order[0]][0], rows[order[-1]][0]), most)
-        common = rows[0][0][:shared]
+        common = os.path.commonprefix([fed for fed, _ in rows])[:most]
         start = self._prefill(common)
-        tree, numbers, paths = TokenTree(shared), [], []
-        for place, number in enumerate(order):
+        tree, numbers, paths = TokenTree(len(common)), [], []
+        for number in order:
             fed, continuation = rows[number]
             numbers.append(number)
-            path = tree.add(fed[shared:], len(fed) - len(continuation) - shared)
-            paths.append((path[-len(continuation) :], continuation))
-            if len(tree) >= self.tokens_per_forward or place == len(order) - 1:
+            unscored = len(fed) - len(continuation) - len(common)
+            paths.append((tree.add(fed[len(common) :], unscored)[unscored:], continuation))
+            if len(tree.tokens) >= self.tokens_per_forward or number == order[-1]:
                 inputs = [common, *([rows[number] for number in numbers])]
                 yield numbers, inputs, partial(self._score, tree, start, paths)
-                tree, numbers, paths = TokenTree(shared), [], []
+                tree, numbers, paths = TokenTree(len(common)), [], []
 
     @torch.inference_mode()
     def _score(
@@ -255,7 +240,6 @@ class PrefixSharingLM(CachedLM):
     ) -> list[tuple[float, bool]]:
         """Answer continuations, each given as the path of its nodes through the tree and its tokens."""
         nodes = sorted({node for path, _ in paths for node in path})
-        place = {node: number for number, node in enumerate(nodes)}
         logits = self.model(
             input_ids=torch.tensor([tree.tokens], device=self.device),
             position_ids=torch.tensor([tree.positions], device=self.device),
@@ -264,37 +248,13 @@ class PrefixSharingLM(CachedLM):
             use_cache=True,
             logits_to_keep=torch.tensor(nodes, device=self.device),
         ).logits[0]
-        scored = torch.tensor([place[node] for path, _ in paths for node in path], device=self.device)
-        target = torch.tensor([token for _, tokens in paths for token in tokens], device=self.device)
-        value, greedy = [], []
-        for places, tokens in zip(scored.split(256), target.split(256), strict=True):
-            part = logits[places].float()
-            value.append(part.gather(1, tokens[:, None])[:, 0] - part.logsumexp(dim=-1))
-            greedy.append(part.argmax(dim=-1) == tokens)
-        value, greedy = torch.cat(value).double().cpu(), torch.cat(greedy).cpu()
-        parts = zip(*(tensor.split([len(path) for path, _ in paths]) for tensor in (value, greedy)), strict=True)
-        return _checked([(likely.sum().item(), bool(same.all())) for likely, same in parts])
-
-    def _generated(self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any) -> torch.Tensor:
-        """Generate as `CachedLM` does, with the common start run once."""
-        mask = arguments.pop("attention_mask")
-        prompts = [row[kept.bool()].tolist() for row, kept in zip(context, mask, strict=True)]
-        shared = 0
-        if len(prompts) > 1:
-            first, last = min(prompts), max(prompts)
-            shared = min(_common(first, last), min(map(len, prompts)) - 1)
-        cache = self._prefill(prompts[0][:shared])
-        if shared:
-            cache.batch_repeat_interleave(len(prompts))
-            # Padding moves behind the common start, so that this lies at the same place in every row.
-            common = context.new_tensor(prompts[0][:shared]).expand(len(prompts), -1)
-            context, mask = context.clone(), mask.clone()
-            for row, prompt in enumerate(prompts):
-                padding = context.shape[1] - len(prompt)
-                context[row, shared : shared + padding] = context[row, :padding].clone()
-                mask[row, shared : shared + padding] = 0
-            context[:, :shared], mask[:, :shared] = common, 1
-        return super()._generated(context, max_length, stop, attention_mask=mask, past_key_values=cache, **arguments)
+        logits, place = logits.float().cpu(), {node: number for number, node in enumerate(nodes)}
+        total, best, answers = logits.logsumexp(dim=-1), logits.argmax(dim=-1), []
+        for path, tokens in paths:
+            scored = [place[node] for node in path]
+            value = (logits[scored, tokens] - total[scored]).double().sum().item()
+            answers.append((value, best[scored].tolist() == tokens))
+        return answers
 
 
 class TokenTree:
@@ -306,9 +266,6 @@ class TokenTree:
         self.positions: list[int] = []
         self._parents: list[int] = []
         self._nodes: dict[tuple[int, int, bool], int] = {}
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     def add(self, tokens: list[int], unscored: int) -> list[int]:
         """Add a sequence and return its path of nodes, one a token; none is scored for one and not for the other."""
@@ -325,18 +282,11 @@ class TokenTree:
 
     def mask(self, device: torch.device) -> torch.Tensor:
         """[1, 1, nodes, depth + nodes], True where a node (row) sees a token (column): the start, ancestors, itself."""
-        seen = torch.zeros(len(self), self.depth + len(self), dtype=torch.bool)
-        seen[:, : self.depth] = True
+        seen = torch.eye(len(self.tokens), dtype=torch.bool)
         for node, parent in enumerate(self._parents):
             if parent >= 0:
-                seen[node] = seen[parent]
-            seen[node, self.depth + node] = True
-        return seen[None, None].to(device)
-
-
-def _common(first: list[int], second: list[int]) -> int:
-    length = min(len(first), len(second))
-    return next((place for place in range(length) if first[place] != second[place]), length)
+                seen[node] |= seen[parent]
+        return torch.nn.functional.pad(seen, (self.depth, 0), value=True)[None, None].to(device)
 
 
 def _fork(cache: DynamicCache) -> DynamicCache:

@@ -90,25 +90,16 @@ def resolve_model(
         check(folder)
     else:
         path, identity = find_checkpoint(source, check)
-        template = None
-        if chat_template is not None:
-            template, identity["chat_template"] = _chat_template(chat_template)
         with atomic_path(folder) as scratch:
-            if template is None:
+            if chat_template is None:
                 scratch.symlink_to(path)
             else:
+                template, identity["chat_template"] = _chat_template(chat_template)
                 link_files(path, scratch, "chat_template.jinja")
                 (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = read_json(folder / "config.json")
-    layers = config["num_hidden_layers"]
-    return {
-        "name": name,
-        "title": title,
-        "path": str(folder),
-        **identity,
-        "num_hidden_layers": layers,
-        "config": config,
-    }
+    described = {"num_hidden_layers": config["num_hidden_layers"], "config": config}
+    return {"name": name, "title": title, "path": str(folder), **identity, **described}
 
 
 def read_source(file: str | Path) -> dict[str, Any]:
@@ -117,7 +108,7 @@ def read_source(file: str | Path) -> dict[str, Any]:
     A file of a model's dimensions only has no path.
     """
     content = read_json(file)
-    if isinstance(content, dict) and "path" in content:
+    if "path" in content:
         content["path"] = str((Path(file).parent / content["path"]).absolute())
     return content
 
@@ -152,9 +143,6 @@ def package_files(package: str, pattern: str) -> list[Path]:
     paths = sorted(Path(str(file.locate())) for file in distribution.files or [] if file.match(pattern))
     if not paths:
         raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path.name} of package {package!r} is missing on disk; reinstall the package")
     return paths
 
 
@@ -181,15 +169,13 @@ def find_checkpoint(
     if "hub" in source:
         repository = HubRepository("model", source)
         check(repository.download(TOKENIZER_FILES))
-        path = repository.download(MODEL_FILES)
-        check_checkpoint(path)
-        return path, repository.identity
-    files, path = local_files(source), Path(source["local"]).expanduser()
+        path, identity = repository.download(MODEL_FILES), repository.identity
+    else:
+        path = Path(source["local"]).expanduser().resolve()
+        identity = file_identity(source, local_files(source))
+        check(path)
     check_checkpoint(path)
-    check(path)
-    total = hashlib.sha256(json.dumps([[file.name, checksum(file)] for file in files]).encode())
-    identity = {"kind": "local", "id": source["local"], "revision": None}
-    return path.resolve(), identity | {"resolved": f"files sha256:{total.hexdigest()}"}
+    return path, identity
 
 
 def local_files(source: dict[str, Any]) -> list[Path]:
@@ -289,15 +275,13 @@ def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         repository = HubRepository("model", source)
         path, identity = repository.download(TOKENIZER_FILES), repository.identity
     else:
-        path = Path(source["local"]).expanduser()
-        identity = {"kind": "local", "id": source["local"], "revision": None}
+        path, identity = Path(source["local"]).expanduser(), {"kind": "local", "id": source["local"], "revision": None}
     try:
         template = AutoTokenizer.from_pretrained(path, local_files_only=True).chat_template
-    except (OSError, ValueError) as error:
-        sentence = " ".join(str(error).split())[:200]
-        raise UserError(f"chat_template: {identity['id']} holds no usable tokenizer ({sentence})") from None
+    except (OSError, ValueError):
+        template = None
     if not isinstance(template, str):
-        raise UserError(f"chat_template: the tokenizer of {identity['id']} has no chat template to take")
+        raise UserError(f"chat_template: {identity['id']} has no tokenizer with a chat template to take")
     return template, {"resolved": f"template sha256:{hashlib.sha256(template.encode()).hexdigest()}"} | identity
 
 

@@ -13,7 +13,6 @@ measurements; every mix trains without its chats.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import random
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Any
 
 import jinja2
 
-from pipeline.sources import file_identity, package_files, source_name
+from pipeline.sources import file_identity, local_files, package_files, source_name
 from pipeline.sources.hub import HubRepository
 from swiftkv.chats import Refusals, read_chats
 from swiftkv.errors import UserError
@@ -69,27 +68,19 @@ def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output
     Raises:
         UserError: as `draw_heldout`; or the hold-out is missing or damaged, or no chat is left.
     """
-    kept_apart = {_content(chat) for chat in read_chats(heldout)}
+    kept_apart = {json.dumps(chat["messages"]) for chat in read_chats(heldout)}
     chats, identities = _gather(sources)
     random.Random(seed).shuffle(chats)
-    train, left_out = [], Counter()
-    for chat in chats:
-        if _content(chat) in kept_apart:
-            left_out[chat["source"]] += 1
-        else:
-            train.append(chat)
+    train = [chat for chat in chats if json.dumps(chat["messages"]) not in kept_apart]
     if not train:
         raise UserError("every chat of the data is held out for measuring, so none is left to train on; add sources")
-    print(f"{len(train)} chats to train on, {left_out.total()} held-out ones left out", flush=True)
+    left_out = len(chats) - len(train)
+    print(f"{len(train)} chats to train on, {left_out} held-out ones left out", flush=True)
+    taken = Counter(chat["source"] for chat in train)
     for identity in identities:
-        identity["held_out"] = left_out[identity["name"]]
+        identity["held_out"] = identity["chats"] - taken[identity["name"]]
     _write_lines(output, train)
-    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": left_out.total()})
-
-
-def _content(chat: dict[str, Any]) -> bytes:
-    """Return a digest of roles and texts: small, so that those of a million chats fit into memory."""
-    return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in chat["messages"]]).encode()).digest()
+    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": left_out})
 
 
 def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -128,16 +119,16 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
 
 def _open(source: dict[str, Any]) -> tuple[Iterable[dict[str, Any]], dict[str, Any]]:
     if "hub" in source:
+        import datasets
+
         repository = HubRepository("dataset", source)
-        (records,) = repository.tables({"name": source.get("subset"), "split": source["split"]})
-        return records, repository.identity
+        part = {"name": source.get("subset"), "split": source["split"]}
+        return repository.load(datasets.load_dataset, **part), repository.identity
     if "package" in source:
         files = package_files(source["package"], source["file"])
         identity = file_identity(source, files) | {"file": source["file"]}
     else:
-        files = [Path(source["local"]).expanduser()]
-        if not files[0].is_file():
-            raise UserError(f"local data file {source['local']!r} does not exist; check `sources` in the config")
+        files = local_files(source)
         identity = file_identity(source, files)
     return (record for file in files for record in _read_file(file, source.get("record"))), identity
 
