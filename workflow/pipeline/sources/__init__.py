@@ -11,11 +11,12 @@ One entry of the config names one source:
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,36 @@ def package_file(package: str, pattern: str) -> Path:
     Raises:
         UserError: the package is not installed, or has no such file or several.
     """
-    files = package_files(package, pattern)
+    files = _package_files(package, pattern)
     if len(files) != 1:
         raise UserError(f"package {package!r} has {len(files)} files that match {pattern!r}; name exactly one")
     return files[0]
 
 
-def package_files(package: str, pattern: str) -> list[Path]:
-    """Return all files of an installed distribution that match `pattern`, sorted; at least one."""
+def source_files(source: dict[str, Any]) -> list[Path]:
+    """Return the files of a package or local source, sorted: chats, a task's questions, a model's, or the one it names.
+
+    Raises:
+        UserError: the package is not installed or lacks them, or there is nothing at the path.
+    """
+    patterns = [pattern.replace("{dataset_name}", "*") for pattern in source.get("splits", {}).values()]
+    if "package" in source:
+        patterns = patterns or [source["file"]]
+        return sorted({file for pattern in patterns for file in _package_files(source["package"], pattern)})
+    path = Path(source["local"]).expanduser()
+    if not path.exists():
+        raise UserError(f"{source['local']!r} does not exist; check `local` in the config")
+    files = {file for pattern in patterns or MODEL_FILES for file in path.glob(pattern) if file.is_file()}
+    return [path] if path.is_file() else sorted(files)
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Read JSON lines, gzipped or not."""
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def _package_files(package: str, pattern: str) -> list[Path]:
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
@@ -140,7 +163,7 @@ def package_files(package: str, pattern: str) -> list[Path]:
             f"package {package!r} is not installed{nearest(package, installed)}; run `make setup`, or "
             f"`pip install --no-deps {package}`"
         ) from None
-    paths = sorted(Path(str(file.locate())) for file in distribution.files or [] if file.match(pattern))
+    paths = [Path(str(file.locate())) for file in distribution.files or [] if file.match(pattern)]
     if not paths:
         raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
     return paths
@@ -172,31 +195,17 @@ def find_checkpoint(
         path, identity = repository.download(MODEL_FILES), repository.identity
     else:
         path = Path(source["local"]).expanduser().resolve()
-        identity = file_identity(source, local_files(source))
+        identity = file_identity(source, source_files(source))
         check(path)
     check_checkpoint(path)
     return path, identity
 
 
-def local_files(source: dict[str, Any]) -> list[Path]:
-    """Return the files of a local source: a model's, those with a task's questions, or the one it names.
-
-    Raises:
-        UserError: there is nothing at its path.
-    """
-    path = Path(source["local"]).expanduser()
-    if not path.exists():
-        raise UserError(f"{source['local']!r} does not exist; check `local` in the config")
-    patterns = [pattern.replace("{dataset_name}", "*") for pattern in source.get("splits", {}).values()] or MODEL_FILES
-    files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
-    return [path] if path.is_file() else sorted(files)
-
-
 def with_state(source: dict[str, Any]) -> dict[str, Any]:
-    """Add to a local source its `files`, each with size in bytes and time of change in ns; raises as `local_files`."""
+    """Add to a local source its `files`, each with size in bytes and time of change in ns; raises as `source_files`."""
     if "local" not in source:
         return source
-    states = [(str(file), file.stat()) for file in local_files(source)]
+    states = [(str(file), file.stat()) for file in source_files(source)]
     return source | {"files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]}
 
 

@@ -12,7 +12,6 @@ measurements; every mix trains without its chats.
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from collections import Counter
@@ -22,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from pipeline.sources import file_identity, local_files, package_files, source_name
+from pipeline.sources import file_identity, read_lines, source_files, source_name
 from pipeline.sources.hub import HubRepository
 from swiftkv.chats import Refusals, read_chats
 from swiftkv.errors import UserError
@@ -124,27 +123,17 @@ def _open(source: dict[str, Any]) -> tuple[Iterable[dict[str, Any]], dict[str, A
         repository = HubRepository("dataset", source)
         part = {"name": source.get("subset"), "split": source["split"]}
         return repository.load(datasets.load_dataset, **part), repository.identity
-    if "package" in source:
-        files = package_files(source["package"], source["file"])
-        identity = file_identity(source, files) | {"file": source["file"]}
-    else:
-        files = local_files(source)
-        identity = file_identity(source, files)
-    return (record for file in files for record in _read_file(file, source.get("record"))), identity
+    files, pattern = source_files(source), {"file": source["file"]} if "file" in source else {}
+    records = (record for file in files for record in _read_file(file, source.get("record")))
+    return records, file_identity(source, files) | pattern
 
 
 def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
     import datasets
 
     try:
-        if file.suffix == ".arrow":
-            yield from datasets.Dataset.from_file(str(file))
-            return
-        opener = gzip.open if file.suffix == ".gz" else open
-        with opener(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                content = json.loads(line)
-                yield content[record] if record else content
+        for content in datasets.Dataset.from_file(str(file)) if file.suffix == ".arrow" else read_lines(file):
+            yield content[record] if record else content
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise UserError(
             f"data file {file.name} is damaged or not of the stated form ({error}); fetch it again"
@@ -153,15 +142,16 @@ def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
 
 def _reader(source: dict[str, Any]) -> Callable[[dict[str, Any]], list[dict[str, str]]]:
     """Return the function from a source's record to messages; it gives none where the question or answer is empty."""
-    if "chats" in source:
-        return {"messages": _messages, "sharegpt": _sharegpt}[source["chats"]]
+    if source.get("chats") == "messages":
+        return lambda record: _messages((message["role"], message["content"]) for message in record["messages"])
+    if source.get("chats") == "sharegpt":
+        return lambda record: _messages((ROLES[turn["from"]], turn["value"]) for turn in record["conversations"])
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_no_null)
-    user, assistant = environment.from_string(source["user"]), environment.from_string(source["assistant"])
+    templates = [(role, environment.from_string(source[role])) for role in ("user", "assistant")]
 
     def read(record: dict[str, Any]) -> list[dict[str, str]]:
-        question, answer = user.render(record).strip(), assistant.render(record).strip()
-        both = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return both if question and answer else []
+        messages = _messages((role, template.render(record).strip()) for role, template in templates)
+        return messages if all(message["content"] for message in messages) else []
 
     return read
 
@@ -173,16 +163,11 @@ def _no_null(value: Any) -> Any:
     return value
 
 
-def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
-    messages = [{"role": message["role"], "content": message["content"]} for message in record["messages"]]
+def _messages(turns: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    messages = [{"role": role, "content": content} for role, content in turns]
     if not all(isinstance(text, str) for message in messages for text in message.values()):
         raise TypeError("a role or a content is no text")
     return messages
-
-
-def _sharegpt(record: dict[str, Any]) -> list[dict[str, str]]:
-    turns = record["conversations"]
-    return _messages({"messages": [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in turns]})
 
 
 def _write_lines(path: Path, chats: list[dict[str, Any]]) -> None:
