@@ -2,7 +2,7 @@
 
 A folder of questions has what `datasets` saves of every subset that the lm-eval task reads, and a `source.json`:
 
-    {"status": "ok", "data": IDENTITY, "subsets": {ARGUMENTS: FOLDER}}
+    {"status": "ok", "data": IDENTITY, "subsets": [ARGUMENTS, ...]}     in the order of the folders 000, 001, ...
     {"status": "unavailable", "reason": SENTENCE}     an `optional` source that cannot be had
 """
 
@@ -51,21 +51,22 @@ def fetch_questions(task: dict[str, Any], output: Path) -> None:
     Raises:
         UserError: the source cannot be had and is not optional, or lm-eval does not know the task.
     """
+    import datasets
+
     name, source = task["task"], task.get("source") or {"hub": data_set(task["task"])}
-    arguments = {_subset(config): _arguments(config) for config in leaf_configs(name)}
+    subsets = list(dict.fromkeys(map(_subset, leaf_configs(name))))
 
     def load(hub: str, revision: str) -> list[Any]:
-        import datasets
-
-        return [datasets.load_dataset(hub, revision=revision, **options) for options in arguments.values()]
+        return [datasets.load_dataset(hub, revision=revision, **json.loads(subset)) for subset in subsets]
 
     with atomic_path(output) as scratch:
         scratch.mkdir()
         try:
             repository = HubRepository("dataset", source)
-            _save(repository.load(load), scratch)
-            _fetch_nltk(getattr(KNOWN.get(name), "nltk", None))
-            subsets = {subset: f"{number:03d}" for number, subset in enumerate(arguments)}
+            for number, splits in enumerate(repository.load(load)):
+                datasets.DatasetDict(splits).save_to_disk(scratch / f"{number:03d}")
+            if name in KNOWN and KNOWN[name].nltk:
+                _fetch_nltk(KNOWN[name].nltk)
             record = {"status": "ok", "data": repository.identity, "subsets": subsets}
         except HubError as error:
             if not source.get("optional"):
@@ -75,30 +76,19 @@ def fetch_questions(task: dict[str, Any], output: Path) -> None:
     print(f"{name}, {record['status']}: {record.get('reason') or record['data']['resolved']}", flush=True)
 
 
-def _save(tables: list[Any], folder: Path) -> None:
-    import datasets
-
-    for number, splits in enumerate(tables):
-        datasets.DatasetDict(splits).save_to_disk(folder / f"{number:03d}")
-
-
-def _arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what `datasets.load_dataset` takes, besides the data set, for an lm-eval task."""
-    arguments = dict(config.get("dataset_kwargs") or {})
-    arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
-    return {"name": config.get("dataset_name"), **arguments}
-
-
 def _subset(config: dict[str, Any]) -> str:
-    return json.dumps(_arguments(config), sort_keys=True)
+    """Return what `datasets.load_dataset` takes, besides the data set, for an lm-eval task, as JSON."""
+    arguments = {"name": config.get("dataset_name")} | (config.get("dataset_kwargs") or {})
+    arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
+    return json.dumps(arguments, sort_keys=True)
 
 
-def _fetch_nltk(package: str | None) -> None:
-    """Download a package of NLTK that is not installed; NLTK verifies its checksum."""
+def _fetch_nltk(package: str) -> None:
+    """Download a package of NLTK, which verifies its checksum; one that is installed here will do as well."""
     import nltk
 
     try:
-        if package and not nltk.download(package, quiet=True):
+        if not nltk.download(package, quiet=True):
             nltk.data.find(f"tokenizers/{package}")
     except LookupError:
         raise HubError(
@@ -132,8 +122,9 @@ class Fetched:
         import datasets
 
         try:
-            return dict(datasets.load_from_disk(self.folder / self._subsets[_subset(config)], keep_in_memory=True))
-        except (LookupError, OSError, ValueError) as error:
+            number = self._subsets.index(_subset(config))
+            return dict(datasets.load_from_disk(self.folder / f"{number:03d}", keep_in_memory=True))
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"the questions of {config['task']} in {self.folder} are missing or damaged ({type(error).__name__}); "
                 "delete it and run again, then they are fetched again"

@@ -1,9 +1,8 @@
-"""The lm-eval models: Hugging Face's with the KV cache of our choice, and one that computes no prompt token twice.
+"""The lm-eval model: Hugging Face's with the KV cache of our choice, which computes no prompt of a choice twice.
 
-`CachedLM`, for GPUs, is HFLM but for the cache, log-probabilities in float32, and answers that are kept. `PrefixSharingLM`
-makes log-likelihoods affordable on a CPU: the common start of all prompts runs once and its KV cache is reused; answers of
-one question share its tokens too, packed as a tree into one row whose attention mask lets each token see its own ancestors
-only. The numbers are those of separate rows, up to the order in which floating-point sums are taken.
+Of log-likelihoods, the common start of all prompts runs once and its KV cache is reused; answers of one question share its
+tokens too, packed as a tree into one row whose attention mask lets each token see its own ancestors only. The numbers are
+those of separate rows, up to the order in which floating-point sums are taken.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,7 @@ from swiftkv.errors import UserError
 from swiftkv.quantize import Peak, new_cache
 
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
-Batch = tuple[Sequence[int], Any, Callable[[], Any]]  # numbers of requests, key of their answers, function that answers
-BATCHES = 16  # of log-likelihoods, which are kept together
+NODES = {"cpu": 256, "cuda": 2048}  # of a tree, about: so many tokens run in one forward pass
 SCORES = 2**19  # attention scores in flight: what stays in a core's cache
 
 
@@ -82,15 +79,13 @@ class KeptAnswers:
 
 
 class CachedLM(HFLM):
-    """HFLM over a model already in memory that attends to keys and values as a KV cache returns them.
-
-    Log-probabilities and their sums are float32: in the logits' bfloat16 a sum of -100 nats has steps of half a nat.
+    """HFLM over a model already in memory that attends to keys and values as a KV cache returns them, and keeps answers.
 
     Args:
         model: language model of transformers, ordinary or SwiftKV.
         tokenizer: its tokenizer.
         kv_cache: "auto" or "fp8".
-        batch_size: prompts computed together.
+        options: further ones of HFLM, such as `batch_size`.
 
     Attributes:
         kept: the answers found again and kept; by default none are.
@@ -98,11 +93,10 @@ class CachedLM(HFLM):
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kv_cache: str = "auto", batch_size: int = 8
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kv_cache: str = "auto", **options: Any
     ) -> None:
-        super().__init__(
-            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size, softmax_dtype="float32"
-        )
+        super().__init__(pretrained=model, tokenizer=tokenizer, backend="causal", **options)
+        model.set_attn_implementation("grouped")
         self.kv_cache = kv_cache
         self.chat_template_args = TEMPLATE_ARGUMENTS
         self.keep(None)
@@ -119,14 +113,7 @@ class CachedLM(HFLM):
         self.peak.include(keys)
         return answer
 
-    def _rows(self, requests: list[Request]) -> list[tuple[list[int], list[int]]]:
-        """Return for each request the tokens fed to the model, and the last tokens of its continuation, which are scored."""
-        rows = []
-        for _strings, context, continuation in requests:
-            fed = (context + continuation)[-(self.max_length + 1) :][:-1]
-            rows.append((fed, continuation[-len(fed) :]))
-        return rows
-
+    @torch.inference_mode()
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
@@ -135,37 +122,61 @@ class CachedLM(HFLM):
         Raises:
             UserError: a log-probability is not finite.
         """
-        answers: list[Any] = [None] * len(requests)
-        with tqdm(total=len(requests), desc="log-likelihoods", disable=disable_tqdm, mininterval=5) as bar:
-            for numbers, inputs, compute in self._batches(requests):
-                for number, (value, greedy) in zip(numbers, self._answer(inputs, compute), strict=True):
+        rows = []  # tokens fed to the model, and the last tokens of the continuation, which are scored
+        for _strings, context, continuation in requests:
+            fed = (context + continuation)[-(self.max_length + 1) :][:-1]
+            rows.append((fed, continuation[-len(fed) :]))
+        order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbors share most
+        # A position that is scored has to be computed, so it must not be in the common start.
+        most = min(len(fed) - len(continuation) for fed, continuation in rows)
+        common = os.path.commonprefix([fed for fed, _ in rows])[:most]
+        start, answers = self._prefill(common), [(0.0, False)] * len(rows)
+        tree, batch = TokenTree(len(common)), []
+        for number in tqdm(order, "log-likelihoods", disable=disable_tqdm, mininterval=5):
+            fed, continuation = rows[number]
+            unscored = len(fed) - len(continuation) - len(common)
+            batch.append((number, tree.add(fed[len(common) :], unscored)[unscored:], continuation))
+            if len(tree.tokens) >= NODES[self.device.type] or number == order[-1]:
+                inputs = [common, *([rows[number] for number, *_ in batch])]
+                found = self._answer(inputs, lambda tree=tree, batch=batch: self._score(tree, start, batch))
+                for (number, *_), (value, greedy) in zip(batch, found, strict=True):
                     if not math.isfinite(value):
                         raise UserError(f"a log-likelihood is {value}: {BROKEN}")
                     answers[number] = value, greedy
-                bar.update(len(numbers))
+                tree, batch = TokenTree(len(common)), []
         return answers
 
-    def _batches(self, requests: list[Request]) -> Iterator[Batch]:
-        for begin in range(0, len(requests), size := BATCHES * self.batch_size):
-            batch = requests[begin : begin + size]
-            inputs = [self.batch_size, [tokens for _, *tokens in batch]]
-            yield range(begin, begin + len(batch)), inputs, partial(self._scored, batch)
+    def _prefill(self, tokens: list[int]) -> DynamicCache:
+        cache = self._new_cache()
+        if tokens:
+            row = torch.tensor([tokens], device=self.device)
+            if hasattr(self.model, "swiftkv_parameters"):  # none of it runs all layers
+                self.model.model.fill_upper_cache(self.model.model.forward_lower(row, past_key_values=cache))
+            else:
+                self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
 
-    def _scored(self, requests: list[Request]) -> list[tuple[float, bool]]:
-        if getattr(self.model.config, "swiftkv_own_key_values", False) and len(requests) > 1:
-            # Which tokens run all layers differs by row.
-            return [answer for request in requests for answer in self._scored([request])]
-        self._unscored = min(len(fed) - len(continuation) for fed, continuation in self._rows(requests))
-        return super()._loglikelihood_tokens(requests, disable_tqdm=True)
-
-    def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
-        """Return logits [batch, tokens, vocabulary] of rows [batch, tokens] padded on the right.
-
-        They begin where the first is scored: float32 log-probabilities of all would not fit beside a large model.
-        """
-        keep = inps.shape[1] - self._unscored
-        with torch.inference_mode():
-            return self.model(inps, past_key_values=self._new_cache(), use_cache=True, logits_to_keep=keep).logits
+    def _score(
+        self, tree: TokenTree, start: DynamicCache, batch: list[tuple[int, list[int], list[int]]]
+    ) -> list[tuple[float, bool]]:
+        """Answer continuations, each given as its number, the path of its nodes through the tree and its tokens."""
+        nodes = sorted({node for _, path, _ in batch for node in path})
+        logits = self.model(
+            input_ids=torch.tensor([tree.tokens], device=self.device),
+            position_ids=torch.tensor([tree.positions], device=self.device),
+            attention_mask=tree.mask(self.device),
+            past_key_values=_fork(start),
+            use_cache=True,
+            logits_to_keep=torch.tensor(nodes, device=self.device),
+        ).logits[0]
+        # In the logits' bfloat16 a sum of -100 nats has steps of half a nat.
+        logits, place = logits.float(), {node: number for number, node in enumerate(nodes)}
+        total, best, answers = logits.logsumexp(dim=-1), logits.argmax(dim=-1), []
+        for _, path, tokens in batch:
+            scored = [place[node] for node in path]
+            value = (logits[scored, tokens] - total[scored]).double().sum().item()
+            answers.append((value, best[scored].tolist() == tokens))
+        return answers
 
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **arguments: Any
@@ -191,70 +202,6 @@ def _no_nan(_tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     if logits.isnan().any():
         raise UserError(f"the logits of an answer are NaN: {BROKEN}")
     return logits
-
-
-class PrefixSharingLM(CachedLM):
-    """`CachedLM` for CPUs, which computes once what prompts have in common.
-
-    Args:
-        tokens_per_forward: about so many tree nodes are scored in one forward pass.
-    """
-
-    def __init__(self, *args: Any, tokens_per_forward: int = 256, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.model.set_attn_implementation("grouped")
-        self.tokens_per_forward = tokens_per_forward
-
-    @torch.inference_mode()
-    def _prefill(self, tokens: list[int]) -> DynamicCache:
-        cache = self._new_cache()
-        if tokens:
-            row = torch.tensor([tokens], device=self.device)
-            if hasattr(self.model, "swiftkv_parameters"):  # none of it runs all layers
-                self.model.model.fill_upper_cache(self.model.model.forward_lower(row, past_key_values=cache))
-            else:
-                self.model(row, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return cache
-
-    def _batches(self, requests: list[Request]) -> Iterator[Batch]:
-        rows = self._rows(requests)
-        order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbors share most
-        # A position that is scored has to be computed, so it must not be in the common start.
-        most = min(len(fed) - len(continuation) for fed, continuation in rows)
-        common = os.path.commonprefix([fed for fed, _ in rows])[:most]
-        start = self._prefill(common)
-        tree, numbers, paths = TokenTree(len(common)), [], []
-        for number in order:
-            fed, continuation = rows[number]
-            numbers.append(number)
-            unscored = len(fed) - len(continuation) - len(common)
-            paths.append((tree.add(fed[len(common) :], unscored)[unscored:], continuation))
-            if len(tree.tokens) >= self.tokens_per_forward or number == order[-1]:
-                inputs = [common, *([rows[number] for number in numbers])]
-                yield numbers, inputs, partial(self._score, tree, start, paths)
-                tree, numbers, paths = TokenTree(len(common)), [], []
-
-    @torch.inference_mode()
-    def _score(
-        self, tree: TokenTree, start: DynamicCache, paths: list[tuple[list[int], list[int]]]
-    ) -> list[tuple[float, bool]]:
-        """Answer continuations, each given as the path of its nodes through the tree and its tokens."""
-        nodes = sorted({node for path, _ in paths for node in path})
-        logits = self.model(
-            input_ids=torch.tensor([tree.tokens], device=self.device),
-            position_ids=torch.tensor([tree.positions], device=self.device),
-            attention_mask=tree.mask(self.device),
-            past_key_values=_fork(start),
-            use_cache=True,
-            logits_to_keep=torch.tensor(nodes, device=self.device),
-        ).logits[0]
-        logits, place = logits.float().cpu(), {node: number for number, node in enumerate(nodes)}
-        total, best, answers = logits.logsumexp(dim=-1), logits.argmax(dim=-1), []
-        for path, tokens in paths:
-            scored = [place[node] for node in path]
-            value = (logits[scored, tokens] - total[scored]).double().sum().item()
-            answers.append((value, best[scored].tolist() == tokens))
-        return answers
 
 
 class TokenTree:
@@ -305,39 +252,33 @@ def grouped_attention(
     scaling: float | None = None,
     **arguments,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention for inference that reads grouped keys and values in place.
+    """Scaled dot-product attention of one row for inference, which reads grouped keys and values in place.
 
-    transformers' sdpa function copies every KV head once for each of its query heads whenever there is a mask, which with
-    batched decoding costs ten times the attention itself. Here the query heads of a group become rows of one product with
-    their KV head. Products are in the model's dtype, softmax is float32, as in transformers' eager attention.
+    transformers' sdpa function copies every KV head once for each of its query heads whenever there is a mask. Here the
+    query heads of a group become rows of one product with their KV head. Products are in the model's dtype, softmax is
+    float32, as in transformers' eager attention. Several rows, or a row without a mask, are left to sdpa.
 
     Args:
         query: [batch, heads, queries, head size].
         key, value: [batch, KV heads, keys, head size]; the values' size may be another.
-        attention_mask: bool, True = attend, [batch or 1, 1, queries, keys]; None leaves it to transformers' sdpa.
+        attention_mask: bool, True = attend, [1, 1, queries, keys], or None; every query attends to something.
         scaling: factor of the attention scores; None is head size ** -0.5.
 
     Returns:
         [batch, queries, heads, value head size] and None.
     """
-    batch, heads, queries, size = query.shape
-    if attention_mask is None or attention_mask.dtype != torch.bool:
+    if attention_mask is None or attention_mask.dtype != torch.bool or len(query) > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **arguments)
+    _, heads, queries, size = query.shape
     kv_heads, keys = key.shape[1:3]
-    groups = heads // kv_heads
-    scale = size**-0.5 if scaling is None else scaling
-    rows = query.reshape(batch * kv_heads, groups * queries, size)
-    key, value = (states.reshape(batch * kv_heads, keys, -1) for states in (key, value))
-    hidden = ~attention_mask[:, 0].expand(batch, queries, keys)
-    pairs = torch.arange(batch * kv_heads)
-    output = rows.new_empty(*rows.shape[:2], value.shape[-1])
-    for some in pairs.split(max(1, SCORES // (groups * queries * keys))):
-        part = slice(int(some[0]), int(some[-1]) + 1)
-        scores = (rows[part] @ key[part].transpose(1, 2)).float().mul_(scale).view(-1, groups, queries, keys)
-        # A query that sees nothing (padding) must not become NaN, so no -inf.
-        scores.masked_fill_(hidden[some // kv_heads, None], torch.finfo(torch.float32).min)
-        output[part] = scores.softmax(dim=-1).to(value.dtype).view(-1, groups * queries, keys) @ value[part]
-    return output.view(batch, heads, queries, -1).transpose(1, 2), None
+    rows = query.reshape(kv_heads, -1, size)
+    pieces = max(1, SCORES // (rows.shape[1] * keys))
+    output = []
+    for own, theirs, values in zip(*(part.split(pieces) for part in (rows, key[0], value[0])), strict=True):
+        scores = (own @ theirs.mT).float().mul_(size**-0.5 if scaling is None else scaling)
+        scores.view(len(own), -1, queries, keys).masked_fill_(~attention_mask[0], -torch.inf)
+        output.append(scores.softmax(dim=-1).to(value.dtype) @ values)
+    return torch.cat(output).view(1, heads, queries, -1).transpose(1, 2), None
 
 
 AttentionInterface.register("grouped", grouped_attention)

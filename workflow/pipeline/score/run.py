@@ -20,7 +20,6 @@ from pipeline.score.fetch import Unavailable
 from pipeline.score.served import score_served
 from pipeline.score.shards import summary
 from pipeline.sources import read_source, with_state
-from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -95,8 +94,9 @@ def measure_scores(
             return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
         key, before = asked(task), 0.0
         if key not in answered:
-            benchmark, data = questions(*request)
-            lm = load()
+            from pipeline.score.tasks import build_benchmark
+
+            benchmark, lm = build_benchmark(*request), load()
             lm.batch_size_per_gpu = task["batch_size"]
             lm.keep(state and _answers_file(state, subject, [folder, tokenizer], name))
             if lm.kept.found:
@@ -105,10 +105,10 @@ def measure_scores(
             ran = {"dtype": str(lm.model.dtype).removeprefix("torch.")}
             keys = {"fp8_keys": found} if (found := lm.peak.found()) else {}
             lm.peak.warn()
-            answered[key] = benchmark, samples, ran, keys, {"data": data}
-        benchmark, samples, ran, keys, sections = answered[key]
+            answered[key] = benchmark, samples, ran, keys
+        benchmark, samples, ran, keys = answered[key]
         result, settings = read_off(samples, benchmark, task)
-        return result | keys, settings | ran, before, sections
+        return result | keys, settings | ran, before, {"data": benchmark.data}
 
     part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
@@ -158,31 +158,16 @@ def _answers_file(state: Path, subject: dict[str, Any], folders: list[Path], tas
     return state / f"{task}-{digest[:16]}.jsonl"
 
 
-def questions(
-    task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
-) -> tuple[Benchmark, dict[str, Any]]:
-    """Build the lm-eval tasks of a config entry; returns them with the identity of their data.
-
-    Raises as `open_questions` and `build_benchmark`.
-    """
-    from pipeline.score.tasks import build_benchmark, open_questions
-
-    source = open_questions(task["task"], task.get("source"), fetched)
-    return build_benchmark(task, source, seed, shard), source.identity
-
-
 def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
-    """Load a checkpoint for lm-eval: on all GPUs there are, or on the processor with shared prompts run once."""
-    import torch
+    """Load a checkpoint for lm-eval: on all GPUs there are, or on the processor."""
     from transformers import AutoTokenizer
 
-    from pipeline.score.lm import CachedLM, PrefixSharingLM
+    from pipeline.score.lm import CachedLM
     from swiftkv.device import device_map
     from swiftkv.models import load_any
 
     model = load_any(folder, device_map=device_map())
-    kind = CachedLM if torch.cuda.is_available() else PrefixSharingLM
-    return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
+    return CachedLM(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
 
 
 def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[dict[str, Any]]:

@@ -36,14 +36,14 @@ def score_served(
     fetched: Path | None,
     shard: tuple[int, int],
 ) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
-    """Score a task that has an `engine`; the last four arguments are those of `pipeline.score.run.questions`.
+    """Score a task that has an `engine`; the last four arguments are those of `build_benchmark`.
 
     Returns:
         The result and the settings of its record, 0 seconds that earlier jobs took, and the record's sections `data` and
         `engine`, the latter as vLLM printed it to `log`.
 
     Raises:
-        Unavailable: as `open_questions`.
+        Unavailable: as `build_benchmark`.
         UserError: vLLM is not installed, or its answers would not be those of transformers.
         EngineFailure: vLLM failed.
     """

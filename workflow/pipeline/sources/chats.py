@@ -86,12 +86,11 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
     """Return all chats of the sources in order, and for each source its identity and how many it gave and left out."""
     chats, identities, seen = [], [], set()
     for source in sources:
-        name, before = source_name(source), len(chats)
+        name, length = source_name(source), source.get("distinct_characters")
         records, identity = _open(source)
-        limit, length = source.get("limit"), source.get("distinct_characters")
-        read, refusals, empty, repeated = _reader(source), Refusals(), 0, 0
+        read, refusals, counts = _reader(source), Refusals(), dict.fromkeys(("chats", "empty", "repeated"), 0)
         for number, record in enumerate(records):
-            if limit is not None and len(chats) - before >= limit:
+            if counts["chats"] == source.get("limit"):
                 break
             try:
                 messages = read(record)
@@ -101,18 +100,17 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
                 continue
             # A chat of a source that keeps every chat is like no other.
             opening = "\n".join(message["content"] for message in messages)[:length] if length else (name, number)
-            if not messages:
-                empty += 1
-            elif opening in seen:
-                repeated += 1
-            else:
+            kind = "empty" if not messages else "repeated" if opening in seen else "chats"
+            counts[kind] += 1
+            if kind == "chats":
                 seen.add(opening)
                 chats.append({"id": f"{name}/{number}", "source": name, "messages": messages})
-        taken = len(chats) - before
-        print(f"{name}: {taken} chats; left out: {empty} empty, {repeated} that open like another", flush=True)
-        refusals.check(taken + empty + repeated + refusals.count)
-        counts = {"chats": taken, "empty": empty, "repeated": repeated, "refused": refusals.count}
-        identities.append({"name": name, **identity, **counts})
+        print(
+            "{}: {chats} chats; left out: {empty} empty, {repeated} that open like another".format(name, **counts),
+            flush=True,
+        )
+        refusals.check(sum(counts.values()) + refusals.count)
+        identities.append({"name": name, **identity, **counts, "refused": refusals.count})
     return chats, identities
 
 

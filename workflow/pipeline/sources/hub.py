@@ -18,7 +18,6 @@ import tenacity
 from swiftkv.errors import UserError
 
 HUB_SECONDS = 15  # after which the hub counts as silent, whatever the resolver or a proxy does
-WAITS = (2, 10)  # seconds before each further attempt
 LOCAL_CACHE = "local cache"
 # Weights that some models have a second time, in a form that transformers does not read.
 SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
@@ -162,17 +161,17 @@ def _may_pass(error: BaseException) -> bool:
     return network and not _is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled)
 
 
+def _say(state: tenacity.RetryCallState) -> None:
+    print(f"hub: {type(state.outcome.exception()).__name__}; trying again in {state.upcoming_sleep:g} s", flush=True)
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception(_may_pass),
+    wait=tenacity.wait_exponential(2, exp_base=5),
+    stop=tenacity.stop_after_attempt(3),
+    before_sleep=_say,
+    reraise=True,
+)
 def _patiently(function: Callable[[], Any]) -> Any:
-    """Return `function()`, called again while it fails for what may pass."""
-
-    def say(state: tenacity.RetryCallState) -> None:
-        print(f"hub: {type(state.outcome.exception()).__name__}; trying again in {state.upcoming_sleep:g} s", flush=True)
-
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_may_pass),
-        wait=tenacity.wait_chain(*map(tenacity.wait_fixed, WAITS)),
-        stop=tenacity.stop_after_attempt(len(WAITS) + 1),
-        before_sleep=say,
-        reraise=True,
-    )
-    return retrying(function)
+    """Return `function()`, called again after 2 and 10 seconds if it fails for what may pass."""
+    return function()
