@@ -15,8 +15,9 @@ from tests.serve.conftest import ENGINE_SECONDS, engine_environment
 from transformers import AutoTokenizer
 
 from pipeline.score.lm import CachedLM
-from pipeline.score.run import measure_scores, questions, run_benchmark
-from pipeline.score.served import MAX_GEN_TOKS, repetition_penalty
+from pipeline.score.run import lm_eval_samples, measure_scores, read_off
+from pipeline.score.served import MAX_GEN_TOKS
+from pipeline.score.tasks import build_benchmark
 from swiftkv.io import read_json
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
@@ -69,7 +70,7 @@ def test_both_back_ends_answer_alike(checkpoint, requests, tmp_path):
     folder = checkpoint("llama", 4, 4, answers=60)  # few tokens, 17 of them special
     generation = folder / "generation_config.json"
     generation.write_text(json.dumps(read_json(generation) | {"repetition_penalty": 1.3}))
-    job = {"folder": str(folder), "engine": ENGINE, "penalty": repetition_penalty(folder), "requests": requests}
+    job = {"folder": str(folder), "engine": ENGINE, "requests": requests}
     (tmp_path / "job.json").write_text(json.dumps(job))
     environment = engine_environment(tmp_path) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [sys.executable, Path(__file__).with_name("score.py"), tmp_path / "job.json", tmp_path / "answers.json"]
@@ -112,6 +113,7 @@ def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     assert seen["fast_prefill"] and seen["prefix_caching"] and seen["dtype"] == "float32"
 
     lm = CachedLM(load_any(folder, torch.float32), tokenizer, batch_size=4)
-    result, alike = run_benchmark(lm, questions(task, 3)[0], task)
+    benchmark = build_benchmark(task, 3)
+    result, alike = read_off(lm_eval_samples(lm, benchmark, task), benchmark, task)
     assert record["result"] == result and 0 < result["value"] < 1
-    assert {key: settings[key] for key in alike} == alike | {"batch_size": "auto"}
+    assert {key: settings[key] for key in alike} == alike

@@ -19,7 +19,7 @@ from tests.hub import COMMIT, running
 
 from pipeline.score import fetch
 from pipeline.score.run import measure_scores
-from pipeline.score.tasks import build_benchmark, open_questions
+from pipeline.score.tasks import build_benchmark
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
@@ -40,25 +40,23 @@ def table(name: str, rows: int) -> datasets.Dataset:
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory) -> Path:
-    """Questions of a hub on this machine, after one damaged download."""
-    folder, damaged = tmp_path_factory.mktemp("fetched"), "org/winogrande/xl/validation.parquet"
+    """Questions of a hub on this machine."""
+    folder = tmp_path_factory.mktemp("fetched")
     with running(folder / "hub") as hub:
         hub.file("org/winogrande", "README.md", CARD.encode())
         for split, name, rows in (("train", "Cid", 12), ("validation", "Ann", 9)):
             hub.file("org/winogrande", f"xl/{split}.parquet", b"")
             table(name, rows).to_parquet(folder / f"hub/org/winogrande/xl/{split}.parquet")
-        hub.damaged[damaged] = 1
-        options = ["--task", json.dumps(WINOGRANDE), "--attempts", folder / "none", "--output", folder / "winogrande"]
+        options = ["--task", json.dumps(WINOGRANDE), "--output", folder / "winogrande"]
         run = subprocess.run(
             [sys.executable, "-m", "pipeline.stages", "fetch_questions", *options],
             env=os.environ | hub.environment(folder / "cache"), capture_output=True, text=True,
         )  # fmt: skip
         assert run.returncode == 0, run.stderr
-        assert hub.sent[damaged] == 2 and hub.sent["org/winogrande/xl/train.parquet"] == 1
     return folder / "winogrande"
 
 
-def test_a_damaged_download_is_fetched_again_and_scored_offline(fetched, tiny_teacher, tmp_path, monkeypatch):
+def test_they_are_scored_offline(fetched, tiny_teacher, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     tasks, output = {"winogrande": WINOGRANDE}, tmp_path / "score.json"
@@ -74,11 +72,11 @@ def test_questions_that_were_damaged_after_they_were_fetched_are_one_sentence(fe
     copy = shutil.copytree(fetched, tmp_path / "winogrande")
     os.truncate(copy / "000/validation/data-00000-of-00001.arrow", 300)
     with pytest.raises(UserError, match="missing or damaged .*; delete it and run again"):
-        build_benchmark(WINOGRANDE, open_questions("winogrande", WINOGRANDE["source"], copy), seed=3)
+        build_benchmark(WINOGRANDE, 3, copy)
 
 
 def fetch_from(source, folder: Path, task: str = "truthfulqa_mc2") -> None:
-    fetch.fetch_questions({"task": task, "source": source}, folder / "q", folder / "q.attempts")
+    fetch.fetch_questions({"task": task, "source": source}, folder / "q")
 
 
 def silent(*_, **__):
@@ -94,7 +92,7 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path, silen
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", silence)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("pipeline.sources.hub.WAITS", (0,))
+    monkeypatch.setattr("pipeline.sources.hub._patiently.retry.sleep", lambda _seconds: None)
     monkeypatch.setattr("pipeline.sources.hub.HUB_SECONDS", 0.1)
     for source in (None, {"hub": "truthfulqa/truthful_qa"}):
         with pytest.raises(UserError, match="truthfulqa/truthful_qa.*cannot be reached"):
@@ -104,7 +102,7 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path, silen
     record = read_json(tmp_path / "q/source.json")
     assert record["status"] == "unavailable" and "google/IFEval" in record["reason"]
     with pytest.raises(fetch.Unavailable, match="google/IFEval"):
-        open_questions("ifeval", {"hub": "google/IFEval", "optional": True}, tmp_path / "q")
+        fetch.Fetched(tmp_path / "q")
 
 
 def test_hub_data_is_loaded_as_lm_eval_would(monkeypatch, tmp_path):
@@ -114,6 +112,6 @@ def test_hub_data_is_loaded_as_lm_eval_would(monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
     fetch_from(None, tmp_path, "winogrande")
     assert calls == [(("allenai/winogrande",), {"name": "winogrande_xl", "revision": "abc123"})]
-    data = open_questions("winogrande", None, tmp_path / "q")
-    assert data.identity == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
-    assert build_benchmark(WINOGRANDE | {"source": None}, data, seed=3).n_total == 9
+    built = build_benchmark(WINOGRANDE | {"source": None}, 3, tmp_path / "q")
+    assert built.data == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
+    assert built.n_total == 9
