@@ -54,7 +54,6 @@ def test_it_is_measured_as_what_it_is(source, released, tmp_path):
     ("changes", "sentence"),
     [
         ({"num_key_value_layers": 4}, "its num_key_value_layers is 3, but 4 is needed"),
-        ({"key_value_group_size": 1}, "its key_value_group_size is 2, but 1 is needed"),
         ({"num_key_value_heads": 2}, "its swiftkv_num_key_value_heads is None, but 2 is needed"),
     ],
 )

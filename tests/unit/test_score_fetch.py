@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +11,6 @@ import datasets
 import pytest
 from score_helpers import SHAPE, write_source
 from score_tasks import TASKS
-from tests.hub import COMMIT, running
 
 from pipeline.score import fetch
 from pipeline.score.run import measure_scores
@@ -24,12 +19,6 @@ from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
 WINOGRANDE = TASKS["winogrande"] | {"source": {"hub": "org/winogrande", "revision": "v1"}, "limit": 3, "shots": 1}
-CARD = """---
-configs:
-- config_name: winogrande_xl
-  data_files: [{split: train, path: xl/train.parquet}, {split: validation, path: xl/validation.parquet}]
----
-"""
 
 
 def table(name: str, rows: int) -> datasets.Dataset:
@@ -38,22 +27,16 @@ def table(name: str, rows: int) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
 
 
-@pytest.fixture(scope="module")
-def fetched(tmp_path_factory) -> Path:
-    """Questions of a hub on this machine."""
-    folder = tmp_path_factory.mktemp("fetched")
-    with running(folder / "hub") as hub:
-        hub.file("org/winogrande", "README.md", CARD.encode())
-        for split, name, rows in (("train", "Cid", 12), ("validation", "Ann", 9)):
-            hub.file("org/winogrande", f"xl/{split}.parquet", b"")
-            table(name, rows).to_parquet(folder / f"hub/org/winogrande/xl/{split}.parquet")
-        options = ["--task", json.dumps(WINOGRANDE), "--output", folder / "winogrande"]
-        run = subprocess.run(
-            [sys.executable, "-m", "pipeline.stages", "fetch_questions", *options],
-            env=os.environ | hub.environment(folder / "cache"), capture_output=True, text=True,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr
-    return folder / "winogrande"
+@pytest.fixture
+def fetched(tmp_path, monkeypatch) -> Path:
+    """Questions as they are fetched of a hub that has them."""
+    calls, splits = [], {"train": table("Cid", 12), "validation": table("Ann", 9)}
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
+    fetch.fetch_questions(WINOGRANDE, tmp_path / "winogrande")
+    assert calls == [(("org/winogrande",), {"name": "winogrande_xl", "revision": "abc123"})]  # as lm-eval would
+    return tmp_path / "winogrande"
 
 
 def test_they_are_scored_offline(fetched, tiny_teacher, tmp_path, monkeypatch):
@@ -62,17 +45,16 @@ def test_they_are_scored_offline(fetched, tiny_teacher, tmp_path, monkeypatch):
     tasks, output = {"winogrande": WINOGRANDE}, tmp_path / "score.json"
     measure_scores(source, None, "v", None, "auto", tasks, seed=3, outputs=[output], fetched=[fetched])
     record = read_json(output)
-    assert record["data"] == {"kind": "hub", "id": "org/winogrande", "revision": "v1", "resolved": COMMIT}
+    assert record["data"] == {"kind": "hub", "id": "org/winogrande", "revision": "v1", "resolved": "abc123"}
     assert (record["result"]["n"], record["result"]["n_total"]) == (3, 9)
     assert record["settings"]["fewshot"] == "random from split 'train', a draw a question"
     assert "Ann" in record["settings"]["prompt_example"] and "Cid" in record["settings"]["prompt_example"]
 
 
-def test_questions_that_were_damaged_after_they_were_fetched_are_one_sentence(fetched, tmp_path):
-    copy = shutil.copytree(fetched, tmp_path / "winogrande")
-    os.truncate(copy / "000/validation/data-00000-of-00001.arrow", 300)
+def test_questions_that_were_damaged_after_they_were_fetched_are_one_sentence(fetched):
+    os.truncate(fetched / "000/validation/data-00000-of-00001.arrow", 300)
     with pytest.raises(UserError, match="missing or damaged .*; delete it and run again"):
-        build_benchmark(WINOGRANDE, 3, copy)
+        build_benchmark(WINOGRANDE, 3, fetched)
 
 
 def fetch_from(source, folder: Path, task: str = "truthfulqa_mc2") -> None:
@@ -103,15 +85,3 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path, silen
     assert record["status"] == "unavailable" and "google/IFEval" in record["reason"]
     with pytest.raises(fetch.Unavailable, match="google/IFEval"):
         fetch.Fetched(tmp_path / "q")
-
-
-def test_hub_data_is_loaded_as_lm_eval_would(monkeypatch, tmp_path):
-    calls, splits = [], {"train": table("Ann", 9), "validation": table("Ann", 9)}
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
-    fetch_from(None, tmp_path, "winogrande")
-    assert calls == [(("allenai/winogrande",), {"name": "winogrande_xl", "revision": "abc123"})]
-    built = build_benchmark(WINOGRANDE | {"source": None}, 3, tmp_path / "q")
-    assert built.data == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
-    assert built.n_total == 9

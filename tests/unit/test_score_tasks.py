@@ -32,12 +32,6 @@ def test_choice_is_fair():
     assert all(abs(counts[question] - 750) < 5 * math.sqrt(3000 * 0.25 * 0.75) for question in range(20))
 
 
-def test_groups_get_their_share():
-    for seed in range(20):
-        assert [len(part) for part in choose([100, 50, 50], 20, seed)] == [10, 5, 5]
-        assert [len(part) for part in choose([10] * 57, 57, seed)] == [1] * 57
-
-
 def build(task: dict, **changes):
     return build_benchmark(task | changes, seed=3)
 
@@ -80,12 +74,6 @@ def test_fewshot_examples_are_never_scored(name):
 def test_fewshot_without_spare_questions_is_one_sentence():
     with pytest.raises(UserError, match="set a `limit`"):
         benchmark("winogrande", limit=None)
-
-
-def test_fewshot_of_mmlu_comes_from_its_own_subject():
-    for name, task in benchmark("mmlu").tasks.items():
-        (example,) = task.sampler.sample(1)
-        assert f"mmlu_llama_{example['subject']}" == name
 
 
 @pytest.mark.parametrize(
