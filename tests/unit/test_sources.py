@@ -116,11 +116,8 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path):
     assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "damaged", "sentence"),
-    [("llama", 0, ""), ("llama", 1, "model.safetensors has the wrong checksum"), ("gemma2", 0, "'gemma2'")],
-)
-def test_weights_are_downloaded_of_known_models_and_compared_with_the_hubs(tmp_path, kind, damaged, sentence):
+@pytest.mark.parametrize(("kind", "sentence"), [("llama", ""), ("gemma2", "'gemma2'")])
+def test_weights_are_downloaded_of_known_models_alone(tmp_path, kind, sentence):
     write_checkpoint(tmp_path / "mine")
     (tmp_path / "mine/config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
     (tmp_path / "mine/chat_template.jinja").write_text("{{ messages }}")
@@ -137,7 +134,6 @@ def test_weights_are_downloaded_of_known_models_and_compared_with_the_hubs(tmp_p
             hub.file("org/mine", file.name, file.read_bytes())
         for name in ("consolidated.safetensors", "consolidated.00.safetensors", "original/model.safetensors"):
             hub.file("org/mine", name, b"the same weights again")
-        hub.damaged["org/mine/model.safetensors"] = damaged
         run = subprocess.run(
             [sys.executable, "-m", "pipeline.stages", "resolve_model", *(word for pair in arguments.items() for word in pair)],
             env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,

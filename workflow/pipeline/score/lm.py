@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,41 +40,30 @@ class KeptAnswers:
     A batch is found again by its tokens. So a score that goes on computes the very batches that it lacks, and its numbers
     are those of an undisturbed one.
 
-    Attributes:
-        found: batches that an earlier job had answered.
-        seconds: time which that job took for those of them that were asked again.
-
     Args:
         file: created if need be; None keeps nothing.
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        self.file, self.seconds = file, 0.0
-        self._answers: dict[str, tuple[Any, float]] = {}
+        self.file, self._answers = file, dict[str, Any]()
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
             for line in file.read_bytes().splitlines():
                 # Cut short when a job was killed, or zeros of a machine that went down.
                 with contextlib.suppress(ValueError):
-                    key, answer, seconds = json.loads(line)
-                    self._answers[key] = answer, seconds
-        self.found = len(self._answers)
+                    key, self._answers[key] = json.loads(line)
 
     def answer(self, inputs: Any, compute: Callable[[], Any]) -> Any:
         """Return the answer kept for `inputs`, or `compute()`; both as JSON has them, numbers bit for bit."""
         key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
-        if key in self._answers:
-            answer, seconds = self._answers[key]
-            self.seconds += seconds
-            return answer
-        started = time.monotonic()
-        text = json.dumps(compute())
-        if self.file is not None:
-            with self.file.open("a") as lines:
-                # The line before may have been cut short.
-                lines.write(f'\n["{key}", {text}, {time.monotonic() - started:.3f}]')
-        return json.loads(text)
+        if key not in self._answers:
+            text = json.dumps(compute())
+            if self.file is not None:
+                with self.file.open("a") as lines:
+                    lines.write(f'\n["{key}", {text}]')  # the line before may have been cut short
+            return json.loads(text)
+        return self._answers[key]
 
 
 class CachedLM(HFLM):

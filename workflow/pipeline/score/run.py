@@ -87,35 +87,31 @@ def measure_scores(
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
     answered: dict[str, tuple[Any, ...]] = {}  # by all that was asked: several metrics are read off the same answers
 
-    def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
-        """Return result, settings it ran with, seconds that earlier jobs took, and further sections of the record."""
+    def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return result, settings it ran with, and further sections of the record."""
         request = (task, seed, folders.get(name), shard)
         if "engine" in task:
             return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
-        key, before = asked(task), 0.0
-        if key not in answered:
+        if (key := asked(task)) not in answered:
             from pipeline.score.tasks import build_benchmark
 
             benchmark, lm = build_benchmark(*request), load()
             lm.batch_size_per_gpu = task["batch_size"]
             lm.keep(state and _answers_file(state, subject, [folder, tokenizer], name))
-            if lm.kept.found:
-                print(f"{name}: goes on with {lm.kept.found} batches that were answered before", flush=True)
-            samples, before = lm_eval_samples(lm, benchmark, task), lm.kept.seconds
+            samples = lm_eval_samples(lm, benchmark, task)
             ran = {"dtype": str(lm.model.dtype).removeprefix("torch.")}
             keys = {"fp8_keys": found} if (found := lm.peak.found()) else {}
             lm.peak.warn()
             answered[key] = benchmark, samples, ran, keys
         benchmark, samples, ran, keys = answered[key]
         result, settings = read_off(samples, benchmark, task)
-        return result | keys, settings | ran, before, {"data": benchmark.data}
+        return result | keys, settings | ran, {"data": benchmark.data}
 
-    part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
-    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
+    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
     places, said = dict(zip(tasks, outputs, strict=True)), dict[str, str]()
     # vLLM's come first, while no model of ours holds the GPU's memory.
     for name, task in sorted(tasks.items(), key=lambda entry: "engine" not in entry[1]):
-        started, before, sections = time.monotonic(), 0.0, {"data": task.get("source")}
+        started, sections = time.monotonic(), {"data": task.get("source")}
         outcome = {"status": "ok", "reason": None, "result": None}
         settings = {
             "task": name,
@@ -128,13 +124,13 @@ def measure_scores(
             "backend": "vllm" if "engine" in task else "transformers",
         }
         try:
-            outcome["result"], ran, before, sections = score(name, task)
+            outcome["result"], ran, sections = score(name, task)
             settings |= ran
             said[name] = format(outcome["result"]["value"], ".4f")
         except Unavailable as absence:
             said[name] = "unavailable"
             outcome |= {"status": "unavailable", "reason": str(absence)}
-        seconds = time.monotonic() - started + before
+        seconds = time.monotonic() - started
         print(f"{name}: {outcome['reason'] or said[name]}, {seconds:.0f} s", flush=True)
         write_json(
             places[name], measurement("score", **subject, settings=settings, **outcome, seconds=seconds, **sections)

@@ -35,12 +35,12 @@ def score_served(
     seed: int,
     fetched: Path | None,
     shard: tuple[int, int],
-) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Score a task that has an `engine`; the last four arguments are those of `build_benchmark`.
 
     Returns:
-        The result and the settings of its record, 0 seconds that earlier jobs took, and the record's sections `data` and
-        `engine`, the latter as vLLM printed it to `log`.
+        The result and the settings of its record, and the record's sections `data` and `engine`, the latter as vLLM printed
+        it to `log`.
 
     Raises:
         Unavailable: as `build_benchmark`.
@@ -66,7 +66,7 @@ def score_served(
         raise answer
     result, settings, data = answer
     seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=rewired)
-    return result, settings | {"dtype": engine["dtype"], "engine": engine}, 0.0, {"data": data, "engine": seen}
+    return result, settings | {"dtype": engine["dtype"], "engine": engine}, {"data": data, "engine": seen}
 
 
 def repetition_penalty(folder: Path) -> float:

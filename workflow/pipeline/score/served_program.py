@@ -69,18 +69,14 @@ class ServedLM(VLLM):
         self.tokenizer = configure_pad_token(words, model_config=self._config)
         self.hf_chat_template = None  # the tokenizer's own
 
-    def modify_gen_kwargs(
-        self, gen_kwargs: dict[str, Any], eos: str | list[str] | None = None, default_max_gen_toks: int = 256
-    ) -> tuple[dict[str, Any], list[str], int]:
+    def modify_gen_kwargs(self, *arguments: Any, **options: Any) -> tuple[dict[str, Any], list[str], int]:
         """Make the settings greedy, with the repetition penalty."""
-        settings, until, tokens = super().modify_gen_kwargs(gen_kwargs, eos, default_max_gen_toks)
+        settings, until, tokens = super().modify_gen_kwargs(*arguments, **options)
         return settings | {"temperature": 0.0, "repetition_penalty": self.penalty}, until, tokens
 
-    def _model_generate(
-        self, requests: list[list[int]], generate: bool = False, sampling_params: Any = None
-    ) -> list[Any]:
+    def _model_generate(self, *arguments: Any, **options: Any) -> list[Any]:
         """Generate as VLLM does, and decode as HFLM does."""
-        outputs = super()._model_generate(requests, generate, sampling_params)
+        outputs = super()._model_generate(*arguments, **options)
         for output in outputs:
             (completion,) = output.outputs
             completion.text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)

@@ -1,7 +1,7 @@
-"""The Hugging Face hub: the commit of a revision, downloads with retries, and files held to the hub's checksums.
+"""The Hugging Face hub: the commit of a revision, and downloads with retries.
 
-Only jobs without GPUs come here (docs/cluster.md). `huggingface_hub` itself resumes a download, refuses a file of the wrong
-size and compares checksums. Added are retries of a hub that does not answer, and the cached copy where it stays silent.
+Only jobs without GPUs come here (docs/cluster.md). `huggingface_hub` itself resumes a download and refuses a file of the
+wrong size. Added are retries of a hub that does not answer, and the cached copy where it stays silent.
 """
 
 from __future__ import annotations
@@ -67,15 +67,13 @@ class HubRepository:
         """Return `function(identifier, revision=commit, **options)`, for loading functions of the hub.
 
         Raises:
-            HubError: it fails, or leaves a file in the cache that differs from the hub's.
+            HubError: it fails.
         """
         attempt = partial(function, self.identifier, revision=self.commit or self.revision, **options)
         try:
             return _patiently(attempt) if self.commit else attempt()
         except Exception as error:  # gates, typing errors and networks all surface here
             raise self._error(self._silence or error) from None
-        finally:  # a damaged file may not even be read
-            self._check_files()
 
     def download(self, patterns: list[str]) -> Path:
         """Download the files of a model that match, without second copies of weights.
@@ -91,23 +89,6 @@ class HubRepository:
         folder = Path(self.load(snapshot_download, allow_patterns=patterns, ignore_patterns=SECOND_COPIES))
         self.identity["resolved"] = folder.name
         return folder
-
-    def _check_files(self) -> None:
-        """Compare the cached files of this commit with the hub's checksums, if it answered."""
-        from huggingface_hub import HfApi
-
-        if self.commit is None:
-            return
-        try:
-            found = HfApi().verify_repo_checksums(self.identifier, repo_type=self.kind, revision=self.commit)
-        except ValueError:  # nothing of it is in the cache
-            return
-        for file in found.mismatches:
-            raise HubError(
-                f"{self.kind} {self.identifier!r}: {file['path']} has the wrong checksum; look at the disk and at what lies "
-                f"between this machine and the hub, delete {found.verified_path / file['path']} with what it links to, and "
-                "run again"
-            )
 
     def _error(self, error: Exception) -> HubError:
         """Say in one sentence which source failed, why, and what to do."""
