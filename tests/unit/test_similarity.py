@@ -58,7 +58,6 @@ def test_record(tiny_teacher, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == written
     assert (written["measure"], written["variant"], written["model"]["title"]) == ("similarity", "baseline", "Tiny")
     record = written["result"]
-    assert (record["documents"], record["num_hidden_layers"]) == (4, 6)
-    assert record["tokens"] == 4 * 20
+    assert (record["documents"], record["num_hidden_layers"], record["tokens"]) == (4, 6, 4 * 20)
     assert len(record["simscore"]) == len(record["simscore_stderr"]) == 5 and all(record["simscore_stderr"])
     assert [row[number] for number, row in enumerate(record["pairwise"])] == pytest.approx([1.0] * 6)
