@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -119,23 +120,17 @@ def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
         equal_tokens: share of places, of the longer answer, where both have the same token.
         seconds_per_token: with early exit and at full depth; prompts: their number. None where no answer has a second token.
     """
-    longest = [max(row[name]["tokens"] for name in WAYS) for row in rows]
-    equal = ratio([row["equal_tokens"] for row in rows], longest)
     # Both ways have the same first token, so that both end with it or neither does.
-    timed = [[row[name] for name in WAYS] for row in rows if row["full_depth"]["tokens"] > 1]
-    exited = times = None
-    seconds = dict.fromkeys(WAYS)
-    if timed:
-        exited = ratio([early["exited"] for early, _ in timed], [early["tokens"] - 1 for early, _ in timed])
-        steps = [[run["decode_seconds"] / (run["tokens"] - 1) for run in pair] for pair in timed]
-        times = ratio([early / full for early, full in steps], [1] * len(timed))
-        for name, runs in zip(WAYS, zip(*timed, strict=True), strict=True):
-            seconds[name] = sum(run["decode_seconds"] for run in runs) / sum(run["tokens"] - 1 for run in runs)
+    timed = [row for row in rows if row["full_depth"]["tokens"] > 1]
+    steps = {name: [row[name]["tokens"] - 1 for row in timed] for name in WAYS}
+    seconds = {name: [row[name]["decode_seconds"] for row in timed] for name in WAYS}
+    early, full = (map(operator.truediv, seconds[name], steps[name]) for name in WAYS)
+    longest = [max(row[name]["tokens"] for name in WAYS) for row in rows]
     return {
-        "exited": exited,
-        "time_ratio": times,
-        "equal_tokens": equal,
-        "seconds_per_token": seconds,
+        "exited": ratio([row["early_exit"]["exited"] for row in timed], steps["early_exit"]) if timed else None,
+        "time_ratio": ratio(list(map(operator.truediv, early, full)), [1] * len(timed)) if timed else None,
+        "equal_tokens": ratio([row["equal_tokens"] for row in rows], longest),
+        "seconds_per_token": {name: sum(seconds[name]) / sum(steps[name]) if timed else None for name in WAYS},
         "prompts": len(rows),
     }
 

@@ -197,7 +197,7 @@ def read_off(
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
     identities = ["".join(sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")) for sample in samples]
     result = summary(values, identities, benchmark.n, benchmark.n_total)
-    if benchmark.numbers is not None:
+    if len(benchmark.numbers) < benchmark.n:
         result["shard"] = {"numbers": benchmark.numbers, "identities": identities}
     settings = {
         "version": (config.get("metadata") or {}).get("version"),

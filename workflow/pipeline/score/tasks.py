@@ -122,7 +122,7 @@ class Benchmark:
     fewshot: str  # where the examples come from, in words
     config: dict[str, Any]  # the first task's lm-eval config as it is run
     data: dict[str, Any]  # identity of the questions' source
-    numbers: list[int] | None  # indices of a shard's questions among all chosen ones, in its order; None is all of them
+    numbers: list[int]  # indices of those that are asked among the chosen ones: of a shard, its own
 
 
 class PartialTask(ConfigurableTask):
@@ -200,8 +200,7 @@ def build_benchmark(
         if places:
             tasks[config["task"]] = PartialTask(config, places)
             tasks[config["task"]].set_fewshot_seed(seed)
-    asked = None if parts == 1 else numbers
-    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, data.identity, asked)
+    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, data.identity, numbers)
 
 
 def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
