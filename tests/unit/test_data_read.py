@@ -71,14 +71,6 @@ def test_documents_end_where_the_models_positions_end(tmp_path, tokenizer):
     assert lengths == [{20}, {30}, {30}]
 
 
-def test_chats_are_drawn_with_the_seed(tmp_path):
-    path = write_chats(tmp_path / "chats.jsonl")
-    names = [[chat["id"] for chat in choose_chats(path, 4, seed)] for seed in (1, 1, 2)]
-    assert names[0] == names[1] != names[2]
-    assert len(set(names[0])) == 4
-    assert len(choose_chats(path, 100, 1)) == 6
-
-
 @pytest.mark.parametrize("content", ["{", '{"id": 1}\n', '{"messages": []}\n', "[1]\n"])
 def test_damaged_chats_are_one_sentence(tmp_path, content):
     path = write_chats(tmp_path / "chats.jsonl", 1)

@@ -113,16 +113,9 @@ def measure_scores(
     for name, task in sorted(tasks.items(), key=lambda entry: "engine" not in entry[1]):
         started, sections = time.monotonic(), {"data": task.get("source")}
         outcome = {"status": "ok", "reason": None, "result": None}
-        settings = {
-            "task": name,
-            "lm_eval_task": task["task"],
-            "metric": task["metric"],
-            "filter": task["filter"],
-            "shots": task["shots"],
-            "limit": task.get("limit"),
-            "seed": seed,
-            "backend": "vllm" if "engine" in task else "transformers",
-        }
+        settings = {"task": name, "lm_eval_task": task["task"], "seed": seed}
+        settings |= {key: task[key] for key in ("metric", "filter", "shots", "limit")}
+        settings["backend"] = "vllm" if "engine" in task else "transformers"
         try:
             outcome["result"], ran, sections = score(name, task)
             settings |= ran

@@ -45,7 +45,6 @@ class HubRepository:
     """
 
     def __init__(self, kind: str, source: dict[str, Any]) -> None:
-        import datasets
         from huggingface_hub import HfApi, constants
 
         self.kind, self.identifier, self.revision = kind, source["hub"], source.get("revision", "main")
@@ -58,6 +57,8 @@ class HubRepository:
         except Exception as error:  # a network fails in many ways; a cached copy is as good
             if _is_refusal(error):
                 raise self._error(error) from None
+            import datasets
+
             self._silence = error
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
         resolved = self.commit or LOCAL_CACHE
