@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,6 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
-from tests.hub import COMMIT, running
 
 from pipeline.sources import read_source, resolve_model
 from pipeline.sources.hub import HubError, HubRepository
@@ -114,44 +111,6 @@ def test_a_model_takes_the_chat_template_of_another(tmp_path):
     assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
 
 
-@pytest.mark.parametrize(("kind", "sentence"), [("llama", ""), ("gemma2", "'gemma2'")])
-def test_weights_are_downloaded_of_known_models_alone(tmp_path, kind, sentence):
-    write_checkpoint(tmp_path / "mine")
-    (tmp_path / "mine/config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
-    (tmp_path / "mine/chat_template.jinja").write_text("{{ messages }}")
-    arguments = {
-        "--name": "m",
-        "--title": "M",
-        "--source": '{"hub": "org/mine"}',
-        "--chat-template": "null",
-        "--num-hidden-layers": "2",
-        "--output": tmp_path / "m/source.json",
-    }
-    with running(tmp_path / "hub") as hub:
-        for file in (tmp_path / "mine").iterdir():
-            hub.file("org/mine", file.name, file.read_bytes())
-        for name in ("consolidated.safetensors", "consolidated.00.safetensors", "original/model.safetensors"):
-            hub.file("org/mine", name, b"the same weights again")
-        run = subprocess.run(
-            [sys.executable, "-m", "pipeline.stages", "resolve_model", *(word for pair in arguments.items() for word in pair)],
-            env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
-        )  # fmt: skip
-    assert bool(run.returncode) == bool(sentence) and "Traceback" not in run.stderr, run.stderr
-    assert sentence in run.stderr
-    described = {"org/mine/config.json": 1, "org/mine/chat_template.jinja": 1}
-    assert hub.sent == described | ({"org/mine/model.safetensors": 1} if kind == "llama" else {})
-    assert (tmp_path / "m/source.json").exists() != bool(sentence)
-    if not sentence:
-        # The record knows no place of this machine.
-        assert str(tmp_path) not in (tmp_path / "m/source.json").read_text()
-        (tmp_path / "m").rename(tmp_path / "moved")
-        record = read_source(tmp_path / "moved/source.json")
-        assert record["resolved"] == COMMIT
-        assert (
-            Path(record["path"], "model.safetensors").read_bytes() == (tmp_path / "mine/model.safetensors").read_bytes()
-        )
-
-
 def answer(monkeypatch, *answers):
     """Let the hub give these answers, the last of them from then on; returns the list of what is asked."""
     asked, left = [], list(answers)
@@ -166,6 +125,32 @@ def answer(monkeypatch, *answers):
     for name in ("dataset_info", "model_info"):
         monkeypatch.setattr(f"huggingface_hub.HfApi.{name}", info)
     return asked
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_weights_are_downloaded_of_known_models_alone(tmp_path, monkeypatch, kind):
+    folder, output, fetched = write_checkpoint(tmp_path / "cache/abc"), tmp_path / "m/source.json", []
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+    def download(identifier, *, revision, allow_patterns, ignore_patterns):
+        fetched.append((identifier, revision, "*.safetensors" in allow_patterns))
+        return str(folder)
+
+    answer(monkeypatch, "abc")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    described = ("org/mine", "abc", False)
+    if kind == "gemma2":
+        with pytest.raises(UserError, match="'gemma2'"):
+            resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
+        assert fetched == [described] and not output.exists()
+        return
+    resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
+    assert fetched == [described, ("org/mine", "abc", True)]
+    assert str(tmp_path) not in output.read_text()  # the record knows no place of this machine
+    (tmp_path / "m").rename(tmp_path / "moved")
+    record = read_source(tmp_path / "moved/source.json")
+    assert record["resolved"] == "abc" and Path(record["path"], "model.safetensors").exists()
 
 
 def load(identifier, *, revision, split=None):
