@@ -81,30 +81,15 @@ def test_a_mix_that_is_all_held_out_is_refused(tmp_path):
 
 def test_whole_chats_and_gzip(tmp_path):
     chat = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
-    other = [{"role": "user", "content": "bye"}, {"role": "assistant", "content": "so long"}]
     packed = tmp_path / "x.jsonl.gz"
-    with gzip.open(packed, "wt") as file:
-        file.write(json.dumps({"doc": {"messages": other}}) + "\n")
+    packed.write_bytes(gzip.compress(json.dumps({"doc": GOOD}).encode()))
     sources = [
         {"name": "s", "local": write_lines(tmp_path / "s.jsonl", [{"conversations": chat}]), "chats": "sharegpt"},
         {"name": "m", "local": str(packed), "record": "doc", "chats": "messages"},
     ]
     train, held, *_ = build(tmp_path, sources, heldout=1)
-    assert sorted(c["messages"][0]["content"] for c in train + held) == ["bye", "hello"]
-    assert all(c["messages"][1]["role"] == "assistant" for c in train + held)
-
-
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        ({"package": "numpy", "file": "no/such/*.arrow", **TEMPLATES}, "numpy.*has no file"),
-        ({"local": "/no/such/file.jsonl", **TEMPLATES}, "/no/such/file.jsonl.*does not exist"),
-    ],
-)
-def test_a_missing_source_is_named(tmp_path, source, sentence):
-    with pytest.raises(UserError, match=sentence):
-        build(tmp_path, [source])
-    assert not list(tmp_path.iterdir())
+    whole = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    assert sorted((c["messages"] for c in train + held), key=len) == [GOOD["messages"], whole]
 
 
 def test_a_corrupt_source_leaves_nothing(tmp_path):

@@ -106,12 +106,6 @@ def test_the_record(place):
     assert decoding["prompts"] == 4 and 0 < decoding["exited"]["value"] <= 1
 
 
-def test_above_one_both_answers_are_the_same(place):
-    found = measured(place, threshold=1.0)["result"]
-    assert found["decoding"]["equal_tokens"]["value"] == 1 and found["decoding"]["exited"]["value"] == 0
-    assert all(row["early_exit"]["text"] == row["full_depth"]["text"] for row in found["answers"])
-
-
 def test_what_cannot_exit_is_one_sentence(place, tmp_path):
     source, chats, _, output = place
     save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), SPEC), tmp_path / "plain")

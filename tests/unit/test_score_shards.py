@@ -91,12 +91,12 @@ def change(path: Path, section: str, **values) -> None:
 
 def test_the_largest_key_and_the_time_are_those_of_all_shards(parts, tmp_path):
     made = copies(parts, tmp_path)
-    for path, largest in zip(made, (3.0, 9.0, 2.0), strict=True):
-        change(path, "result", fp8_keys={"bound": 32.0, "largest": largest})
-        change(path, "provenance", finished=f"2026-01-0{largest:.0f}", wall_seconds=largest)
+    for path, number in zip(made, (3, 9, 2), strict=True):
+        change(path, "result", fp8_keys={"largest": number})
+        change(path, "provenance", finished=f"2026-01-0{number}", wall_seconds=number)
     merge_scores(made, tmp_path / "merged.json")
     merged = read_json(tmp_path / "merged.json")
-    assert merged["result"]["fp8_keys"] == {"bound": 32.0, "largest": 9.0}
+    assert merged["result"]["fp8_keys"] == {"largest": 9}
     assert (merged["provenance"]["finished"], merged["provenance"]["wall_seconds"]) == ("2026-01-09", 14)
 
 
