@@ -190,7 +190,7 @@ def main() -> None:
     with terminates_cleanly(), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         source = SOURCE | ({"random": TINY} if options.tiny else {})
-        write_json(folder / "source.json", resolve_model("bench", "SmolLM2-135M", source, folder / "base"))
+        resolve_model("bench", "SmolLM2-135M", source, folder / "source.json")
         if options.part == "serving":
             result = serving(folder, options.layers, options.repeats, options.threads, options.tiny)
         else:

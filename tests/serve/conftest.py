@@ -38,7 +38,7 @@ ENGINE_SECONDS = 900
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory) -> Path:
     """The packaged SmolLM2-135M-Instruct as a plain checkpoint."""
-    return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "model")["path"])
+    return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "source.json")["path"])
 
 
 @pytest.fixture(scope="session")

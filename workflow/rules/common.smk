@@ -151,13 +151,6 @@ def questions_of(w):
     return {"task": task.task, "source": source_of_job(task.source)}
 
 
-def fetch_attempt(w):
-    """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
-    folder = Path(scale.pathvars.results, "questions", w.task)
-    attempts = folder.with_name(f"{w.task}.attempts")
-    return f"attempt {fetch.attempt(questions_of(w), folder, attempts)}"
-
-
 @command_line
 def tasks_json(w, group):
     """The entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
