@@ -10,15 +10,8 @@ from tests.unit.distill_helpers import RECIPE, command, losses, make_inputs, run
 
 from swiftkv.distill import attention
 from swiftkv.distill import teacher as distill_teacher
-from swiftkv.distill.packing import PackedRows
-from swiftkv.distill.recipe import Fitting, Recipe
-from swiftkv.distill.teacher import Teacher, write_moments
-from swiftkv.errors import UserError
-from swiftkv.models import rewire
-from swiftkv.models.early_exit import early_logits
-from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.fit import fitted_values, shared_keys, shared_values, turn_queries
-from swiftkv.start.moments import (
+from swiftkv.distill.fit import fitted_values, shared_keys, shared_values, turn_queries
+from swiftkv.distill.moments import (
     FINAL,
     Moments,
     MomentSums,
@@ -26,6 +19,13 @@ from swiftkv.start.moments import (
     regression,
     write_fits,
 )
+from swiftkv.distill.packing import PackedRows
+from swiftkv.distill.recipe import Fitting, Recipe
+from swiftkv.distill.teacher import Teacher, write_moments
+from swiftkv.errors import UserError
+from swiftkv.models import rewire
+from swiftkv.models.early_exit import early_logits
+from swiftkv.spec import SwiftKVSpec
 
 L = 6
 FITTED = {"start": "fitted"}
@@ -132,7 +132,7 @@ def test_sums_are_those_of_the_text(inputs):
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v2"])
 def test_tokens_weigh_what_transformers_says_they_receive(architecture, monkeypatch):
     """Against the attention weights that transformers' eager attention returns, sample by sample of a packed row."""
-    monkeypatch.setattr("swiftkv.start.moments.WEIGHTS", 100)  # queries in parts
+    monkeypatch.setattr("swiftkv.distill.moments.WEIGHTS", 100)  # queries in parts
     teacher = tiny_teacher(architecture).eval()
     teacher.set_attn_implementation("eager")
     samples = [torch.randint(3, 128, (1, n), generator=torch.Generator().manual_seed(n)) for n in (5, 24, 11)]

@@ -29,7 +29,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from pipeline.score import BROKEN
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
-from swiftkv.quantize import Peak, new_cache
+from swiftkv.quantize.kv_cache import Peak, new_cache
 
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
 Batch = tuple[list[int], Any, Callable[[], Any]]  # numbers of requests, key of their answers, function that answers
