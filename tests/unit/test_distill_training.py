@@ -17,7 +17,6 @@ from tests.unit.distill_helpers import (
     assert_alike,
     command,
     log,
-    losses,
     mean_loss,
     plain_adamw,
     run,
@@ -152,9 +151,7 @@ def test_stored_teacher_states_are_what_online_computes(inputs, tmp_path, change
     made = run([*stage("teacher_states", words), "--layers", "5", "2", "3"])
     assert made.returncode == 0, made.stderr
     train(tmp_path, tmp_path / "stored", recipe=recipe | {"teacher_states": "stored"})
-    stored, online = (
-        [float(row.split()[1]) for row in losses(tmp_path / folder / "log.csv")] for folder in ("stored", "online")
-    )
+    stored, online = ([row["loss"] for row in log(tmp_path / folder)] for folder in ("stored", "online"))
     model, ids = load_any(inputs / "model", torch.float32), torch.arange(128).view(2, 64)
     with torch.no_grad():
         place_counts = not torch.equal(model(ids.flip(0)).logits.flip(0), model(ids).logits)

@@ -19,6 +19,7 @@ def test_values_are_fp8_with_one_scale_a_token_over_all_heads():
     assert values.shape == (2, 3, 7, 16) and scale.shape == (2, 1, 7, 1)
     assert torch.equal(scale[:, 0, :, 0], states().abs().amax(dim=(1, 3)) / 448)
     assert (values.float().abs().amax(dim=(1, 3)) == 448).all()
+    assert torch.equal(round_trip(states()), values.float() * scale)
 
 
 def test_error_is_within_half_a_unit_in_the_last_place_of_e4m3():

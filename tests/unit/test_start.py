@@ -130,11 +130,13 @@ def test_sums_are_those_of_the_text(inputs):
         torch.testing.assert_close(sums.total(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "deepseek_v2"])
-def test_tokens_weigh_what_transformers_says_they_receive(architecture, monkeypatch):
+@pytest.mark.parametrize(
+    ("architecture", "changes"), [("llama", {}), ("mistral", {"sliding_window": 6}), ("deepseek_v2", {})]
+)
+def test_tokens_weigh_what_transformers_says_they_receive(architecture, changes, monkeypatch):
     """Against the attention weights that transformers' eager attention returns, sample by sample of a packed row."""
     monkeypatch.setattr("swiftkv.distill.moments.WEIGHTS", 100)  # queries in parts
-    teacher = tiny_teacher(architecture).eval()
+    teacher = tiny_teacher(architecture, **changes)
     teacher.set_attn_implementation("eager")
     samples = [torch.randint(3, 128, (1, n), generator=torch.Generator().manual_seed(n)) for n in (5, 24, 11)]
     expected, hidden = [], []
