@@ -16,7 +16,6 @@ from swiftkv.spec import SwiftKVSpec
 # Tensors of a linear layer in a checkpoint: those of vLLM's parameters that have to be there, then others.
 FORMS = {
     "float8": ["weight", "weight_scale"],
-    "float8 in blocks": ["weight", "weight_scale_inv"],
     "compressed-tensors, 4 bits": ["weight_packed", "weight_scale"],
     "AWQ": ["qweight", "qzeros", "scales"],
 }

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_swiftkv
-from swiftkv.models.checkpoint import _dispatch, check_places
+from swiftkv.models.checkpoint import _dispatch, check_places, check_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -176,9 +176,10 @@ def test_damaged_checkpoint(damage, tmp_path):
     folder = write_published(tmp_path / "checkpoint", teacher_qkv=True)
     spoil, message = DAMAGES[damage]
     spoil(folder)
-    with pytest.raises(UserError, match=message) as caught:
-        load_swiftkv(folder)
-    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    for load in (check_swiftkv, load_swiftkv):
+        with pytest.raises(UserError, match=message) as caught:
+            load(folder)
+        assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
 
 
 def test_missing_shard_and_damaged_index(tmp_path):
