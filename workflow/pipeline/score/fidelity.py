@@ -18,11 +18,11 @@ from pipeline.config.settings import Fidelity
 from pipeline.score.chats import ChatMeasurement, require_spec
 from pipeline.statistics import ratio
 from swiftkv.device import device_map
+from swiftkv.distill.fit import fitted_values
+from swiftkv.distill.moments import Moments
 from swiftkv.models import load_base, load_sharing, rewire, spread
-from swiftkv.quantize import Peak, new_cache
+from swiftkv.quantize.kv_cache import Peak, new_cache
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.fit import fitted_values
-from swiftkv.start.moments import Moments
 
 POSITIONS = 128  # logits of so many positions are in memory at once
 
@@ -141,7 +141,7 @@ def measure_fidelity(
     is a row of its own, so no padding is counted. The result has kl, top1_agreement and perplexity, each with value, stderr
     and n, which a model with own_key_values has not; answer_kl, over the last answers alone; start, the same before
     training, for a rewired model with an unquantized cache; tokens and documents; chats, the positions of each and their
-    sums; and with an FP8 cache fp8_keys, as `swiftkv.quantize.Peak` finds them.
+    sums; and with an FP8 cache fp8_keys, as `swiftkv.quantize.kv_cache.Peak` finds them.
 
     Args:
         model_source: the model's source.json.

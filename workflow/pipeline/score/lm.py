@@ -27,7 +27,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from pipeline.score import BROKEN
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
-from swiftkv.quantize import Peak, new_cache
+from swiftkv.quantize.kv_cache import Peak, new_cache
 
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
 NODES = {"cpu": 256, "cuda": 2048}  # of a tree, about: so many tokens run in one forward pass

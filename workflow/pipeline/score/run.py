@@ -48,7 +48,7 @@ def measure_scores(
 
     A result is value and stderr (fractions; bits for `bits_per_byte`), n questions out of n_total, and `questions`, the
     value of each in the order asked with a hash that is equal where the same ones were asked in the same way; with an FP8 cache
-    of transformers also `fp8_keys`, as `swiftkv.quantize.Peak` finds them. An
+    of transformers also `fp8_keys`, as `swiftkv.quantize.kv_cache.Peak` finds them. An
     `optional` source that cannot be had gives the status "unavailable"; without any source no model is loaded.
 
     Args:
