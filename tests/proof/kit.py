@@ -100,16 +100,14 @@ def commands() -> dict[str, dict]:
 
 def regenerated(record: dict, longest: int) -> list[str]:
     """The command line of a record by the present code."""
-    from pipeline.measure.point import Subject, printable
+    from pipeline.measure.point import Subject, printable, vllm_command
     from pipeline.measure.run import read_point
-    from pipeline.measure.turns import Run
-    from pipeline.measure.worker import Engines
     from pipeline.run.jobs import read_config, read_profile
 
     config = read_config(ROOT, read_profile("local", ROOT))
     model, variant = record["model"]["name"], record["variant"]
     with tempfile.TemporaryDirectory() as temporary:
-        folder, work = Path(temporary, "model"), Path(temporary, "work")
+        folder = Path(temporary, "model")
         folder.mkdir()
         source = json.loads((RECORDS / f"models/{model}/source.json").read_text())
         (folder / "config.json").write_text(json.dumps(source["config"]))
@@ -125,8 +123,8 @@ def regenerated(record: dict, longest: int) -> list[str]:
             merge_all_layers=config.variants[variant].merge_all_layers,
             quantization=config.models[model].quantization,
         )
-        run = Run(subject, point, work, Engines(work / "log"), longest, point.budget(subject))
-        return printable(run.command, folder)
+        length = max(longest, point.max_model_len(subject.config))
+        return printable(vllm_command(subject, point, length, point.memory(subject)), folder)
 
 
 def state() -> dict:

@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.points import PointSettings
-from pipeline.measure.memory import BYTES, Budget, cpu_budget, gpu_budget
+from pipeline.measure.engine import OutOfMemory
+from pipeline.measure.memory import devices
 from pipeline.measure.process import offline_environment
+from pipeline.measure.worker import module
 from pipeline.records import installed_version
-from swiftkv.cost import Dimensions
+from swiftkv.cost import GIBI, Dimensions, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 BASELINE = "baseline"
 REFERENCE = "arctic-inference"  # the authors' vLLM plugin
 REFERENCE_NEEDS = {REFERENCE: "0.3.0", "vllm": "0.26.0"}
+CACHE_BYTES, GPU_SHARE = "--kv-cache-memory-bytes", "--gpu-memory-utilization"  # vLLM arguments
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
 
 
@@ -86,16 +89,13 @@ class Subject:
             )
 
 
-Settings = TypeVar("Settings", bound=PointSettings)
-
-
 @dataclass(frozen=True)
-class Point(Generic[Settings]):
+class Point:
     """A serving point on the machine at hand; a subclass for each kind of measurement.
 
     Attributes:
         name: key under serving.points.
-        settings: that entry, with the output tokens filled in.
+        settings: that entry, of the class in `pipeline.config.points`, with the output tokens filled in.
         engine: the engine settings, the same for every variant, with those of the point.
         seed: of prompts and arrivals.
         gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
@@ -109,7 +109,7 @@ class Point(Generic[Settings]):
     """
 
     name: str
-    settings: Settings
+    settings: Any
     engine: dict[str, Any]
     seed: int
     gpus: int
@@ -128,8 +128,8 @@ class Point(Generic[Settings]):
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The settings in a record that only points of this kind have."""
-        raise NotImplementedError
+        """What a record has beside the point's settings."""
+        return {"prompts": "token ids"}
 
     def numbers(self, run: Run) -> dict[str, Any]:
         """Measure, and return the record's `result`.
@@ -147,10 +147,6 @@ class Point(Generic[Settings]):
     def seen(self, result: dict[str, Any]) -> tuple[int, int]:
         """Prompt and output tokens of the requests as they came, for the costs."""
         return self.lengths
-
-    def chosen(self, *names: str) -> dict[str, Any]:
-        """Some of the settings, by name."""
-        return {name: getattr(self.settings, name) for name in names}
 
     def repeats(self, variant: str) -> int:
         """How often the point is measured; half as often for a baseline that variants measure again, in turns with it."""
@@ -176,18 +172,30 @@ class Point(Generic[Settings]):
         speculative = getattr(self.settings, "speculative", None)
         return speculative and speculative.model_dump(exclude_unset=True)
 
-    def budget(self, subject: Subject) -> Budget:
-        """The memory for the KV cache, as vLLM arguments and in words; on a GPU with a limit it takes seconds to say.
+    def memory(self, subject: Subject) -> dict[str, Any]:
+        """The vLLM argument that sets the memory; on a GPU with a limit it takes seconds to find.
+
+        On a GPU vLLM gets a share of the device for weights, activations and cache, and of a limit no more than that share.
+        On a processor the cache gets what weights leave of a limit; a server does not load the teacher's unused projections.
+        Both are stated for 16-bit numbers: a processor that has none gives the cache as many more bytes, and so as many tokens.
 
         Raises:
             OutOfMemory: the weights alone exceed the stated limit.
         """
-        limit = self.settings.memory_gib
+        limit, share = self.settings.memory_gib, self.engine["gpu_memory_utilization"]
         if self.gpus:
-            return gpu_budget(limit, self.engine["gpu_memory_utilization"])
+            if limit is not None:  # not rounded up: the limit is one
+                share = min(share, int(limit * GIBI / devices()[0].total * 10_000) / 10_000)
+            return {GPU_SHARE: share}
         stated = "bfloat16" if self.engine["dtype"] == "auto" else self.dtype
-        wider = BYTES[self.dtype] // BYTES[stated] if subject.kv_cache == "auto" else 1
-        return cpu_budget(limit, self.engine["cpu_kv_cache_gib"], subject.config, subject.spec, stated, wider)
+        if limit is None:
+            size = int(self.engine["cpu_kv_cache_gib"] * GIBI)
+        else:
+            weights = parameter_count(subject.config, subject.spec) * BYTES[stated]
+            size = int(limit * GIBI) - weights
+            if size <= 0:
+                raise OutOfMemory(f"the weights take {weights / GIBI:.3f} GiB of the {limit:g} GiB there are")
+        return {CACHE_BYTES: size * (BYTES[self.dtype] // BYTES[stated] if subject.kv_cache == "auto" else 1)}
 
     def max_model_len(self, config: dict[str, Any]) -> int:
         """Longest sequence vLLM has to be ready for: prompt, output and slack, rounded up to 128 tokens.
@@ -204,12 +212,12 @@ class Point(Generic[Settings]):
         return int(min(positions, math.ceil((prompt + output + SLACK) / 128) * 128))
 
 
-def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget) -> list[str]:
-    """vLLM's engine arguments for one point; all but the model itself.
+def vllm_command(subject: Subject, point: Point, length: int, memory: dict[str, Any]) -> list[str]:
+    """The command that starts vLLM, of a server without host, port and name.
 
     Args:
         length: longest sequence, in tokens.
-        budget: from `Point.budget`.
+        memory: from `Point.memory`.
     """
     engine = point.engine
     arguments = {
@@ -220,7 +228,7 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
         "--max-num-seqs": engine["max_num_seqs"],
         "--tensor-parallel-size": point.tensor_parallel_size,
         "--kv-cache-dtype": subject.kv_cache,
-        **budget.arguments,
+        **memory,
     }
     if subject.weights == "dummy":
         arguments["--load-format"] = "dummy"
@@ -232,11 +240,13 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
         arguments["--hf-overrides"] = json.dumps({"architectures": [merged]})
     if speculative := point.speculation:
         arguments["--speculative-config"] = json.dumps(speculative)
-    command = [str(text) for pair in arguments.items() for text in pair]
-    command += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]  # the paper mentions no prefix caching
+    words = [str(text) for pair in arguments.items() for text in pair]
+    words += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]  # the paper mentions no prefix caching
     if engine["enforce_eager"]:
-        command.append("--enforce-eager")
-    return command
+        words.append("--enforce-eager")
+    if point.server:
+        return module("vllm.entrypoints.cli.main", "serve", str(subject.folder), *words)
+    return module("pipeline.measure.engine_program", "--model", str(subject.folder), "--skip-tokenizer-init", *words)
 
 
 def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> dict[str, str]:

@@ -85,7 +85,7 @@ def score_served(
     }
     with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
-        printed = program.job.text()
+        printed = log.read_text(errors="replace")
     if "unavailable" in answer:
         raise Unavailable(answer["unavailable"])
     if "refused" in answer:
