@@ -16,7 +16,7 @@ from pipeline.measure.engine import EngineFailure, failure
 
 # Ends its process group, the program and what that has started, when nobody holds its standard input any more: the kernel
 # closes that however this program ends, even by SIGKILL. A group of its own is reached by no signal to this program's.
-GUARD = "trap '' TERM; read -r end; kill -TERM 0; sleep 15; kill -KILL 0"
+GUARD = "trap '' TERM; read -r end; kill -TERM 0; sleep 10; kill -KILL 0"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
