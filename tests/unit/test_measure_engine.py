@@ -82,7 +82,9 @@ CUDA_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.0
 
 @pytest.mark.parametrize("log", [NO_BLOCKS, TOO_SMALL, CUDA_MEMORY])
 def test_too_little_memory_is_a_value(log):
-    error = failure("vllm serve", 1, CPU_LOG + log + "RuntimeError: Engine core initialization failed. See root cause", "LOG")
+    error = failure(
+        "vllm serve", 1, CPU_LOG + log + "RuntimeError: Engine core initialization failed. See root cause", "LOG"
+    )
     assert isinstance(error, OutOfMemory)
     assert "\n" not in str(error) and str(error).startswith("vLLM has not enough memory: ")
 

@@ -222,7 +222,9 @@ def test_a_server_is_warmed_up_once_for_all_its_points_and_checked_after_each_ra
 
 def test_a_server_that_died_is_the_reason_that_is_said(scale, asked):
     def fail(what):
-        raise {(100, 1): EngineFailure("no request succeeded"), CHECKED: EngineFailure("the server died")}.get(what, KeyError)
+        raise {(100, 1): EngineFailure("no request succeeded"), CHECKED: EngineFailure("the server died")}.get(
+            what, KeyError
+        )
 
     asked.fail = lambda what: fail(what) if what[0] != START else None
     with pytest.raises(UserError, match="slow failed: the server died"):

@@ -31,7 +31,9 @@ def test_a_report_becomes_numbers():
     assert (result["request_rate"], result["completed"], result["achieved_request_rate"]) == (2, 20, 1.9)
     assert result["ttft_ms"] == {"mean": 7.0, "median": 7.0, "p99": 7.0} and result["acceptance_length"] == 2.1
     nothing = {"completed": 0, "errors": ["", "Traceback\nConnectionError: refused"]}
-    with pytest.raises(EngineFailure, match="not one request succeeded at 2 requests a second: ConnectionError: refused"):
+    with pytest.raises(
+        EngineFailure, match="not one request succeeded at 2 requests a second: ConnectionError: refused"
+    ):
         rate_result(nothing, 2, 20)
 
 

@@ -70,11 +70,6 @@ def opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
     return tokenize_chat(tokenizer, [message], add_generation_prompt=True)
 
 
-def prepare() -> None:
-    """Import what takes long."""
-    import vllm.benchmarks.serve  # noqa: F401
-
-
 def measure_rate(
     url: str, name: str, folder: Path, prompts: Sequence[list[int]], output: int, rate: float, seed: int, forced: bool
 ) -> dict[str, Any]:

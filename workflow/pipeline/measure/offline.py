@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from pipeline.measure.client import chat_openings
@@ -28,6 +29,8 @@ _PEAKS: Mapping[str, Mapping[str | None, float]] = {
 
 class Throughput(Point):
     """All requests at once, as token ids (Fig. 3, Table 5; Appendix B.2)."""
+
+    said = "{tokens_per_second:.1f} tokens/s"
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -50,10 +53,10 @@ class Throughput(Point):
         (prompt, output), subject = self.lengths, run.subject
         job = {"do": "throughput", "prompts": self.number_of_prompts, "seed": self.seed}
         answers = run.in_turns(job | {"input": prompt, "output": output}, self.repeats(subject.variant), self.warm_up)
-        seconds = {side: [answer["seconds"] for answer in found] for side, found in answers.items()}
         gpus = hardware()["gpus"] if self.gpus else []
         peak = peak_tflops(gpus[0], self.dtype, subject.quantization) if gpus else None
-        return self.result(subject.config, statistics.median(seconds[OWN]), peak) | samples(seconds, "seconds")
+        times = samples(answers, "seconds", itemgetter("seconds"))
+        return self.result(subject.config, statistics.median(times["samples_seconds"]), peak) | times
 
     def result(self, config: Mapping[str, Any], seconds: float, peak: float | None) -> dict[str, Any]:
         """The result of all requests in so many seconds.
@@ -82,10 +85,6 @@ class Throughput(Point):
             "mfu_percent": None if peak is None else 100 * normalized / peak,
         }
 
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        return f"{result['tokens_per_second']:.1f} tokens/s"
-
 
 def peak_tflops(gpu: str, dtype: str, quantization: str | None) -> float | None:
     """Dense TFLOP/s of a GPU, named as by CUDA, in the number format that is served; None where one is not known."""
@@ -101,44 +100,50 @@ class Batches(Point):
     Attributes:
         axis: the setting that has the batches, and the result's name for them.
         times: the result's name for the medians and extremes over repeats; `unit` is that of the samples.
+        each: whether every repeat is warmed up, and not a batch once.
     """
 
     alone = True
     axis: ClassVar[str]
     times: ClassVar[str]
     unit: ClassVar[str]
+    each: ClassVar[bool]
 
-    def measured(self, run: Run, batch: int, repeats: int) -> dict[str, list[tuple[float, int]]]:
-        """Seconds and steps of all repeats of a batch, by side."""
+    def job(self, batch: int) -> dict[str, Any]:
+        """The job of `engine_program` that measures a batch."""
         raise NotImplementedError
 
     def numbers(self, run: Run) -> dict[str, Any]:
-        batches, scale = getattr(self.settings, self.axis), 1000 if self.unit == "ms" else 1
-        repeats = self.repeats(run.subject.variant)
-        found = [self.measured(run, batch, repeats) for batch in batches]
-        times = {
-            side: [[scale * seconds / steps for seconds, steps in one[side]] for one in found] for side in run.starts
-        }
+        batches, repeats = getattr(self.settings, self.axis), self.repeats(run.subject.variant)
+        answers: dict[str, list[list[dict[str, Any]]]] = {side: [] for side in run.starts}
+        for job in map(self.job, batches):
+            if not self.each:
+                run.in_turns(job, 1)
+            for side, found in run.in_turns(job, repeats, job if self.each else None).items():
+                answers[side].append(found)
+        scale = 1000 if self.unit == "ms" else 1
+        times = samples(
+            answers, self.unit, lambda batch: [scale * one["seconds"] / one.get("steps", 1) for one in batch]
+        )
         spread = {"median": statistics.median, "min": min, "max": max}
         return {
             self.axis: batches,
-            self.times: {name: list(map(of, times[OWN])) for name, of in spread.items()},
-            **samples(times, self.unit),
-            "steps": [[steps for _, steps in one[OWN]] for one in found],
+            self.times: {name: list(map(of, times[f"samples_{self.unit}"])) for name, of in spread.items()},
+            **times,
+            "steps": [[one.get("steps", 1) for one in batch] for batch in answers[OWN]],
             "repeats": repeats,
         }
 
     @classmethod
     def headline(cls, result: dict[str, Any]) -> str:
-        scale = 1 if cls.unit == "ms" else 1000
         times = zip(result[cls.axis], result[cls.times]["median"], strict=True)
-        return f"{cls.axis} " + ", ".join(f"{batch}: {scale * time:.4g} ms" for batch, time in times)
+        return f"{cls.axis}: " + ", ".join(f"{batch} in {time:.4g} {cls.unit}" for batch, time in times)
 
 
 class ForwardTime(Batches):
     """One engine step that computes a prompt in one forward pass and samples a token, scheduling included (Fig. 2, right)."""
 
-    single = True
+    single = each = True
     axis, times, unit = "batch_tokens", "seconds", "seconds"
 
     @property
@@ -146,29 +151,26 @@ class ForwardTime(Batches):
         """The largest batch, and the token sampled after it."""
         return max(self.settings.batch_tokens), 1
 
-    def measured(self, run: Run, batch: int, repeats: int) -> dict[str, list[tuple[float, int]]]:
-        job = {"do": "throughput", "prompts": 1, "input": batch, "output": 1, "seed": self.seed}
-        found = run.in_turns(job, repeats, warm_up=job)
-        return {side: [(answer["seconds"], 1) for answer in answers] for side, answers in found.items()}
+    def job(self, batch: int) -> dict[str, Any]:
+        return {"do": "throughput", "prompts": 1, "input": batch, "output": 1, "seed": self.seed}
 
 
 class Decode(Batches):
     """Engine steps that decode one token of every request of a batch, scheduling included; no prompt is computed in them."""
 
+    each = False
     axis, times, unit = "batch_sizes", "tpot_ms", "ms"
 
-    def measured(self, run: Run, batch: int, repeats: int) -> dict[str, list[tuple[float, int]]]:
+    def job(self, batch: int) -> dict[str, Any]:
         prompt, output = self.lengths
-        job = {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": self.seed}
-        run.in_turns(job, 1)  # to warm up
-        found = run.in_turns(job, repeats)
-        return {side: [(answer["seconds"], answer["steps"]) for answer in answers] for side, answers in found.items()}
+        return {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": self.seed}
 
 
 class Answer(Point):
     """One question as a user asks it: the answer, and the time to its first token (ms) and its last (s). Not in the paper."""
 
     alone = True
+    said = "first token after {first_token_ms:.0f} ms, {tokens} tokens after {seconds:.2f} s"
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -184,8 +186,8 @@ class Answer(Point):
         tokenizer = AutoTokenizer.from_pretrained(run.subject.folder)
         job = {"do": "reply", "prompt": prompt, "output": output, "stop": [tokenizer.eos_token_id]}
         found = run.in_turns(job, self.repeats(run.subject.variant), warm_up=job)
-        first = {side: [1000 * answer["first_token_seconds"] for answer in answers] for side, answers in found.items()}
-        whole = {side: [answer["seconds"] for answer in answers] for side, answers in found.items()}
+        first = samples(found, "ms", lambda answer: 1000 * answer["first_token_seconds"])
+        whole = samples(found, "seconds", itemgetter("seconds"))
         own, theirs = found[OWN][-1]["tokens"], found[BASELINE][-1]["tokens"] if BASELINE in found else None
         return {
             "question": question,
@@ -194,20 +196,17 @@ class Answer(Point):
             "baseline_text": None if theirs is None else tokenizer.decode(theirs, skip_special_tokens=True),
             "tokens": len(own),
             "baseline_tokens": None if theirs is None else len(theirs),
-            "first_token_ms": statistics.median(first[OWN]),
-            "seconds": statistics.median(whole[OWN]),
-            **samples(first, "ms"),
-            **samples(whole, "seconds"),
+            "first_token_ms": statistics.median(first["samples_ms"]),
+            "seconds": statistics.median(whole["samples_seconds"]),
+            **first,
+            **whole,
         }
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        first, seconds = result["first_token_ms"], result["seconds"]
-        return f"first token after {first:.0f} ms, {result['tokens']} tokens after {seconds:.2f} s"
 
 
 class KvCapacity(Point):
     """KV capacity in tokens, as vLLM reports it after its own profiling: an engine is started and asked nothing."""
+
+    said = "{kv_cache_tokens} tokens"
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -224,7 +223,3 @@ class KvCapacity(Point):
         if size is None and gib is not None:
             size = int(gib * GIBI)  # printed with two decimals
         return {"kv_cache_tokens": tokens, "kv_cache_bytes": size}
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        return f"{result['kv_cache_tokens']} tokens"

@@ -74,15 +74,13 @@ class Subject:
         Raises:
             UserError: the plugin is not installed, vLLM is not the version it was made for, or it cannot serve the variant.
         """
-        for distribution, wanted in REFERENCE_NEEDS.items():
-            installed = installed_version(distribution)
-            if installed is None or installed.partition("+")[0] != wanted:
-                needs = " and ".join(f"{name} {version}" for name, version in REFERENCE_NEEDS.items())
-                present = f"{distribution} {installed}" if installed else f"no {distribution}"
-                raise UserError(
-                    f"variant {self.variant!r} is served by the reference plugin, which needs {needs}, but this Python "
-                    f"environment has {present}"
-                )
+        present = {name: (installed_version(name) or "missing").partition("+")[0] for name in REFERENCE_NEEDS}
+        if present != REFERENCE_NEEDS:
+            needs, has = (" and ".join(map(" ".join, one.items())) for one in (REFERENCE_NEEDS, present))
+            raise UserError(
+                f"variant {self.variant!r} is served by the reference plugin, which needs {needs}, but this Python "
+                f"environment has {has}"
+            )
         if self.spec is None or self.spec.key_value_group_size > 1:
             raise UserError(
                 f"variant {self.variant!r}: the reference plugin serves SwiftKV without AcrossKV, and nothing else"
@@ -106,6 +104,7 @@ class Point:
             processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
         server: it asks a server, others an engine.
         single: on one device the engine is in the program's own process, so that nothing stands between.
+        said: the headline, with names of the result.
     """
 
     name: str
@@ -120,6 +119,7 @@ class Point:
     alone: ClassVar[bool] = False
     server: ClassVar[bool] = False
     single: ClassVar[bool] = False
+    said: ClassVar[str]
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -139,10 +139,10 @@ class Point:
         """
         raise NotImplementedError
 
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        """Print the main number of a result."""
-        raise NotImplementedError
+    @classmethod
+    def headline(cls, result: dict[str, Any]) -> str:
+        """The main number of a result."""
+        return cls.said.format(**result)
 
     def seen(self, result: dict[str, Any]) -> tuple[int, int]:
         """Prompt and output tokens of the requests as they came, for the costs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from dataclasses import replace
@@ -112,16 +111,12 @@ def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | No
         command = printable(starts[OWN][0], subject.folder)
         run = Run(subject, point, engines, memory, starts, heldout)
         if subject.baseline is not None and point.in_turns:
-            with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
+            try:
                 theirs = _start(subject.baseline, point, engines, point.memory(subject.baseline))
-                run = replace(run, starts={BASELINE: theirs, **starts})
-        try:
-            result = point.numbers(run)
-        except OutOfMemory:
-            if len(run.starts) == 1:
-                raise
-            engines.close()
-            result = point.numbers(replace(run, starts=starts))  # memory is for one engine alone
+                result = point.numbers(replace(run, starts={BASELINE: theirs, **starts}))
+            except OutOfMemory:  # there may be enough for one engine alone
+                engines.close()
+        result = result or point.numbers(run)
         costs = cost(subject, *point.seen(result))
     except Unsupported as error:
         status, reason = "unavailable", str(error)

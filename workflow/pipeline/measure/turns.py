@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,6 +90,9 @@ class Run:
         return answers
 
 
-def samples(of_sides: Mapping[str, Any], unit: str) -> dict[str, Any]:
+def samples(answers: Mapping[str, Sequence[Any]], unit: str, time: Callable[[Any], Any]) -> dict[str, Any]:
     """What was measured repeatedly, as records have it: in turn with the baseline's, None where there is none."""
-    return {f"samples_{unit}": of_sides[OWN], f"baseline_samples_{unit}": of_sides.get(BASELINE) or None}
+    return {
+        f"{side}samples_{unit}": [time(answer) for answer in answers[name]] if name in answers else None
+        for side, name in (("", OWN), ("baseline_", BASELINE))
+    }

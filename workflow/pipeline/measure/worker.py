@@ -86,7 +86,6 @@ def serving(
     log: Path,
     environment: Mapping[str, str] | None = None,
     timeout: float = 600,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[Server]:
     """Start a server and wait until it answers.
 
@@ -95,7 +94,6 @@ def serving(
         name: the model id the server is to be known by.
         log: file for what it prints.
         timeout: seconds it may take until it answers.
-        meanwhile: called while it starts.
 
     Raises:
         EngineFailure: it died or did not answer in time; one sentence.
@@ -104,7 +102,6 @@ def serving(
     command = [*command, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", name]
     with running(command, log, environment, "the vLLM server") as program:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + timeout
-        meanwhile()
         while not _healthy(url):
             program.check()
             if time.monotonic() > deadline:
