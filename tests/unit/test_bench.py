@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.thorough
 def test_serving_in_pairs_of_engines(tmp_path):
-    words = "--profile smoke --points batch-2k decode --layers 4 --threads 1 --pairs 1".split()
+    words = ["--profile", "smoke", "--points", "batch-2k", "decode", "--layers", "4", "--threads", "1", "--pairs", "1"]
     command = [sys.executable, "performance/bench.py", "--output", tmp_path / "serving.json", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

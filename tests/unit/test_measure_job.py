@@ -105,7 +105,6 @@ def asked(monkeypatch):
 def test_one_engine_measures_all_points(scale, asked):
     records = scale.run("short", "long", "steps")
     assert asked.starts() == [3200]  # ready for 3,000 and 16 tokens
-    assert {name: record["settings"]["point"] for name, record in records.items()} == {name: name for name in records}
     assert records["long"]["result"]["tokens_per_second"] == 3016
     assert records["steps"]["result"]["tpot_ms"]["median"] == [250, 250]
     assert all(record["engine"]["kv_cache_tokens"] == 1024 for record in records.values())
@@ -127,19 +126,14 @@ def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
     assert {what for what, _ in asked.said[before:]} == {START, "decode"}
 
 
-@pytest.mark.parametrize("error", [EngineFailure, OutOfMemory])
-def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(scale, asked, error):
+def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(scale, asked):
     def fail(what):
         if what == (START, 3200):
-            raise error("vLLM has not enough memory")
+            raise OutOfMemory("vLLM has not enough memory")
 
     asked.fail = fail
-    if error is OutOfMemory:
-        records = scale.run("short", "long")
-        assert {name: record["status"] for name, record in records.items()} == {"short": "ok", "long": "oom"}
-    else:
-        with pytest.raises(UserError, match="long failed: .*; kept: short"):
-            scale.run("short", "long")
+    records = scale.run("short", "long")
+    assert {name: record["status"] for name, record in records.items()} == {"short": "ok", "long": "oom"}
     assert asked.starts() == [3200, 256]
 
 
@@ -214,7 +208,7 @@ def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, 
 
 def test_a_server_is_warmed_up_once_for_all_its_points_and_checked_after_each_rate(scale, asked):
     records = scale.run("slow", "slower")
-    rates = [what for (what) in [(200, 1), (200, 1), (100, 1), (100, 2)]]
+    rates = [(200, 1), (200, 1), (100, 1), (100, 2)]
     assert asked.said == [(START, 384), *(said for rate in rates for said in (rate, CHECKED))]
     rates = records["slow"]["result"]["rates"]
     assert [(rate["request_rate"], rate["requests"]) for rate in rates] == [(1, 5), (2, 10)]
@@ -239,8 +233,7 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     scale.in_turns = True
     scale.points["short"]["repeats"] = 3
     records = scale.run("short", "steps", "forward", variant=MERGED)
-    assert len(asked.starts()) == 2  # one each
-    # Every measurement after one to warm up.
+    assert len(asked.starts()) == 2  # one each; every measurement after one to warm up
     pairs = [["baseline"] * 2, ["merged"] * 4, ["baseline"] * 4, ["merged"] * 2]
     assert asked.sides[:12] == sum(pairs, [])
     short, steps, forward = map(Record.of, records.values())
@@ -250,9 +243,6 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     assert all(record["engine"]["kv_cache_tokens"] == 8192 for record in records.values())
     # Its own record needs fewer repeats.
     assert len(scale.run("short")["short"]["result"]["samples_seconds"]) == 2
-    scale.in_turns = False
-    alone = scale.run("short", variant=MERGED)["short"]
-    assert Record.of(alone).turns() is None and len(alone["result"]["samples_seconds"]) == 3
 
 
 def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, asked):

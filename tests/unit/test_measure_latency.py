@@ -123,38 +123,33 @@ def test_rates_far_above_the_boundary_are_left_out():
     assert asked == [0.5, 1, 2, 4]  # ascending, and two unsustained ones are enough
 
 
-def test_all_sustained_has_no_upper_end():
-    result = search([1, 2], queue(100), steps=3)
-    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == (2, None)
-    assert len(result["rates"]) == 2
+@pytest.mark.parametrize(
+    ("rates", "capacity", "ends", "measured"), [([1, 2], 100, (2, None), 2), ([4, 8], 1, (None, 4), 2)]
+)
+def test_where_all_rates_or_none_are_sustained_nothing_is_refined(rates, capacity, ends, measured):
+    result = search(rates, queue(capacity), steps=3)
+    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == ends
+    assert len(result["rates"]) == measured
 
 
-def test_a_server_that_does_not_keep_up_at_all():
-    result = search([4, 8], queue(1), steps=3)
-    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == (None, 4)
+# 5 requests arrive within 5 s, the last one takes 1 s: 5 / 6 of the asked rate, and nothing waited.
+LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
+          "ttft_ms": {"median": 100.0}, "e2e_ms": {"mean": 1000.0}}  # fmt: skip
 
 
-def test_a_failed_request_is_not_sustained():
-    measure = queue(10)
-    lowest = measure(1.0)
-    assert sustained(measure(2.0), lowest)
-    assert not sustained(measure(2.0) | {"failed": 1}, lowest)
-    assert not sustained(measure(2.0) | {"completed": 0}, lowest)
-
-
-def test_a_short_measurement_is_not_held_against_the_last_request():
-    # 5 requests arrive within 5 s, the last one takes 1 s: 5 / 6 of the asked rate, and nothing waited.
-    slow = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
-            "ttft_ms": {"median": 500.0}, "e2e_ms": {"mean": 1000.0}}  # fmt: skip
-    assert sustained(slow, slow)
-    assert not sustained(slow | {"seconds": 7.0}, slow)
-
-
-def test_late_first_tokens_are_not_sustained():
-    fast = {"request_rate": 1.0, "completed": 300, "failed": 0, "seconds": 300.0,
-            "ttft_ms": {"median": 100.0}, "e2e_ms": {"mean": 200.0}}  # fmt: skip
-    assert sustained(fast | {"ttft_ms": {"median": 500.0}}, fast)
-    assert not sustained(fast | {"ttft_ms": {"median": 501.0}}, fast)
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        ({}, True),
+        ({"failed": 1}, False),
+        ({"completed": 0}, False),
+        ({"seconds": 7.0}, False),
+        ({"ttft_ms": {"median": 500.0}}, True),
+        ({"ttft_ms": {"median": 501.0}}, False),
+    ],
+)
+def test_a_sustained_rate_fails_nothing_finishes_in_time_and_answers_soon(change, good):
+    assert sustained(LOWEST | change, LOWEST) is good
 
 
 def test_an_unsustained_rate_ends_what_counts_as_sustained():

@@ -1,9 +1,6 @@
 """Commands, memory, folders without weights, and the records of serving points, without starting vLLM."""
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,50 +73,23 @@ def test_sequence_length_is_rounded_and_never_beyond_the_model(prompt, output, l
         point("kv_capacity", input_tokens=8000, output_tokens=193).max_model_len(LLAMA)
 
 
-def test_cpu_environment_uses_every_thread_and_hides_nothing(tmp_path, monkeypatch):
+def test_the_environment_uses_every_thread_and_hides_nothing(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    environment = engine_environment(gpus=0, threads=2)
-    assert environment["OMP_NUM_THREADS"] == "2" and environment["HF_HUB_OFFLINE"] == "1"
-    assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
-    assert "VLLM_CPU_KVCACHE_SPACE" not in environment and environment["VLLM_LOGGING_LEVEL"] == "INFO"
-    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in engine_environment(gpus=4, threads=1)
-
-
-def test_only_the_plugin_asked_for_is_loaded(monkeypatch):
     monkeypatch.setenv("ARCTIC_INFERENCE_ENABLED", "1")  # as on a machine that serves with it
-    ours, theirs = (engine_environment(1, 1, plugin) for plugin in (None, "arctic-inference"))
+    ours, theirs = engine_environment(gpus=0, threads=2), engine_environment(4, 1, "arctic-inference")
+    assert ours["OMP_NUM_THREADS"] == "2" and ours["HF_HUB_OFFLINE"] == ours["VLLM_NO_USAGE_STATS"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in ours and ours["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert ours["GLOO_SOCKET_IFNAME"] == "lo" and "VLLM_ENABLE_V1_MULTIPROCESSING" not in theirs
     assert (ours["VLLM_PLUGINS"], ours["ARCTIC_INFERENCE_ENABLED"]) == ("swiftkv", "0")
     assert (theirs["VLLM_PLUGINS"], theirs["ARCTIC_INFERENCE_ENABLED"]) == ("arctic_inference", "1")
-
-
-GLOO = """
-import sys, psutil, torch.distributed
-torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
-print({c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN})
-"""
-
-
-def test_gloo_listens_on_the_loopback_whatever_address_the_host_s_name_has(tmp_path):
-    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.0.2 elsewhere\n")
-    shell = 'hostname elsewhere && mount --bind "$1" /etc/hosts && shift && exec "$@"'
-    namespace = ["unshare", "--map-root-user", "--uts", "--mount", "sh", "-c", shell, "sh", str(tmp_path / "hosts")]
-    if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
-        pytest.skip("no namespaces here")
-    done = subprocess.run(
-        [*namespace, sys.executable, "-c", GLOO, str(tmp_path / "store")],
-        env=engine_environment(gpus=0, threads=1),
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "{'127.0.0.1'}\n", done.stderr
 
 
 @pytest.mark.parametrize(
     ("installed", "sentence"),
     [
-        ({"vllm": "0.26.0"}, "has no arctic-inference"),
-        ({"vllm": "0.32.0+cpu", "arctic-inference": "0.3.0"}, "but this Python environment has vllm 0.32.0"),
+        ({"vllm": "0.26.0"}, "has arctic-inference missing"),
+        ({"vllm": "0.32.0+cpu", "arctic-inference": "0.3.0"}, "environment has .*vllm 0.32.0"),
         ({"vllm": "0.26.0", "arctic-inference": "0.3.0"}, "without AcrossKV"),
     ],
 )
@@ -171,31 +141,17 @@ def test_a_gpu_limit_is_a_share_of_the_device(tmp_path, monkeypatch, limit, shar
     assert asked.memory(subject(tmp_path / "m")) == {served.GPU_SHARE: share}
 
 
-KINDS = {
-    "throughput": {"total_tokens": 9},
-    "latency": {"request_rates": [1], "seconds": 1},
-    "forward_time": {"batch_tokens": [64], "repeats": 1},
-    "kv_capacity": {},
-    "decode": {"batch_sizes": [1], "repeats": 1},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_room_for_the_weights_is_a_record(tmp_path, kind, monkeypatch):
+def test_no_room_for_the_weights_is_a_record(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.measure.run.require_fp8_cache", lambda *_: None)  # no engine starts here
     model = subject(tmp_path / "m", spec=SPEC, kv_cache="fp8", weights="trained")
     (model.folder / "origin.json").write_text('{"id": "theirs"}')  # a published checkpoint
-    asked = point(kind, memory_gib=1e-4, **KINDS[kind])
-    record = measure(model, asked, tmp_path / "work")
-    assert (record["measure"], record["status"], record["result"]) == (kind, "oom", None)
+    record = measure(model, point("kv_capacity", memory_gib=1e-4), tmp_path / "work")
+    assert (record["measure"], record["status"], record["result"]) == ("kv_capacity", "oom", None)
     assert (record["weights"], record["checkpoint"]) == ("published", {"id": "theirs"})
-    assert record["reason"].startswith("the weights take") and headline(record).startswith("OOM, the weights")
+    assert headline(record).startswith("OOM, the weights take")
     settings = record["settings"]
     assert (settings["point"], settings["memory_gib"], settings["command"]) == ("a-point", 1e-4, None)
-    assert settings["kv_cache_scales"] == "one a tensor" and settings["merge_all_layers"] is False
-    assert record["spec"]["kv_cache_reduction"] == 0.25 and record["model"]["name"] == "tiny"
-    limits = ("request_speedup_limit", "prefill_speedup_limit", "capacity_limit")
-    assert all(record["cost"][name] > 1 for name in limits)
+    assert settings["kv_cache_scales"] == "one a tensor" and record["spec"]["kv_cache_reduction"] == 0.25
     json.dumps(record, allow_nan=False)
 
 
@@ -224,20 +180,12 @@ def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit
 
 
 def test_costs_are_those_of_the_cost_model(tmp_path):
-    config = read_json(ROOT / "resources/architectures/llama-3.1-8b.json")["config"]
-    spec = SwiftKVSpec(32, 16, 4)
-    model = subject(tmp_path / "m", spec=spec)
-    (tmp_path / "m/config.json").write_text(json.dumps(config))
-    limits = speedup_limits(Dimensions.from_config(config), spec, 2000, 256)
-    made = cost(model, 2000, 256)
-    assert made["request_speedup_limit"] == pytest.approx(limits["request_speedup"])
-    assert made["prefill_speedup_limit"] == pytest.approx(limits["prefill_speedup"])
-    assert 14e9 < made["baseline_flops_per_token"] < 18e9  # about two FLOPs a parameter
-    assert made["capacity_limit"] == pytest.approx(32 / 20)
-    fp8 = subject(tmp_path / "f", spec=None, kv_cache="fp8")
-    assert cost(fp8, 9, 9)["capacity_limit"] == 2
-    merged = subject(tmp_path / "g", merge_all_layers=True)
-    assert cost(merged, 9, 9)["capacity_limit"] == 8
+    limits = speedup_limits(Dimensions.from_config(LLAMA), SPEC, 2000, 256)
+    made = cost(subject(tmp_path / "m", spec=SPEC), 2000, 256)
+    assert (made["request_speedup_limit"], made["prefill_speedup_limit"]) == tuple(limits.values())
+    assert made["capacity_limit"] == pytest.approx(8 / 6)
+    assert cost(subject(tmp_path / "m", kv_cache="fp8"), 9, 9)["capacity_limit"] == 2
+    assert cost(subject(tmp_path / "m", merge_all_layers=True), 9, 9)["capacity_limit"] == 8
 
 
 @pytest.mark.parametrize(
@@ -262,7 +210,6 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
         ("NVIDIA H100 80GB HBM3", "bfloat16", None, 989.4),
         ("NVIDIA H200", "bfloat16", "fp8", 1978.9),
         ("NVIDIA A100-SXM4-80GB", "bfloat16", "fp8", None),
-        ("NVIDIA H100 PCIe", "bfloat16", None, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None, None),
         ("NVIDIA H200", "float32", None, None),
     ],

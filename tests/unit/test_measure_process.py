@@ -20,7 +20,8 @@ FAKE = """
 import argparse, http.server, os, signal, subprocess, sys, time
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int); parser.add_argument("--host"); parser.add_argument("--served-model-name")
-parser.add_argument("--die"); parser.add_argument("--hang", action="store_true"); parser.add_argument("--orphan", action="store_true")
+parser.add_argument("--die"); parser.add_argument("--hang", action="store_true")
+parser.add_argument("--orphan", action="store_true")
 o = parser.parse_args()
 code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 engine = subprocess.Popen([sys.executable, "-c", code])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.memory import devices
-from pipeline.measure.process import offline_environment
 from pipeline.measure.worker import module
 from pipeline.records import installed_version
 from swiftkv.cost import GIBI, Dimensions, parameter_count
@@ -252,16 +252,27 @@ def vllm_command(subject: Subject, point: Point, length: int, memory: dict[str, 
 def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> dict[str, str]:
     """The environment vLLM is served in on so many GPUs (0: the processor) and processor threads.
 
-    Only one plugin is loaded: an installed reference plugin would change how every model runs. On a CPU, one process
-    computes with all of the point's threads. vLLM by itself keeps a core free for each server process, which would leave
-    one of two cores idle. And glibc keeps the memory of large activations: given back after each step, they cost a page
-    fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
+    It reports nothing and downloads nothing. Only one plugin is loaded: an installed reference plugin would change how every
+    model runs. On a CPU, one process computes with all of the point's threads. vLLM by itself keeps a core free for each
+    server process, which would leave one of two cores idle. And glibc keeps the memory of large activations: given back
+    after each step, they cost a page fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
 
     Args:
         plugin: as in `Subject`.
     """
-    # Else torch's gloo listens on whatever address the host's name has.
-    environment = offline_environment() | {"GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # `engine.py` reads the log.
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_CONFIGURE_LOGGING": "1",
+        "VLLM_LOGGING_COLOR": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Else torch's gloo listens on whatever address the host's name has.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the memory this point states
     if plugin == REFERENCE:
         environment |= {"VLLM_PLUGINS": "arctic_inference", "ARCTIC_INFERENCE_ENABLED": "1"}
     else:

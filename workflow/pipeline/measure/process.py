@@ -90,18 +90,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def offline_environment() -> dict[str, str]:
-    """This program's environment for a vLLM that reports nothing, downloads nothing and logs what `engine.py` reads."""
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_CONFIGURE_LOGGING": "1",
-        "VLLM_LOGGING_COLOR": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the memory this point states
-    return environment
