@@ -54,12 +54,6 @@ def test_the_mode_is_what_the_plugin_says(words, fast):
     assert observed(CPU_LOG + FAST.format(words), kv_cache_dtype="auto", swiftkv=True)["fast_prefill"] is fast
 
 
-def test_an_empty_log_is_unknown_not_an_error():
-    seen = observed("", kv_cache_dtype="fp8", swiftkv=True)
-    assert seen["kv_cache_tokens"] is seen["attention_backend"] is seen["compilation"] is seen["fast_prefill"] is None
-    assert seen["kv_cache_dtype"] == "fp8"
-
-
 NO_BLOCKS = (
     "(EngineCore pid=1) ERROR 11-21 [core.py:99] ValueError: No available memory for the cache blocks. Try increasing "
     "`gpu_memory_utilization` when initializing the engine.\n"

@@ -23,7 +23,14 @@ POINTS = {
     "capacity": {"measure": "kv_capacity", "input_tokens": 100, "output_tokens": 16},
     "forward": {"measure": "forward_time", "batch_tokens": [16, 32], "repeats": 2},
     "steps": {"measure": "decode", "input_tokens": 32, "output_tokens": 8, "batch_sizes": [1, 2], "repeats": 2},
-    "slow": {"measure": "latency", "input_tokens": 100, "output_tokens": 16, "request_rates": [1, 2], "seconds": 5},
+    "slow": {
+        "measure": "latency",
+        "input_tokens": 100,
+        "output_tokens": 16,
+        "request_rates": [1, 2],
+        "seconds": 5,
+        "min_requests": 7,
+    },
     "slower": {"measure": "latency", "input_tokens": 200, "output_tokens": 16, "request_rates": [1], "seconds": 5},
 }
 START, MERGED, CHECKED = "start", "merge-all-layers", ("server", "checked")
@@ -211,7 +218,7 @@ def test_a_server_is_warmed_up_once_for_all_its_points_and_checked_after_each_ra
     rates = [(200, 1), (200, 1), (100, 1), (100, 2)]
     assert asked.said == [(START, 384), *(said for rate in rates for said in (rate, CHECKED))]
     rates = records["slow"]["result"]["rates"]
-    assert [(rate["request_rate"], rate["requests"]) for rate in rates] == [(1, 5), (2, 10)]
+    assert [(rate["request_rate"], rate["requests"]) for rate in rates] == [(1, 7), (2, 10)]
 
 
 def test_a_server_that_died_is_the_reason_that_is_said(scale, asked):

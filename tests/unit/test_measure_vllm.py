@@ -91,8 +91,7 @@ def test_points_of_one_engine(source, tmp_path):
     result = answer["result"]
     assert "Why is the sky blue?" in result["question"] and 5 < result["prompt_tokens"] <= 100  # the longest that fits
     assert 1 <= result["tokens"] <= 4 and isinstance(result["text"], str) and result["baseline_text"] is None
-    times = zip(result["samples_ms"], result["samples_seconds"], strict=True)
-    assert all(0 < 1e-3 * first <= last for first, last in times)
+    assert 0 < result["first_token_ms"] / 1000 <= result["seconds"]
 
     assert capacity["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
     assert capacity["result"]["kv_cache_tokens"] == capacity["engine"]["kv_cache_tokens"] > 0
@@ -125,7 +124,7 @@ def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, when, numb
     arguments = command(source, tmp_path, latency={"request_rates": [0.05], "seconds": 200})
     program = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     log, sign = tmp_path / "vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /health"
-    for _ in range(1200):
+    for _ in range(3000):
         if log.exists() and sign in log.read_text(errors="replace"):
             break
         assert program.poll() is None
