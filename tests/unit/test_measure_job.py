@@ -158,6 +158,11 @@ def ended(scale, asked, at, *names, **changes):
     asked.said.clear()
 
 
+def test_points_of_other_engines_are_refused(scale):
+    with pytest.raises(UserError, match="short, slow are not measured on one engine"):
+        scale.run("short", "slow")
+
+
 def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
     ended(scale, asked, ("throughput", 100), "long", "short")
     records = scale.run("long", "short")
@@ -193,7 +198,7 @@ def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, 
     chats, scale.points["slow"]["dataset"] = scale.folder / "chats.jsonl", "heldout"
     chats.touch()
     given = {"heldout": chats, "gpus": int(change == "GPU")}
-    ended(scale, asked, ("decode", 32), "long", "steps", **given)
+    ended(scale, asked, ("throughput", 100), "long", "short", **given)
     scale.run("slow", **given)
     asked.said.clear()
     if change in CHANGES:
@@ -206,7 +211,7 @@ def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, 
     elif change == "point":
         scale.points["long"]["total_tokens"] = 7000
     given["threads"] = 2 if change == "threads" else 1
-    scale.run("long", "steps", **given)
+    scale.run("long", "short", **given)
     assert (("throughput", 3000) in asked.said) == (change not in ("chats", "nothing"))
     asked.said.clear()
     scale.run("slow", "slower", **given)

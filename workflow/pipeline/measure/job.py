@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipeline.measure.memory import devices
 from pipeline.measure.point import BASELINE, Subject
-from pipeline.measure.run import headline, measure, read_point
+from pipeline.measure.run import engine_key, headline, measure, read_point
 from pipeline.measure.turns import Engines
 from pipeline.records import libraries, processor, project_code
 from pipeline.sources import read_source
@@ -88,13 +88,15 @@ def measure_points(
         outputs: a JSON file for each point, <point>/<model>/<variant>/<KV cache>.json.
 
     Raises:
-        UserError: points failed; it names them.
+        UserError: the points need several engines, or failed; it names them.
     """
     subject = _subject(settings, model, title, variant, kv_cache, source, checkpoint, baseline)
     machine = {"gpus": gpus, "threads": threads}
     points = [
         read_point(name, point, **machine, start_timeout=start_timeout) for name, point in settings.points.items()
     ]
+    if len(set(map(engine_key, points))) > 1:
+        raise UserError(f"{', '.join(settings.points)} are not measured on one engine; ask for them apart")
     folders = [subject.folder, *([subject.baseline.folder] if subject.baseline else [])]
     shared = {
         **dataclasses.asdict(dataclasses.replace(settings, points={})),

@@ -154,12 +154,10 @@ class Point:
 
     @property
     def dtype(self) -> str:
-        """Number format of weights and activations; with `auto` that of this machine, which imports torch."""
-        if self.engine["dtype"] != "auto":
-            return self.engine["dtype"]
-        from swiftkv.device import dtype_name
+        """Number format of weights and activations; with `auto` that of this machine."""
+        from swiftkv.device import dtype_name  # imports torch
 
-        return dtype_name("auto", "cuda" if self.gpus else "cpu")
+        return dtype_name(self.engine["dtype"], "cuda" if self.gpus else "cpu")
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -17,7 +17,6 @@ from pipeline.measure.engine import EngineFailure, failure
 # Ends its process group, the program and what that has started, when nobody holds its standard input any more: the kernel
 # closes that however this program ends, even by SIGKILL. A group of its own is reached by no signal to this program's.
 GUARD = "trap '' TERM; read -r end; kill -TERM 0; sleep 10; kill -KILL 0"
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def running(
         descriptors: open files that it gets.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans come here, so that they are waited for
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come here, so that they are waited for
     with open(log, "wb") as output:
         guard = subprocess.Popen(["sh", "-c", GUARD], stdin=subprocess.PIPE, process_group=0)
         try:
