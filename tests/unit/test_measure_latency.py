@@ -4,6 +4,7 @@ import json
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from score_helpers import byte_tokenizer
 from tests.unit.measure_helpers import LLAMA, REPORT, point, write_dummy
@@ -21,8 +22,10 @@ def test_costs_of_chats_are_those_of_the_requests_as_they_came():
 
 
 def test_a_report_becomes_numbers():
-    report = REPORT | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}
+    numpy = {key: np.float64(value) for key, value in REPORT.items() if key.endswith("_ms")}  # as vLLM gives them
+    report = REPORT | numpy | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}
     result = rate_result(report, 2, 20)
+    json.dumps(result | {"sustained": sustained(result, result)})
     assert (result["request_rate"], result["completed"], result["achieved_request_rate"]) == (2, 20, 1.9)
     assert result["ttft_ms"] == {"mean": 7.0, "median": 7.0, "p99": 7.0} and result["acceptance_length"] == 2.1
     nothing = {"completed": 0, "errors": ["", "Traceback\nConnectionError: refused"]}

@@ -148,9 +148,9 @@ def rate_result(report: dict[str, Any], rate: float, requests: int) -> dict[str,
         "output_tokens": report["total_output_tokens"],
         "seconds": report["duration"],
     }
-    for ours, theirs in _METRICS.items():
+    for ours, theirs in _METRICS.items():  # numpy's numbers, which JSON does not have
         result[f"{ours}_ms"] = {
-            statistic: report[f"{statistic}_{theirs}_ms"] for statistic in ("mean", "median", "p99")
+            statistic: float(report[f"{statistic}_{theirs}_ms"]) for statistic in ("mean", "median", "p99")
         }
     if "spec_decode_acceptance_rate" in report:
         result["acceptance_rate"] = report["spec_decode_acceptance_rate"]
