@@ -64,9 +64,8 @@ smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on t
 vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of RELEASES of vLLM, or of all from 0.26 on (300 MB to download each)
 	$(ACTIVATE) && python -m tests.contract.check $(RELEASES)
 
-bench: .venv/.ready  ## paired performance measurements; nothing else should run meanwhile
-	$(ACTIVATE) && python performance/bench.py training --output results/bench/training.json
-	$(ACTIVATE) && python performance/bench.py serving --output results/bench/serving.json
+bench: .venv/.ready  ## speed of serving in pairs of engines; nothing else should run meanwhile
+	$(ACTIVATE) && python performance/bench.py --output results/bench/serving.json
 
 lint: .venv/.ready  ## style of Python and Snakemake files, and types
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && pyrefly check

@@ -61,7 +61,7 @@ def score_served(
     job = (folder, tokenizer, task | {"engine": engine}, seed, fetched, shard)
     with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
-        printed = program.job.text()
+        printed = log.read_text(errors="replace")
     if isinstance(answer, Exception):
         raise answer
     result, settings, data = answer

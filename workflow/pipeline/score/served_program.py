@@ -1,4 +1,4 @@
-"""lm-eval over vLLM in a process of its own; `python -m pipeline.score.served_program SOCKET` runs it.
+"""lm-eval over vLLM in a process of its own; `python -m pipeline.score.served_program PIPE` runs it.
 
 Its one kind of job is a task to score, as `served.score_served` sends it.
 """
