@@ -47,6 +47,18 @@ def similarity(config, model):
     return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, shipped("similarity/*.json"))
 
 
+def reading(config, model, variant):
+    """A family is made up of the unchanged model's record."""
+    settings = {"seed": config["reading"]["seed"]}
+    members = [{"layer": 32, "flops": 1.0}, {"layer": 16, "flops": 0.5}]
+    for place, member in enumerate(members):
+        member["tasks"] = {"squad": {"bits": [3.0 + place, 5.0], "bits_without": [9.0, 8.0], "kl": [place, place]}}
+    tasks = {"squad": {"sha256": "same", "prompt_tokens": [9, 9], "answer_tokens": [2, 3]}}
+    result = {"tasks": tasks, "members": members, "heads": {"induction": [0.5] * 32}}
+    known = variant if variant in config["variants"] else "baseline"
+    return record(config, "reading", model, known, "auto", settings, result) | {"variant": variant}
+
+
 def training(config, model, variant):
     gpus = config["models"][model]["gpus"]["distill"]
     settings = config["recipes"][config["variants"][variant]["recipe"]]
@@ -87,6 +99,7 @@ MAKERS = {
     "scores": score,
     "fidelity": fidelity,
     "similarity": similarity,
+    "reading": reading,
     "training": training,
     "early_exit": early_exit,
     "serving": serving,

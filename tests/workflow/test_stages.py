@@ -74,7 +74,7 @@ def test_the_docs_name_every_record_and_every_download():
     for path, rule in re.findall(r"^ *\| `([^`]+\.json)`[^|]*\| `(\w+?)(?:_<first point>)?` \|", page, re.MULTILINE):
         assert STAGES[rule].output == path
     named = set(re.findall(r"^ *\| `[^`]+\.json`[^|]*\| `(\w+?)(?:_<first point>)?` \|", page, re.MULTILINE))
-    assert named == {"score", "fidelity", "early_exit", "similarity", "distill", "measure"}
+    assert named == {"score", "fidelity", "early_exit", "similarity", "reading", "distill", "measure"}
     page = (ROOT / "docs/cluster.md").read_text()
     online = {name for name, stage in STAGES.items() if stage.online}
     assert set(re.search(r"--until ([\w ]+)\n", page)[1].split()) == online

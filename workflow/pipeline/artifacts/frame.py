@@ -18,7 +18,16 @@ import pandas as pd
 
 from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.records import Record
-from pipeline.statistics import Estimate, estimate, exact, of_turns, ratio_of_repeats, ratio_of_turns, wilson
+from pipeline.statistics import (
+    Estimate,
+    bootstrapped_ratio,
+    estimate,
+    exact,
+    of_turns,
+    ratio_of_repeats,
+    ratio_of_turns,
+    wilson,
+)
 from swiftkv.cost import GIBI
 
 COLUMNS = (
@@ -195,6 +204,34 @@ def _similarity(record: Record, baselines: Baselines) -> Iterator[Row]:
         yield row(record, "simscore", estimate(value, stderr, n), at=layer, n=n)
 
 
+def _reading(record: Record, baselines: Baselines) -> Iterator[Row]:
+    """By l, of the unchanged model (l = L) and each member of a family; `point` is the task."""
+    for member in record.result["members"]:
+        at = member["layer"]
+        yield row(record, "prompt_flops_percent", exact(100 * member["flops"]), at=at)
+        for task, items in record.result["tasks"].items():
+            gain, kept, own = gains(record, task, member)
+            more = {"point": task, "at": at, "n": len(gain)}
+            yield row(record, "kept", bootstrapped_ratio(kept, gain), **more)
+            yield row(record, "own_gain", bootstrapped_ratio(own, gain), **more)
+            kl = bootstrapped_ratio(member["tasks"][task]["kl"], items["answer_tokens"])
+            yield row(record, "reading_kl", kl, **more)
+    for kind, weights in (record.value("heads") or {}).items():
+        for layer, weight in enumerate(weights):
+            yield row(record, f"{kind}_head", weight, at=layer)
+
+
+def gains(record: Record, task: str, member: Mapping[str, Any]) -> tuple[list[float], list[float], list[float]]:
+    """Bits that the text saves on each answer of a task: the unchanged model; a member, from the bits that model needs
+    without the text; and a member, from its own."""
+    theirs, own = (one["tasks"][task] for one in (record.result["members"][0], member))
+    pairs = ((theirs, theirs), (theirs, own), (own, own))
+    first, second, third = (
+        [a - b for a, b in zip(without["bits_without"], given["bits"], strict=True)] for without, given in pairs
+    )
+    return first, second, third
+
+
 def _throughput(record: Record, baselines: Baselines) -> Iterator[Row]:
     base = baselines.get((record.model["name"], record.what))
     samples = record.value("samples_seconds") or []
@@ -347,6 +384,7 @@ _MEASURES: Mapping[str, Callable[[Record, Baselines], Iterator[Row]]] = {
     "training": _training,
     "early_exit": _early_exit,
     "similarity": _similarity,
+    "reading": _reading,
     "throughput": _throughput,
     "kv_capacity": _capacity,
     "forward_time": _forward,

@@ -64,6 +64,14 @@ def _similarity(config: Config, entry: Entry) -> list[str]:
     return [STAGES["similarity"].file(config, model=model) for model in models]
 
 
+def _reading(config: Config, entry: Entry) -> list[str]:
+    """Families, and the variants that are trained; a reading has no other cache than the model's own."""
+    families = [(model["name"], family) for model in entry["models"] for family in entry.get("families", ())]
+    shown = [] if entry["unmeasured"] else families
+    shown += [(row["model"], row["variant"]) for row in _rows(entry) if config.variants[row["variant"]].rewired]
+    return [STAGES["reading"].file(config, model=model, variant=name) for model, name in shown]
+
+
 def dimensions_of(config: Config, model: str) -> str:
     """The file with a model's public dimensions, or else the resolved model."""
     return config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
@@ -80,6 +88,7 @@ _INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
     "serving": _serving,
     "training": _training,
     "similarity": _similarity,
+    "reading": _reading,
     "dimensions": lambda config, entry: [dimensions_of(config, model["name"]) for model in entry["models"]],
     "tables": lambda config, entry: [
         STAGES[form].file(config, artifact=name) for name, form in entry["judged_on"].items()

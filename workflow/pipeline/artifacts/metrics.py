@@ -31,6 +31,7 @@ class Metric(NamedTuple):
 # Which input of an artifact holds the records of a measure.
 INPUTS = {
     "score": "scores", "fidelity": "fidelity", "early_exit": "early_exit", "similarity": "similarity",
+    "reading": "reading",
     "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
     "kv_capacity": "serving", "decode": "serving", "answer": "serving",
 }  # fmt: skip
@@ -91,6 +92,12 @@ METRICS: Mapping[str, Metric] = {
     "bin_alignment_percent": Metric("early_exit", "Agreement (%)", ".1f", "%"),
     "simscore": Metric("similarity", "SimScore (cosine similarity)", ".3f"),
     "pairwise": Metric("similarity", "Cosine similarity", ".3f"),
+    "kept": Metric("reading", "Reading kept", ".2f"),
+    "own_gain": Metric("reading", "Own gain\nof reading", ".2f"),
+    "reading_kl": Metric("reading", "KL of gold\nanswers", ".4f", "nats/token"),
+    "prompt_flops_percent": Metric("reading", "FLOPs of\na prompt, %", ".1f", "%"),
+    "previous_token_head": Metric("reading", "Attention to\nthe token before", ".2f"),
+    "induction_head": Metric("reading", "Attention to what\nfollowed before", ".2f"),
     "tokens_per_second": Metric("throughput", "Input and output\ntokens / s", "s3", "tokens/s"),
     "tokens_per_second_per_gpu": Metric("throughput", "Tokens / s\na device", "s3", "tokens/s"),
     "normalized_tflops_per_gpu": Metric("throughput", "Normalized\nTFLOP/s per device", "s3", "TFLOP/s"),

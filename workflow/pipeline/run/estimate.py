@@ -85,6 +85,8 @@ class Work:
         functions = {
             "teacher_states": self._teacher,
             "moments": self._teacher,
+            "reading_moments": self._teacher,
+            "reading": self._reading,
             "distill": self._training,
             "fidelity": self._comparing,
             "similarity": self._comparing,
@@ -123,7 +125,8 @@ class Work:
     def _text(self, name: str) -> float:
         mix = self.job.wildcards.get("data", self.config.heldout.data)
         mix = self.recipe.data if "recipe" in self.job.wildcards or self.job.rule == "distill" else mix
-        mix = self.config.similarity.data if self.job.rule == "similarity" else mix
+        if self.job.rule in ("similarity", "reading"):
+            mix = getattr(self.config, self.job.rule).data
         if mix not in self.config.planning.data:
             raise UserError(
                 f"nothing says how long data mix {mix!r} is before it is built; state it under planning.data"
@@ -144,7 +147,7 @@ class Work:
     def _teacher(self) -> float:
         """The teacher over all rows; for a fitted start over some of them, whose sums take as long again."""
         tokens = self.packed_rows * self.recipe.max_length
-        return self.forward(2 * min(tokens, self.recipe.start_tokens) if self.job.rule == "moments" else tokens)
+        return self.forward(2 * min(tokens, self.recipe.start_tokens) if "moments" in self.job.rule else tokens)
 
     def _training(self) -> float:
         recipe = self.recipe
@@ -180,6 +183,12 @@ class Work:
         tokens = settings.documents * min(self._text("chat_tokens"), settings.max_length)
         changed = self.job.rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed
         return self.forward(tokens * (4 if changed else 2))
+
+    def _reading(self) -> float:
+        """The unchanged model over all prompts; the members of a family, or a trained variant, take about as long again."""
+        asked = self.config.reading
+        passages = (asked.items + 4 * asked.among) * self._text("chat_tokens")
+        return self.forward(2 * (passages + asked.synthetic * sum([*asked.induction, *asked.retrieval])))
 
     def _early_exit(self) -> float:
         settings = self.config.early_exit
@@ -235,9 +244,11 @@ class Work:
             recipes = [name for name, recipe in self.config.recipes.items() if recipe.data == self.recipe.data]
             stored = 1 + len(self.config.stored_layers(self.job.wildcards["model"], recipes))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored
-        if rule == "moments":  # a float32 fit of keys and values for each l and layer above, and three covariances an l
+        if "moments" in rule:  # a float32 fit of keys and values for each l and layer above, and three covariances an l
             recipes = self.config.alike(self.job.wildcards["recipe"], Fitting)
-            below = self.config.fitted_layers(self.job.wildcards["model"], recipes)
+            model = self.job.wildcards["model"]
+            trained = rule == "moments"
+            below = self.config.fitted_layers(model, recipes) if trained else self.config.reading_layers(model)
             fits = sum(self.size.layers - layer for layer in below) * self.size.dimensions.cached()
             return 4 * self.size.width * (fits + 3 * len(below) * self.size.width)
         if rule in ("pack", "corpus"):

@@ -100,7 +100,7 @@ def measure_scores(
             benchmark, data = questions(*request)
             lm = load()
             lm.batch_size_per_gpu = task["batch_size"]
-            lm.keep(state and _answers_file(state, subject, [folder, tokenizer], name))
+            lm.keep(state and answers_file(state, subject, [folder, tokenizer], name))
             if lm.kept.found:
                 print(f"{name}: goes on with {lm.kept.found} batches that were answered before", flush=True)
             answered[key] = (benchmark, data, lm, lm_eval_samples(lm, benchmark, task), lm.peak)
@@ -149,7 +149,7 @@ def measure_scores(
         shutil.rmtree(state, ignore_errors=True)
 
 
-def _answers_file(state: Path, subject: dict[str, Any], folders: list[Path], task: str) -> Path:
+def answers_file(state: Path, subject: dict[str, Any], folders: list[Path], task: str) -> Path:
     """Return the file for the answers to a task; other files, code, libraries or kinds of machine have another one."""
     origin = provenance(0)
     conditions = subject | {

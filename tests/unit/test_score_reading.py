@@ -1,0 +1,149 @@
+"""What a prompt still gives: bits of answers with and without its text."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from score_helpers import SHAPE, byte_tokenizer, write_source
+
+from pipeline.config.settings import Prompts
+from pipeline.score import reading
+from pipeline.score.reading import Document, answer_bits, head_weights, induction, measure_reading, retrieval, tasks
+from swiftkv.errors import UserError
+from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.spec import SwiftKVSpec
+
+SETTINGS = Prompts(items=5, among=2, induction=[40], retrieval=[60], synthetic=2, seed=1)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """Six questions about passages."""
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Title: T{n}\nBackground: Passage {n}.\n\nMore.\nQuestion: Which {n}?"},
+                {"role": "assistant", "content": f"{n} of them all"},
+            ]
+        }
+        for n in range(6)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    return tmp_path / "train.jsonl"
+
+
+def test_items_hold_their_text_and_the_control_does_not(questions):
+    tokenizer = byte_tokenizer()
+    found = tasks(tokenizer, questions, SETTINGS)
+    assert {name: len(group) for name, group in found.items()} == {
+        "squad": 5,
+        "among": 2,
+        "induction-40": 2,
+        "retrieval-60": 2,
+    }
+    for group, passages in ((found["squad"], 1), (found["among"], 4)):
+        for given, without in group:
+            assert given.tokens[given.prompt :] == without.tokens[without.prompt :]
+            text, alone = (tokenizer.decode(one.tokens[: one.prompt]) for one in (given, without))
+            answer = tokenizer.decode(given.tokens[given.prompt :])
+            number = answer[0]
+            assert len(given.tokens) - given.prompt == reading.ANSWER and answer == f"{number} of them all"[:8]
+            assert text.count("Passage") == passages and f"Title: T{number}\nBackground: Passage {number}." in text
+            assert "Passage" not in alone and f"Question: Which {number}?" in alone
+    for (given, without), (_, same) in zip(found["among"], found["squad"], strict=False):
+        assert without == same and given.prompt > same.prompt
+    for given, without in retrieval(tokenizer, 200, 3, random.Random(0)):
+        text, answer = tokenizer.decode(given.tokens), tokenizer.decode(given.tokens[given.prompt :])
+        name = text.rpartition("code of ")[2].partition("?")[0]
+        assert f"The code of {name} is {answer}." in text and without.prompt < 200 < given.prompt
+
+
+def test_an_induction_repeats_what_came_before():
+    for given, without in induction(byte_tokenizer(), 50, 3, random.Random(0)):
+        again = reading.CUE + reading.NEXT
+        text, end = given.tokens[1:-again], given.tokens[-again:]
+        assert given.tokens[0] == byte_tokenizer().bos_token_id and len(text) == 50
+        assert any(text[place : place + again] == end for place in range(50 - again + 1))
+        assert (given.tokens[given.prompt :], without.tokens) == (end[reading.CUE :], (given.tokens[0], *end))
+
+
+def test_heads_that_look_back_are_told_from_each_other():
+    """Words 2 to 5 come again at 8: one head looks at the token before, one at what followed the same word."""
+    attention = torch.zeros(3, 12, 12)
+    for query in range(8, 12):
+        attention[0, query, query - 1] = 0.75
+        attention[1, query, query - 8 + 2 + 1] = 0.5
+        attention[2, query, query - 8 + 2] = 1.0  # the same word, not what followed it
+    assert head_weights(attention, 2, 8).tolist() == [0.75, 0.5]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_bits_are_those_of_the_whole_model(tiny_teacher, architecture, own):
+    """Only the rows of the answer are computed in layers >= l, from what one pass of the unchanged model has."""
+    teacher = tiny_teacher(architecture)
+    document = Document(tuple(torch.randint(3, 128, (30,), generator=torch.Generator().manual_seed(1)).tolist()), 24)
+    members = {layer: rewire(teacher, SwiftKVSpec(6, layer, own_key_values=own)).eval() for layer in (2, 4)}
+    found = answer_bits(teacher, members, document, False)
+    assert torch.allclose(torch.tensor(found), torch.tensor(answer_bits(teacher, members, document, True)))
+    row = torch.tensor([document.tokens])
+    logs = []
+    for model in (teacher, *members.values()):
+        more = {"full_depth": torch.arange(30)[None] >= 23} if own and model is not teacher else {}
+        with torch.no_grad():
+            logits = model.lm_head(model.model(row, use_cache=False, **more).last_hidden_state)
+        logs.append(logits[0, 23:-1].double().log_softmax(-1))
+    for (bits, kl), log in zip(found, logs, strict=True):
+        expected = -log[range(6), list(document.tokens[24:])].sum().item() / math.log(2)
+        assert bits == pytest.approx(expected, rel=1e-4)
+        assert kl == pytest.approx((logs[0].exp() * (logs[0] - log)).sum().item(), rel=1e-3, abs=1e-5)
+    assert found[0][1] == 0 and found[1][1] > found[2][1] > 0
+
+
+def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
+    tmp_path, tiny_teacher, questions, monkeypatch
+):
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    arguments = (source, questions, "copied", SETTINGS)
+    whole = measure_reading(*arguments, tmp_path / "whole.json", layers=[2, 4])
+    calls = []
+
+    def counted(*given):
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        calls.append(given)
+        return answer_bits(*given)
+
+    monkeypatch.setattr(reading, "answer_bits", counted)
+    more = {"layers": [2, 4], "state": tmp_path / "state"}
+    with pytest.raises(KeyboardInterrupt):
+        measure_reading(*arguments, tmp_path / "out.json", **more)
+    assert not (tmp_path / "out.json").exists()
+    monkeypatch.setattr(reading, "answer_bits", answer_bits)
+    again = measure_reading(*arguments, tmp_path / "out.json", **more)
+    assert again["result"] == whole["result"] and not (tmp_path / "state").exists()
+    assert json.loads((tmp_path / "out.json").read_text()) == again
+
+    members = whole["result"]["members"]
+    assert [(member["layer"], member["flops"] < 1) for member in members] == [(6, False), (2, True), (4, True)]
+    assert members[0]["tasks"]["squad"]["kl"] == [0.0] * 5
+    assert [len(weights) for weights in whole["result"]["heads"].values()] == [6, 6]
+    spec = SwiftKVSpec(6, 4)
+    save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), spec), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
+    record = measure_reading(
+        source, questions, "v", SETTINGS, tmp_path / "v.json", checkpoint=tmp_path / "swiftkv", spec=spec
+    )
+    assert record["weights"] == "trained" and record["result"]["tasks"] == whole["result"]["tasks"]
+    for name, task in record["result"]["members"][1]["tasks"].items():
+        for kind, values in task.items():
+            assert values == pytest.approx(members[2]["tasks"][name][kind], rel=1e-4, abs=1e-5)
+
+
+def test_questions_of_another_form_are_one_sentence(tmp_path, tiny_teacher, questions):
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    questions.write_text(questions.read_text().replace("Background", "Text"))
+    with pytest.raises(UserError, match="Title, Background and Question"):
+        measure_reading(source, questions, "copied", SETTINGS, tmp_path / "out.json", layers=[2])

@@ -1,0 +1,94 @@
+"""What a long prompt still gives over l: families without training, trained variants, and the heads that read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+
+import pandas as pd
+
+from pipeline.artifacts.drawing import COLORS, PAGE, Drawing, draw_curve, handle, headline, legend, look, new_figure
+from pipeline.artifacts.frame import Row, gains, row
+from pipeline.artifacts.labels import heading, label
+from pipeline.artifacts.metrics import METRICS, percent
+from pipeline.artifacts.published import Entry, Files, Numbers
+from pipeline.artifacts.records import Record, provenance
+from pipeline.config.settings import FAMILIES
+from pipeline.statistics import bootstrapped_ratio
+
+TITLES = {"squad": "SQuAD, in chats", "among": "SQuAD, among three other passages"}
+HEADS = {
+    "previous_token_head": ("0.75", "to the token before"),
+    "induction_head": ("#EECC66", "to what followed before"),
+}
+LOWEST = -1.0  # of the axis; far below 0 nothing is left to tell apart
+
+
+def make(entry: Entry, files: Files) -> Drawing:
+    """A panel a task: the share kept over l, with FLOPs of a prompt above; bars are the attention of the heads that read."""
+    shown = Numbers(entry, files)
+    shown.add(list(_differences(shown.records)))
+    rows = shown.rows[(shown.rows["metric"] == "kept") & (shown.rows["against"] == "")]
+    tasks = list(dict.fromkeys(rows["point"]))
+    layers = int(rows["at"].max())  # the unchanged model has all
+    names = list(dict.fromkeys(rows["variant"]))
+    looks = {name: look(name) for name in names} | {
+        family: look("baseline")._replace(color=color, marker=marker)
+        for family, color, marker in zip(FAMILIES, COLORS, "os", strict=False)
+    }
+    notes = [*entry.get("notes", []), *_smallest(entry, rows, layers), *provenance(shown.records)]
+    figure = new_figure(PAGE, 0.6 + 2.3 * -(-len(tasks) // 2), notes)
+    axes = figure.subplots(-(-len(tasks) // 2), 2, squeeze=False, sharey=True).flat
+    flops = shown.rows[shown.rows["metric"] == "prompt_flops_percent"].drop_duplicates("at").sort_values("at")
+    for axis in axes[len(tasks) :]:
+        axis.set_visible(False)
+    for axis, task in zip(axes, tasks, strict=False):
+        axis.axhline(0, color="0.6", linewidth=0.6)
+        axis.axhline(entry["share"], color="0.6", linewidth=0.6, linestyle=":")
+        for number, (metric, (color, _)) in enumerate(HEADS.items()):
+            bars = shown.rows[shown.rows["metric"] == metric].drop_duplicates("at")
+            axis.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color, zorder=0)
+        for name in names:
+            curve = rows[(rows["variant"] == name) & (rows["point"] == task) & (rows["at"] < layers)]
+            draw_curve(axis, curve, looks[name])
+            best = curve[curve["value"] >= entry["share"]].sort_values("at")[:1]
+            axis.plot(best["at"], best["value"], "o", color=looks[name].color, markerfacecolor="none", markersize=8)
+        axis.set_ylim(max(LOWEST, min(0, rows["value"].min())) - 0.05, 1.1)
+        axis.set_xlim(flops["at"].min() - 0.5, layers + 0.5)
+        axis.set_title(TITLES.get(task, task.replace("-", " of ")))
+        axis.set_xlabel("Layers that prompts run, $l$")
+        above = axis.secondary_xaxis("top")
+        above.set_xticks(flops["at"], [f"{value:.0f}%" for value in flops["value"]])
+        axis.set_ylabel(METRICS["kept"].header)
+    headline(figure, heading(entry))
+    handles = [handle(label(entry, name) if name in entry["recipes"] else name, **looks[name].line) for name in names]
+    handles += [handle(f"attention {words}", box=True, color=color) for color, words in HEADS.values()]
+    legend(figure, handles, notes)
+    return Drawing(figure, shown.data)
+
+
+def _smallest(entry: Entry, rows: pd.DataFrame, layers: int) -> Iterator[str]:
+    """The smallest l of each family that keeps the stated share of SQuAD, and the reduction that it is."""
+    for family in entry["families"]:
+        curve = rows[(rows["variant"] == family) & (rows["point"] == "squad") & (rows["value"] >= entry["share"])]
+        least = int(curve["at"].min())
+        saved = (
+            f"l = {least}, {percent((layers - least) / layers)} fewer layers for a prompt" if least < layers else "none"
+        )
+        yield f"Smallest l measured that keeps {percent(entry['share'])} of SQuAD in chats, {family}: {saved}."
+
+
+def _differences(records: Sequence[Record]) -> Iterator[Row]:
+    """How much more of the same items one record keeps than another at the same l."""
+    for first, second in permutations(records, 2):
+        theirs = {member["layer"]: member for member in second.result["members"][1:]}
+        for member in first.result["members"][1:]:
+            for task, items in first.result["tasks"].items():
+                same = second.result["tasks"].get(task, {}).get("sha256") == items["sha256"]
+                if not same or member["layer"] not in theirs:
+                    continue
+                gain, mine, _ = gains(first, task, member)
+                _, other, _ = gains(second, task, theirs[member["layer"]])
+                apart = bootstrapped_ratio([a - b for a, b in zip(mine, other, strict=True)], gain)
+                more = {"point": task, "at": member["layer"], "n": len(gain)}
+                yield row(first, "kept", apart, against_model=second.model["name"], against=second.variant, **more)
