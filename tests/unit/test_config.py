@@ -35,7 +35,9 @@ def test_packaged_data_are_no_benchmark(name):
 
 def test_the_paper_trains_on_all_of_its_data(config):
     for mix in {recipe["data"] for recipe in config["recipes"].values()}:
-        assert not [source for source in config["data"][mix]["sources"] if {"limit", "distinct_characters"} & set(source)]
+        assert not [
+            source for source in config["data"][mix]["sources"] if {"limit", "distinct_characters"} & set(source)
+        ]
 
 
 def recipe(**changes):

@@ -10,6 +10,9 @@ import pytest
 import torch
 from score_helpers import SHAPE, byte_tokenizer, write_source
 
+from pipeline.artifacts.frame import frame, measured
+from pipeline.artifacts.reading import differences
+from pipeline.artifacts.records import Record
 from pipeline.config.settings import Prompts
 from pipeline.score import reading
 from pipeline.score.reading import Document, answer_bits, head_weights, induction, measure_reading, retrieval, tasks
@@ -147,3 +150,39 @@ def test_questions_of_another_form_are_one_sentence(tmp_path, tiny_teacher, ques
     questions.write_text(questions.read_text().replace("Background", "Text"))
     with pytest.raises(UserError, match="Title, Background and Question"):
         measure_reading(source, questions, "copied", SETTINGS, tmp_path / "out.json", layers=[2])
+
+
+def numbers(variant, bits, sha256="same"):
+    """A record of two members, l = 6 and l = 4, with the bits of three answers at the latter."""
+    tasks = {"squad": {"sha256": sha256, "prompt_tokens": [9] * 3, "answer_tokens": [2, 1, 1]}}
+    model = {"bits": [2.0, 4.0, 6.0], "bits_without": [10.0, 8.0, 10.0], "kl": [0.0] * 3}
+    member = {"bits": bits, "bits_without": [11.0, 9.0, 11.0], "kl": [2.0, 1.0, 1.0]}
+    members = [
+        {"layer": 6, "flops": 1.0, "tasks": {"squad": model}},
+        {"layer": 4, "flops": 0.7, "tasks": {"squad": member}},
+    ]
+    result = {"tasks": tasks, "members": members, "heads": {"induction": [0.0, 0.5]}}
+    model = {"name": "tiny", "title": "Tiny"}
+    return Record("reading", model, variant, result=result, provenance={"hardware": {"cores": 2}})
+
+
+def test_what_is_kept_is_a_ratio_of_sums_and_the_unchanged_model_keeps_all_of_it():
+    rows = measured([numbers("copied", [6.0, 4.0, 10.0])]).set_index(["metric", "at"])
+    assert rows.loc[("kept", 6), ["value", "low", "high"]].tolist() == [1, 1, 1]
+    assert rows.loc[("kept", 4), "value"] == (4 + 4 + 0) / (8 + 4 + 4)
+    assert rows.loc[("own_gain", 4), "value"] == (5 + 5 + 1) / 16
+    assert rows.loc[("reading_kl", 4), "value"] == 4 / 4
+    assert (
+        rows.loc[("kept", 4), "low"] < 0.5 < rows.loc[("kept", 4), "high"]
+        and rows.loc[("induction_head", 1), "value"] == 0.5
+    )
+
+
+def test_differences_are_paired_by_item():
+    """Each answer takes one bit less: the same share of any sample of items, unlike either share itself."""
+    first, second = numbers("fitted", [5.0, 3.0, 9.0]), numbers("copied", [6.0, 4.0, 10.0])
+    rows = frame(differences([first, second])).set_index("variant")
+    assert rows["value"].to_dict() == {"fitted": 3 / 16, "copied": -3 / 16}
+    apart, alone = rows.loc["fitted"], measured([second]).set_index(["metric", "at"]).loc[("kept", 4)]
+    assert apart["high"] - apart["low"] < (alone["high"] - alone["low"]) / 3
+    assert frame(differences([first, numbers("copied", [6.0, 4.0, 10.0], "other items")])).empty

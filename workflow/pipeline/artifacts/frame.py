@@ -206,30 +206,28 @@ def _similarity(record: Record, baselines: Baselines) -> Iterator[Row]:
 
 def _reading(record: Record, baselines: Baselines) -> Iterator[Row]:
     """By l, of the unchanged model (l = L) and each member of a family; `point` is the task."""
+    model = record.result["members"][0]
     for member in record.result["members"]:
         at = member["layer"]
         yield row(record, "prompt_flops_percent", exact(100 * member["flops"]), at=at)
         for task, items in record.result["tasks"].items():
-            gain, kept, own = gains(record, task, member)
-            more = {"point": task, "at": at, "n": len(gain)}
-            yield row(record, "kept", bootstrapped_ratio(kept, gain), **more)
-            yield row(record, "own_gain", bootstrapped_ratio(own, gain), **more)
-            kl = bootstrapped_ratio(member["tasks"][task]["kl"], items["answer_tokens"])
-            yield row(record, "reading_kl", kl, **more)
+            gain = saved_bits(model, model, task)
+            found = {
+                "kept": (saved_bits(model, member, task), gain),
+                "own_gain": (saved_bits(member, member, task), gain),
+                "reading_kl": (member["tasks"][task]["kl"], items["answer_tokens"]),
+            }
+            for metric, sums in found.items():
+                yield row(record, metric, bootstrapped_ratio(*sums), point=task, at=at, n=len(gain))
     for kind, weights in (record.value("heads") or {}).items():
         for layer, weight in enumerate(weights):
             yield row(record, f"{kind}_head", weight, at=layer)
 
 
-def gains(record: Record, task: str, member: Mapping[str, Any]) -> tuple[list[float], list[float], list[float]]:
-    """Bits that the text saves on each answer of a task: the unchanged model; a member, from the bits that model needs
-    without the text; and a member, from its own."""
-    theirs, own = (one["tasks"][task] for one in (record.result["members"][0], member))
-    pairs = ((theirs, theirs), (theirs, own), (own, own))
-    first, second, third = (
-        [a - b for a, b in zip(without["bits_without"], given["bits"], strict=True)] for without, given in pairs
-    )
-    return first, second, third
+def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> list[float]:
+    """Bits of each answer of a task that one member of a reading needs less with the text than another without it."""
+    pairs = zip(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"], strict=True)
+    return [before - after for before, after in pairs]
 
 
 def _throughput(record: Record, baselines: Baselines) -> Iterator[Row]:

@@ -66,10 +66,9 @@ def _similarity(config: Config, entry: Entry) -> list[str]:
 
 def _reading(config: Config, entry: Entry) -> list[str]:
     """Families, and the variants that are trained; a reading has no other cache than the model's own."""
-    families = [(model["name"], family) for model in entry["models"] for family in entry.get("families", ())]
-    shown = [] if entry["unmeasured"] else families
-    shown += [(row["model"], row["variant"]) for row in _rows(entry) if config.variants[row["variant"]].rewired]
-    return [STAGES["reading"].file(config, model=model, variant=name) for model, name in shown]
+    stage, able = STAGES["reading"], [model["name"] for model in entry["models"] if not entry["unmeasured"]]
+    families = [stage.file(config, model=model, variant=name) for model in able for name in entry.get("families", ())]
+    return families + [stage.file(config, **row) for row in _rows(entry) if config.variants[row["variant"]].rewired]
 
 
 def dimensions_of(config: Config, model: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import permutations, product
 
 import pandas as pd
 
-from pipeline.artifacts.drawing import COLORS, PAGE, Drawing, draw_curve, handle, headline, legend, look, new_figure
-from pipeline.artifacts.frame import Row, gains, row
+from pipeline.artifacts.drawing import PAGE, Drawing, draw_curve, handle, headline, legend, look, new_figure
+from pipeline.artifacts.frame import Row, row, saved_bits
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, percent
 from pipeline.artifacts.published import Entry, Files, Numbers
@@ -27,15 +27,12 @@ LOWEST = -1.0  # of the axis; far below 0 nothing is left to tell apart
 def make(entry: Entry, files: Files) -> Drawing:
     """A panel a task: the share kept over l, with FLOPs of a prompt above; bars are the attention of the heads that read."""
     shown = Numbers(entry, files)
-    shown.add(list(_differences(shown.records)))
+    shown.add(list(differences(shown.records)))
     rows = shown.rows[(shown.rows["metric"] == "kept") & (shown.rows["against"] == "")]
     tasks = list(dict.fromkeys(rows["point"]))
     layers = int(rows["at"].max())  # the unchanged model has all
     names = list(dict.fromkeys(rows["variant"]))
-    looks = {name: look(name) for name in names} | {
-        family: look("baseline")._replace(color=color, marker=marker)
-        for family, color, marker in zip(FAMILIES, COLORS, "os", strict=False)
-    }
+    looks = {name: look(name) for name in names}
     notes = [*entry.get("notes", []), *_smallest(entry, rows, layers), *provenance(shown.records)]
     figure = new_figure(PAGE, 0.6 + 2.3 * -(-len(tasks) // 2), notes)
     axes = figure.subplots(-(-len(tasks) // 2), 2, squeeze=False, sharey=True).flat
@@ -53,12 +50,13 @@ def make(entry: Entry, files: Files) -> Drawing:
             draw_curve(axis, curve, looks[name])
             best = curve[curve["value"] >= entry["share"]].sort_values("at")[:1]
             axis.plot(best["at"], best["value"], "o", color=looks[name].color, markerfacecolor="none", markersize=8)
-        axis.set_ylim(max(LOWEST, min(0, rows["value"].min())) - 0.05, 1.1)
+        axis.set_ylim(max(LOWEST, min(0, rows["low"].min())) - 0.05, 1.1)
         axis.set_xlim(flops["at"].min() - 0.5, layers + 0.5)
         axis.set_title(TITLES.get(task, task.replace("-", " of ")))
         axis.set_xlabel("Layers that prompts run, $l$")
         above = axis.secondary_xaxis("top")
-        above.set_xticks(flops["at"], [f"{value:.0f}%" for value in flops["value"]])
+        axis.set_xticks(flops["at"][::2])
+        above.set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
         axis.set_ylabel(METRICS["kept"].header)
     headline(figure, heading(entry))
     handles = [handle(label(entry, name) if name in entry["recipes"] else name, **looks[name].line) for name in names]
@@ -69,26 +67,22 @@ def make(entry: Entry, files: Files) -> Drawing:
 
 def _smallest(entry: Entry, rows: pd.DataFrame, layers: int) -> Iterator[str]:
     """The smallest l of each family that keeps the stated share of SQuAD, and the reduction that it is."""
-    for family in entry["families"]:
-        curve = rows[(rows["variant"] == family) & (rows["point"] == "squad") & (rows["value"] >= entry["share"])]
-        least = int(curve["at"].min())
-        saved = (
-            f"l = {least}, {percent((layers - least) / layers)} fewer layers for a prompt" if least < layers else "none"
-        )
+    kept = rows[(rows["point"] == "squad") & (rows["value"] >= entry["share"]) & rows["variant"].isin(FAMILIES)]
+    for family, least in kept.groupby("variant")["at"].min().items():
+        saved = f"l = {least:g}, {percent(1 - least / layers)} fewer layers for a prompt" if least < layers else "none"
         yield f"Smallest l measured that keeps {percent(entry['share'])} of SQuAD in chats, {family}: {saved}."
 
 
-def _differences(records: Sequence[Record]) -> Iterator[Row]:
+def differences(records: Sequence[Record]) -> Iterator[Row]:
     """How much more of the same items one record keeps than another at the same l."""
     for first, second in permutations(records, 2):
-        theirs = {member["layer"]: member for member in second.result["members"][1:]}
-        for member in first.result["members"][1:]:
-            for task, items in first.result["tasks"].items():
-                same = second.result["tasks"].get(task, {}).get("sha256") == items["sha256"]
-                if not same or member["layer"] not in theirs:
-                    continue
-                gain, mine, _ = gains(first, task, member)
-                _, other, _ = gains(second, task, theirs[member["layer"]])
-                apart = bootstrapped_ratio([a - b for a, b in zip(mine, other, strict=True)], gain)
-                more = {"point": task, "at": member["layer"], "n": len(gain)}
-                yield row(first, "kept", apart, against_model=second.model["name"], against=second.variant, **more)
+        model, *members = first.result["members"]
+        pairs = [
+            (one, other) for one in members for other in second.result["members"] if one["layer"] == other["layer"]
+        ]
+        alike = [task for task, items in first.result["tasks"].items() if second.result["tasks"].get(task) == items]
+        for (member, other), task in product(pairs, alike):
+            sides = (saved_bits(model, one, task) for one in (member, other))
+            apart = [mine - theirs for mine, theirs in zip(*sides, strict=True)]
+            more = {"against": second.variant, "point": task, "at": member["layer"], "n": len(apart)}
+            yield row(first, "kept", bootstrapped_ratio(apart, saved_bits(model, model, task)), **more)

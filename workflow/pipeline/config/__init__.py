@@ -174,10 +174,9 @@ class Config(Section):
 
     def reading_layers(self, model: str) -> list[int]:
         """Every l of a family that reading is measured of."""
-        settings, count = self.models[model], self.reading.sweep
-        first, last = settings.num_hidden_layers / 3, settings.num_hidden_layers - 2
-        even = {round(first + (last - first) * place / max(1, count - 1)) for place in range(count)}
-        return sorted({layer for layer in even if layer > 0} | {*settings.layers_below})
+        settings = self.models[model]
+        layers = settings.num_hidden_layers
+        return sorted({*range(layers // 3, layers - 1, self.reading.every), *settings.layers_below})
 
     def shards(self, model: str, task: str) -> int:
         """How many jobs score a task on a model; 1 where `shards` says nothing of it."""

@@ -243,7 +243,7 @@ class Reading(Prompts):
     """What a long prompt still gives; not in the paper."""
 
     data: Text = key("SQuAD, a key under data: Title, Background and Question on lines of their own.")
-    sweep: Whole = key("Values of l, from a third of the layers to all but two, that a family has beside its model's.")
+    every: Whole = key("A family has every so many l from a third of the layers on, and those of its model.")
     fit: Text = key("The recipe whose text, ridge and number format the fitted family is fitted with.")
 
 

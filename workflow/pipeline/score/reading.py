@@ -95,17 +95,16 @@ def squad(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item
 
 def retrieval(tokenizer: Any, length: int, number: int, draw: random.Random) -> Iterator[Item]:
     """Made-up facts of about `length` tokens, one of which is asked."""
+    fact = "The code of {} is {}."
+    size = len(tokenizer("\n" + fact.format("Tomabeku", "12345"), add_special_tokens=False)["input_ids"])
     for _ in range(number):
-        facts: dict[str, str] = {}
-        size = 0
-        while size < length:
-            name = "".join(draw.choice("bdfgklmnprstv") + draw.choice("aeiou") for _ in range(4)).capitalize()
-            facts[name] = f"{draw.randrange(10**5):05}"
-            size += len(tokenizer(f"\nThe code of {name} is {facts[name]}.", add_special_tokens=False)["input_ids"])
-        name = draw.choice(list(facts))
-        asked, answer = f"Question: What is the code of {name}?", facts[name]
-        lines = [f"The code of {other} is {code}." for other, code in facts.items()]
-        yield Item(question(tokenizer, lines, asked, answer), question(tokenizer, [], asked, answer))
+        names = [
+            "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(4)) for _ in range(length // size)
+        ]
+        codes = {name.capitalize(): f"{draw.randrange(10**5):05}" for name in names}
+        name = draw.choice(list(codes))
+        facts, asked = [fact.format(*pair) for pair in codes.items()], f"Question: What is the code of {name}?"
+        yield Item(*(question(tokenizer, texts, asked, codes[name]) for texts in (facts, [])))
 
 
 def induction(tokenizer: Any, distance: int, number: int, draw: random.Random) -> Iterator[Item]:
@@ -146,8 +145,8 @@ def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> 
     for layer in range(decoder.spec.num_key_value_layers):
         cache.update(blank, blank, layer)  # masks follow from how many tokens these have
     decoder.fill_upper_cache(decoder.state(hidden[:, :cut], places[:, :cut], {}, cache))
-    own = {"full_depth": torch.ones_like(places[:, cut:], dtype=torch.bool)} if decoder.spec.own_key_values else {}
-    state = decoder.state(hidden[:, cut:], places[:, cut:], None, cache, **own)
+    whole = torch.ones_like(places[:, cut:], dtype=torch.bool)  # read with own_key_values alone
+    state = decoder.state(hidden[:, cut:], places[:, cut:], None, cache, full_depth=whole)
     return decoder.forward_upper(state, student=True)[0][0]
 
 
@@ -161,18 +160,11 @@ def answer_bits(
         trained: whether the members may have other weights in layers below l, too.
     """
     row = torch.tensor([document.tokens[:-1]], device=teacher.device)
-    entering: dict[int, torch.Tensor] = {}
-
-    def catch(layer: int) -> Any:
-        return lambda module, inputs: entering.__setitem__(layer, inputs[0])
-
-    hooks = [teacher.model.layers[layer].register_forward_pre_hook(catch(layer)) for layer in members]
-    reference = teacher.base_model(row, use_cache=False).last_hidden_state[0, document.prompt - 1 :]
-    for hook in hooks:
-        hook.remove()
-    head, students = teacher.get_output_embeddings(), [(reference, teacher.get_output_embeddings())]
+    run, head = teacher.base_model(row, use_cache=False, output_hidden_states=True), teacher.get_output_embeddings()
+    reference = run.last_hidden_state[0, document.prompt - 1 :]
+    students = [(reference, head)]
     for layer, model in members.items():
-        hidden = model.model.forward_lower(row).hidden if trained else entering[layer]
+        hidden = model.model.forward_lower(row).hidden if trained else run.hidden_states[layer]
         students.append((answer_states(model, hidden, document.prompt), model.get_output_embeddings()))
     found = compare(reference, students, head, document.tokens[document.prompt - 1 :]).sum(1)
     return [[nll / math.log(2), kl] for kl, _, nll in found.tolist()]
@@ -196,15 +188,14 @@ def head_weights(attention: torch.Tensor, first: int, second: int) -> torch.Tens
 def attention_heads(model: PreTrainedModel, items: Sequence[Item]) -> dict[str, list[float]]:
     """`head_weights` of every layer, mean over inductions; the model attends eagerly from here on."""
     model.set_attn_implementation("eager")
-    total: Any = 0
+    found = []
     for tokens in (item.given.tokens for item in items):
         second = len(tokens) - CUE - NEXT
         first = next(place for place in range(second) if tokens[place : place + CUE + NEXT] == tokens[second:])
         row = torch.tensor([tokens[:-1]], device=model.device)
         layers = model.base_model(row, use_cache=False, output_attentions=True).attentions
-        total = total + torch.stack([head_weights(layer[0], first, second) for layer in layers], dim=1)
-    previous, repeated = (total / len(items)).tolist()
-    return {"previous_token": previous, "induction": repeated}
+        found.append(torch.stack([head_weights(layer[0], first, second) for layer in layers], dim=1))
+    return dict(zip(("previous_token", "induction"), torch.stack(found).mean(0).tolist(), strict=True))
 
 
 def load_members(
@@ -267,21 +258,21 @@ def measure_reading(
     started, model = time.monotonic(), read_source(model_source)
     tokenizer, config = load_tokenizer(model["path"]), model["config"]
     items = tasks(tokenizer, questions, settings)
-    documents = [document for group in items.values() for item in group for document in item]
+    # The control of a question is the same alone and among others.
+    documents = list(dict.fromkeys(document for group in items.values() for item in group for document in item))
     longest, room = max(len(document.tokens) for document in documents), config.get("max_position_embeddings")
     if room and longest > room:
-        raise UserError(f"reading asks for a prompt of {longest} tokens, but {model['title']} has {room} positions")
+        raise UserError(f"{model['title']} has {room} positions, but reading asks for {longest}; see its retrieval")
     teacher = load_base(model["path"], device_map=device_map())
     members = load_members(teacher, layers, moments, checkpoint, spec)
     conditions = {"variant": variant, "layers": [*members], "spec": spec and spec.fields}
     sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
     kept = KeptAnswers(state and answers_file(state, conditions, sources, "reading"))
 
-    found: dict[Document, list[list[float]]] = {}
+    found = {}
     for number, document in enumerate(documents, 1):
-        if document not in found:
-            measure = partial(answer_bits, teacher, members, document, spec is not None)
-            found[document] = kept.answer(document, measure)
+        measure = partial(answer_bits, teacher, members, document, spec is not None)
+        found[document] = kept.answer(document, measure)
         if number % 50 == 0 or number == len(documents):
             print(f"reading of {variant}: {number} of {len(documents)} prompts", flush=True)
     arch, total = Dimensions.from_config(config), config["num_hidden_layers"]
