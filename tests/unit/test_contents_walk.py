@@ -49,14 +49,8 @@ def similarity(config, model):
 
 def reading(config, model, variant):
     """A family is made up of the unchanged model's record."""
-    settings = {"seed": config["reading"]["seed"]}
-    members = [{"layer": 32, "flops": 1.0}, {"layer": 16, "flops": 0.5}]
-    for place, member in enumerate(members):
-        member["tasks"] = {"squad": {"bits": [3.0 + place, 5.0], "bits_without": [9.0, 8.0], "kl": [place, place]}}
-    tasks = {"squad": {"sha256": "same", "prompt_tokens": [9, 9], "answer_tokens": [2, 3]}}
-    result = {"tasks": tasks, "members": members, "heads": {"induction": [0.5] * 32}}
-    known = variant if variant in config["variants"] else "baseline"
-    return record(config, "reading", model, known, "auto", settings, result) | {"variant": variant}
+    known, result = variant if variant in config["variants"] else "baseline", helpers.reading_result(32, 16)
+    return record(config, "reading", model, known, "auto", {"seed": 42}, result) | {"variant": variant}
 
 
 def training(config, model, variant):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import random
 
 import pytest
 import torch
+from artifact_helpers import reading_result
 from score_helpers import SHAPE, byte_tokenizer, write_source
 
 from pipeline.artifacts.frame import frame, measured
@@ -15,8 +15,7 @@ from pipeline.artifacts.reading import differences
 from pipeline.artifacts.records import Record
 from pipeline.config.settings import Prompts
 from pipeline.score import reading
-from pipeline.score.reading import Document, answer_bits, head_weights, induction, measure_reading, retrieval, tasks
-from swiftkv.errors import UserError
+from pipeline.score.reading import Document, answer_bits, head_weights, measure_reading, tasks
 from swiftkv.models import load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -40,38 +39,27 @@ def questions(tmp_path):
 
 
 def test_items_hold_their_text_and_the_control_does_not(questions):
-    tokenizer = byte_tokenizer()
+    tokenizer, again = byte_tokenizer(), reading.CUE + reading.NEXT
     found = tasks(tokenizer, questions, SETTINGS)
-    assert {name: len(group) for name, group in found.items()} == {
-        "squad": 5,
-        "among": 2,
-        "induction-40": 2,
-        "retrieval-60": 2,
-    }
-    for group, passages in ((found["squad"], 1), (found["among"], 4)):
-        for given, without in group:
-            assert given.tokens[given.prompt :] == without.tokens[without.prompt :]
-            text, alone = (tokenizer.decode(one.tokens[: one.prompt]) for one in (given, without))
-            answer = tokenizer.decode(given.tokens[given.prompt :])
-            number = answer[0]
-            assert len(given.tokens) - given.prompt == reading.ANSWER and answer == f"{number} of them all"[:8]
-            assert text.count("Passage") == passages and f"Title: T{number}\nBackground: Passage {number}." in text
-            assert "Passage" not in alone and f"Question: Which {number}?" in alone
-    for (given, without), (_, same) in zip(found["among"], found["squad"], strict=False):
-        assert without == same and given.prompt > same.prompt
-    for given, without in retrieval(tokenizer, 200, 3, random.Random(0)):
-        text, answer = tokenizer.decode(given.tokens), tokenizer.decode(given.tokens[given.prompt :])
-        name = text.rpartition("code of ")[2].partition("?")[0]
-        assert f"The code of {name} is {answer}." in text and without.prompt < 200 < given.prompt
-
-
-def test_an_induction_repeats_what_came_before():
-    for given, without in induction(byte_tokenizer(), 50, 3, random.Random(0)):
-        again = reading.CUE + reading.NEXT
-        text, end = given.tokens[1:-again], given.tokens[-again:]
-        assert given.tokens[0] == byte_tokenizer().bos_token_id and len(text) == 50
-        assert any(text[place : place + again] == end for place in range(50 - again + 1))
-        assert (given.tokens[given.prompt :], without.tokens) == (end[reading.CUE :], (given.tokens[0], *end))
+    sizes = {name: len(group) for name, group in found.items()}
+    assert sizes == {"squad": 5, "among": 2, "induction-40": 2, "retrieval-60": 2}
+    for name, (given, without) in [(name, item) for name, group in found.items() for item in group]:
+        assert given.tokens[given.prompt :] == without.tokens[without.prompt :]
+        if name.startswith("induction"):
+            (begin, *text), end = given.tokens[:-again], given.tokens[-again:]
+            assert any(tuple(text[place : place + again]) == end for place in range(40 - again + 1))
+            assert (len(given.tokens) - given.prompt, without.tokens) == (reading.NEXT, (begin, *end))
+            continue
+        text, alone = (tokenizer.decode(one.tokens[: one.prompt]) for one in (given, without))
+        answer = tokenizer.decode(given.tokens[given.prompt :])
+        if name.startswith("retrieval"):
+            asked = text.rpartition("code of ")[2].partition("?")[0]
+            assert f"The code of {asked} is {answer}." in text and answer not in alone and asked in alone
+        else:
+            assert answer == f"{answer[0]} of them all"[: reading.ANSWER]
+            assert text.count("Passage") == (4 if name == "among" else 1) and "Passage" not in alone
+            assert f"Title: T{answer[0]}\nBackground: Passage {answer[0]}." in text and f"Which {answer[0]}?" in alone
+    assert [item.without for item in found["among"]] == [item.without for item in found["squad"][:2]]
 
 
 def test_heads_that_look_back_are_told_from_each_other():
@@ -145,24 +133,9 @@ def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
             assert values == pytest.approx(members[2]["tasks"][name][kind], rel=1e-4, abs=1e-5)
 
 
-def test_questions_of_another_form_are_one_sentence(tmp_path, tiny_teacher, questions):
-    source = write_source(tiny_teacher(**SHAPE), tmp_path)
-    questions.write_text(questions.read_text().replace("Background", "Text"))
-    with pytest.raises(UserError, match="Title, Background and Question"):
-        measure_reading(source, questions, "copied", SETTINGS, tmp_path / "out.json", layers=[2])
-
-
 def numbers(variant, bits, sha256="same"):
-    """A record of two members, l = 6 and l = 4, with the bits of three answers at the latter."""
-    tasks = {"squad": {"sha256": sha256, "prompt_tokens": [9] * 3, "answer_tokens": [2, 1, 1]}}
-    model = {"bits": [2.0, 4.0, 6.0], "bits_without": [10.0, 8.0, 10.0], "kl": [0.0] * 3}
-    member = {"bits": bits, "bits_without": [11.0, 9.0, 11.0], "kl": [2.0, 1.0, 1.0]}
-    members = [
-        {"layer": 6, "flops": 1.0, "tasks": {"squad": model}},
-        {"layer": 4, "flops": 0.7, "tasks": {"squad": member}},
-    ]
-    result = {"tasks": tasks, "members": members, "heads": {"induction": [0.0, 0.5]}}
-    model = {"name": "tiny", "title": "Tiny"}
+    """A record with some bits of answers."""
+    model, result = {"name": "tiny", "title": "Tiny"}, reading_result(6, 4, bits, sha256)
     return Record("reading", model, variant, result=result, provenance={"hardware": {"cores": 2}})
 
 

@@ -88,20 +88,16 @@ def test_the_page_refuses_mbpp_for_the_variant_trained_on_it():
 def test_no_passage_that_reading_asks_about_is_trained_on(tmp_path):
     """None of the drawn ones has 13 words in a row with a training chat."""
     config, heldout = typed(scale("local")), write_chats(tmp_path / "heldout.jsonl")
-
-    def chats(name):
-        mix, file = config.data[name], tmp_path / f"{name}.jsonl"
-        sources = [source.model_dump(exclude_unset=True) for source in mix.sources]
-        build_corpus(sources, mix.seed, heldout, file, tmp_path / "record.json")
-        return file
+    mixes = {recipe.data for recipe in config.recipes.values()}
+    for name in (*mixes, config.reading.data):
+        sources = [source.model_dump(exclude_unset=True) for source in config.data[name].sources]
+        build_corpus(sources, config.data[name].seed, heldout, tmp_path / name, tmp_path / "record.json")
 
     def runs(chat):
         words = re.findall(r"\w+", " ".join(message["content"] for message in chat["messages"]).lower())
         return {hash(tuple(words[place : place + 13])) for place in range(len(words) - 12)}
 
-    trained = set().union(
-        *(runs(chat) for mix in {recipe.data for recipe in config.recipes.values()} for chat in read_chats(chats(mix)))
-    )
-    asked = choose_chats(chats(config.reading.data), config.reading.items, config.reading.seed)
+    trained = {run for mix in mixes for chat in read_chats(tmp_path / mix) for run in runs(chat)}
+    asked = choose_chats(tmp_path / config.reading.data, config.reading.items, config.reading.seed)
     assert len(asked) >= 100 and len(trained) > 100_000
     assert not [chat["id"] for chat in asked if runs(chat) & trained]

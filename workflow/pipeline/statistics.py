@@ -140,14 +140,17 @@ def bootstrapped_ratio(above: Sequence[float], below: Sequence[float]) -> Estima
     """Sum over sum; the interval is of bootstrap samples of the items, each with its number above and below."""
     from scipy import stats
 
-    def statistic(above: Any, below: Any, axis: int = -1) -> Any:
-        return above.sum(axis) / below.sum(axis)
-
     value = math.fsum(above) / math.fsum(below)
     if len(above) < 2:
         return Estimate(value)
     found = stats.bootstrap(
-        (above, below), statistic, paired=True, n_resamples=2000, confidence_level=LEVEL, method="percentile", rng=0
+        (above, below),
+        lambda first, second, axis: first.sum(axis) / second.sum(axis),
+        paired=True,
+        n_resamples=2000,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=0,
     )
     return Estimate(value, float(found.standard_error), *map(float, found.confidence_interval))
 

@@ -17,7 +17,9 @@ rule reading:
     input:
         model="<results>/models/{model}/source.json",
         questions=f"<results>/data/{scale.reading.data}/train.jsonl",
-        moments=lambda w: f"<results>/reading/{w.model}/{scale.reading.fit}.safetensors" if w.variant == "fitted" else [],
+        moments=lambda w: (
+            f"<results>/reading/{w.model}/{scale.reading.fit}.safetensors" if w.variant == "fitted" else []
+        ),
         checkpoint=of_family(lambda w: [], checkpoint_folder),
     output:
         "<results>/reading/{model}/{variant}.json",

@@ -66,9 +66,10 @@ def _similarity(config: Config, entry: Entry) -> list[str]:
 
 def _reading(config: Config, entry: Entry) -> list[str]:
     """Families, and the variants that are trained; a reading has no other cache than the model's own."""
-    stage, able = STAGES["reading"], [model["name"] for model in entry["models"] if not entry["unmeasured"]]
-    families = [stage.file(config, model=model, variant=name) for model in able for name in entry.get("families", ())]
-    return families + [stage.file(config, **row) for row in _rows(entry) if config.variants[row["variant"]].rewired]
+    rows = _rows(entry)
+    families = [row | {"variant": family} for row in rows[:1] for family in entry.get("families", ())]
+    trained = [row for row in rows if config.variants[row["variant"]].rewired]
+    return [STAGES["reading"].file(config, **row) for row in families + trained]
 
 
 def dimensions_of(config: Config, model: str) -> str:

@@ -16,12 +16,17 @@ from pipeline.artifacts.records import Record, provenance
 from pipeline.config.settings import FAMILIES
 from pipeline.statistics import bootstrapped_ratio
 
-TITLES = {"squad": "SQuAD, in chats", "among": "SQuAD, among three other passages"}
+TITLES = {
+    "squad": "SQuAD, in chats",
+    "among": "SQuAD, among three other passages",
+    "induction": "Induction, {} words",
+    "retrieval": "Made-up facts, {} tokens",
+}
 HEADS = {
     "previous_token_head": ("0.75", "to the token before"),
     "induction_head": ("#EECC66", "to what followed before"),
 }
-LOWEST = -1.0  # of the axis; far below 0 nothing is left to tell apart
+LOWEST = -0.6  # of the axis: below, nothing is left to tell apart
 
 
 def make(entry: Entry, files: Files) -> Drawing:
@@ -32,7 +37,6 @@ def make(entry: Entry, files: Files) -> Drawing:
     tasks = list(dict.fromkeys(rows["point"]))
     layers = int(rows["at"].max())  # the unchanged model has all
     names = list(dict.fromkeys(rows["variant"]))
-    looks = {name: look(name) for name in names}
     notes = [*entry.get("notes", []), *_smallest(entry, rows, layers), *provenance(shown.records)]
     figure = new_figure(PAGE, 0.6 + 2.3 * -(-len(tasks) // 2), notes)
     axes = figure.subplots(-(-len(tasks) // 2), 2, squeeze=False, sharey=True).flat
@@ -47,19 +51,20 @@ def make(entry: Entry, files: Files) -> Drawing:
             axis.bar(bars["at"] + 0.3 + 0.4 * number, bars["value"], 0.4, color=color, zorder=0)
         for name in names:
             curve = rows[(rows["variant"] == name) & (rows["point"] == task) & (rows["at"] < layers)]
-            draw_curve(axis, curve, looks[name])
+            draw_curve(axis, curve, look(name))
             best = curve[curve["value"] >= entry["share"]].sort_values("at")[:1]
-            axis.plot(best["at"], best["value"], "o", color=looks[name].color, markerfacecolor="none", markersize=8)
-        axis.set_ylim(max(LOWEST, min(0, rows["low"].min())) - 0.05, 1.1)
+            axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
+        axis.set_ylim(LOWEST, 1.1)
         axis.set_xlim(flops["at"].min() - 0.5, layers + 0.5)
-        axis.set_title(TITLES.get(task, task.replace("-", " of ")))
-        axis.set_xlabel("Layers that prompts run, $l$")
+        kind, _, size = task.partition("-")
+        axis.set_title(TITLES[kind].format(size))
+        axis.set_xlabel("Layers that prompts run, $l$; above, FLOPs of a prompt")
         above = axis.secondary_xaxis("top")
         axis.set_xticks(flops["at"][::2])
         above.set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
         axis.set_ylabel(METRICS["kept"].header)
     headline(figure, heading(entry))
-    handles = [handle(label(entry, name) if name in entry["recipes"] else name, **looks[name].line) for name in names]
+    handles = [handle(label(entry, name) if name in entry["recipes"] else name, **look(name).line) for name in names]
     handles += [handle(f"attention {words}", box=True, color=color) for color, words in HEADS.values()]
     legend(figure, handles, notes)
     return Drawing(figure, shown.data)

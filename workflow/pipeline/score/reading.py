@@ -43,7 +43,7 @@ from swiftkv.start.moments import Moments
 ANSWER = 8  # tokens of an answer that count, at most
 CUE, NEXT = 16, 12  # words of an induction that come again, and those asked after them
 OTHERS = 3  # passages beside the right one
-FORM = re.compile(r"(?P<title>Title: .*)\n(?P<passage>Background: .*)\n(?P<question>Question: .*)", re.DOTALL)
+FORM = re.compile(r"(Title: .*)\n(Background: .*)\n(Question: .*)", re.DOTALL)
 INSTRUCTION = "Answer with a few words of the text."
 
 
@@ -83,13 +83,13 @@ def squad(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item
         raise UserError(f"{chats} must have more than {OTHERS} questions, each with Title, Background and Question")
     alone, among = [], []
     for place, (match, answer) in enumerate(read):
-        title, passage, asked = match.group("title", "passage", "question")
+        title, passage, asked = match.groups()
         without = question(tokenizer, [title], asked, answer)
         alone.append(Item(question(tokenizer, [title, passage], asked, answer), without))
-        others = draw.sample(read[:place] + read[place + 1 :], OTHERS)
-        blocks = ["\n".join(other.group("title", "passage")) for other, _ in others]
-        blocks.insert(draw.randrange(OTHERS + 1), f"{title}\n{passage}")
-        among.append(Item(question(tokenizer, blocks, asked, answer), without))
+        drawn = [read[place], *draw.sample(read[:place] + read[place + 1 :], OTHERS)]
+        draw.shuffle(drawn)
+        texts = [text for other, _ in drawn for text in other.groups()[:2]]
+        among.append(Item(question(tokenizer, texts, asked, answer), without))
     return {"squad": alone, "among": among[: settings.among]}
 
 
@@ -260,12 +260,12 @@ def measure_reading(
     items = tasks(tokenizer, questions, settings)
     # The control of a question is the same alone and among others.
     documents = list(dict.fromkeys(document for group in items.values() for item in group for document in item))
-    longest, room = max(len(document.tokens) for document in documents), config.get("max_position_embeddings")
-    if room and longest > room:
-        raise UserError(f"{model['title']} has {room} positions, but reading asks for {longest}; see its retrieval")
+    longest = max(len(document.tokens) for document in documents)
+    if longest > (config.get("max_position_embeddings") or longest):
+        raise UserError(f"{model['title']} has too few positions for {longest} tokens; shorten reading.retrieval")
     teacher = load_base(model["path"], device_map=device_map())
     members = load_members(teacher, layers, moments, checkpoint, spec)
-    conditions = {"variant": variant, "layers": [*members], "spec": spec and spec.fields}
+    conditions = {"variant": variant, "layers": [*members]}
     sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
     kept = KeptAnswers(state and answers_file(state, conditions, sources, "reading"))
 
