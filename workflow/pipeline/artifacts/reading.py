@@ -32,8 +32,8 @@ LOWEST = -0.6  # of the axis: below, nothing is left to tell apart
 def make(entry: Entry, files: Files) -> Drawing:
     """A panel a task: the share kept over l, with FLOPs of a prompt above; bars are the attention of the heads that read."""
     shown = Numbers(entry, files)
-    shown.add(list(differences(shown.records)))
-    rows = shown.rows[(shown.rows["metric"] == "kept") & (shown.rows["against"] == "")]
+    rows = shown.rows[shown.rows["metric"] == "kept"]
+    shown.add(differences(shown.records))
     tasks = list(dict.fromkeys(rows["point"]))
     layers = int(rows["at"].max())  # the unchanged model has all
     names = list(dict.fromkeys(rows["variant"]))
