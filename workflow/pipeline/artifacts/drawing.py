@@ -54,7 +54,7 @@ _LOOKS = {
     "swiftkv-62.5": ("#332288", "X", "----"),
     "swiftkv-50-tuned": ("#882255", "D", "xxxx"),
     "copied": ("#D55E00", "o", ""),
-    "fitted": ("#0072B2", "s", ""),
+    "fitted": ("#009E73", "^", ""),
 }
 # Of all other variants: colors of Tol's muted scheme, none of which a variant above has.
 _OTHER_COLORS = ("#117733", "#999933", "#AA4499")

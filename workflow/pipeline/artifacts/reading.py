@@ -58,7 +58,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         axis.set_xlim(flops["at"].min() - 0.5, layers + 0.5)
         kind, _, size = task.partition("-")
         axis.set_title(TITLES[kind].format(size))
-        axis.set_xlabel("Layers that prompts run, $l$; above, FLOPs of a prompt")
+        axis.set_xlabel("Layers that prompts run, $l$ (above: FLOPs)")
         above = axis.secondary_xaxis("top")
         axis.set_xticks(flops["at"][::2])
         above.set_xticks(flops["at"][::2], [f"{value:.0f}%" for value in flops["value"][::2]])
