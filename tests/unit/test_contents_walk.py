@@ -47,6 +47,12 @@ def similarity(config, model):
     return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, shipped("similarity/*.json"))
 
 
+def reading(config, model, variant):
+    """A family is made up of the unchanged model's record."""
+    known, result = variant if variant in config["variants"] else "baseline", helpers.reading_result(32, 16)
+    return record(config, "reading", model, known, "auto", {"seed": 42}, result) | {"variant": variant}
+
+
 def training(config, model, variant):
     gpus = config["models"][model]["gpus"]["distill"]
     settings = config["recipes"][config["variants"][variant]["recipe"]]
@@ -87,6 +93,7 @@ MAKERS = {
     "scores": score,
     "fidelity": fidelity,
     "similarity": similarity,
+    "reading": reading,
     "training": training,
     "early_exit": early_exit,
     "serving": serving,

@@ -17,7 +17,7 @@ from pipeline.statistics import ratio
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
 from swiftkv.models import load_base, load_swiftkv, rewire, save_base, save_swiftkv
-from swiftkv.quantize import new_cache
+from swiftkv.quantize.kv_cache import new_cache
 
 DRAW = Fidelity(documents=5, max_length=40, seed=0)
 WHOLE = Fidelity(documents=5, max_length=400, seed=0)

@@ -15,7 +15,7 @@ from pipeline.score import lm as module
 from pipeline.score.lm import CachedLM, grouped_attention
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
-from swiftkv.quantize import new_cache
+from swiftkv.quantize.kv_cache import new_cache
 from swiftkv.spec import SwiftKVSpec
 
 PREFIX = "Question: 1 + 1\nAnswer: 2\n\n"

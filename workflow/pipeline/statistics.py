@@ -129,6 +129,25 @@ def ratio(sums: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
     return {"value": value, "stderr": math.sqrt(squares * n / (n - 1)) / total if n > 1 else None, "n": n}
 
 
+def bootstrapped_ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """Sum over sum; the interval is of bootstrap samples of the items, each with its number above and below."""
+    from scipy import stats
+
+    value = math.fsum(above) / math.fsum(below)
+    if len(above) < 2:
+        return Estimate(value)
+    found = stats.bootstrap(
+        (above, below),
+        lambda first, second, axis: first.sum(axis) / second.sum(axis),
+        paired=True,
+        n_resamples=2000,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=0,
+    )
+    return Estimate(value, float(found.standard_error), *map(float, found.confidence_interval))
+
+
 def share(hits: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
     """As `ratio`, of hits among positions; none or all would have no error, so they get that of `share_stderr`."""
     found = ratio(hits, counts)

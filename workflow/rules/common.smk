@@ -9,7 +9,7 @@ from snakemake.logging import logger
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
 from pipeline.config import load_yaml
-from pipeline.config.settings import Scored
+from pipeline.config.settings import FAMILIES, Prompts, Scored
 from swiftkv.errors import UserError, command_line
 from pipeline.run.jobs import checked
 from pipeline.measure.job import ServingSettings

@@ -128,7 +128,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         named = members(config, "tasks", raw["tasks"])
         entry["tasks"] = {task: config.tasks[task].model_dump(exclude_unset=True) for task in named}
     entry |= _further(config, entry)
-    shared = {name: getattr(config, name).model_dump() for name in ("fidelity", "similarity", "early_exit")}
+    shared = {name: getattr(config, name).model_dump() for name in ("fidelity", "similarity", "early_exit", "reading")}
     entry["settings"] = {**shared, "score": {"seed": config.scoring.seed}} if entry["models"] else {}
     for what, number in kind.exactly.items():
         if len(entry[what]) != number:

@@ -49,6 +49,8 @@ _LOOKS = {
     "swiftkv-50-across8": ("#D55E00", "X", "||||"),
     "swiftkv-62.5": ("#332288", "X", "----"),
     "swiftkv-50-tuned": ("#882255", "D", "xxxx"),
+    "copied": ("#D55E00", "o", ""),
+    "fitted": ("#009E73", "^", ""),
 }
 # Of all other variants: colors of Tol's muted scheme, none of which a variant above has.
 _OTHER_LOOKS = (("#117733", "X", "oooo"), ("#999933", "o", "////"), ("#AA4499", "s", "...."))

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.artifacts.metrics import INPUTS, METRICS
-from pipeline.config.settings import NamesOrSet, Part
-from swiftkv.section import Names, Section, Text, Unique, Whole, key, nearest
+from pipeline.config.settings import FAMILIES, NamesOrSet, Part
+from swiftkv.section import Names, Section, Share, Text, Unique, Whole, key, nearest
 
 FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
 # Columns that stand for several: all tasks of the entry, those in bits per byte, and all others.
@@ -124,6 +124,13 @@ class Similarity(Entry):
     matrices: bool = key("Also the similarity of every pair of layers.", False)
 
 
+class Reading(Variants):
+    """What prompts still give, over l."""
+
+    families: Annotated[list[Literal[FAMILIES]], Field(min_length=1), Unique] = key("Sweeps over l without training.")
+    share: Share = key("The smallest l is marked that keeps this much of SQuAD.")
+
+
 class Answers(Variants):
     """Answers with early exit."""
 
@@ -201,6 +208,7 @@ KINDS = {
     "latency": Kind("figure", Latency, f"{_HERE}.speed:latency", ("serving",), {"models": 1}),
     "forward": Kind("figure", Served, f"{_HERE}.speed:forward", ("serving",), {"models": 1, "points": 1}),
     "similarity": Kind("figure", Similarity, f"{_HERE}.layers:similarity", ("similarity",)),
+    "reading": Kind("figure", Reading, f"{_HERE}.reading:make", ("reading",), {"models": 1}),
     "alignment": Kind("figure", Variants, f"{_HERE}.layers:alignment", ("early_exit",), {"models": 1, "cases": 1}),
     "wiring": Kind("figure", Variants, f"{_HERE}.wiring:make", (), {"models": 1}),
     "absent": Kind("table", Absent),

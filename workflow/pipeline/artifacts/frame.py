@@ -19,7 +19,16 @@ import pandas as pd
 
 from pipeline.artifacts.metrics import METRICS
 from pipeline.artifacts.records import Record
-from pipeline.statistics import Estimate, estimate, exact, of_turns, ratio_of_repeats, ratio_of_turns, wilson
+from pipeline.statistics import (
+    Estimate,
+    bootstrapped_ratio,
+    estimate,
+    exact,
+    of_turns,
+    ratio_of_repeats,
+    ratio_of_turns,
+    wilson,
+)
 from swiftkv.cost import GIBI
 
 COLUMNS = (
@@ -199,6 +208,31 @@ def _similarity(record: Record, base: Record | None) -> Found:
         yield {"simscore": estimate(value, stderr, n)}, {"at": layer, "n": n}
 
 
+def _reading(record: Record, base: Record | None) -> Found:
+    """By l, of the unchanged model (l = L) and each member of a family; `point` is the task."""
+    model = record.result["members"][0]
+    for member in record.result["members"]:
+        at = {"at": member["layer"]}
+        yield {"prompt_flops_percent": exact(100 * member["flops"])}, at
+        for task, items in record.result["tasks"].items():
+            gain = saved_bits(model, model, task)
+            found = {
+                "kept": bootstrapped_ratio(saved_bits(model, member, task), gain),
+                "own_gain": bootstrapped_ratio(saved_bits(member, member, task), gain),
+                "reading_kl": bootstrapped_ratio(member["tasks"][task]["kl"], items["answer_tokens"]),
+            }
+            yield found, {"point": task, "n": len(gain), **at}
+    for kind, weights in (record.value("heads") or {}).items():
+        for layer, weight in enumerate(weights):
+            yield {f"{kind}_head": weight}, {"at": layer}
+
+
+def saved_bits(without: Mapping[str, Any], given: Mapping[str, Any], task: str) -> list[float]:
+    """Bits of each answer of a task that one member of a reading needs less with the text than another without it."""
+    pairs = zip(without["tasks"][task]["bits_without"], given["tasks"][task]["bits"], strict=True)
+    return [before - after for before, after in pairs]
+
+
 def _throughput(record: Record, base: Record | None) -> Found:
     samples = record.value("samples_seconds") or []
     seconds = record.result.get("seconds") or (of_turns(samples).value if samples else 1.0)
@@ -340,6 +374,7 @@ _MEASURES: Mapping[str, Callable[[Record, Record | None], Found]] = {
     "training": _training,
     "early_exit": _early_exit,
     "similarity": _similarity,
+    "reading": _reading,
     "throughput": _throughput,
     "kv_capacity": _capacity,
     "forward_time": _by_batch,

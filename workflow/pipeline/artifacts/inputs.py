@@ -15,6 +15,7 @@ PAPER = "resources/paper"  # the folder of published numbers
 MEASURED = {
     "scores": ("score", "task"), "serving": ("measure", "point"), "fidelity": ("fidelity", ""),
     "early_exit": ("early_exit", ""), "training": ("distill", ""), "similarity": ("similarity", ""),
+    "reading": ("reading", ""),
 }  # fmt: skip
 Entry = Mapping[str, Any]
 
@@ -56,6 +57,10 @@ def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
     elif name == "similarity":
         able = (model for model in models if model not in entry["unmeasured"])
         yield from (STAGES["similarity"].file(config, model=model) for model in able)
+    elif name == "reading":  # families, and the variants that are trained
+        trained = [variant for _, variant, _ in rows(entry) if config.variants[variant].rewired]
+        for variant in () if entry["unmeasured"] else [*entry.get("families", ()), *trained]:
+            yield STAGES["reading"].file(config, model=models[0], variant=variant)
     else:
         stage, what = MEASURED[name]
         for member, (model, variant, kv_cache) in itertools.product(

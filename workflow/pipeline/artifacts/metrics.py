@@ -42,7 +42,7 @@ class Metric(NamedTuple):
 # Which input of an artifact holds the records of a measure.
 INPUTS = {
     "score": "scores", "fidelity": "fidelity", "early_exit": "early_exit", "similarity": "similarity",
-    "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
+    "reading": "reading", "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
     "kv_capacity": "serving", "decode": "serving", "answer": "serving",
 }  # fmt: skip
 _GROUPS = yaml.load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)

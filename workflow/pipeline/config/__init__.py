@@ -20,6 +20,7 @@ from pipeline.config.settings import (
     Model,
     Pathvars,
     Planning,
+    Reading,
     Scoring,
     Sets,
     Similarity,
@@ -75,6 +76,7 @@ class Config(Section):
     similarity: Similarity
     fidelity: Fidelity
     early_exit: EarlyExit
+    reading: Reading
     scoring: Scoring
     tasks: dict[Name, Task] = key("Benchmarks scored with lm-eval, by name.")
     planning: Planning
@@ -169,6 +171,12 @@ class Config(Section):
         fitted = {name for name in recipes if self.recipes[name].start == "fitted"}
         reductions = {variant.prefill_reduction for variant in self.variants.values() if variant.recipe in fitted}
         return sorted({layers[reduction] for reduction in reductions & layers.keys()}, reverse=True)
+
+    def reading_layers(self, model: str) -> list[int]:
+        """Every l of a family that reading is measured of."""
+        settings = self.models[model]
+        layers = settings.num_hidden_layers
+        return sorted({*range(layers // 3, layers - 1, self.reading.every), *settings.layers_below})
 
     def shards(self, model: str, task: str) -> int:
         """How many jobs score a task on a model; 1 where `shards` says nothing of it."""

@@ -40,12 +40,15 @@ def check_references(config: Config) -> None:
     mixes = {
         "heldout": [config.heldout.data],
         "similarity": [config.similarity.data],
+        "reading": [config.reading.data],
         "planning.data": config.planning.data,
     }
     for place, names in mixes.items():
         for name in names:
             with at(place):
                 _require(name, "data", config.data)
+    with at("reading.fit"):
+        _require(config.reading.fit, "recipes", config.recipes)
     for section in ("fidelity", "early_exit"):
         documents, chats = getattr(config, section).documents, config.heldout.chats
         with at(section):

@@ -220,6 +220,30 @@ class Similarity(Fidelity):
     data: Text = key("A key under data.")
 
 
+FAMILIES = ("copied", "fitted")  # of untrained variants, a member for each of many l
+
+
+class Prompts(Section):
+    """Prompts in which reading is measured."""
+
+    items: Whole = key("Questions about a passage alone.")
+    among: Whole = key("How many of them are also asked about their passage among three others.")
+    induction: Annotated[list[Annotated[Whole, Field(ge=28)]], Field(min_length=1)] = key(
+        "Random words before some of them come again; a task each."
+    )
+    retrieval: list[Whole] = key("Tokens of made-up facts, one of which is asked; a task each.")
+    synthetic: Whole = key("Items of each of these tasks.")
+    seed: Seed = key("Seed of the choice of questions, of places and of words.")
+
+
+class Reading(Prompts):
+    """What a long prompt still gives; not in the paper."""
+
+    data: Text = key("SQuAD, a key under data: Title, Background and Question on lines of their own.")
+    every: Whole = key("A family has every so many l from a third of the layers on, and those of its model.")
+    fit: Text = key("The recipe whose text, ridge and number format the fitted family is fitted with.")
+
+
 class EarlyExit(Fidelity):
     """How early exit is measured (Appendices D.1 and E)."""
 

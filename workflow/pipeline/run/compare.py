@@ -48,6 +48,8 @@ EXACT = Tolerance()
 ROUNDED = {
     # Errors are of the answers that changed; bits per byte have small ones.
     "score:result": Tolerance(share=0.05, errors=3),
+    "reading:result.members.*.tasks.*": Tolerance(share=0.1, absolute=1.0),  # of single answers
+    "reading:result.heads.*": Tolerance(absolute=0.05),
     "*.answer_kl": Tolerance(share=0.08, absolute=0.005),  # of a third of the positions of kl
     "*.kl": Tolerance(share=0.05, absolute=0.003),
     "*.top1_agreement": Tolerance(absolute=0.025),

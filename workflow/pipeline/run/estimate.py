@@ -81,8 +81,8 @@ class Work:
         mix = self.job.wildcards.get("data", self.config.heldout.data)
         if "recipe" in self.job.wildcards or self.job.rule == "distill":
             mix = self.recipe.data
-        elif self.job.rule == "similarity":
-            mix = self.config.similarity.data
+        elif self.job.rule in ("similarity", "reading"):
+            mix = getattr(self.config, self.job.rule).data
         if mix not in self.config.planning.data:
             raise UserError(
                 f"nothing says how long data mix {mix!r} is before it is built; state it under planning.data"
@@ -118,6 +118,7 @@ class Work:
         functions = {
             "teacher_states": self._teacher, "moments": self._teacher, "distill": self._training, "measure": self._serving,
             "fidelity": self._chats, "similarity": self._chats, "early_exit": self._chats,
+            "reading": self._reading, "reading_moments": self._teacher,
         }  # fmt: skip
         weights = self.size.bytes / GIGA / self.speeds.load_gb
         return self.speeds.start + weights + functions.get(rule, self._scoring)()
@@ -148,7 +149,7 @@ class Work:
     def _teacher(self) -> float:
         """The teacher over all rows; for a fitted start over some of them, whose sums take as long again."""
         tokens = self.packed_rows * self.recipe.max_length
-        return self.forward(2 * min(tokens, self.recipe.start_tokens) if self.job.rule == "moments" else tokens)
+        return self.forward(2 * min(tokens, self.recipe.start_tokens) if "moments" in self.job.rule else tokens)
 
     def _training(self) -> float:
         """2 FLOPs for each parameter that a token passes forward, 2 where a gradient passes back, 2 for each trained."""
@@ -194,6 +195,12 @@ class Work:
             return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
         changed = rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed
         return self.forward(tokens * (4 if changed else 2))
+
+    def _reading(self) -> float:
+        """The unchanged model over all prompts; the members of a family, or a trained variant, take about as long again."""
+        asked = self.config.reading
+        passages = (asked.items + 4 * asked.among) * self.text.chat_tokens
+        return self.forward(2 * (passages + asked.synthetic * sum([*asked.induction, *asked.retrieval])))
 
     def _serving(self) -> float:
         """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""

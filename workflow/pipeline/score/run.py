@@ -97,7 +97,7 @@ def measure_scores(
 
             benchmark, lm = build_benchmark(*request), load()
             lm.batch_size_per_gpu = task["batch_size"]
-            lm.keep(state and _answers_file(state, subject, [folder, tokenizer], name))
+            lm.keep(state and answers_file(state, subject, [folder, tokenizer], name))
             samples = lm_eval_samples(lm, benchmark, task)
             ran = {"dtype": str(lm.model.dtype).removeprefix("torch.")}
             keys = {"fp8_keys": found} if (found := lm.peak.found()) else {}
@@ -134,7 +134,7 @@ def measure_scores(
         shutil.rmtree(state, ignore_errors=True)
 
 
-def _answers_file(state: Path, subject: dict[str, Any], folders: list[Path], task: str) -> Path:
+def answers_file(state: Path, subject: dict[str, Any], folders: list[Path], task: str) -> Path:
     """Return the file for the answers to a task; other files, code, libraries or kinds of machine have another one."""
     origin = provenance(0)
     conditions = subject | {

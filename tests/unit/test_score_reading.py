@@ -1,0 +1,161 @@
+"""What a prompt still gives: bits of answers with and without its text."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from artifact_helpers import reading_result
+from score_helpers import SHAPE, byte_tokenizer, write_source
+
+from pipeline.artifacts.frame import frame, measured
+from pipeline.artifacts.reading import differences
+from pipeline.artifacts.records import Record
+from pipeline.config.settings import Prompts
+from pipeline.score import reading
+from pipeline.score.reading import Document, answer_bits, head_weights, measure_reading, tasks
+from swiftkv.models import load_base, rewire, save_swiftkv
+from swiftkv.spec import SwiftKVSpec
+
+SETTINGS = Prompts(items=5, among=2, induction=[40], retrieval=[60], synthetic=2, seed=1)
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """Six questions about passages."""
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Title: T{n}\nBackground: Passage {n}.\n\nMore.\nQuestion: Which {n}?"},
+                {"role": "assistant", "content": f"{n} of them all"},
+            ]
+        }
+        for n in range(6)
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    return tmp_path / "train.jsonl"
+
+
+def test_items_hold_their_text_and_the_control_does_not(questions):
+    tokenizer, again = byte_tokenizer(), reading.CUE + reading.NEXT
+    found = tasks(tokenizer, questions, SETTINGS)
+    sizes = {name: len(group) for name, group in found.items()}
+    assert sizes == {"squad": 5, "among": 2, "induction-40": 2, "retrieval-60": 2}
+    for name, (given, without) in [(name, item) for name, group in found.items() for item in group]:
+        assert given.tokens[given.prompt :] == without.tokens[without.prompt :]
+        if name.startswith("induction"):
+            (begin, *text), end = given.tokens[:-again], given.tokens[-again:]
+            assert any(tuple(text[place : place + again]) == end for place in range(40 - again + 1))
+            assert (len(given.tokens) - given.prompt, without.tokens) == (reading.NEXT, (begin, *end))
+            continue
+        text, alone = (tokenizer.decode(one.tokens[: one.prompt]) for one in (given, without))
+        answer = tokenizer.decode(given.tokens[given.prompt :])
+        if name.startswith("retrieval"):
+            asked = text.rpartition("code of ")[2].partition("?")[0]
+            assert f"The code of {asked} is {answer}." in text and answer not in alone and asked in alone
+        else:
+            assert answer == f"{answer[0]} of them all"[: reading.ANSWER]
+            assert text.count("Passage") == (4 if name == "among" else 1) and "Passage" not in alone
+            assert f"Title: T{answer[0]}\nBackground: Passage {answer[0]}." in text and f"Which {answer[0]}?" in alone
+    assert [item.without for item in found["among"]] == [item.without for item in found["squad"][:2]]
+
+
+def test_heads_that_look_back_are_told_from_each_other():
+    """Words 2 to 5 come again at 8: one head looks at the token before, one at what followed the same word."""
+    attention = torch.zeros(3, 12, 12)
+    for query in range(8, 12):
+        attention[0, query, query - 1] = 0.75
+        attention[1, query, query - 8 + 2 + 1] = 0.5
+        attention[2, query, query - 8 + 2] = 1.0  # the same word, not what followed it
+    assert head_weights(attention, 2, 8).tolist() == [0.75, 0.5]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_bits_are_those_of_the_whole_model(tiny_teacher, architecture, own):
+    """Only the rows of the answer are computed in layers >= l, from what one pass of the unchanged model has."""
+    teacher = tiny_teacher(architecture)
+    document = Document(tuple(torch.randint(3, 128, (30,), generator=torch.Generator().manual_seed(1)).tolist()), 24)
+    members = {layer: rewire(teacher, SwiftKVSpec(6, layer, own_key_values=own)).eval() for layer in (2, 4)}
+    found = answer_bits(teacher, members, document, False)
+    assert torch.allclose(torch.tensor(found), torch.tensor(answer_bits(teacher, members, document, True)))
+    row = torch.tensor([document.tokens])
+    logs = []
+    for model in (teacher, *members.values()):
+        more = {"full_depth": torch.arange(30)[None] >= 23} if own and model is not teacher else {}
+        with torch.no_grad():
+            logits = model.lm_head(model.model(row, use_cache=False, **more).last_hidden_state)
+        logs.append(logits[0, 23:-1].double().log_softmax(-1))
+    for (bits, kl), log in zip(found, logs, strict=True):
+        expected = -log[range(6), list(document.tokens[24:])].sum().item() / math.log(2)
+        assert bits == pytest.approx(expected, rel=1e-4)
+        assert kl == pytest.approx((logs[0].exp() * (logs[0] - log)).sum().item(), rel=1e-3, abs=1e-5)
+    assert found[0][1] == 0 and found[1][1] > found[2][1] > 0
+
+
+def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
+    tmp_path, tiny_teacher, questions, monkeypatch
+):
+    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+    arguments = (source, questions, "copied", SETTINGS)
+    whole = measure_reading(*arguments, tmp_path / "whole.json", layers=[2, 4])
+    calls = []
+
+    def counted(*given):
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        calls.append(given)
+        return answer_bits(*given)
+
+    monkeypatch.setattr(reading, "answer_bits", counted)
+    more = {"layers": [2, 4], "state": tmp_path / "state"}
+    with pytest.raises(KeyboardInterrupt):
+        measure_reading(*arguments, tmp_path / "out.json", **more)
+    assert not (tmp_path / "out.json").exists()
+    monkeypatch.setattr(reading, "answer_bits", answer_bits)
+    again = measure_reading(*arguments, tmp_path / "out.json", **more)
+    assert again["result"] == whole["result"] and not (tmp_path / "state").exists()
+    assert json.loads((tmp_path / "out.json").read_text()) == again
+
+    members = whole["result"]["members"]
+    assert [(member["layer"], member["flops"] < 1) for member in members] == [(6, False), (2, True), (4, True)]
+    assert members[0]["tasks"]["squad"]["kl"] == [0.0] * 5
+    assert [len(weights) for weights in whole["result"]["heads"].values()] == [6, 6]
+    spec = SwiftKVSpec(6, 4)
+    save_swiftkv(rewire(load_base(tmp_path / "checkpoint"), spec), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
+    record = measure_reading(
+        source, questions, "v", SETTINGS, tmp_path / "v.json", checkpoint=tmp_path / "swiftkv", spec=spec
+    )
+    assert record["weights"] == "trained" and record["result"]["tasks"] == whole["result"]["tasks"]
+    for name, task in record["result"]["members"][1]["tasks"].items():
+        for kind, values in task.items():
+            assert values == pytest.approx(members[2]["tasks"][name][kind], rel=1e-4, abs=1e-5)
+
+
+def numbers(variant, bits, sha256="same"):
+    """A record with some bits of answers."""
+    model, result = {"name": "tiny", "title": "Tiny"}, reading_result(6, 4, bits, sha256)
+    return Record("reading", model, variant, result=result, provenance={"hardware": {"cores": 2}})
+
+
+def test_what_is_kept_is_a_ratio_of_sums_and_the_unchanged_model_keeps_all_of_it():
+    rows = measured([numbers("copied", [6.0, 4.0, 10.0])]).set_index(["metric", "at"])
+    assert rows.loc[("kept", 6), ["value", "low", "high"]].tolist() == [1, 1, 1]
+    assert rows.loc[("kept", 4), "value"] == (4 + 4 + 0) / (8 + 4 + 4)
+    assert rows.loc[("own_gain", 4), "value"] == (5 + 5 + 1) / 16
+    assert rows.loc[("reading_kl", 4), "value"] == 4 / 4
+    assert (
+        rows.loc[("kept", 4), "low"] < 0.5 < rows.loc[("kept", 4), "high"]
+        and rows.loc[("induction_head", 1), "value"] == 0.5
+    )
+
+
+def test_differences_are_paired_by_item():
+    """Each answer takes one bit less: the same share of any sample of items, unlike either share itself."""
+    first, second = numbers("fitted", [5.0, 3.0, 9.0]), numbers("copied", [6.0, 4.0, 10.0])
+    rows = frame(differences([first, second])).set_index("variant")
+    assert rows["value"].to_dict() == {"fitted": 3 / 16, "copied": -3 / 16}
+    apart, alone = rows.loc["fitted"], measured([second]).set_index(["metric", "at"]).loc[("kept", 4)]
+    assert apart["high"] - apart["low"] < (alone["high"] - alone["low"]) / 3
+    assert frame(differences([first, numbers("copied", [6.0, 4.0, 10.0], "other items")])).empty

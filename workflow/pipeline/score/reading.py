@@ -1,0 +1,321 @@
+"""What a long prompt still gives: bits that a text in it saves on the gold answers of questions about it.
+
+    kept = (bits of the answer without the text - bits of the variant with it) / (the same of the unchanged model)
+
+Questions are SQuAD's in the chat template, about a passage alone and among three others; made-up facts, at given lengths; and
+induction: random words, some of them again, and how well the model tells which come next. A family is a sweep over l without
+any training: layers below l are the unchanged model's, so one pass of it serves every l, and of the layers above only
+keys and values of the prompt and the rows that predict the answer are computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from pipeline.config.settings import Prompts
+from pipeline.records import describe_spec, key_value_heads, measurement, weights_of
+from pipeline.score.chats import require_spec
+from pipeline.score.fidelity import compare
+from pipeline.sources import read_source
+from swiftkv.chats import choose_chats, tokenize_chat
+from swiftkv.cost import Dimensions, prefill_flops
+from swiftkv.device import device_map, dtype_name
+from swiftkv.distill.fit import fitted_values
+from swiftkv.distill.moments import Moments
+from swiftkv.errors import UserError
+from swiftkv.io import write_json
+from swiftkv.models import load_base, load_sharing, load_tokenizer, rewire, spread
+from swiftkv.spec import SwiftKVSpec
+
+ANSWER = 8  # tokens of an answer that count, at most
+CUE, NEXT = 16, 12  # words of an induction that come again, and those asked after them
+OTHERS = 3  # passages beside the right one
+FORM = re.compile(r"(Title: .*)\n(Background: .*)\n(Question: .*)", re.DOTALL)
+INSTRUCTION = "Answer with a few words of the text."
+
+
+class Document(NamedTuple):
+    """Token ids, and how many of them come before the answer."""
+
+    tokens: tuple[int, ...]
+    prompt: int
+
+
+class Item(NamedTuple):
+    """An answer after the text and the question, and after the question alone."""
+
+    given: Document
+    without: Document
+
+
+def question(tokenizer: Any, texts: Sequence[str], asked: str, answer: str) -> Document:
+    """A question about texts, in the chat template."""
+    content = "\n".join([*texts, asked, INSTRUCTION])
+    prompt = tokenize_chat(tokenizer, [{"role": "user", "content": content}], add_generation_prompt=True)
+    return Document((*prompt, *tokenizer(answer, add_special_tokens=False)["input_ids"][:ANSWER]), len(prompt))
+
+
+def squad(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item]]:
+    """Questions about a passage alone, and the first of them about it at a random place among three others.
+
+    Raises:
+        UserError: the file is missing or damaged, or a question is not of the form `FORM`.
+    """
+    draw = random.Random(settings.seed)
+    read = [
+        (FORM.fullmatch(chat["messages"][0]["content"]), chat["messages"][1]["content"])
+        for chat in choose_chats(chats, settings.items, settings.seed)
+    ]
+    if not all(match for match, _ in read) or len(read) <= OTHERS:
+        raise UserError(f"{chats} must have more than {OTHERS} questions, each with Title, Background and Question")
+    alone, among = [], []
+    for place, (match, answer) in enumerate(read):
+        title, passage, asked = match.groups()
+        without = question(tokenizer, [title], asked, answer)
+        alone.append(Item(question(tokenizer, [title, passage], asked, answer), without))
+        drawn = [read[place], *draw.sample(read[:place] + read[place + 1 :], OTHERS)]
+        draw.shuffle(drawn)
+        texts = [text for other, _ in drawn for text in other.groups()[:2]]
+        among.append(Item(question(tokenizer, texts, asked, answer), without))
+    return {"squad": alone, "among": among[: settings.among]}
+
+
+def retrieval(tokenizer: Any, length: int, number: int, draw: random.Random) -> Iterator[Item]:
+    """Made-up facts of about `length` tokens, one of which is asked."""
+    fact = "The code of {} is {}."
+    size = len(tokenizer("\n" + fact.format("Tomabeku", "12345"), add_special_tokens=False)["input_ids"])
+    for _ in range(number):
+        names = [
+            "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(4)) for _ in range(length // size)
+        ]
+        codes = {name.capitalize(): f"{draw.randrange(10**5):05}" for name in names}
+        name = draw.choice(list(codes))
+        facts, asked = [fact.format(*pair) for pair in codes.items()], f"Question: What is the code of {name}?"
+        yield Item(*(question(tokenizer, texts, asked, codes[name]) for texts in (facts, [])))
+
+
+def induction(tokenizer: Any, distance: int, number: int, draw: random.Random) -> Iterator[Item]:
+    """`distance` random words, `CUE` of them again, and the `NEXT` that follow these; a word is one token."""
+    vocabulary = tokenizer.get_vocab()
+    words = [vocabulary[word] for word in sorted(vocabulary) if re.fullmatch("[Ġ▁][a-z]{3,}", word)]
+    words = words or sorted({*vocabulary.values()} - {*tokenizer.all_special_ids})
+    begin = () if tokenizer.bos_token_id is None else (tokenizer.bos_token_id,)
+    for _ in range(number):
+        text = draw.choices(words, k=distance)
+        start = draw.randrange(distance - CUE - NEXT + 1)
+        again = text[start : start + CUE + NEXT]
+        cued = len(begin) + CUE
+        yield Item(Document((*begin, *text, *again), distance + cued), Document((*begin, *again), cued))
+
+
+def tasks(tokenizer: Any, chats: Path, settings: Prompts) -> dict[str, list[Item]]:
+    """The items of every task, by its name."""
+    found = squad(tokenizer, chats, settings)
+    for make, sizes in ((induction, settings.induction), (retrieval, settings.retrieval)):
+        for size in sizes:
+            draw = random.Random(f"{settings.seed} {make.__name__} {size}")
+            found[f"{make.__name__}-{size}"] = list(make(tokenizer, size, settings.synthetic, draw))
+    return found
+
+
+def answer_states(model: PreTrainedModel, hidden: torch.Tensor, prompt: int) -> torch.Tensor:
+    """Final states [answer tokens, D] of a rewired model at the positions that predict the answer, as it is served.
+
+    Args:
+        model: SwiftKV language model.
+        hidden: residual stream entering layer l, of all tokens but the last [1, T, D].
+        prompt: tokens before the answer; the last of them runs all layers.
+    """
+    decoder, cache, cut = model.model, DynamicCache(config=model.config), prompt - 1
+    places = torch.arange(hidden.shape[1], device=hidden.device)[None]
+    blank = hidden.new_zeros(1, 1, cut, 1)
+    for layer in range(decoder.spec.num_key_value_layers):
+        cache.update(blank, blank, layer)  # masks follow from how many tokens these have
+    decoder.fill_upper_cache(decoder.state(hidden[:, :cut], places[:, :cut], {}, cache))
+    whole = torch.ones_like(places[:, cut:], dtype=torch.bool)  # read with own_key_values alone
+    state = decoder.state(hidden[:, cut:], places[:, cut:], None, cache, full_depth=whole)
+    return decoder.forward_upper(state, student=True)[0][0]
+
+
+@torch.inference_mode()
+def answer_bits(
+    teacher: PreTrainedModel, members: Mapping[int, PreTrainedModel], document: Document, trained: bool
+) -> list[list[float]]:
+    """Bits of the answer, and KL of the unchanged model to a member in nats over the answer, of it and of each member by l.
+
+    Args:
+        trained: whether the members may have other weights in layers below l, too.
+    """
+    row = torch.tensor([document.tokens[:-1]], device=teacher.device)
+    run, head = teacher.base_model(row, use_cache=False, output_hidden_states=True), teacher.get_output_embeddings()
+    reference = run.last_hidden_state[0, document.prompt - 1 :]
+    students = [(reference, head)]
+    for layer, model in members.items():
+        hidden = model.model.forward_lower(row).hidden if trained else run.hidden_states[layer]
+        students.append((answer_states(model, hidden, document.prompt), model.get_output_embeddings()))
+    found = compare(reference, students, head, document.tokens[document.prompt - 1 :]).sum(1)
+    return [[nll / math.log(2), kl] for kl, _, nll in found.tolist()]
+
+
+def head_weights(attention: torch.Tensor, first: int, second: int) -> torch.Tensor:
+    """Mean attention weight on the token before, and on the one that followed the same word before; float32 [2].
+
+    Each is that of the layer's best head, over the queries from `second` on.
+
+    Args:
+        attention: weights of a layer [heads, tokens, tokens].
+        first, second: where the words lie that come twice.
+    """
+    queries = torch.arange(second, attention.shape[-1], device=attention.device)
+    kinds = (queries - 1, queries - second + first + 1)
+    return torch.stack([attention[:, queries, keys].float().mean(-1).max() for keys in kinds]).cpu()
+
+
+@torch.inference_mode()
+def attention_heads(model: PreTrainedModel, items: Sequence[Item]) -> dict[str, list[float]]:
+    """`head_weights` of every layer, mean over inductions; the model attends eagerly from here on."""
+    model.set_attn_implementation("eager")
+    found = []
+    for tokens in (item.given.tokens for item in items):
+        second = len(tokens) - CUE - NEXT
+        first = next(place for place in range(second) if tokens[place : place + CUE + NEXT] == tokens[second:])
+        row = torch.tensor([tokens[:-1]], device=model.device)
+        layers = model.base_model(row, use_cache=False, output_attentions=True).attentions
+        found.append(torch.stack([head_weights(layer[0], first, second) for layer in layers], dim=1))
+    return dict(zip(("previous_token", "induction"), torch.stack(found).mean(0).tolist(), strict=True))
+
+
+def load_members(
+    teacher: PreTrainedModel,
+    layers: Sequence[int],
+    moments: Path | None,
+    checkpoint: Path | None,
+    spec: SwiftKVSpec | None,
+) -> dict[int, PreTrainedModel]:
+    """The rewired models by l, which share the teacher's weights; args and errors as `measure_reading`."""
+    if spec is not None:
+        model = load_sharing(checkpoint, teacher)
+        require_spec(checkpoint, model.spec, spec)
+        return {spec.num_key_value_layers: model}
+    members = {}
+    for layer in layers:
+        plain = SwiftKVSpec(teacher.config.num_hidden_layers, layer)
+        fitted = fitted_values(teacher, plain, Moments.read(moments, layer)) if moments else None
+        members[layer] = spread(rewire(teacher, plain, fitted).eval(), teacher)
+    return members
+
+
+def measure_reading(
+    model_source: Path,
+    questions: Path,
+    variant: str,
+    settings: Prompts,
+    output: Path,
+    layers: Sequence[int] = (),
+    moments: Path | None = None,
+    checkpoint: Path | None = None,
+    spec: SwiftKVSpec | None = None,
+    state: Path | None = None,
+) -> dict[str, Any]:
+    """Measure what a trained variant, or a family of untrained ones, reads in prompts; write the measurement "reading".
+
+    The result has `tasks`, for each the tokens of every prompt and answer and a hash that is equal for the same items;
+    `members`, first the unchanged model (l = L): layer, l; flops, of a prompt of SQuAD as a share of the unchanged
+    model's; and by task, of every item, bits with the text, bits_without, and kl, of the unchanged model to this one in nats
+    over the answer; and for a family `heads`, `attention_heads` of the unchanged model.
+
+    Args:
+        model_source: the model's source.json.
+        questions: SQuAD as chats, one a line.
+        variant: name of the variant, or of the family: copied or fitted.
+        settings: which items there are.
+        output: JSON file.
+        layers: every l of a family.
+        moments: what a fitted family is fitted to; None for a copied one.
+        checkpoint: trained checkpoint of a variant.
+        spec: the variant's rewiring; None is a family.
+        state: folder for the items so far, from which another call goes on; gone at the end.
+
+    Raises:
+        UserError: a file is missing or damaged, or the model is too short for an item.
+    """
+    from pipeline.score.lm import KeptAnswers
+    from pipeline.score.run import answers_file
+
+    started, model = time.monotonic(), read_source(model_source)
+    tokenizer, config = load_tokenizer(model["path"]), model["config"]
+    items = tasks(tokenizer, questions, settings)
+    # The control of a question is the same alone and among others.
+    documents = list(dict.fromkeys(document for group in items.values() for item in group for document in item))
+    longest = max(len(document.tokens) for document in documents)
+    if longest > (config.get("max_position_embeddings") or longest):
+        raise UserError(f"{model['title']} has too few positions for {longest} tokens; shorten reading.retrieval")
+    teacher = load_base(model["path"], device_map=device_map())
+    members = load_members(teacher, layers, moments, checkpoint, spec)
+    conditions = {"variant": variant, "layers": [*members]}
+    sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
+    kept = KeptAnswers(state and answers_file(state, conditions, sources, "reading"))
+
+    found = {}
+    for number, document in enumerate(documents, 1):
+        measure = partial(answer_bits, teacher, members, document, spec is not None)
+        found[document] = kept.answer(document, measure)
+        if number % 50 == 0 or number == len(documents):
+            print(f"reading of {variant}: {number} of {len(documents)} prompts", flush=True)
+    arch, total = Dimensions.from_config(config), config["num_hidden_layers"]
+    prompt = round(sum(item.given.prompt for item in items["squad"]) / len(items["squad"]))
+    flops = {layer: sum(prefill_flops(arch, SwiftKVSpec(total, layer), prompt).values()) for layer in (total, *members)}
+    result = {
+        "tasks": {
+            name: {
+                "sha256": hashlib.sha256(json.dumps(group).encode()).hexdigest(),
+                "prompt_tokens": [item.given.prompt for item in group],
+                "answer_tokens": [len(item.given.tokens) - item.given.prompt for item in group],
+            }
+            for name, group in items.items()
+        },
+        "members": [
+            {
+                "layer": layer,
+                "flops": count / flops[total],
+                "tasks": {
+                    name: {
+                        "bits": [found[item.given][place][0] for item in group],
+                        "bits_without": [found[item.without][place][0] for item in group],
+                        "kl": [found[item.given][place][1] for item in group],
+                    }
+                    for name, group in items.items()
+                },
+            }
+            for place, (layer, count) in enumerate(flops.items())
+        ],
+    }
+    if spec is None:
+        result["heads"] = attention_heads(teacher, items[f"induction-{settings.induction[0]}"])
+    record = measurement(
+        "reading",
+        model=model,
+        variant=variant,
+        **weights_of(checkpoint),
+        spec=describe_spec(spec, key_value_heads(config)),
+        settings=settings.model_dump() | {"dtype": dtype_name()},
+        result=result,
+        seconds=time.monotonic() - started,
+    )
+    write_json(output, record)
+    if state is not None:
+        shutil.rmtree(state, ignore_errors=True)
+    return record

@@ -1,0 +1,69 @@
+"""What a long prompt still gives, of trained variants and of families that no training changed.
+
+REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl, and of a trained variant
+                 <results>/checkpoints/{model}/{variant}, of the fitted family <results>/packed/{model}/{recipe}.safetensors
+OUTPUTS: <results>/reading/{model}/{variant}.json (copied, fitted: the families),
+         <results>/reading/{model}/{recipe}.safetensors (what the fitted family is fitted to)
+"""
+
+
+def of_family(family, untrained):
+    """A function of a reading's wildcards: `family` of those of a family, `untrained` of those of a variant."""
+    return lambda w: family(w) if w.variant in FAMILIES else untrained(w)
+
+
+rule reading:
+    """Bits that a passage saves on answers, of a variant or of all members of a family, and of the unchanged model."""
+    input:
+        model="<results>/models/{model}/source.json",
+        questions=f"<results>/data/{scale.reading.data}/train.jsonl",
+        moments=lambda w: (
+            f"<results>/reading/{w.model}/{scale.reading.fit}.safetensors" if w.variant == "fitted" else []
+        ),
+        checkpoint=of_family(lambda w: [], checkpoint_folder),
+    output:
+        "<results>/reading/{model}/{variant}.json",
+    log:
+        "<logs>/reading/{model}/{variant}.log",
+    benchmark:
+        "<benchmarks>/reading/{model}/{variant}.tsv"
+    wildcard_constraints:
+        variant=pattern([*FAMILIES, *(name for name, variant in scale.variants.items() if variant.rewired)]),
+    priority: if_granted("score")
+    threads: 1
+    resources:
+        **on_gpus("score"),
+    params:
+        spec=of_family(lambda w: "null", spec_json),
+        layers=of_family(lambda w: scale.reading_layers(w.model), lambda w: []),
+        settings=scale.reading.model_dump_json(include=set(Prompts.model_fields)),
+        state=answers_folder,
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python -m pipeline.stages reading \
+            --model-source {input.model:q} \
+            --questions {input.questions:q} \
+            --variant {wildcards.variant:q} \
+            --spec {params.spec:q} \
+            --layers {params.layers} \
+            --moments {input.moments:q} \
+            --checkpoint {input.checkpoint:q} \
+            --settings {params.settings:q} \
+            --state {params.state:q} \
+            --threads {threads} \
+            --gpus {resources.gpu} \
+            --output {output:q}
+        """
+
+
+use rule moments as reading_moments with:
+    # The regressions for every l of the fitted family, which no training starts from.
+    output:
+        "<results>/reading/{model}/{recipe}.safetensors",
+    log:
+        "<logs>/reading_moments/{model}/{recipe}.log",
+    benchmark:
+        "<benchmarks>/reading_moments/{model}/{recipe}.tsv"
+    params:
+        layers=lambda w: scale.reading_layers(w.model),
