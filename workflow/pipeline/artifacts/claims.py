@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
 import yaml
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 AGREES, CONTRADICTS, UNDECIDED, UNMEASURED = VERDICTS = ("agrees", "contradicts", "undecided", "not measured")
 BENCHMARKS = 7  # that the sources' averages are over
