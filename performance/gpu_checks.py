@@ -180,7 +180,7 @@ def decoding(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     """Time steps that only decode."""
     point = {"measure": "decode", "input_tokens": 64, "output_tokens": 64, "batch_sizes": sizes.decode, "repeats": 4}
     found = in_pairs(sizes, folder, {"decode": point}, enforce_eager=not torch.cuda.is_available())
-    return judge_speed(found, dict.fromkeys(found, DECODING))
+    return judge_speed(found, dict.fromkeys(found, DECODING if torch.cuda.is_available() else 0.0))
 
 
 def throughput(length: int, output: int, number: int) -> dict[str, Any]:
@@ -256,11 +256,7 @@ def training(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     short = make_rows(folder / "short.safetensors", sizes.short, sizes.large["vocab_size"], 1)
     step = make_step(random_model(sizes.large, compute_device()), spec, recipe)
     step.to(compute_device())
-    losses = {}
-    for kernel in ("auto", "sdpa"):
-        step.attention = use_attention(recipe.model_copy(update={"attention": kernel}), step.student)
-        losses[step.attention] = one_loss(step, short)
-    step.attention = use_attention(recipe, step.student)
+    losses = kernel_losses(step, recipe, short)
     start_distributed()
     engine = make_engine(step, recipe, recipe.accumulation(1))
     loop = Loop(engine, recipe, rows, None, sizes.steps + 3, 1, 0, recipe.accumulation(1))
@@ -306,6 +302,15 @@ def token_flops(config: dict[str, Any], spec: SwiftKVSpec) -> float:
     body, lower = (sum(prefill_flops(dimensions, one, 1).values()) for one in (None, spec))
     head = 2 * config["vocab_size"] * config["hidden_size"]
     return lower + 3 * (body - lower) + 2 * added_weights(dimensions, spec) + 3 * head
+
+
+def kernel_losses(step: Any, recipe: Any, rows: PackedRows) -> dict[str, float]:
+    """Return the loss of a row by attention kernel: with a dense mask, and with the recipe's, which the step keeps."""
+    losses = {}
+    for kernel in ("sdpa", recipe.attention):
+        step.attention = use_attention(recipe.model_copy(update={"attention": kernel}), step.student)
+        losses[step.attention] = one_loss(step, rows)
+    return losses
 
 
 @torch.no_grad()
