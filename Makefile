@@ -18,12 +18,12 @@ help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 # The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
-demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (4 to 9 minutes on two cores)
+demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (5 to 10 minutes on two cores, set-up included)
 	@$(ACTIVATE) && python -m pipeline run --profile local demo
 	@$(MAKE) --no-print-directory report PROFILE=local
 	@$(ACTIVATE) && python -m pipeline.artifacts.checks results/local/tables/demo.csv
 
-reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (73 minutes on two cores after the demo)
+reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (75 minutes on two cores with AMX)
 	$(ACTIVATE) && python -m pipeline run $(SCALE)
 
 plan: .venv/.ready  ## what a run would cost, before it starts: jobs, hours, disk, downloads, licenses
@@ -64,9 +64,8 @@ smoke: .venv/.ready  ## every rule once, on tiny random weights (10 minutes on t
 vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of RELEASES of vLLM, or of all from 0.26 on (300 MB to download each)
 	$(ACTIVATE) && python -m tests.contract.check $(RELEASES)
 
-bench: .venv/.ready  ## paired performance measurements; nothing else should run meanwhile
-	$(ACTIVATE) && python performance/bench.py training --output results/bench/training.json
-	$(ACTIVATE) && python performance/bench.py serving --output results/bench/serving.json
+bench: .venv/.ready  ## speed of serving in pairs of engines; nothing else should run meanwhile
+	$(ACTIVATE) && python performance/bench.py --output results/bench/serving.json
 
 check-gpu: .venv/.ready  ## one GPU in ten minutes: exactness, speed, training, against limits stated beforehand; ONLY=1,3 MINUTES=5
 	$(ACTIVATE) && python performance/check_gpu.py $(ONLY:%=--only %) $(MINUTES:%=--minutes %)

@@ -9,19 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
@@ -63,6 +51,7 @@ LATENT = dict(
         "original_max_position_embeddings": 64,
     },
 )
+DEFAULTS = {"mistral": {"sliding_window": None}, "qwen3": {"head_dim": 8}, "deepseek_v2": LATENT}
 GROUPED_QUERY = ("llama", "mistral", "qwen2", "qwen3")
 ARCHITECTURES = (*GROUPED_QUERY, "deepseek_v2")
 
@@ -73,41 +62,21 @@ def tiny_teacher(architecture: str = "llama", dtype: torch.dtype = torch.float32
     Mistral has no sliding window and Qwen2 zero biases unless `changes` say otherwise, so that all compute the same but
     Qwen3, which has norms on top.
     """
-    torch.manual_seed(0)
-    if architecture == "deepseek_v2":
-        model = DeepseekV2ForCausalLM(DeepseekV2Config(**SHAPE | LATENT | changes))
-        randomise(model)
-        return as_loaded(model, dtype)
-    shape = SHAPE | changes
-    llama = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in shape.items() if "window" not in k}))
-    randomise(llama)
-    if architecture == "llama":
-        model = llama
-    else:
-        if architecture == "mistral":
-            model = MistralForCausalLM(MistralConfig(**{"sliding_window": None} | shape))
-        elif architecture == "qwen3":
-            model = Qwen3ForCausalLM(
-                Qwen3Config(**{"head_dim": shape["hidden_size"] // shape["num_attention_heads"]} | shape)
-            )
-        else:
-            model = Qwen2ForCausalLM(Qwen2Config(**shape))
-        missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
-        assert not unexpected and all(name.endswith(("_proj.bias", "_norm.weight")) for name in missing)
-        generator = torch.Generator().manual_seed(1)
-        for name in missing:
-            gain = torch.randn(model.get_parameter(name).shape, generator=generator)
-            model.get_parameter(name).data = 1 + 0.2 * gain if "norm" in name else torch.zeros_like(gain)
+    config = AutoConfig.for_model(architecture, **SHAPE | DEFAULTS.get(architecture, {}) | changes)
+    model, generator = AutoModelForCausalLM.from_config(config), torch.Generator().manual_seed(1)
+    added = {"qwen2": ("_proj.bias",), "qwen3": ("q_norm.weight", "k_norm.weight", "_proj.bias")}.get(architecture, ())
+    with torch.no_grad():
+        # Far enough from symmetry that layers, heads, experts and norms differ visibly.
+        for name, parameter in model.named_parameters():
+            if not name.endswith(added):
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * 1.2 / parameter.shape[-1] ** 0.5)
+        generator.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if name.endswith(added):
+                gain = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(1 + 0.2 * gain if "norm" in name else torch.zeros_like(gain))
     return as_loaded(model, dtype)
-
-
-@torch.no_grad()
-def randomise(model: PreTrainedModel) -> None:
-    """Weights far enough from symmetry that layers, heads, experts and norms differ visibly."""
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * 1.2 / parameter.shape[-1] ** 0.5)
 
 
 def as_loaded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -94,9 +94,9 @@ class Published:
     gigabytes: tuple[float, ...]
     index_kilobytes: float | None
 
-    def tensors(self, **small: Any) -> dict[str, torch.Tensor]:
-        """Without data, in the order of the model; `small` are other sizes for the configuration."""
-        return tensors(self.config | small, self.dtype)
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Without data, in the order of the model."""
+        return tensors(self.config, self.dtype)
 
 
 CHECKPOINTS = {

@@ -6,33 +6,25 @@ import shutil
 import torch
 from safetensors.torch import load_file, save_file
 
-ACTIVATIONS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
-WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+NUMBERS = {"num_bits": 8, "type": "float", "symmetric": True}
+GROUP = {
+    "targets": ["Linear"],
+    "weights": NUMBERS | {"strategy": "channel", "dynamic": False},
+    "input_activations": NUMBERS | {"strategy": "token", "dynamic": True},
+    "output_activations": None,
+}
 QUANTIZATION = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "quantization_status": "compressed",
     "ignore": ["lm_head"],
     "kv_cache_scheme": None,
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": WEIGHTS,
-            "input_activations": ACTIVATIONS,
-            "output_activations": None,
-        }
-    },
+    "config_groups": {"group_0": GROUP},
 }
+INTEGERS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 FOUR_BITS = QUANTIZATION | {
     "format": "pack-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
-            "input_activations": None,
-            "output_activations": None,
-        }
-    },
+    "config_groups": {"group_0": GROUP | {"weights": INTEGERS, "input_activations": None}},
 }
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {
@@ -43,7 +35,6 @@ GPTQ = {
     "sym": True,
     "checkpoint_format": "gptq",
 }
-BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
 
 
 def quantize(folder, to, back):
@@ -93,15 +84,6 @@ def as_awq(name, tensor):
     return under(name, packed), (numbers - spread(zero, tensor)) * spread(scale, tensor)
 
 
-def in_blocks(name, tensor):
-    """As `in_float8`, a scale for 32 outputs and inputs."""
-    blocks = tensor.unflatten(1, (-1, 32)).unflatten(0, (-1, 32))
-    scale = blocks.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
-    whole = spread(scale, tensor).repeat_interleave(32, 0)
-    rounded = (tensor / whole).to(torch.float8_e4m3fn)
-    return {name: rounded, f"{name}_scale_inv": scale}, rounded.float() * whole
-
-
 def symmetric(tensor):
     """Numbers from 1 to 15, 8 for zero, and the scale of 32 inputs."""
     scale = tensor.unflatten(1, (-1, 32)).abs().amax(2) / 7
@@ -128,7 +110,6 @@ FORMS = {
     "compressed-tensors": (in_four_bits, FOUR_BITS),
     "AWQ": (as_awq, AWQ),
     "GPTQ": (as_gptq, GPTQ),
-    "float8 in blocks": (in_blocks, BLOCKS),
 }
 
 

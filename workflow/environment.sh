@@ -2,6 +2,8 @@
 
 export PYTHONSAFEPATH=1 # no file of the working directory stands in for a library
 
+export no_proxy=${no_proxy:-${NO_PROXY-}},127.0.0.1,localhost # requests to a server of the job's own take no proxy
+
 # No job asks the hub or downloads anything, but for rules that say so: `online python ...`.
 asked_offline=${HF_HUB_OFFLINE:-0}
 hub_cache=${HF_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/huggingface}

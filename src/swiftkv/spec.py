@@ -93,13 +93,7 @@ class SwiftKVSpec:
         return tuple(group.start for group in self.groups)
 
     def owner(self, layer: int) -> int:
-        """Return the layer that computes the K and V of `layer`.
-
-        Raises:
-            ValueError: no such layer.
-        """
-        if not 0 <= layer < self.num_hidden_layers:
-            raise ValueError(f"layer {layer} does not exist in a model of {self.num_hidden_layers} layers")
+        """Return the layer that computes the K and V of `layer`."""
         if layer < self.num_key_value_layers:
             return layer
         return layer - (layer - self.num_key_value_layers) % self.key_value_group_size
@@ -115,9 +109,6 @@ class SwiftKVSpec:
         Args:
             teacher_heads: H, KV heads per layer before rewiring. h is `num_key_value_heads` or H.
         """
-        _require_integer("teacher_heads", teacher_heads)
-        if teacher_heads < 1:
-            raise ValueError(f"teacher_heads is {teacher_heads}, but must be at least 1")
         heads = self.num_key_value_heads or teacher_heads
         kept = self.num_key_value_layers * teacher_heads + len(self.groups) * heads
         return float(1 - Fraction(kept, self.num_hidden_layers * teacher_heads))

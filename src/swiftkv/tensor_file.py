@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from swiftkv.errors import UserError
+from swiftkv.io import atomic_path
 
 KINDS = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}  # dtype -> safetensors' name and bytes per number
 
@@ -38,6 +40,12 @@ def header(
     text += b" " * (-len(text) % 8)
     begin = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {n: begin + start for n, start in starts.items()}, begin + end
+
+
+def save(path: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> None:
+    """Write tensors with `description` as JSON metadata, atomically."""
+    with atomic_path(path) as scratch:
+        save_file(tensors, scratch, metadata={"description": json.dumps(description, sort_keys=True)})
 
 
 def write(tensors: dict[str, torch.Tensor], path: Path) -> str:

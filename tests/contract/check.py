@@ -17,7 +17,6 @@ import site
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.contract.facts import FACTS
@@ -26,25 +25,6 @@ from tests.contract.sources import fetch, releases
 ROOT = Path(__file__).parents[2]
 LOWEST = "0.26.0"
 _IMPORTS = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the type checker says of one place of this project."""
-
-    path: str
-    line: int
-    column: int
-    kind: str
-    text: str
-
-    @property
-    def place(self) -> tuple[str, int, int, str]:
-        """What is the same for every release; the words name types, which may be written differently."""
-        return self.path, self.line, self.column, self.kind
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.text}"
 
 
 def users() -> list[str]:
@@ -58,8 +38,11 @@ def site_packages() -> list[Path]:
     return [folder for folder in map(Path, site.getsitepackages()) if folder.is_dir()]
 
 
-def findings(sources: Path) -> list[Finding]:
-    """All that the type checker says where vLLM's sources are those below `sources`."""
+def findings(sources: Path) -> dict[tuple, str]:
+    """All that the type checker says where vLLM's sources are those below `sources`, a sentence by place and kind.
+
+    Sentences name types, which releases may write differently.
+    """
     with tempfile.TemporaryDirectory() as folder:
         # Every other package as installed: a module that a release does not have must not be found in the installed one.
         for installed in site_packages():
@@ -72,21 +55,22 @@ def findings(sources: Path) -> list[Finding]:
         ended = subprocess.run([*command, *users()], cwd=ROOT, capture_output=True, text=True)
     if not ended.stdout.startswith("{"):
         raise RuntimeError(f"the type checker failed: {ended.stderr[-2000:]}")
-    return [
-        Finding(error["path"], error["line"], error["column"], error["name"], error["concise_description"])
+    return {
+        tuple(error[key] for key in ("path", "line", "column", "name")): "{path}:{line}: {concise_description}".format(
+            **error
+        )
         for error in json.loads(ended.stdout)["errors"]
-    ]
+    }
 
 
-def breaches(sources: Path, version: str, tested: list[Finding]) -> list[str]:
+def breaches(sources: Path, version: str, tested: dict[tuple, str]) -> list[str]:
     """What a release breaks, a sentence each.
 
     Args:
         sources: the folder that holds its `vllm/`.
         tested: `findings` of the installed vLLM.
     """
-    known = {finding.place for finding in tested}
-    found = [str(finding) for finding in findings(sources) if finding.place not in known]
+    found = [sentence for place, sentence in findings(sources).items() if place not in tested]
     return found + [
         f"{fact.file}: {fact.function} no longer says `{fact.text}`"
         for fact in FACTS

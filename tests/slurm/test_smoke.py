@@ -2,10 +2,8 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from tests.slurm.cluster import ETC, run, running
 
 from pipeline.stages import rule_of, stage_of
 
@@ -60,12 +58,3 @@ PROCESSOR_RULES = {
     "fetch_checkpoint",
     "fetch_questions",
 }
-
-
-def test_nothing_is_left_of_a_cluster(tmp_path):
-    with running(tmp_path, nodes=1, port=17817) as cluster:
-        run("sbatch", "--parsable", "--output", str(tmp_path / "out"), "--gpus=h100:3", "--wrap", "sleep 600")
-        cluster.wait(lambda: [job["state"] for job in cluster.jobs()] == ["RUNNING"], "the job does not start")
-        assert cluster.processes()
-    assert cluster.processes() == []
-    assert not [file for file in ETC.iterdir() if tmp_path in Path(file).resolve().parents]

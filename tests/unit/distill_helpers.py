@@ -151,12 +151,6 @@ def train(inputs: Path, output: Path, **arguments) -> str:
     return done.stderr
 
 
-def losses(log: Path) -> list[str]:
-    """Step and loss of every row, as written, with all digits."""
-    with log.open(newline="") as file:
-        return [f"{row['step']} {row['loss']}" for row in csv.DictReader(file)]
-
-
 def log(folder: Path) -> list[dict[str, float]]:
     """The loss log of a finished training."""
     with (folder / "log.csv").open(newline="") as file:

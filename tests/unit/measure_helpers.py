@@ -3,16 +3,13 @@
 import contextlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 
-from pipeline.measure import latency, run
-from pipeline.measure.client import rate_result
+from pipeline.measure import run
 from pipeline.measure.dummy import dummy_checkpoint
-from pipeline.measure.point import Point, Subject
-from pipeline.measure.turns import Run
-from pipeline.measure.worker import Engines
+from pipeline.measure.point import Point, Subject, vllm_command
+from pipeline.measure.turns import Engines
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -62,17 +59,16 @@ def alive(pid: int) -> bool:
     return False
 
 
-def run_of(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> Run:
-    """A measurement under way in `work`."""
-    log = work / "vllm.log"
-    return Run(subject, point, work, Engines(log), budget=point.budget(subject), heldout=heldout, identity={})
+def command(subject: Subject, point: Point) -> list[str]:
+    """The command that starts vLLM for a point."""
+    return vllm_command(subject, point, point.max_model_len(subject.config), point.memory(subject))
 
 
-def measure(subject: Subject, point: Point, work: Path, heldout: Path | None = None) -> dict:
+def measure(subject: Subject, point: Point, work: Path) -> dict:
     """The record of one point, with engines of its own."""
     work.mkdir(exist_ok=True)
     with Engines(work / "vllm.log") as engines:
-        return run.measure(Run(subject, point, work, engines, heldout=heldout, identity={}))
+        return run.measure(subject, point, engines)
 
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:
@@ -87,22 +83,3 @@ REPORT = {
     "request_throughput": 1.9, "output_throughput": 30.4, "total_token_throughput": 220.9, "errors": ["", "x"],
     **{f"{statistic}_{name}_ms": 7.0 for statistic in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")},
 }  # fmt: skip
-
-
-def answered(rate: float, **changes) -> dict:
-    """What a client says of one rate."""
-    result = rate_result(REPORT | changes, rate, 20)
-    return {key: value for key, value in result.items() if key != "error"}
-
-
-def stand_in(monkeypatch, ask) -> None:
-    """Replace vLLM's server, the client, and the function of `latency` that asks them."""
-
-    @contextlib.contextmanager
-    def server(command, name, log, environment, timeout):
-        log.write_text("CPU KV cache size: 1,024 tokens,\n")
-        yield SimpleNamespace(name=name)
-
-    monkeypatch.setattr(latency, "serving", server)
-    monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(latency, "ask", ask)

@@ -35,17 +35,8 @@ def write_source(model: PreTrainedModel, folder: Path) -> Path:
     """Save a base checkpoint with tokenizer and the source.json that names it; returns the latter's path."""
     model.save_pretrained(folder / "checkpoint")
     byte_tokenizer().save_pretrained(folder / "checkpoint")
-    source = {
-        "name": "tiny",
-        "title": "Tiny",
-        "path": str(folder / "checkpoint"),
-        "kind": "random",
-        "id": None,
-        "revision": None,
-        "resolved": "random weights",
-        "num_hidden_layers": model.config.num_hidden_layers,
-        "config": model.config.to_dict(),
-    }
+    source = {"name": "tiny", "title": "Tiny", "path": str(folder / "checkpoint"), "resolved": "random weights"}
+    source |= {"num_hidden_layers": model.config.num_hidden_layers, "config": model.config.to_dict()}
     path = folder / "source.json"
     path.write_text(json.dumps(source, default=str))
     return path

@@ -21,7 +21,12 @@ def entries(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 SHORT = {"max_gen_toks": 3}
 TASKS = entries(
-    arc_challenge=SHORT, winogrande={}, hellaswag={"shots": 2}, mmlu=SHORT | {"shots": 1}, mmlu_cot=SHORT, gsm8k=SHORT
+    arc_challenge=SHORT,
+    winogrande={},
+    hellaswag={"shots": 2},
+    mmlu=SHORT | {"shots": 1},
+    mmlu_cot=SHORT,
+    gsm8k=SHORT | {"shots": 1},
 )
 MMLU = TASKS["mmlu"]["source"]
 COMPLETIONS = entries(

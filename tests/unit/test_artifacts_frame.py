@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.unit.artifact_helpers import CPU, H100, LLAMA, closeness, made, record, resolved, saved, score, throughput
 
-from pipeline.artifacts.frame import frame, measured
+from pipeline.artifacts.frame import measured
 from pipeline.artifacts.records import Record, checked_records, read_records
 from swiftkv.errors import UserError
 
@@ -39,31 +39,21 @@ def latencies(*rates, low, high):
 def test_few_questions_have_a_wilson_interval_and_bits_have_none():
     few = score(LLAMA, "baseline", "winogrande", 0.5, questions=[1.0, 0.0] * 20)
     (row,) = rows(few, metric="winogrande").to_dict("records")
-    assert (row["value"], row["low"], row["high"], row["n"]) == (
-        50,
-        pytest.approx(35.2, abs=0.1),
-        pytest.approx(64.8, abs=0.1),
-        40,
-    )
+    assert [row[name] for name in ("value", "low", "high", "n")] == pytest.approx([50, 35.2, 64.8, 40], abs=0.1)
     bits = score(LLAMA, "baseline", "arc-easy-bits", 1.5, stderr=0.1, metric="bits_per_byte")
     (row,) = rows(bits, metric="arc-easy-bits").to_dict("records")
     assert (row["value"], row["unit"]) == (1.5, "bits/byte") and row["low"] == pytest.approx(1.5 - 0.197, abs=1e-3)
 
 
 def test_a_speed_up_has_the_interval_of_its_turns_or_none():
-    turns = {
-        "tokens_per_second": 200.0,
-        "samples_seconds": [1.0, 1.1, 1.05],
-        "baseline_samples_seconds": [1.6, 1.65, 1.7],
-    }
-    (row,) = rows(served("throughput", "swiftkv-50", turns), metric="speedup").to_dict("records")
-    assert row["value"] == pytest.approx(1.572, abs=1e-3) and row["low"] < row["value"] < row["high"]
-    once = [
-        served("throughput", name, {"tokens_per_second": speed})
-        for name, speed in (("baseline", 100), ("swiftkv-50", 150))
-    ]
-    (row,) = rows(*once, metric="speedup", variant="swiftkv-50").to_dict("records")
-    assert row["value"] == 1.5 and frame([row])["low"].isna().all()
+    turns = {"samples_seconds": [1.0, 1.1, 1.05], "baseline_samples_seconds": [1.6, 1.65, 1.7]}
+    gain = rows(served("throughput", "swiftkv-50", {"tokens_per_second": 200.0, **turns}), metric="speedup")
+    assert gain["value"].item() == pytest.approx(1.572, abs=1e-3)
+    assert gain["low"].item() < gain["value"].item() < gain["high"].item()
+    speeds = {"baseline": 100, "swiftkv-50": 150}
+    once = [served("throughput", name, {"tokens_per_second": speed}) for name, speed in speeds.items()]
+    gain = rows(*once, metric="speedup", variant="swiftkv-50")
+    assert gain["value"].item() == 1.5 and gain["low"].isna().all()
 
 
 def test_limits_are_also_of_what_is_out_of_memory():
@@ -74,12 +64,10 @@ def test_limits_are_also_of_what_is_out_of_memory():
 
 
 def test_latencies_are_compared_where_the_baseline_keeps_up_and_have_a_percentile_of_enough_requests():
-    settings = {"request_rates": [1, 2]}
     base = latencies(rate(1, 100), rate(2, 900, sustained=False), low=1, high=2)
     own = latencies(rate(1, 50), rate(2, 60, requests=199), low=2, high=None)
-    both = [
-        served("latency", name, result, settings=settings) for name, result in (("baseline", base), ("swiftkv-50", own))
-    ]
+    found = {"baseline": base, "swiftkv-50": own}
+    both = [served("latency", name, each, settings={"request_rates": [1, 2]}) for name, each in found.items()]
     reductions = rows(*both, metric="ttft_reduction_percent")
     assert reductions[["at", "value"]].to_numpy().tolist() == [[1, 50]]
     assert rows(*both, metric="ttft_p99_ms", variant="swiftkv-50")["at"].tolist() == [1]
@@ -96,18 +84,11 @@ def test_a_rate_at_which_no_request_ended_has_no_times():
 
 
 def test_bases_of_forward_passes_are_those_of_the_turns():
-    def result(own, baseline):
-        return {
-            "batch_tokens": [512],
-            "seconds": {"median": [own[0]]},
-            "samples_seconds": [own],
-            "baseline_samples_seconds": baseline,
-        }
+    def forward(variant, own, baseline):
+        result = {"batch_tokens": [512], "seconds": {"median": [own[0]]}, "samples_seconds": [own]}
+        return served("forward_time", variant, result | {"baseline_samples_seconds": baseline})
 
-    both = [
-        served("forward_time", "baseline", result([9.0, 9.0], [])),
-        served("forward_time", "swiftkv-50", result([1.0, 1.1, 1.2], [[2.0, 2.1, 2.4]])),
-    ]
+    both = [forward("baseline", [9.0, 9.0], []), forward("swiftkv-50", [1.0, 1.1, 1.2], [[2.0, 2.1, 2.4]])]
     assert rows(*both, metric="forward_ms", variant="baseline")["value"].item() == 2100
     assert rows(*both, metric="forward_speedup", variant="swiftkv-50")["value"].item() == pytest.approx(1.97, abs=0.01)
 
@@ -122,17 +103,17 @@ def entry(**more):
     )
 
 
+FIDELITY = closeness(LLAMA, "baseline", 0.1)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("{", "0.json"),
         ("[1]", "is not a measurement file"),
         (json.dumps({"measure": "score"}), "it has no model, variant"),
-        (json.dumps(closeness(LLAMA, "baseline", 0.1) | {"result": {}}), "status 'ok' and no result"),
-        (
-            json.dumps(closeness(LLAMA, "baseline", 0.1)),
-            "is a fidelity record, but this artifact reads it as one of its scores",
-        ),
+        (json.dumps(FIDELITY | {"result": {}}), "status 'ok' and no result"),
+        (json.dumps(FIDELITY), "is a fidelity record, but this artifact reads it as one of its scores"),
     ],
 )
 def test_a_damaged_or_foreign_record_is_named(tmp_path, content, message):
@@ -143,9 +124,8 @@ def test_a_damaged_or_foreign_record_is_named(tmp_path, content, message):
 
 
 def test_two_records_of_one_cell_are_refused(tmp_path):
-    files = saved(tmp_path, [closeness(LLAMA, "baseline", 0.1)] * 2)
     with pytest.raises(UserError, match="second measurement of fidelity"):
-        read_records({"fidelity": files})
+        read_records({"fidelity": saved(tmp_path, [FIDELITY] * 2)})
 
 
 @pytest.mark.parametrize(
@@ -154,57 +134,35 @@ def test_two_records_of_one_cell_are_refused(tmp_path):
         ({"hardware": CPU}, "hardware"),
         ({"engine": {"vllm": "0.31.0"}}, "vLLM version"),
         ({"engine": {"compilation": "graphs"}}, "compilation"),
-        ({"settings": {"max_num_seqs": 1}}, "most sequences"),
+        ({"settings": {"dtype": "float32"}}, "number format"),
         ({"weights": "dummy"}, "weights"),
         ({"settings": {"quantization": "fp8"}}, "quantization"),
+        ({"hardware": CPU, "settings": {"threads": 1}}, "processor threads"),
     ],
 )
 def test_records_of_other_conditions_never_stand_side_by_side(tmp_path, change, what):
-    known = {"settings": {"max_num_seqs": 256, "quantization": "none"}}
-    first = served("throughput", "baseline", {"tokens_per_second": 1.0}, **known)
-    more = known | change
-    more["settings"] = known["settings"] | change.get("settings", {})
-    second = served("throughput", "swiftkv-50", {"tokens_per_second": 1.0}, **more)
-    for each in (first, second):
-        each["settings"]["point"] = "other"
-    files = {"serving": saved(tmp_path, [first, second])}
-    with pytest.raises(UserError, match=what):
-        checked_records(entry(), files)
-
-
-def test_processors_with_other_threads_never_stand_side_by_side(tmp_path):
+    known = {"quantization": "none", "point": "other"}
+    first = {"hardware": CPU} if what == "processor threads" else {}
     both = [
-        served(
-            "throughput",
-            name,
-            {"tokens_per_second": 1.0},
-            hardware=CPU,
-            settings={"threads": threads, "point": "other"},
-        )
-        for name, threads in (("baseline", 2), ("swiftkv-50", 1))
+        served("throughput", name, {"tokens_per_second": 1.0}, **more | {"settings": known | more.get("settings", {})})
+        for name, more in (("baseline", first), ("swiftkv-50", change))
     ]
-    with pytest.raises(UserError, match="processor threads"):
+    with pytest.raises(UserError, match=what):
         checked_records(entry(), {"serving": saved(tmp_path, both)})
 
 
 def test_speed_of_one_checkpoint_and_quality_of_another_are_refused(tmp_path):
     speed, quality = throughput(LLAMA, "swiftkv-50", "other", 1.0), closeness(LLAMA, "swiftkv-50", 0.1)
     quality["model"]["revision"] = "2"
-    with pytest.raises(UserError, match="beside the quality of another checkpoint: they differ in revision"):
+    with pytest.raises(UserError, match="differ in checkpoint of swiftkv-50"):
         checked_records(entry(), {"serving": saved(tmp_path, [speed]), "fidelity": saved(tmp_path, [quality])})
 
 
 def test_other_questions_are_refused(tmp_path):
     asked = [score(LLAMA, name, "winogrande", 0.5, questions=[1.0, 0.0] * 20) for name in ("baseline", "swiftkv-50")]
     asked[1]["result"]["questions"]["sha256"] = "other"
-    table = resolved(
-        "table",
-        models=["small"],
-        variants=["baseline", "swiftkv-50"],
-        tasks=["winogrande"],
-        panels=[{"columns": ["tasks"]}],
-    )
     for each in asked:
         each["settings"] = {"task": "winogrande", "metric": "acc"}
-    with pytest.raises(UserError, match="has other questions of winogrande"):
-        made(table, scores=saved(tmp_path, asked))
+    shown = {"models": ["small"], "variants": ["baseline", "swiftkv-50"], "tasks": ["winogrande"]}
+    with pytest.raises(UserError, match="differ in questions of winogrande"):
+        made(resolved("table", **shown, panels=[{"columns": ["tasks"]}]), scores=saved(tmp_path, asked))

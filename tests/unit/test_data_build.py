@@ -61,14 +61,6 @@ def test_a_mix_with_the_same_chats_trains_on_none_that_is_held_out(tmp_path):
     assert [source["held_out"] for source in record["sources"]] == [10, 10] and record["held_out"] == 20
 
 
-def test_the_same_question_with_another_answer_is_another_chat(tmp_path):
-    first = sums(tmp_path, 4)
-    wrong = [{"question": record["question"], "answer": "?"} for record in records(4)]
-    other = {"name": "wrong", "local": write_lines(tmp_path / "wrong.jsonl", wrong), **TEMPLATES}
-    train, *_ = build(tmp_path, [other], heldout=3, heldout_sources=[first])
-    assert len(train) == 4
-
-
 def test_every_chat_is_kept_unless_sources_ask_for_distinct_ones(tmp_path):
     alike = [{"question": "x" * 300 + str(i), "answer": "a"} for i in range(5)]
     empty = [{"question": "", "answer": "b"}, {"question": "a?", "answer": " "}]
@@ -89,30 +81,15 @@ def test_a_mix_that_is_all_held_out_is_refused(tmp_path):
 
 def test_whole_chats_and_gzip(tmp_path):
     chat = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hi"}]
-    other = [{"role": "user", "content": "bye"}, {"role": "assistant", "content": "so long"}]
     packed = tmp_path / "x.jsonl.gz"
-    with gzip.open(packed, "wt") as file:
-        file.write(json.dumps({"doc": {"messages": other}}) + "\n")
+    packed.write_bytes(gzip.compress(json.dumps({"doc": GOOD}).encode()))
     sources = [
         {"name": "s", "local": write_lines(tmp_path / "s.jsonl", [{"conversations": chat}]), "chats": "sharegpt"},
         {"name": "m", "local": str(packed), "record": "doc", "chats": "messages"},
     ]
     train, held, *_ = build(tmp_path, sources, heldout=1)
-    assert sorted(c["messages"][0]["content"] for c in train + held) == ["bye", "hello"]
-    assert all(c["messages"][1]["role"] == "assistant" for c in train + held)
-
-
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        ({"package": "numpy", "file": "no/such/*.arrow", **TEMPLATES}, "numpy.*has no file"),
-        ({"local": "/no/such/file.jsonl", **TEMPLATES}, "/no/such/file.jsonl.*does not exist"),
-    ],
-)
-def test_a_missing_source_is_named(tmp_path, source, sentence):
-    with pytest.raises(UserError, match=sentence):
-        build(tmp_path, [source])
-    assert not list(tmp_path.iterdir())
+    whole = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    assert sorted((c["messages"] for c in train + held), key=len) == [GOOD["messages"], whole]
 
 
 def test_a_corrupt_source_leaves_nothing(tmp_path):
@@ -126,11 +103,6 @@ def test_a_corrupt_source_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_too_few_chats_are_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="3 chats, too few"):
-        build(tmp_path, [sums(tmp_path, 3)], heldout=3)
-
-
 @pytest.mark.parametrize(
     ("source", "good", "bad"),
     [
@@ -139,10 +111,8 @@ def test_too_few_chats_are_one_sentence(tmp_path):
             {"conversations": [{"from": "gpt", "value": "x"}]},
             {"conversations": [{"from": "tool"}]},
         ),
-        ({"chats": "messages"}, GOOD, {"messages": None}),
         ({"chats": "messages"}, GOOD, {"messages": [{"role": "user", "content": None}]}),
         (TEMPLATES, {"question": "x", "answer": "y"}, {"question": None, "answer": "y"}),
-        (TEMPLATES, {"question": "x", "answer": "y"}, {"question": "x"}),
     ],
 )
 def test_one_record_in_a_hundred_that_is_no_chat_is_left_out(tmp_path, capsys, source, good, bad):

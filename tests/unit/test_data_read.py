@@ -62,16 +62,6 @@ def test_chats_that_a_template_refuses_are_left_out_of_a_draw(tmp_path, tokenize
     assert len(chat_prompts(tmp_path, path, 1000, 0)) == 198
 
 
-def test_too_many_refused_chats_end_with_a_sentence(tmp_path, tokenizer):
-    path = write_refused(tmp_path / "chats.jsonl", 3)
-    tokenizer.chat_template = STRICT
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="3 of 200 chats are left out; .*roles must alternate.* At most 1% may be"):
-        draw_documents(tokenizer, {}, path, 199, 50, 4)
-    with pytest.raises(UserError, match="3 of 200 chats .*roles must alternate"):
-        chat_prompts(tmp_path, path, 1000, 0)
-
-
 def test_documents_end_where_the_models_positions_end(tmp_path, tokenizer):
     path = write_chats(tmp_path / "chats.jsonl")
     lengths = [
@@ -79,21 +69,6 @@ def test_documents_end_where_the_models_positions_end(tmp_path, tokenizer):
         for config, longest in (({"max_position_embeddings": 20}, 30), ({"max_position_embeddings": 99}, 30), ({}, 30))
     ]
     assert lengths == [{20}, {30}, {30}]
-
-
-def test_chats_are_drawn_with_the_seed(tmp_path):
-    path = write_chats(tmp_path / "chats.jsonl")
-    names = [[chat["id"] for chat in choose_chats(path, 4, seed)] for seed in (1, 1, 2)]
-    assert names[0] == names[1] != names[2]
-    assert len(set(names[0])) == 4
-    assert len(choose_chats(path, 100, 1)) == 6
-
-
-def test_chat_tokens_are_cut():
-    messages = [{"role": "user", "content": "Hello"}]
-    whole = tokenize_chat(byte_tokenizer(), messages, 1000)
-    assert byte_tokenizer().decode(whole) == "<s>user\nHello</s>"
-    assert tokenize_chat(byte_tokenizer(), messages, 4) == whole[:4]
 
 
 @pytest.mark.parametrize("content", ["{", '{"id": 1}\n', '{"messages": []}\n', "[1]\n"])

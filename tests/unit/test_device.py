@@ -10,7 +10,6 @@ from swiftkv import device
     ("has", "kernels", "expected"),
     [
         ({"avx2"}, "AVX2", torch.float32),
-        ({"avx2", "avx512_f", "avx512_vnni"}, "AVX512", torch.float32),
         ({"avx512_f", "avx512_bf16"}, "AVX512", torch.bfloat16),
         ({"avx512_f", "amx_bf16"}, "AVX512", torch.bfloat16),
         ({"avx512_f", "avx512_bf16"}, "AVX2", torch.float32),  # torch held to AVX2 by ATEN_CPU_CAPABILITY

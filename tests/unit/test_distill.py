@@ -1,21 +1,22 @@
-"""Recipe, packing, losses, attention and the step, in this process."""
+"""Recipe, losses and the step, in this process."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import tiny_teacher
+from tests.conftest import as_trained, tiny_teacher
 from tests.unit.distill_helpers import RECIPE
 
 from swiftkv.distill import losses as losses_module
 from swiftkv.distill.losses import distillation_loss, lm_loss
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep, FineTuningStep, lower_state, next_tokens
+from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
 from swiftkv.errors import UserError
+from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
 
-SPEC = SwiftKVSpec(6, 3, 2)
+SPEC, EXIT = SwiftKVSpec(6, 3, 2), SwiftKVSpec(6, 3, 2, early_exit=True)
 
 
 def recipe(**changes) -> Recipe:
@@ -35,31 +36,22 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"learning_rat": 1}, "learning_rat"),
-        ({"adam_beta2": 1}, "adam_beta2"),
-        ({"logits_weight": 0}, "nothing would be trained"),
-        ({"loss": "lm", "hidden_state_weight": 1}, "the lm loss has no teacher"),
-        ({"train": "all"}, "its loss must be lm"),
-        ({"train": "all", "loss": "lm", "start": "fitted"}, "nothing to fit"),
-    ],
-)
-def test_impossible_recipe_is_one_sentence(change, said):
-    with pytest.raises(UserError, match=said):
-        recipe(**change)
-
-
-@pytest.mark.parametrize(
     ("change", "spec", "said"),
     [
+        ({"adam_beta2": 1}, SPEC, "adam_beta2"),
+        ({"logits_weight": 0}, SPEC, "nothing would be trained"),
+        ({"loss": "lm", "hidden_state_weight": 1}, SPEC, "the lm loss has no teacher"),
+        ({"train": "all"}, None, "its loss must be lm"),
+        ({"train": "all", "loss": "lm", "start": "fitted"}, None, "nothing to fit"),
         ({}, None, "needs a rewired model"),
         ({"train": "all", "loss": "lm"}, SPEC, "not rewired"),
         ({}, SwiftKVSpec(6, 6), "nothing to train"),
+        ({"start": "fitted"}, SwiftKVSpec(6, 3, 1, 2), "own key/value heads"),
+        ({"train": "upper_layers"}, SwiftKVSpec(6, 3, own_key_values=True), "train is qkv"),
         ({"hidden_state_weight": 1.0, "hidden_state_layer": 3}, SPEC, "not above layer l"),
     ],
 )
-def test_recipe_that_cannot_train_a_rewiring(change, spec, said):
+def test_what_cannot_be_trained_is_one_sentence(change, spec, said):
     with pytest.raises(UserError, match=said):
         recipe(**change).check_spec(spec)
 
@@ -67,18 +59,15 @@ def test_recipe_that_cannot_train_a_rewiring(change, spec, said):
 def test_schedule():
     linear = recipe(learning_rate=1.0, warmup_ratio=0.2)
     assert [linear.learning_rate_at(step, 10) for step in (0, 1, 2, 9)] == [0.5, 1.0, 1.0, 0.125]
-    cosine = recipe(learning_rate=1.0, warmup_ratio=0.0, schedule="cosine")
-    assert cosine.learning_rate_at(5, 10) == pytest.approx(0.5)
-    assert recipe(learning_rate=1.0, warmup_ratio=0.0, schedule="constant").learning_rate_at(9, 10) == 1.0
+    for schedule, expected in (("cosine", 0.75), ("constant", 1.0)):
+        rate = recipe(learning_rate=1.0, warmup_ratio=0.25, schedule=schedule).learning_rate_at(6, 12)
+        assert rate == pytest.approx(expected)
 
 
 def test_steps_and_accumulation():
     assert recipe(batch_size=4, epochs=2).total_steps(10) == 5
-    share = recipe(learning_rate=1.0, warmup_ratio=0.0, batch_size=4, epochs=2, training_share=0.4)
-    assert share.total_steps(10) == 2 and share.learning_rate_at(1, 2) == 0.5  # the schedule ends where it ends
     assert recipe(batch_size=4, max_steps=50, training_share=0.25).total_steps(10) == 12
     assert recipe(batch_size=4, epochs=2, training_share=0.01).total_steps(10) == 1
-    assert recipe(batch_size=4, max_steps=3).total_steps(10) == 3
     with pytest.raises(UserError, match="too few"):
         recipe(batch_size=32, epochs=1).total_steps(10)
     assert recipe(batch_size=8, micro_batch_size=2).accumulation(2) == 2
@@ -100,18 +89,15 @@ def head_inputs(monkeypatch):
     return student.requires_grad_(), teacher, head, weights
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_distillation_loss_is_the_plain_one(head_inputs, temperature):
+def test_distillation_loss_is_the_plain_one(head_inputs):
     student, teacher, head, weights = head_inputs
-    ours = distillation_loss(student, head, weights, teacher, temperature)
+    ours = distillation_loss(student, head, weights, teacher, 1.5)
     (gradient,) = torch.autograd.grad(3 * ours, student)
-    log_s, log_t = ((states @ head.T / temperature).log_softmax(-1) for states in (student, teacher))
-    plain = (F.kl_div(log_s, log_t, reduction="none", log_target=True).sum(-1) * weights).sum() * temperature**2
+    log_s, log_t = ((states @ head.T / 1.5).log_softmax(-1) for states in (student, teacher))
+    plain = (F.kl_div(log_s, log_t, reduction="none", log_target=True).sum(-1) * weights).sum() * 1.5**2
     (expected,) = torch.autograd.grad(3 * plain, student)
     torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
-    same = distillation_loss(teacher, head, weights, teacher, temperature)
-    assert abs(same.item()) < 1e-5
 
 
 def test_lm_loss_is_the_plain_one_and_trains_the_head_too(head_inputs):
@@ -137,14 +123,14 @@ def test_targets_stay_inside_their_sample():
 # The step
 
 
+@pytest.mark.parametrize("spec", [SPEC, EXIT], ids=["", "early exit"])
 @pytest.mark.parametrize(
     "change",
     [{"train_norm": False}, {"train": "upper_layers"}, {"loss": "lm"}, {"gradient_checkpointing": True}],
 )
-def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change):
-    step = DistillationStep(tiny_teacher(architecture), SPEC, recipe(**change))
-    ids, positions, weights = batch()
-    step(ids, positions, weights)[0].backward()
+def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change, spec):
+    step = DistillationStep(tiny_teacher(architecture), spec, recipe(**change))
+    step(*batch())[0].backward()
     with_gradient = {name for name, p in step.student.named_parameters() if p.grad is not None and p.grad.any()}
     expected = set(step.student.swiftkv_parameters())
     if not change.get("train_norm", True):
@@ -156,7 +142,7 @@ def test_gradients_reach_what_is_trained_and_nothing_else(architecture, change):
             for name, _ in step.student.named_parameters()
             if name.startswith(("model.layers.3.", "model.layers.4.", "model.layers.5.")) and name not in unused
         }
-        assert all(p.grad is None for p in step.teacher.parameters())
+        assert all(p.grad is None for p in step.teacher.parameters()) and not step.teacher.spec.early_exit
     assert with_gradient == expected == set(step.trained_names)
 
 
@@ -171,30 +157,51 @@ def test_one_copy_of_frozen_weights(train):
     assert sum(memory.values()) == sum(frozen.values()) + own + teachers
 
 
-def plain_loss(base, student, ids, positions, weights, temperature=2.0):
-    """Two whole models, whole logits, transformers' own masks for packed rows."""
-    with torch.no_grad():
-        teacher = base(ids, position_ids=positions, use_cache=False).logits
-    logits = student(ids, position_ids=positions, use_cache=False).logits
-    log_s, log_t = ((logits / temperature).log_softmax(-1) for logits in (logits, teacher))
-    return ((log_t.exp() * (log_t - log_s)).sum(-1) * weights).sum() * temperature**2
-
-
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "deepseek_v2"])
-def test_step_is_the_plain_two_model_loss(architecture):
-    step = DistillationStep(tiny_teacher(architecture), SPEC, recipe())
-    ids, positions, weights = batch()
-    loss, parts = step(ids, positions, weights)
-    assert parts.tolist() == [loss.item(), 0.0, 0.0]
-    loss.backward()
-    ours = {name: p.grad.clone() for name, p in step.student.swiftkv_parameters().items()}
+@pytest.mark.parametrize(
+    ("architecture", "spec", "changes"),
+    [
+        ("llama", SPEC, {"hidden_state_weight": 3.0}),
+        ("qwen2", EXIT, {}),
+        ("qwen3", EXIT, {"loss": "lm"}),
+        ("deepseek_v2", SPEC, {"hidden_state_weight": 3.0, "hidden_state_layer": -1, "logits_weight": 2.0}),
+    ],
+)
+def test_step_is_the_plain_two_model_loss(architecture, spec, changes):
+    """Two whole models of transformers, whole logits and its own masks for packed rows; the gradients too."""
+    step = DistillationStep(tiny_teacher(architecture), spec, recipe(**changes))
+    settings, student, (ids, positions, weights) = step.recipe, as_trained(step.student), batch()
+    total, parts = step(ids, positions, weights)
+    total.backward()
+    ours = {name: p.grad.clone() for name, p in student.swiftkv_parameters().items()}
     step.zero_grad()
-    step.student.set_attn_implementation("sdpa")
-    plain = plain_loss(tiny_teacher(architecture), step.student, ids, positions, weights)
-    plain.backward()
-    torch.testing.assert_close(loss, plain, rtol=1e-4, atol=1e-6)
-    for name, parameter in step.student.swiftkv_parameters().items():
-        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-6)
+    student.set_attn_implementation("sdpa")
+    arguments = {"position_ids": positions, "use_cache": False, "output_hidden_states": True}
+    found = student(ids, **arguments)
+    with torch.no_grad():
+        teacher = tiny_teacher(architecture)(ids, **arguments)
+    targets, has_target = next_tokens(ids, positions)
+
+    def plain(logits):
+        if settings.loss == "lm":
+            terms = F.cross_entropy(logits.flatten(0, 1), targets, reduction="none") * has_target
+        else:
+            log_s, log_t = ((one / 2).log_softmax(-1) for one in (logits, teacher.logits))
+            terms = 4 * (log_t.exp() * (log_t - log_s)).sum(-1).flatten()
+        return (terms * weights.flatten()).sum()
+
+    layer = settings.hidden_state_layer
+    difference = found.hidden_states[layer] - teacher.hidden_states[layer]
+    expected = [plain(found.logits), (difference.square().mean(-1) * weights).sum(), torch.tensor(0.0)]
+    if spec.early_exit:
+        expected[2] = plain(early_logits(student, found.hidden_states[3]))
+    if not settings.hidden_state_weight:
+        expected[1] = torch.tensor(0.0)
+    torch.testing.assert_close(parts, torch.stack(expected).detach(), rtol=1e-4, atol=1e-6)
+    whole = settings.logits_weight * (expected[0] + expected[2]) + 3 * expected[1]
+    torch.testing.assert_close(total, whole, rtol=1e-4, atol=1e-6)
+    whole.backward()
+    for name, parameter in student.swiftkv_parameters().items():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("loss", ["distillation", "lm"])
@@ -216,23 +223,7 @@ def test_logits_of_the_assistants_tokens_only(loss):
     assert masked < whole(ids, positions, weights)[0]
 
 
-def test_hidden_state_loss_in_the_step():
-    changes = dict(hidden_state_weight=1.0, logits_weight=0.0)
-    ids, positions, weights = batch()
-    base = tiny_teacher()
-    step = DistillationStep(base, SPEC, recipe(hidden_state_layer=-2, **changes))
-    loss, parts = step(ids, positions, weights)
-    state = lower_state(step.student, step.attention, ids, positions)
-    pair = [step.student.model.forward_upper(state, student, collect_hidden=True)[1][-1] for student in (True, False)]
-    expected = ((pair[0] - pair[1]).square().mean(-1) * weights).sum()
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(parts[1], expected)
-    assert parts[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("architecture", "checkpointing"), [("llama", True), ("llama", False), ("qwen2", True), ("deepseek_v2", False)]
-)
+@pytest.mark.parametrize(("architecture", "checkpointing"), [("llama", True), ("qwen2", True), ("deepseek_v2", False)])
 def test_fine_tuning_is_the_plain_lm_loss_of_the_whole_model(architecture, checkpointing):
     step = FineTuningStep(
         tiny_teacher(architecture), recipe(train="all", loss="lm", gradient_checkpointing=checkpointing)

@@ -19,33 +19,35 @@ def test_short_window_keeps_the_models_own_attention():
         assert step.attention == expected == step.student.config._attn_implementation
 
 
-GPU = {"device": "cuda", "dtype": "bfloat16", "max_length": 8192, "window": None}
-CPU = GPU | {"device": "cpu", "max_length": 512}
+GPU = {"dtype": "bfloat16", "max_length": 8192}
+CPU = {"dtype": "float32", "max_length": 512}
 
 
 @pytest.mark.parametrize(
-    ("place", "asked", "has", "expected"),
+    ("capability", "changes", "has_flash", "expected"),
     [
-        (CPU, "auto", (False, False), "swiftkv_packed"),
-        (CPU | {"max_length": 2048}, "auto", (False, False), "sdpa"),
-        (CPU | {"window": 256}, "auto", (False, False), "sdpa"),
-        (CPU, "flex_attention", (True, True), "on GPUs only"),
-        (GPU, "auto", (True, True), "flash_attention_2"),
-        (GPU, "auto", (False, True), "flex_attention"),
-        (GPU | {"dtype": "float32"}, "auto", (True, True), "flex_attention"),
-        (GPU | {"dtype": "float32"}, "flash_attention_2", (True, True), "cannot run here"),
-        (GPU, "auto", (False, False), "a dense mask"),
-        (GPU, "flash_attention_2", (False, True), "cannot run here"),
-        (GPU, "sdpa", (False, False), "sdpa"),
+        (None, CPU | {"max_length": 2048}, True, "sdpa"),
+        (None, CPU | {"attention": "flex_attention"}, True, "on GPUs only"),
+        ((8, 0), GPU, True, "flash_attention_2"),
+        ((8, 0), GPU, False, "flex_attention"),
+        ((7, 5), GPU, True, "flex_attention"),
+        ((8, 0), GPU | {"dtype": "float32"}, True, "flex_attention"),
+        ((8, 0), GPU | {"dtype": "float32", "attention": "flash_attention_2"}, True, "cannot run here"),
+        ((6, 1), GPU, False, "a dense mask"),
+        ((6, 1), GPU | {"attention": "sdpa"}, False, "sdpa"),
     ],
 )
-def test_choice_of_attention(place, asked, has, expected):
-    arguments = place | {"asked": asked, "has_flash": has[0], "has_flex": has[1]}
+def test_choice_of_attention(capability, changes, has_flash, expected, monkeypatch):
+    monkeypatch.setattr(attention, "compute_device", lambda: "cpu" if capability is None else "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: has_flash)
+    monkeypatch.setattr(attention, "is_torch_flex_attn_available", lambda: True)
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
     if " " in expected:
         with pytest.raises(UserError, match=expected):
-            attention.choose(**arguments)
+            attention.choose(recipe(**changes))
     else:
-        assert attention.choose(**arguments) == expected
+        assert attention.choose(recipe(**changes)) == expected
 
 
 def varlen_attention(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, causal, softmax_scale, **_):
@@ -93,7 +95,7 @@ def test_gpu_attention_is_ours(architecture, name, monkeypatch):
     monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda _: functions)
     monkeypatch.setattr(flex, "compile_friendly_flex_attention", lambda *a, training, **k: flex_attention(*a, **k))
     monkeypatch.setattr(masking_utils, "create_block_mask", lambda _compile, **k: create_block_mask(**k))
-    monkeypatch.setattr(attention, "choose_for", lambda *_: name)
+    monkeypatch.setattr(attention, "choose", lambda *_: name)
     monkeypatch.setattr(PreTrainedModel, "set_attn_implementation", set_name)
     torch.testing.assert_close(losses(), expected, rtol=1e-5, atol=1e-6)
     assert used == [attention.PACKED] * 2 + [name] * 2

@@ -11,7 +11,6 @@ from swiftkv.chats import read_chats
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
-from swiftkv.models import load_tokenizer
 
 USER, ASSISTANT = {"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}
 CHAT = {"messages": [USER, ASSISTANT]}
@@ -39,20 +38,17 @@ def test_packing_keeps_every_sample_whole_and_counts_the_rest():
     }  # fmt: skip
     _, shorter = pack(samples, 64, seed=3, padding=0, longest=20)
     assert shorter["too_long"] == sum(len(sample) > 20 for sample in samples)
-    again, _ = pack(samples, 64, seed=3, padding=0)
-    assert all((arrays[name] == again[name]).all() for name in arrays)
     few, counts = pack(random_samples(60, 40), 64, seed=3, padding=0, max_rows=5)  # no more than a recipe needs
     assert len(few["input_ids"]) == 5
     assert counts["samples"] + counts["not_needed"] == 60 and counts["not_needed"] > 0
 
 
-def test_chats_through_the_template(tmp_path):
-    tokenizer().save_pretrained(tmp_path)
+def test_chats_through_the_template():
     turns = [("user", "w1 w2"), ("assistant", "w3"), ("user", "w4"), ("assistant", "w5 w6")]
-    chats = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    loaded = load_tokenizer(tmp_path)
-    ((sample,), refused) = tokenize(loaded, read_chats(tmp_path / "chats.jsonl"))
+    loaded = tokenizer()
+    ((sample,), refused) = tokenize(
+        loaded, [{"messages": [{"role": role, "content": content} for role, content in turns]}]
+    )
     text = "<user> w1 w2 <end> <assistant> w3 <end> <user> w4 <end> <assistant> w5 w6 <end>"
     assert loaded.decode(sample.ids) == text and refused == 0
     assert loaded.decode(sample.ids[sample.assistant == 1]) == "w3 <end> w5 w6 <end>"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.quantized import quantize
-from tests.unit.distill_helpers import RECIPE, SPEC, losses, make_inputs, mean_loss, plain_adamw, train
+from tests.unit.distill_helpers import RECIPE, SPEC, log, make_inputs, mean_loss, plain_adamw, train
 
 from swiftkv.device import compute_dtype
 from swiftkv.distill.recipe import Recipe
@@ -54,7 +54,7 @@ def test_only_the_new_parameters_move_and_are_saved_in_fp8(inputs, finished):
         json.loads((folder / "config.json").read_text()) for folder in (inputs / "model", finished / "checkpoint")
     ]
     assert configs[0]["quantization_config"] == configs[1]["quantization_config"]
-    values = [float(row.split()[1]) for row in losses(finished / "log.csv")]
+    values = [row["loss"] for row in log(finished)]
     assert len(values) == 6 and sum(values[3:]) < sum(values[:3])
 
 
@@ -82,7 +82,7 @@ def test_zero_3_divides_the_bits_and_gives_them_back(inputs, finished, tmp_path)
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert "swiftkv" in name or torch.equal(tensor.float(), expected[name].to(tensor.dtype).float()), name
-    one, other = ([float(row.split()[1]) for row in losses(folder / "log.csv")] for folder in (finished, tmp_path))
+    one, other = ([row["loss"] for row in log(folder)] for folder in (finished, tmp_path))
     assert other == pytest.approx(one, abs=0.05)  # 16-bit activations against 32-bit ones
     assert load_swiftkv(tmp_path / "checkpoint").dtype == compute_dtype()
 

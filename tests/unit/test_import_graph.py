@@ -13,10 +13,9 @@ ROOT = Path(__file__).parents[2]
 # From the ground up, what lies directly below src/swiftkv, the method, and workflow/pipeline, which builds on it.
 FLOORS = [
     "device errors spec swiftkv pipeline",
-    "architectures chats io quantize section tensor_file",
-    "cost models records",
-    "serve start",
-    "distill gpus sources statistics",
+    "architectures chats io quantize section",
+    "cost models records tensor_file",
+    "distill gpus serve sources statistics",
     "config",
     "measure stages training",
     "artifacts score",

@@ -13,7 +13,6 @@ from pipeline.measure.client import rate_result
 from pipeline.measure.engine import EngineFailure, OutOfMemory
 from pipeline.measure.job import ServingSettings, measure_points
 from pipeline.measure.memory import Device
-from pipeline.measure.worker import Engines
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
@@ -24,10 +23,17 @@ POINTS = {
     "capacity": {"measure": "kv_capacity", "input_tokens": 100, "output_tokens": 16},
     "forward": {"measure": "forward_time", "batch_tokens": [16, 32], "repeats": 2},
     "steps": {"measure": "decode", "input_tokens": 32, "output_tokens": 8, "batch_sizes": [1, 2], "repeats": 2},
-    "slow": {"measure": "latency", "input_tokens": 100, "output_tokens": 16, "request_rates": [1, 2], "seconds": 5},
+    "slow": {
+        "measure": "latency",
+        "input_tokens": 100,
+        "output_tokens": 16,
+        "request_rates": [1, 2],
+        "seconds": 5,
+        "min_requests": 7,
+    },
     "slower": {"measure": "latency", "input_tokens": 200, "output_tokens": 16, "request_rates": [1], "seconds": 5},
 }
-START, MERGED = "start", "merge-all-layers"
+START, MERGED, CHECKED = "start", "merge-all-layers", ("server", "checked")
 
 
 class Scale:
@@ -74,41 +80,38 @@ def asked(monkeypatch):
         done.fail(what)
 
     @contextlib.contextmanager
-    def engine(command, log, environment, what):
+    def engine(command, log, *rest):
         merged = "--hf-overrides" in command
         hear((START, int(command[command.index("--max-model-len") + 1])))
         log.write_text(f"Available KV cache memory: 1.5 GiB\nGPU KV cache size: {8192 if merged else 1024:,} tokens,\n")
 
         def answer(job):
-            hear((job["do"], job.get("input")))
-            done.sides.append("merged" if merged else "baseline")
-            seconds = 0.5 if merged else 1.0
-            return {"seconds": [seconds] if job["do"] == "forward" else seconds, "steps": 4}
+            if job["do"] != "ready":
+                hear((job["do"], job["input"]))
+                done.sides.append("merged" if merged else "baseline")
+            return {"seconds": 0.5 if merged else 1.0, "steps": 4}
 
-        yield SimpleNamespace(ask=answer, job=SimpleNamespace(text=log.read_text))
+        yield SimpleNamespace(ask=answer)
 
     @contextlib.contextmanager
-    def server(command, name, log, environment, timeout):
-        with engine(command, log, environment, name):
-            yield SimpleNamespace(name=name)
+    def server(command, name, log, *rest):
+        with engine(command, log):
+            yield SimpleNamespace(url="URL", warm=False, program=SimpleNamespace(check=lambda: hear(CHECKED)))
 
-    def rate(run, server, client, rate):
-        hear((run.point.name, rate))
-        return {key: value for key, value in rate_result(REPORT, rate, 20).items() if key != "error"}
+    def rate(url, name, folder, prompts, output, rate, seed, forced):
+        hear((len(prompts[0]), rate))
+        return rate_result(REPORT, rate, len(prompts))
 
     monkeypatch.setattr(turns, "worker", engine)
     monkeypatch.setattr(latency, "serving", server)
-    monkeypatch.setattr(latency, "worker", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(latency, "ask", rate)
+    monkeypatch.setattr(latency, "measure_rate", rate)
     done.starts = lambda: [length for what, length in done.said if what == START]
     return done
 
 
 def test_one_engine_measures_all_points(scale, asked):
     records = scale.run("short", "long", "steps")
-    # Ready for 3,000 and 16 tokens; each point finds nothing that an earlier one has left.
-    assert asked.starts() == [3200] and asked.said.count(("forget", None)) == 2
-    assert {name: record["settings"]["point"] for name, record in records.items()} == {name: name for name in records}
+    assert asked.starts() == [3200]  # ready for 3,000 and 16 tokens
     assert records["long"]["result"]["tokens_per_second"] == 3016
     assert records["steps"]["result"]["tpot_ms"]["median"] == [250, 250]
     assert all(record["engine"]["kv_cache_tokens"] == 1024 for record in records.values())
@@ -130,19 +133,14 @@ def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
     assert {what for what, _ in asked.said[before:]} == {START, "decode"}
 
 
-@pytest.mark.parametrize("error", [EngineFailure, OutOfMemory])
-def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(scale, asked, error):
+def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(scale, asked):
     def fail(what):
         if what == (START, 3200):
-            raise error("vLLM has not enough memory")
+            raise OutOfMemory("vLLM has not enough memory")
 
     asked.fail = fail
-    if error is OutOfMemory:
-        records = scale.run("short", "long")
-        assert {name: record["status"] for name, record in records.items()} == {"short": "ok", "long": "oom"}
-    else:
-        with pytest.raises(UserError, match="long failed: .*; kept: short"):
-            scale.run("short", "long")
+    records = scale.run("short", "long")
+    assert {name: record["status"] for name, record in records.items()} == {"short": "ok", "long": "oom"}
     assert asked.starts() == [3200, 256]
 
 
@@ -158,6 +156,11 @@ def ended(scale, asked, at, *names, **changes):
         scale.run(*names, **changes)
     asked.fail = lambda what: None
     asked.said.clear()
+
+
+def test_points_of_other_engines_are_refused(scale):
+    with pytest.raises(UserError, match="short, slow are not measured on one engine"):
+        scale.run("short", "slow")
 
 
 def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
@@ -191,11 +194,13 @@ CHANGES = {
 @pytest.mark.parametrize("change", [*CHANGES, "threads", "weights", "chats", "point", "nothing"])
 def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, change, monkeypatch):
     monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
+    monkeypatch.setattr(latency, "chat_prompts", lambda *_: [[5] * 7])
     chats, scale.points["slow"]["dataset"] = scale.folder / "chats.jsonl", "heldout"
     chats.touch()
     given = {"heldout": chats, "gpus": int(change == "GPU")}
-    ended(scale, asked, ("decode", 32), "long", "steps", **given)
-    ended(scale, asked, ("slow", 2), "slow", **given)
+    ended(scale, asked, ("throughput", 100), "long", "short", **given)
+    scale.run("slow", **given)
+    asked.said.clear()
     if change in CHANGES:
         name, value = CHANGES[change]
         monkeypatch.setattr(job, name, lambda: value)
@@ -204,26 +209,32 @@ def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, 
     elif change == "chats":
         chats.write_text("others")
     elif change == "point":
-        scale.points["long"]["total_tokens"] = scale.points["slow"]["seconds"] = 7000
+        scale.points["long"]["total_tokens"] = 7000
     given["threads"] = 2 if change == "threads" else 1
-    scale.run("long", "steps", **given)
-    scale.run("slow", **given)
+    scale.run("long", "short", **given)
     assert (("throughput", 3000) in asked.said) == (change not in ("chats", "nothing"))
-    assert (("slow", 1) in asked.said) == (change != "nothing")
+    asked.said.clear()
+    scale.run("slow", "slower", **given)
+    assert ((7, 2) in asked.said) == (change not in ("point", "nothing"))
 
 
-def test_another_rate_is_measured_alone(scale, asked):
-    ended(scale, asked, ("slow", 2), "slow")
-    scale.points["slow"] |= {"request_rates": [1, 4], "refine_steps": 1}
-    scale.run("slow")
-    # A new server's first rate is measured twice, and once for nothing.
-    assert asked.said == [(START, 256), ("slow", 4), ("slow", 4), ("slow", 2.5)]
-    assert not list((scale.folder / "state").rglob("rate-*"))
+def test_a_server_is_warmed_up_once_for_all_its_points_and_checked_after_each_rate(scale, asked):
+    records = scale.run("slow", "slower")
+    rates = [(200, 1), (200, 1), (100, 1), (100, 2)]
+    assert asked.said == [(START, 384), *(said for rate in rates for said in (rate, CHECKED))]
+    rates = records["slow"]["result"]["rates"]
+    assert [(rate["request_rate"], rate["requests"]) for rate in rates] == [(1, 7), (2, 10)]
 
 
-def test_a_server_is_warmed_up_once_for_all_its_points(scale, asked):
-    scale.run("slow", "slower")
-    assert asked.said == [(START, 384), ("slower", 1), ("slower", 1), ("slow", 1), ("slow", 2)]
+def test_a_server_that_died_is_the_reason_that_is_said(scale, asked):
+    def fail(what):
+        raise {(100, 1): EngineFailure("no request succeeded"), CHECKED: EngineFailure("the server died")}.get(
+            what, KeyError
+        )
+
+    asked.fail = lambda what: fail(what) if what[0] != START else None
+    with pytest.raises(UserError, match="slow failed: the server died"):
+        scale.run("slow")
 
 
 def speedups(turns):
@@ -234,10 +245,9 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     scale.in_turns = True
     scale.points["short"]["repeats"] = 3
     records = scale.run("short", "steps", "forward", variant=MERGED)
-    assert len(asked.starts()) == 2  # one each
-    # Every measurement after one to warm up; first of all both engines are asked whether they are there.
+    assert len(asked.starts()) == 2  # one each; every measurement after one to warm up
     pairs = [["baseline"] * 2, ["merged"] * 4, ["baseline"] * 4, ["merged"] * 2]
-    assert asked.sides[:14] == ["baseline", "merged", *sum(pairs, [])]
+    assert asked.sides[:12] == sum(pairs, [])
     short, steps, forward = map(Record.of, records.values())
     assert speedups(short.turns()) == [2, 2, 2] and short.value("tokens_per_second") == pytest.approx(4 * 116 / 0.5)
     assert speedups(steps.turns("ms", 1)) == [2, 2] and speedups(forward.turns(place=0)) == [2, 2]
@@ -245,9 +255,6 @@ def test_a_variant_takes_turns_with_the_baseline(scale, asked):
     assert all(record["engine"]["kv_cache_tokens"] == 8192 for record in records.values())
     # Its own record needs fewer repeats.
     assert len(scale.run("short")["short"]["result"]["samples_seconds"]) == 2
-    scale.in_turns = False
-    alone = scale.run("short", variant=MERGED)["short"]
-    assert Record.of(alone).turns() is None and len(alone["result"]["samples_seconds"]) == 3
 
 
 def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, asked):
@@ -266,24 +273,3 @@ def test_a_gpu_has_the_cache_that_vllm_leaves_it(scale, asked, monkeypatch):
     monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
     record = scale.run("capacity", gpus=1)["capacity"]
     assert record["result"] == {"kv_cache_tokens": 1024, "kv_cache_bytes": 1.5 * 2**30}
-
-
-def test_an_engine_ends_where_something_fails_and_at_the_end(tmp_path):
-    ended = []
-
-    @contextlib.contextmanager
-    def start():
-        yield "engine"
-        ended.append(1)
-
-    with Engines(tmp_path / "work/vllm.log") as engines:
-        for key in ("a", "a", "b"):
-            with engines.get("own", key, start) as running:
-                assert running == "engine"
-        assert len(ended) == 1 and not engines.used
-        with pytest.raises(ValueError, match="why"), engines.get("own", "b", start):
-            raise ValueError("why")
-        assert len(ended) == 2
-        with engines.get("own", "b", start):
-            assert not engines.used
-    assert len(ended) == 3

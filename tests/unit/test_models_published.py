@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.published import CHECKPOINTS, TINY, random_like, write, written
+from tests.published import CHECKPOINTS, TINY, random_like, tensors, write, written
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from swiftkv.io import read_json
 from swiftkv.models import load_swiftkv, save_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
@@ -37,18 +38,24 @@ def test_our_model_of_their_configuration_has_their_tensors(name, tmp_path):
     assert ours == {name: tuple(t.shape) for name, t in published.tensors().items() if not name.endswith("_scale")}
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, tmp_path, tokens):
+@pytest.mark.parametrize(
+    ("name", "teacher_qkv", "group"), [*((name, True, 1) for name in CHECKPOINTS), ("8B", True, 2), ("8B", False, 2)]
+)
+def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, teacher_qkv, group, tmp_path, tokens):
     published = CHECKPOINTS[name]
-    weights = random_like(published.tensors(**TINY))
-    folder = write(tmp_path / "published", published.config | TINY, weights, files=3)
+    config = published.config | TINY | {"key_value_group_size": group}
+    weights = random_like(tensors(config, published.dtype, teacher_qkv))
+    folder = write(tmp_path / "published", config, weights, files=3)
     model = load_swiftkv(folder, published.dtype)
     with torch.no_grad():
         assert model(tokens).logits.isfinite().all()
     save_swiftkv(model, tmp_path / "ours")
-    saved = load_file(tmp_path / "ours" / "model.safetensors")
+    saved, ours = load_file(tmp_path / "ours" / "model.safetensors"), read_json(tmp_path / "ours" / "config.json")
     assert saved.keys() == weights.keys()
     for tensor, weight in weights.items():
         # We keep scales in float32, the same numbers.
         assert saved[tensor].dtype == weight.dtype or tensor.endswith("_scale")
         assert torch.equal(saved[tensor].float(), weight.float()), tensor
+    same = ("architectures", "model_type", "swiftkv", "num_key_value_layers", "key_value_group_size")
+    assert {key: ours[key] for key in same} == {key: config[key] for key in same}
+    assert not [key for key in ours if key.startswith("swiftkv_")]

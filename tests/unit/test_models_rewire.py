@@ -14,23 +14,24 @@ from swiftkv.spec import SwiftKVSpec
 L = 6
 
 
-def expected_names(spec: SwiftKVSpec, bias: bool, norms: bool) -> set[str]:
-    kinds = ("weight", "bias") if bias else ("weight",)
-    names = {"model.norm_swiftkv.weight"}
-    for layer in range(spec.num_key_value_layers, spec.num_hidden_layers):
-        projections = ("q", "k", "v") if layer in spec.owners else ("q",)
-        names |= {f"model.layers.{layer}.self_attn.{p}_proj_swiftkv.{kind}" for p in projections for kind in kinds}
-        names |= {f"model.layers.{layer}.self_attn.{p}_norm_swiftkv.weight" for p in projections if norms and p != "v"}
-    return names
-
-
 @pytest.mark.parametrize("group", [1, 3])
 def test_start_values(grouped_query, group, tiny_teacher):
     teacher = tiny_teacher(grouped_query)
     randomise_biases(teacher)
     spec = SwiftKVSpec(L, 2, group)
     added = rewire(teacher, spec).swiftkv_parameters()
-    assert added.keys() == expected_names(spec, bias=grouped_query == "qwen2", norms=grouped_query == "qwen3")
+    kinds = {
+        "qwen2": ("proj_swiftkv.weight", "proj_swiftkv.bias"),
+        "qwen3": ("proj_swiftkv.weight", "norm_swiftkv.weight"),
+    }
+    names = {
+        f"model.layers.{layer}.self_attn.{part}_{kind}"
+        for layer in range(2, L)
+        for part in ("qkv" if layer in spec.owners else "q")
+        for kind in kinds.get(grouped_query, ("proj_swiftkv.weight",))
+        if (part, kind) != ("v", "norm_swiftkv.weight")
+    }
+    assert added.keys() == names | {"model.norm_swiftkv.weight"}
     original = teacher.state_dict()
     for name, value in added.items():
         if name == "model.norm_swiftkv.weight":
@@ -44,13 +45,6 @@ def test_start_values(grouped_query, group, tiny_teacher):
                 original[name.replace("_swiftkv", "").replace(f".{first}.", f".{member}.")] for member in members
             ) / len(members)
         torch.testing.assert_close(value.detach(), expected, atol=1e-6, rtol=0)
-
-
-@torch.no_grad()
-def test_rewiring_the_last_layer_changes_nothing(architecture, tiny_teacher, tokens):
-    # Its keys and values come from its own input anyway, so the start values must give the teacher.
-    teacher = tiny_teacher(architecture)
-    assert torch.equal(rewire(teacher, SwiftKVSpec(L, L - 1))(tokens).logits, teacher(tokens).logits)
 
 
 @torch.no_grad()
@@ -76,6 +70,7 @@ def test_merged_heads_are_means(tiny_teacher):
 def test_weights_are_shared_with_the_teacher(architecture, tie, tiny_teacher):
     teacher = tiny_teacher(architecture, tie_word_embeddings=tie)
     model = rewire(teacher, SwiftKVSpec(L, 3, 2))
+    assert teacher.config.model_type == architecture and not hasattr(teacher.config, "swiftkv")
     for name, parameter in teacher.named_parameters():
         assert model.get_parameter(name) is parameter
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tie
@@ -86,20 +81,11 @@ def test_weights_are_shared_with_the_teacher(architecture, tie, tiny_teacher):
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
-def test_teacher_is_left_as_it_was(tiny_teacher, tokens):
-    teacher = tiny_teacher()
-    before = teacher(tokens).logits
-    rewire(teacher, SwiftKVSpec(L, 2, 3))(tokens)
-    assert teacher.config.model_type == "llama" and not hasattr(teacher.config, "swiftkv")
-    assert torch.equal(teacher(tokens).logits, before)
-
-
 @pytest.mark.parametrize(
     ("spec", "shape", "message"),
     [
         (SwiftKVSpec(8, 4), {}, "8 layers, but the model has 6"),
         (SwiftKVSpec(6, 3, 1, 3), {}, "3 SwiftKV key/value heads"),
-        (SwiftKVSpec(6, 3, 1, 16), {}, "16 SwiftKV key/value heads"),
         (
             SwiftKVSpec(6, 3, 1, 6),
             dict(num_attention_heads=12, hidden_size=96),

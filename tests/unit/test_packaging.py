@@ -15,7 +15,7 @@ from swiftkv.serve import TESTED
 ROOT = Path(__file__).parents[2]
 METHOD, PIPELINE = ROOT / "src/swiftkv", ROOT / "workflow/pipeline"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TRAINING = ("distill/", "start/", "chats.py", "section.py")  # of the method, what the plugin does not need
+TRAINING = ("distill/", "chats.py", "section.py")  # of the method, what the plugin does not need
 # Used without having to be imported here: the workflow is run by Snakemake, whose plugin for the terminal, a package beside the
 # pipeline, uses rich; and transformers reads GGUF with gguf.
 RUN = {"snakemake", "snakemake-executor-plugin-slurm", "gguf", "rich"}
@@ -95,11 +95,11 @@ ABSENT = ["deepspeed", "lm_eval", "snakemake", "pandas", "matplotlib", "datasets
 
 
 def test_models_and_plugin_import_without_the_libraries_of_the_pipeline():
-    code = "import swiftkv.serve, swiftkv.models, swiftkv.quantize, swiftkv.cost"
+    code = "import swiftkv.serve, swiftkv.models, swiftkv.quantize.linear, swiftkv.cost"
     run_without([*ABSENT, "pydantic"], code)
 
 
 def test_the_plugin_needs_nothing_that_a_vllm_does_not_bring():
     """So `pip install --no-deps` beside a vLLM is enough (README.md)."""
-    code = "import swiftkv.serve\nswiftkv.serve.register()\nimport swiftkv.serve.model, swiftkv.serve.merge_all_layers"
+    code = "import swiftkv.serve\nswiftkv.serve.register()\nimport swiftkv.serve.model"
     run_without([*ABSENT, "accelerate"], code)

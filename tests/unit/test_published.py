@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from safetensors.torch import load_file, save_file
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
 from pipeline.config.settings import Fidelity
@@ -54,7 +53,6 @@ def test_it_is_measured_as_what_it_is(source, released, tmp_path):
     ("changes", "sentence"),
     [
         ({"num_key_value_layers": 4}, "its num_key_value_layers is 3, but 4 is needed"),
-        ({"key_value_group_size": 1}, "its key_value_group_size is 2, but 1 is needed"),
         ({"num_key_value_heads": 2}, "its swiftkv_num_key_value_heads is None, but 2 is needed"),
     ],
 )
@@ -69,12 +67,4 @@ def test_another_model_is_refused(source, released, tmp_path, field, value):
     config = read_json(released / "config.json")
     (released / "config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(UserError, match=f"cannot be variant 'published' of model 'tiny': its {field} is"):
-        fetch(released, source, tmp_path / "checkpoint")
-
-
-def test_an_incomplete_one_is_refused(source, released, tmp_path):
-    tensors = load_file(released / "model.safetensors")
-    del tensors["model.norm_swiftkv.weight"]
-    save_file(tensors, released / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="no tensor model.norm_swiftkv.weight"):
         fetch(released, source, tmp_path / "checkpoint")

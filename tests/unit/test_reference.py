@@ -88,15 +88,12 @@ def test_a_run_agrees_with_itself_and_with_one_of_another_machine(run, compared,
     ("name", "path", "wrong", "said"),
     [
         (FIDELITY, "result.kl.value", lambda kl: 1.1 * kl, "kl is 0.55"),
-        (FIDELITY, "result.start.kl.value", lambda kl: 1.1 * kl, "start.kl is"),
         (FIDELITY, "result.kl.n", 49, "kl.n is 49, in the reference 50"),
         (FIDELITY, "result.kl", None, "kl is missing"),
-        (SCORE, "result.questions.sha256", "other", "questions.sha256 is other"),
         (TRAINING, "result.loss_last", lambda loss: 1.2 * loss, "loss_last"),
         (SIMILARITY, "result.pairwise.2.3", lambda cosine: cosine - 0.05, "pairwise[2][3] is "),
         (SERVING, "result.baseline_samples_seconds", lambda times: [2 * each for each in times], "speed-up is 2.6"),
         (SERVING, "engine.kv_cache_tokens", 46593, "engine.kv_cache_tokens is 46593"),
-        (SERVING, "cost.request_speedup_limit", 1.81, "cost.request_speedup_limit is 1.81"),
         (SERVING, "status", "oom", "status is oom, in the reference ok"),
     ],
 )
@@ -110,7 +107,7 @@ def test_answers_of_another_model_are_found(run, compared):
     values = run[SCORE]["result"]["questions"]["values"]
     answer(run, [place for place, value in enumerate(values) if value == 0][:40])
     (sentence,) = compared(run).disagreements
-    assert sentence.startswith(f"{SCORE}: value is 0.67 ")
+    assert sentence.startswith(f"{SCORE}: value is 0.67,")
 
 
 def test_the_numbers_of_another_experiment_are_not_compared(run, compared):

@@ -62,8 +62,7 @@ def test_agreement_is_counted_by_confidence(place, monkeypatch):
 
 
 def test_sums_over_documents():
-    first, second = torch.tensor([[2.0, 4, 3], [1, 4, 3]]), torch.tensor([[4.0, 0, 0], [2, 0, 0]])
-    found = summarize_agreement([first, second])
+    found = summarize_agreement([torch.tensor([[2.0, 4, 3], [1, 4, 3]]), torch.tensor([[4.0, 0, 0], [2, 0, 0]])])
     assert found["all"]["positions"] == 10 and found["all"]["agreement"]["value"] == 0.7
     low, high = found["bins"]
     assert (low["confidence_from"], low["confidence_to"], low["positions"]) == (0, 0.5, 6)
@@ -71,7 +70,6 @@ def test_sums_over_documents():
     # All of 4 agree: the error is that of 6 of 8.
     assert high["agreement"]["value"] == 1 and high["agreement"]["stderr"] == pytest.approx(math.sqrt(0.75 * 0.25 / 8))
     assert found["above_threshold"]["positions"] == 3
-    assert summarize_agreement([second])["bins"][1]["agreement"] is None
 
 
 def test_answers_are_summed_without_their_first_tokens():
@@ -82,15 +80,14 @@ def test_answers_are_summed_without_their_first_tokens():
         [
             {"early_exit": run(5, 2, 2.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 2},
             {"early_exit": run(3, 0, 3.0), "full_depth": run(3, 0, 2.0), "equal_tokens": 3},
-            {"early_exit": run(1, 0, 0.0), "full_depth": run(1, 0, 0.0), "equal_tokens": 1},
+            only := {"early_exit": run(1, 0, 0.0), "full_depth": run(1, 0, 0.0), "equal_tokens": 1},
         ]
     )
+    assert summarize_answers([only])["exited"] is None
     assert found["exited"]["value"] == pytest.approx(2 / 6)
     assert found["time_ratio"]["value"] == pytest.approx((0.5 + 1.5) / 2) and found["time_ratio"]["n"] == 2
     assert found["equal_tokens"]["value"] == pytest.approx(6 / 9)
     assert found["seconds_per_token"] == {"early_exit": pytest.approx(5 / 6), "full_depth": pytest.approx(1.0)}
-    only = summarize_answers([{"early_exit": run(1, 0, 0.0), "full_depth": run(1, 0, 0.0), "equal_tokens": 1}])
-    assert only["exited"] is None and only["time_ratio"] is None and only["seconds_per_token"]["full_depth"] is None
 
 
 def test_the_record(place):
@@ -98,22 +95,15 @@ def test_the_record(place):
     assert json.loads(place[3].read_text()) == record
     assert (record["measure"], record["weights"], record["spec"]["early_exit"]) == ("early_exit", "trained", True)
     alignment, decoding = record["result"]["alignment"], record["result"]["decoding"]
-    model, tokenizer = load_swiftkv(place[2]), byte_tokenizer()
-    documents = [tokenize_chat(tokenizer, chat["messages"], 60) for chat in choose_chats(place[1], 5, 0)]
-    confidence, same = (torch.cat(parts) for parts in zip(*(plain(model, one) for one in documents), strict=True))
-    assert alignment["documents"] == 5 and alignment["all"]["positions"] == len(same)
-    assert alignment["all"]["agreement"]["value"] == pytest.approx(same.double().mean().item())
-    assert alignment["above_threshold"]["positions"] == (confidence > 0.1).sum()
+    assert alignment["documents"] == 5
+    positions = sum(
+        len(tokenize_chat(byte_tokenizer(), chat["messages"], 60)) - 1 for chat in choose_chats(place[1], 5, 0)
+    )
+    assert alignment["all"]["positions"] == positions > alignment["above_threshold"]["positions"] > 0
     assert [row["question"] for row in record["result"]["answers"]] == SETTINGS["questions"]
     for row in record["result"]["answers"]:
         assert 1 <= row["early_exit"]["tokens"] <= 6 and row["full_depth"]["exited"] == 0
     assert decoding["prompts"] == 4 and 0 < decoding["exited"]["value"] <= 1
-
-
-def test_above_one_both_answers_are_the_same(place):
-    found = measured(place, threshold=1.0)["result"]
-    assert found["decoding"]["equal_tokens"]["value"] == 1 and found["decoding"]["exited"]["value"] == 0
-    assert all(row["early_exit"]["text"] == row["full_depth"]["text"] for row in found["answers"])
 
 
 def test_what_cannot_exit_is_one_sentence(place, tmp_path):
@@ -123,13 +113,4 @@ def test_what_cannot_exit_is_one_sentence(place, tmp_path):
         measure_early_exit(source, tmp_path / "plain", "v", SPEC, chats, EarlyExit(**SETTINGS), output)
     with pytest.raises(UserError, match="of another spec"):
         measured(place, replace(EXIT, num_key_value_layers=2))
-    with pytest.raises(UserError, match="nowhere"):
-        measure_early_exit(source, tmp_path / "nowhere", "v", EXIT, chats, EarlyExit(**SETTINGS), output)
     assert not output.exists()
-
-
-def test_outputs_that_are_no_numbers_are_one_sentence(place):
-    model = load_swiftkv(place[2], torch.float32)
-    model.model.layers[5].mlp.up_proj.weight.data[0, 0] = torch.nan
-    with pytest.raises(UserError, match="not finite: the weights are damaged"):
-        agreement(model, list(range(3, 60)), 10, 0.25)

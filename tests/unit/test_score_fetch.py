@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,21 +11,14 @@ import datasets
 import pytest
 from score_helpers import SHAPE, write_source
 from score_tasks import TASKS
-from tests.hub import COMMIT, running
 
 from pipeline.score import fetch
 from pipeline.score.run import measure_scores
-from pipeline.score.tasks import build_benchmark, open_questions
+from pipeline.score.tasks import build_benchmark
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
 WINOGRANDE = TASKS["winogrande"] | {"source": {"hub": "org/winogrande", "revision": "v1"}, "limit": 3, "shots": 1}
-CARD = """---
-configs:
-- config_name: winogrande_xl
-  data_files: [{split: train, path: xl/train.parquet}, {split: validation, path: xl/validation.parquet}]
----
-"""
 
 
 def table(name: str, rows: int) -> datasets.Dataset:
@@ -38,63 +27,45 @@ def table(name: str, rows: int) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns | {"answer": ["1", "2", "1"] * (rows // 3)})
 
 
-@pytest.fixture(scope="module")
-def fetched(tmp_path_factory) -> Path:
-    """Questions of a hub on this machine, after one damaged download."""
-    folder, damaged = tmp_path_factory.mktemp("fetched"), "org/winogrande/xl/validation.parquet"
-    with running(folder / "hub") as hub:
-        hub.file("org/winogrande", "README.md", CARD.encode())
-        for split, name, rows in (("train", "Cid", 12), ("validation", "Ann", 9)):
-            hub.file("org/winogrande", f"xl/{split}.parquet", b"")
-            table(name, rows).to_parquet(folder / f"hub/org/winogrande/xl/{split}.parquet")
-        hub.damaged[damaged] = 1
-        options = ["--task", json.dumps(WINOGRANDE), "--attempts", folder / "none", "--output", folder / "winogrande"]
-        run = subprocess.run(
-            [sys.executable, "-m", "pipeline.stages", "fetch_questions", *options],
-            env=os.environ | hub.environment(folder / "cache"), capture_output=True, text=True,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr
-        assert hub.sent[damaged] == 2 and hub.sent["org/winogrande/xl/train.parquet"] == 1
-    return folder / "winogrande"
+@pytest.fixture
+def fetched(tmp_path, monkeypatch) -> Path:
+    """Questions as they are fetched of a hub that has them."""
+    calls, splits = [], {"train": table("Cid", 12), "validation": table("Ann", 9)}
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
+    fetch.fetch_questions(WINOGRANDE, tmp_path / "winogrande")
+    assert calls == [(("org/winogrande",), {"name": "winogrande_xl", "revision": "abc123"})]  # as lm-eval would
+    return tmp_path / "winogrande"
 
 
-def test_a_damaged_download_is_fetched_again_and_scored_offline(fetched, tiny_teacher, tmp_path, monkeypatch):
+def test_they_are_scored_offline(fetched, tiny_teacher, tmp_path, monkeypatch):
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     tasks, output = {"winogrande": WINOGRANDE}, tmp_path / "score.json"
     measure_scores(source, None, "v", None, "auto", tasks, seed=3, outputs=[output], fetched=[fetched])
     record = read_json(output)
-    assert record["data"] == {"kind": "hub", "id": "org/winogrande", "revision": "v1", "resolved": COMMIT}
+    assert record["data"] == {"kind": "hub", "id": "org/winogrande", "revision": "v1", "resolved": "abc123"}
     assert (record["result"]["n"], record["result"]["n_total"]) == (3, 9)
     assert record["settings"]["fewshot"] == "random from split 'train', a draw a question"
     assert "Ann" in record["settings"]["prompt_example"] and "Cid" in record["settings"]["prompt_example"]
 
 
-def test_questions_that_were_damaged_after_they_were_fetched_are_one_sentence(fetched, tmp_path):
-    copy = shutil.copytree(fetched, tmp_path / "winogrande")
-    os.truncate(copy / "000/validation/data-00000-of-00001.arrow", 300)
+def test_questions_that_were_damaged_after_they_were_fetched_are_one_sentence(fetched):
+    os.truncate(fetched / "000/validation/data-00000-of-00001.arrow", 300)
     with pytest.raises(UserError, match="missing or damaged .*; delete it and run again"):
-        build_benchmark(WINOGRANDE, open_questions("winogrande", WINOGRANDE["source"], copy), seed=3)
+        build_benchmark(WINOGRANDE, 3, fetched)
 
 
 def fetch_from(source, folder: Path, task: str = "truthfulqa_mc2") -> None:
-    fetch.fetch_questions({"task": task, "source": source}, folder / "q", folder / "q.attempts")
+    fetch.fetch_questions({"task": task, "source": source}, folder / "q")
 
 
-def silent(*_, **__):
-    time.sleep(2)
-
-
-def unreachable(*_, **__):
-    raise ConnectionError("no route")
-
-
-@pytest.mark.parametrize("silence", [silent, unreachable])
-def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path, silence):
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", silence)
+def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: time.sleep(2))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("pipeline.sources.hub.WAITS", (0,))
+    monkeypatch.setattr("pipeline.sources.hub._patiently.retry.sleep", lambda _seconds: None)
     monkeypatch.setattr("pipeline.sources.hub.HUB_SECONDS", 0.1)
     for source in (None, {"hub": "truthfulqa/truthful_qa"}):
         with pytest.raises(UserError, match="truthfulqa/truthful_qa.*cannot be reached"):
@@ -104,16 +75,4 @@ def test_only_an_optional_source_may_be_unavailable(monkeypatch, tmp_path, silen
     record = read_json(tmp_path / "q/source.json")
     assert record["status"] == "unavailable" and "google/IFEval" in record["reason"]
     with pytest.raises(fetch.Unavailable, match="google/IFEval"):
-        open_questions("ifeval", {"hub": "google/IFEval", "optional": True}, tmp_path / "q")
-
-
-def test_hub_data_is_loaded_as_lm_eval_would(monkeypatch, tmp_path):
-    calls, splits = [], {"train": table("Ann", 9), "validation": table("Ann", 9)}
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: SimpleNamespace(sha="abc123"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or splits)
-    fetch_from(None, tmp_path, "winogrande")
-    assert calls == [(("allenai/winogrande",), {"name": "winogrande_xl", "revision": "abc123"})]
-    data = open_questions("winogrande", None, tmp_path / "q")
-    assert data.identity == {"kind": "hub", "id": "allenai/winogrande", "revision": "main", "resolved": "abc123"}
-    assert build_benchmark(WINOGRANDE | {"source": None}, data, seed=3).n_total == 9
+        fetch.Fetched(tmp_path / "q")

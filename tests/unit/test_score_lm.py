@@ -11,7 +11,8 @@ from lm_eval.models.huggingface import HFLM
 from score_helpers import SHAPE, byte_tokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from pipeline.score.lm import CachedLM, PrefixSharingLM, grouped_attention
+from pipeline.score import lm as module
+from pipeline.score.lm import CachedLM, grouped_attention
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.quantize import new_cache
@@ -45,9 +46,10 @@ def requests(kind: str, arguments: list) -> list[Instance]:
 
 
 @pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
-@pytest.mark.parametrize("tokens_per_forward", [1, 40])
-def test_loglikelihoods_equal_separate_rows(model, kv_cache, tokens_per_forward):
-    lm = PrefixSharingLM(model, byte_tokenizer(), kv_cache, tokens_per_forward=tokens_per_forward)
+@pytest.mark.parametrize("nodes", [1, 40])
+def test_loglikelihoods_equal_separate_rows(model, kv_cache, nodes, monkeypatch):
+    monkeypatch.setitem(module.NODES, "cpu", nodes)
+    lm = CachedLM(model, byte_tokenizer(), kv_cache)
     answers = lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     for (context, continuation), (value, greedy) in zip(PAIRS, answers, strict=True):
         context, continuation = lm._encode_pair(context, continuation)
@@ -67,27 +69,11 @@ def test_a_template_that_writes_the_day_writes_a_fixed_one(tiny_teacher):
     assert lm.apply_chat_template([{"role": "user", "content": "Hello"}]) == "26 Jul 2024 Hello"
 
 
-@pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
-def test_the_two_models_agree(model, kv_cache):
-    cached, shared = (kind(model, byte_tokenizer(), kv_cache, batch_size=3) for kind in (CachedLM, PrefixSharingLM))
-    values = [lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True) for lm in (cached, shared)]
-    assert [greedy for _, greedy in values[0]] == [greedy for _, greedy in values[1]]
-    assert [value for value, _ in values[0]] == pytest.approx([value for value, _ in values[1]], rel=1e-5)
-    settings = {"until": [], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
-    texts = [
-        lm.generate_until(requests("generate_until", [(prompt, settings) for prompt in PROMPTS]), disable_tqdm=True)
-        for lm in (cached, shared)
-    ]
-    assert texts[0] == texts[1] and any(texts[0])
-
-
-@pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
-@pytest.mark.parametrize("kind", [CachedLM, PrefixSharingLM])
-def test_loglikelihoods_of_a_bfloat16_model_are_not_rounded(kind, kv_cache, tiny_teacher):
+def test_loglikelihoods_of_a_bfloat16_model_are_not_rounded(tiny_teacher):
     """As GPUs run it: the logits are bfloat16, and what is computed of them is float32. In bfloat16 the sums here have
     steps of up to 8 nats."""
     model, answer = tiny_teacher(dtype=torch.bfloat16, **SHAPE), " they are those that you have been asked for" * 4
-    lm, logits = kind(model, byte_tokenizer(), kv_cache, batch_size=1), []
+    lm, logits = CachedLM(model, byte_tokenizer()), []
     model.register_forward_hook(lambda _model, _inputs, output: logits.append(output.logits))
     for context, length in itertools.product(("Question", "Ask"), (3, 60, 170)):
         pair = (PREFIX + context, answer[:length])
@@ -101,29 +87,18 @@ def test_loglikelihoods_of_a_bfloat16_model_are_not_rounded(kind, kv_cache, tiny
         assert value == pytest.approx(expected, rel=terms * torch.finfo(torch.float32).eps, abs=0)
 
 
-def test_greedy_continuations_are_recognised(model):
-    tokenizer = byte_tokenizer()
-    context = tokenizer.encode(PREFIX)
-    token = model(torch.tensor([context])).logits[0, -1].argmax().item()
-    lm = PrefixSharingLM(model, tokenizer)
-    best, other = lm._loglikelihood_tokens([(None, context, [token]), (None, context, [(token + 1) % 200])], True)
-    assert best[1] and not other[1]
-    assert best[0] > other[0]
-
-
 def test_long_contexts_lose_their_start(model):
-    lm = PrefixSharingLM(model, byte_tokenizer())
+    lm = CachedLM(model, byte_tokenizer())
     lm._max_length = 8
     contexts = list(range(3, 43)), list(range(36, 43))
     long, short = lm._loglikelihood_tokens([(None, context, [50, 51]) for context in contexts])
     assert long[0] == pytest.approx(short[0])
 
 
-@pytest.mark.parametrize("kind", [CachedLM, PrefixSharingLM])
-def test_what_is_no_number_is_no_answer(kind, tiny_teacher):
+def test_what_is_no_number_is_no_answer(tiny_teacher):
     model = tiny_teacher(**SHAPE)
     model.model.layers[5].mlp.up_proj.weight.data[0, 0] = torch.nan
-    lm = kind(model, byte_tokenizer(), batch_size=2)
+    lm = CachedLM(model, byte_tokenizer(), batch_size=2)
     with pytest.raises(UserError, match="a log-likelihood is nan: the weights are damaged"):
         lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     settings = {"until": [], "max_gen_toks": 3, "do_sample": False}
@@ -134,20 +109,19 @@ def test_what_is_no_number_is_no_answer(kind, tiny_teacher):
 PROMPTS = [PREFIX + "Question: 2 + 2\nAnswer:", PREFIX + "Question: a much longer one\nAnswer:", PREFIX + "Q"]
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS, ["abc", "xyz and more"], PROMPTS[:1] * 2])
-def test_generation_equals_hflm(model, prompts):
+def test_generation_equals_hflm(model):
     settings = {"until": [], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
-    arguments = [(prompt, settings) for prompt in prompts]
+    arguments = [(prompt, settings) for prompt in PROMPTS]
     plain = HFLM(pretrained=model, tokenizer=byte_tokenizer(), batch_size=1)
     expected = plain.generate_until(requests("generate_until", arguments), disable_tqdm=True)
     assert any(expected)
-    shared = PrefixSharingLM(model, byte_tokenizer(), batch_size=3)
-    assert shared.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
+    lm = CachedLM(model, byte_tokenizer(), batch_size=3)
+    assert lm.generate_until(requests("generate_until", arguments), disable_tqdm=True) == expected
 
 
 def test_generation_uses_the_fp8_cache(model):
     tokenizer, settings = byte_tokenizer(), {"until": [], "max_gen_toks": 8, "do_sample": False}
-    lm = PrefixSharingLM(model, tokenizer, "fp8", batch_size=3)
+    lm = CachedLM(model, tokenizer, "fp8", batch_size=3)
     arguments = [(prompt, settings) for prompt in PROMPTS]
     answers = lm.generate_until(requests("generate_until", arguments), disable_tqdm=True)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
@@ -157,20 +131,17 @@ def test_generation_uses_the_fp8_cache(model):
         assert answer == tokenizer.decode(generated, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("size", [16, 12])
-@pytest.mark.parametrize(("batch", "queries"), [(1, 9), (3, 1)])
-def test_grouped_attention_equals_sdpa(batch, queries, size, monkeypatch):
+@pytest.mark.parametrize(("queries", "size"), [(9, 16), (1, 12)])
+def test_grouped_attention_equals_sdpa(queries, size, monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    query = torch.randn(batch, 6, queries, 16, generator=generator)
-    key, value = torch.randn(2, batch, 2, 11, 16, generator=generator)
-    value = value[..., :size]
-    module = torch.nn.Module()
-    module.num_key_value_groups = 3
-    mask = torch.rand(batch, 1, queries, 11, generator=generator) > 0.4
+    query = torch.randn(1, 6, queries, 16, generator=generator)
+    key, value = torch.randn(2, 1, 2, 11, 16, generator=generator)
+    value, attention = value[..., :size], torch.nn.Module()
+    attention.num_key_value_groups = 3
+    mask = torch.rand(1, 1, queries, 11, generator=generator) > 0.4
     mask[..., 0] = True
+    expected, _ = sdpa_attention_forward(attention, query, key, value, mask, scaling=0.3)
     for pieces in (2**19, 1):
-        monkeypatch.setattr("pipeline.score.lm.SCORES", pieces)
-        for masks in (mask, mask[:1], None):
-            expected, _ = sdpa_attention_forward(module, query, key, value, masks, scaling=0.3, is_causal=False)
-            output, _ = grouped_attention(module, query, key, value, masks, scaling=0.3, is_causal=False)
-            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+        monkeypatch.setattr(module, "SCORES", pieces)
+        output, _ = grouped_attention(attention, query, key, value, mask, scaling=0.3)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)

@@ -4,16 +4,14 @@ import json
 
 import pytest
 from score_helpers import SHAPE, write_source
+from score_tasks import TASKS
 
 from pipeline.config.catalogue import output_type
 from pipeline.score.run import measure_scores
 from pipeline.score.served import check_task, repetition_penalty
 from swiftkv.errors import UserError
 
-GSM8K = {
-    "title": "GSM8K", "task": "gsm8k_llama", "shots": 0, "metric": "exact_match", "filter": "strict_match", "limit": 4,
-    "batch_size": 4,
-}  # fmt: skip
+GSM8K = TASKS["gsm8k"]
 
 
 def test_output_types_are_lm_evals():
@@ -22,19 +20,17 @@ def test_output_types_are_lm_evals():
 
 
 @pytest.mark.parametrize(
-    ("output", "settings", "sentence"),
+    ("settings", "sentence"),
     [
-        ("multiple_choice", None, "log-likelihoods"),
-        ("generate_until", {"do_sample": True, "temperature": 0.5}, "samples"),
-        ("generate_until", {"temperature": 0.5}, "samples"),
-        ("generate_until", {"do_sample": False, "num_beams": 4}, "num_beams"),
-        ("generate_until", {"max_gen_toks": 2048}, "2048 tokens of a model that has 2048 positions"),
+        ({"do_sample": True, "temperature": 0.5}, "samples"),
+        ({"temperature": 0.5}, "samples"),
+        ({"max_gen_toks": 2048}, "2048 tokens of a model that has 2048 positions"),
     ],
 )
-def test_a_task_that_vllm_would_answer_otherwise_is_refused(output, settings, sentence):
-    check_task("t", "generate_until", {"do_sample": False, "temperature": 0.5, "until": []}, 2048)
+def test_a_task_that_vllm_would_answer_otherwise_is_refused(settings, sentence):
+    check_task("t", {"do_sample": False, "temperature": 0.5, "until": []}, 2048)
     with pytest.raises(UserError, match=sentence):
-        check_task("t", output, settings, 2048)
+        check_task("t", settings, 2048)
 
 
 def test_generation_settings_of_a_checkpoint_are_kept_or_refused(tmp_path):
@@ -49,14 +45,11 @@ def test_generation_settings_of_a_checkpoint_are_kept_or_refused(tmp_path):
         repetition_penalty(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kv_cache", "log", "sentence"), [("fp8", "vllm.log", "one scale a tensor"), ("auto", None, "needs --engine-log")]
-)
-def test_scoring_with_vllm_says_what_it_lacks(tiny_teacher, tmp_path, kv_cache, log, sentence):
+def test_scoring_with_vllm_says_what_it_lacks(tiny_teacher, tmp_path):
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     # Asked first, while no other model holds the memory.
     tasks = {"transformers": GSM8K, "vllm": GSM8K | {"engine": {"gpus": 0}}}
     outputs = [tmp_path / f"{name}.json" for name in tasks]
-    with pytest.raises(UserError, match=sentence):
-        measure_scores(source, None, "baseline", None, kv_cache, tasks, 0, outputs, log and tmp_path / log)
+    with pytest.raises(UserError, match="needs --engine-log"):
+        measure_scores(source, None, "baseline", None, "auto", tasks, 0, outputs)
     assert not any(output.exists() for output in outputs)

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,6 @@ import torch
 from huggingface_hub import errors
 from safetensors.torch import save_file
 from score_helpers import CHATML, byte_tokenizer
-from tests.hub import COMMIT, running
 
 from pipeline.sources import read_source, resolve_model
 from pipeline.sources.hub import HubError, HubRepository
@@ -26,7 +23,7 @@ CHATS = {"hub": "org/chats"}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("pipeline.sources.hub.WAITS", (0,))
+    monkeypatch.setattr("pipeline.sources.hub._patiently.retry.sleep", lambda _seconds: None)
 
 
 def write_checkpoint(folder):
@@ -38,17 +35,15 @@ def write_checkpoint(folder):
 
 def test_a_local_checkpoint_stays_where_it_is_and_is_known_by_its_content(tmp_path):
     folder = write_checkpoint(tmp_path / "mine")
-    source, found = {"local": str(folder)}, set()
-    tensor = torch.ones(5000, 4100)  # 82 MB, of which a quick look at 64 places would miss the 70th row
-    for change in (lambda: None, lambda: tensor.__setitem__((70, 0), 2)):
-        change()
-        save_file({"weight": tensor}, folder / "model.safetensors")
-        record = resolve_model("mine", "Mine", source, tmp_path / "base")
+    source, found, output = {"local": str(folder)}, set(), tmp_path / "source.json"
+    for value in (1, 2):
+        save_file({"weight": torch.full((64, 64), value)}, folder / "model.safetensors")
+        record = resolve_model("mine", "Mine", source, output)
         found.add(record["resolved"])
     assert record["path"] == str(tmp_path / "base") and record["kind"] == "local" and record["num_hidden_layers"] == 2
     assert (tmp_path / "base").readlink() == folder and (folder / "model.safetensors").exists()
     shutil.copytree(folder, tmp_path / "copy")
-    found.add(resolve_model("mine", "Mine", {"local": str(tmp_path / "copy")}, tmp_path / "base")["resolved"])
+    found.add(resolve_model("mine", "Mine", {"local": str(tmp_path / "copy")}, output)["resolved"])
     assert len(found) == 2
 
 
@@ -62,8 +57,8 @@ def test_random_weights_of_another_architecture(tmp_path):
     }  # fmt: skip
     made = []
     for name in ("again", "tiny"):
-        record = resolve_model(name, "Tiny", GGUF | {"random": shape}, tmp_path / name)
-        made.append((tmp_path / name / "model.safetensors").read_bytes())
+        record = resolve_model(name, "Tiny", GGUF | {"random": shape}, tmp_path / name / "source.json")
+        made.append(Path(record["path"], "model.safetensors").read_bytes())
     assert made[0] == made[1]
     model, words = load_base(record["path"]), load_tokenizer(record["path"])
     assert record["config"]["model_type"] == "deepseek_v2" and model.config.qk_head_dim == 12
@@ -73,7 +68,6 @@ def test_random_weights_of_another_architecture(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no \\*.safetensors"),
         (lambda folder: os.truncate(folder / "model.safetensors", 900), "truncated"),
         (shutil.rmtree, "mine' does not exist"),
@@ -83,83 +77,33 @@ def test_a_damaged_local_checkpoint_is_refused(tmp_path, damage, sentence):
     folder = write_checkpoint(tmp_path / "mine")
     damage(folder)
     with pytest.raises(UserError, match=sentence):
-        resolve_model("mine", "Mine", {"local": str(folder)}, tmp_path / "unused")
-
-
-def test_a_missing_package_is_named(tmp_path):
-    with pytest.raises(UserError, match="'no-such-package' is not installed"):
-        resolve_model("mine", "Mine", {"package": "no-such-package", "gguf": "x"}, tmp_path)
+        resolve_model("mine", "Mine", {"local": str(folder)}, tmp_path / "unused.json")
 
 
 def test_a_model_takes_the_chat_template_of_another(tmp_path):
     from transformers import AutoTokenizer
 
-    base = write_checkpoint(tmp_path / "base")
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ messages | length }}"
-    tokenizer.save_pretrained(base)
-    byte_tokenizer().save_pretrained(tmp_path / "instruct")
-    before = {file.name: file.read_bytes() for file in base.iterdir()}
-    owner = {"local": str(tmp_path / "instruct")}
-    for _ in range(2):  # also over the first
-        record = resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", owner)
-    assert record["id"] == str(base) and record["chat_template"]["id"] == owner["local"]
-    assert AutoTokenizer.from_pretrained(record["path"]).chat_template == CHATML
-    assert (tmp_path / "made/model.safetensors").read_bytes() == before["model.safetensors"]
-    assert {file.name: file.read_bytes() for file in base.iterdir()} == before
-
-
-@pytest.mark.parametrize(("kind", "damaged", "code"), [("llama", 1, 0), ("llama", 9, 1), ("gemma2", 0, 1)])
-def test_weights_are_downloaded_of_known_models_and_again_if_damaged(tmp_path, kind, damaged, code):
-    write_checkpoint(tmp_path / "mine")
-    (tmp_path / "mine/config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
-    (tmp_path / "mine/chat_template.jinja").write_text("{{ messages }}")
-    arguments = {
-        "--name": "m",
-        "--title": "M",
-        "--source": '{"hub": "org/mine"}',
-        "--chat-template": "null",
-        "--num-hidden-layers": "2",
-        "--output": tmp_path / "m/source.json",
-    }
-    with running(tmp_path / "hub") as hub:
-        for file in (tmp_path / "mine").iterdir():
-            hub.file("org/mine", file.name, file.read_bytes())
-        for name in ("consolidated.safetensors", "consolidated.00.safetensors", "original/model.safetensors"):
-            hub.file("org/mine", name, b"the same weights again")
-        hub.damaged["org/mine/model.safetensors"] = damaged
-        run = subprocess.run(
-            [sys.executable, "-m", "pipeline.stages", "resolve_model", *(word for pair in arguments.items() for word in pair)],
-            env=os.environ | hub.environment(tmp_path / "cache"), capture_output=True, text=True,
-        )  # fmt: skip
-    assert run.returncode == code and "Traceback" not in run.stderr, run.stderr
-    described = {"org/mine/config.json": 1, "org/mine/chat_template.jinja": 1}
-    assert hub.sent == described | ({"org/mine/model.safetensors": 2} if damaged else {})
-    if not damaged:
-        assert "'gemma2'" in run.stderr
-    elif code:
-        assert "model.safetensors has the wrong checksum, also after a second download" in run.stderr
-        assert not (tmp_path / "m/source.json").exists()
-    else:
-        assert (
-            str(tmp_path) not in (tmp_path / "m/source.json").read_text()
-        )  # the record knows no place of this machine
-        (tmp_path / "m").rename(tmp_path / "moved")
-        record = read_source(tmp_path / "moved/source.json")
-        weights = Path(record["path"]) / "model.safetensors"
-        assert record["resolved"] == COMMIT
-        assert weights.read_bytes() == (tmp_path / "mine/model.safetensors").read_bytes()
-
-
-def test_a_chat_template_that_is_not_there_is_named(tmp_path):
-    base = write_checkpoint(tmp_path / "base")
+    mine = write_checkpoint(tmp_path / "mine")
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = None
-    tokenizer.save_pretrained(base)
-    for folder, sentence in ((base, "has no chat template to take"), (tmp_path / "no", "holds no usable tokenizer")):
-        with pytest.raises(UserError, match=sentence):
-            resolve_model("base", "Base", {"local": str(base)}, tmp_path / "made", {"local": str(folder)})
-    assert not (tmp_path / "made").exists()
+    tokenizer.save_pretrained(mine)
+    byte_tokenizer().save_pretrained(tmp_path / "instruct")
+    before, source, output = (
+        {file.name: file.read_bytes() for file in mine.iterdir()},
+        {"local": str(mine)},
+        tmp_path / "m.json",
+    )
+    for folder in (mine, tmp_path / "no"):
+        with pytest.raises(UserError, match="no tokenizer with a chat template"):
+            resolve_model("mine", "Mine", source, output, {"local": str(folder)})
+        assert not output.exists()
+    owner = {"local": str(tmp_path / "instruct")}
+    for _ in range(2):  # also over the first
+        record = resolve_model("mine", "Mine", source, output, owner)
+    assert record["id"] == str(mine) and record["chat_template"]["id"] == owner["local"]
+    assert AutoTokenizer.from_pretrained(record["path"]).chat_template == CHATML
+    assert Path(record["path"], "model.safetensors").read_bytes() == before["model.safetensors"]
+    assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
 
 
 def answer(monkeypatch, *answers):
@@ -178,14 +122,40 @@ def answer(monkeypatch, *answers):
     return asked
 
 
-def load(identifier, subset=None, *, revision, split=None):
-    return identifier, subset, revision, split
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_weights_are_downloaded_of_known_models_alone(tmp_path, monkeypatch, kind):
+    folder, output, fetched = write_checkpoint(tmp_path / "cache/abc"), tmp_path / "m/source.json", []
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2}))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+    def download(identifier, *, revision, allow_patterns, ignore_patterns):
+        fetched.append((identifier, revision, "*.safetensors" in allow_patterns))
+        return str(folder)
+
+    answer(monkeypatch, "abc")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    described = ("org/mine", "abc", False)
+    if kind == "gemma2":
+        with pytest.raises(UserError, match="'gemma2'"):
+            resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
+        assert fetched == [described] and not output.exists()
+        return
+    resolve_model("m", "M", {"hub": "org/mine"}, output, None, 2)
+    assert fetched == [described, ("org/mine", "abc", True)]
+    assert str(tmp_path) not in output.read_text()  # the record knows no place of this machine
+    (tmp_path / "m").rename(tmp_path / "moved")
+    record = read_source(tmp_path / "moved/source.json")
+    assert record["resolved"] == "abc" and Path(record["path"], "model.safetensors").exists()
+
+
+def load(identifier, *, revision, split=None):
+    return identifier, revision, split
 
 
 def test_a_repository_is_loaded_at_the_commit_that_a_hub_gave_after_failing_for_a_while(monkeypatch):
     asked = answer(monkeypatch, ConnectionError("reset"), TimeoutError("slow"), "abc")
     repository = HubRepository("dataset", CHATS)
-    assert repository.load(load, "subset", split="train") == ("org/chats", "subset", "abc", "train")
+    assert repository.load(load, split="train") == ("org/chats", "abc", "train")
     assert repository.identity == {"kind": "hub", "id": "org/chats", "revision": "main", "resolved": "abc"}
     assert asked == [("org/chats", "main")] * 3
 
@@ -193,12 +163,11 @@ def test_a_repository_is_loaded_at_the_commit_that_a_hub_gave_after_failing_for_
 def test_a_silent_hub_leaves_the_cached_copy(monkeypatch, capsys):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     asked = answer(monkeypatch, ConnectionError("no network"))
-    repository = HubRepository("dataset", CHATS | {"revision": "v1", "optional": True})
+    repository = HubRepository("dataset", CHATS | {"revision": "v1"})
     assert huggingface_hub.constants.HF_HUB_OFFLINE  # nothing else waits for it
-    assert repository.load(load) == ("org/chats", None, "v1", None)
+    assert repository.load(load) == ("org/chats", "v1", None)
     assert repository.identity["resolved"] == "local cache"
-    assert len(asked) == 2  # optional: no more than once again
-    assert capsys.readouterr().out == "org/chats (optional): ConnectionError; trying again in 0 s\n"
+    assert len(asked) == 3 and "trying again in 10 s" in capsys.readouterr().out
 
 
 def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
@@ -208,19 +177,10 @@ def test_a_model_in_the_cache_needs_no_hub(tmp_path, monkeypatch):
     (cached / "refs/main").write_text("abc")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     answer(monkeypatch, errors.OfflineModeIsEnabled("no network"))
-    record = resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "base")
+    record = resolve_model("m", "M", {"hub": "org/model", "revision": "main"}, tmp_path / "m.json")
     assert record["resolved"] == "abc" and (tmp_path / "base").readlink() == cached / "snapshots/abc"
     with pytest.raises(UserError, match="'org/other'.*cannot be reached.*`local` source"):
-        resolve_model("m", "M", {"hub": "org/other"}, tmp_path / "other")
-
-
-def test_what_fails_after_an_answer_is_not_blamed_on_the_network(monkeypatch):
-    def broken(identifier, *, revision):
-        raise ValueError("unknown split 'trian'")
-
-    answer(monkeypatch, "abc")
-    with pytest.raises(HubError, match="'org/chats'.*cannot be loaded .*unknown split 'trian'"):
-        HubRepository("dataset", CHATS).load(broken)
+        resolve_model("m", "M", {"hub": "org/other"}, tmp_path / "other.json")
 
 
 @pytest.mark.parametrize(

@@ -82,12 +82,6 @@ def test_a_wrong_option_is_named(capsys, changes, sentence):
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["[]", '{"num_hidden_layers": 6, "num_key_value_layers": 9}', '{"layers": 1}'])
-def test_an_impossible_spec_is_one_sentence(text):
-    with pytest.raises(UserError, match="SwiftKVSpec"):
-        called(spec=[text])
-
-
 def test_a_recipe_is_checked_as_it_is_read():
     def train(recipe: Recipe) -> None:
         """Train."""

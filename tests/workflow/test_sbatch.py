@@ -8,8 +8,6 @@ import pytest
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
 
 from pipeline.gpus import PRETEND
-from pipeline.run.jobs import read_config, read_profile
-from pipeline.run.sizes import Size
 
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -85,38 +83,10 @@ def submitted(folder, profile):
     return sorted(lines)
 
 
-def test_every_rule_with_gpus_is_among_them():
-    rules = {
-        rule.split(":")[0].strip()
-        for file in ROOT.glob("workflow/rules/*.smk")
-        for rule in re.split(r"\n *rule\b", file.read_text())[1:]
-        if "**on_gpus(" in rule
-    }
-    named = {re.match(r"--comment rule_([\w-]+?)_wildcards", line)[1] for line in (GOLDEN / "sbatch-slurm.txt").open()}
-    assert rules - {"", "teacher_states"} <= named  # states are not stored at paper scale
-
-
 @pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
 def test_paper_scale_asks_as_before(tmp_path, site):
     lines = submitted(tmp_path, ROOT / "profiles" / site)
     assert lines == (GOLDEN / f"sbatch-{site}.txt").read_text().splitlines(), "\n".join(lines)
-
-
-@pytest.mark.parametrize("site", ["slurm", "slurm-untyped"])
-def test_what_is_asked_for_holds_the_model(site):
-    """On nodes of eight 80-GB GPUs its weights fit the GPUs together, and pass whole through the memory of one node."""
-    config = read_config(ROOT, read_profile(site, ROOT))
-    models = set()
-    for line in (GOLDEN / f"sbatch-{site}.txt").read_text().splitlines():
-        model = next(name for name in MODELS if f"_{name}" in line)
-        memory, nodes, gpus = (
-            int(re.search(rf"--{name}\S*?[ =:](\d+)\b", line)[1]) for name in ("mem", "nodes", "gpus")
-        )
-        size = Size.of(config, model, ROOT).bytes
-        assert gpus <= 8 * nodes and gpus * 80e9 > size, line
-        assert size < memory * 1e6 <= config.gpu_jobs.mem_mb_per_node * 1e6, line
-        models.add(model)
-    assert models == set(MODELS)
 
 
 def test_a_profile_cannot_take_a_measurements_node_away_unseen(tmp_path):

@@ -67,17 +67,3 @@ def test_a_rule_gives_its_stage_all_that_it_must_be_told(rules):
         options = inspect.signature(run.function).parameters.values()
         needed = {option.name for option in options if option.default is option.empty}
         assert needed <= {option.replace("-", "_") for option in re.findall(r"--([\w-]+)", rule.shellcmd)}, name
-
-
-def test_the_docs_name_every_record_and_every_download():
-    page = (ROOT / "docs/artifacts.md").read_text()
-    for path, rule in re.findall(r"^ *\| `([^`]+\.json)`[^|]*\| `(\w+?)(?:_<first point>)?` \|", page, re.MULTILINE):
-        assert STAGES[rule].output == path
-    named = set(re.findall(r"^ *\| `[^`]+\.json`[^|]*\| `(\w+?)(?:_<first point>)?` \|", page, re.MULTILINE))
-    assert named == {"score", "fidelity", "early_exit", "similarity", "distill", "measure"}
-    page = (ROOT / "docs/cluster.md").read_text()
-    online = {name for name, stage in STAGES.items() if stage.online}
-    assert set(re.search(r"--until ([\w ]+)\n", page)[1].split()) == online
-    table = page[page.index("### Who downloads") : page.index("--until")]
-    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == online

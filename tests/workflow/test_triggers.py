@@ -128,7 +128,7 @@ def test_a_weight_file_plans_its_model(finished):
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_another_way_to_draw_draws_anew(tmp_path):
+def test_another_way_to_draw_draws_anew():
     with SnakemakeApi(OutputSettings()) as api:
         workflow = api.workflow(ResourceSettings(cores=1), snakefile=ROOT / "Snakefile")._workflow
         params = {rule.name: dict(rule.params.items()) for rule in workflow.rules}
@@ -136,10 +136,3 @@ def test_another_way_to_draw_draws_anew(tmp_path):
     method = [f"src/swiftkv/{name}.py" for name in ("cost", "architectures", "spec")]
     code = ["workflow/pipeline/artifacts", "workflow/pipeline/statistics.py", *method]
     assert drawn == dict.fromkeys(("table", "figure"), code_digest(*(ROOT / place for place in code)))
-    file = tmp_path / "bars.py"
-    file.write_text("blue")
-    before = code_digest(tmp_path)
-    file.touch()
-    assert code_digest(tmp_path) == before
-    file.write_text("gray")
-    assert code_digest(tmp_path) != before

@@ -57,7 +57,7 @@ def report(options: argparse.Namespace) -> None:
     """Write the report and the gallery of what the scale has made."""
     from pipeline.artifacts.report import write_report
 
-    places = _config(options).pathvars
+    places = _config(options)[0].pathvars
     results = options.results or Path(places.results)
     benchmarks = results / "benchmarks" if options.results else Path(places.benchmarks)
     write_report(results, benchmarks, results / "report.html", results / "gallery.md")
@@ -65,23 +65,22 @@ def report(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Compare the scale's results with its reference run."""
-    from pipeline.run.compare import compare, folder, report
+    from pipeline.run.compare import compare, report
 
-    config = _config(options)
-    places = options.reference or folder(HERE, config), options.results or Path(config.pathvars.results)
-    found = compare(*places)
-    print(report(found, *places))
+    config, reference = _config(options)
+    results = options.results or Path(config.pathvars.results)
+    found = compare(reference, results)
+    print(report(found, reference, results))
     if found.disagreements:
         raise UserError(f"disagreements with the reference run: {len(found.disagreements)}")
 
 
 def redraw(options: argparse.Namespace) -> None:
     """Draw tables and figures of the reference run."""
-    from pipeline.run.compare import folder
     from pipeline.run.reference_run import redraw
 
-    config, failed = _config(options), 0
-    for file, why in redraw(config, options.reference or folder(HERE, config), options.targets):
+    failed = 0
+    for file, why in redraw(*_config(options), options.targets):
         print(file if why is None else f"{file} is not drawn: {why}", flush=True)
         failed += why is not None
     if failed:
@@ -89,12 +88,11 @@ def redraw(options: argparse.Namespace) -> None:
 
 
 def keep(options: argparse.Namespace) -> None:
-    """Make the scale's results its reference run, which at local scale the README and the gallery show."""
-    from pipeline.run.compare import folder
+    """Make the scale's results its reference run, which at local scale docs/reproduced.md and the gallery show."""
     from pipeline.run.reference_run import keep, show
 
-    config = _config(options)
-    print(keep(config, folder(HERE, config)))
+    config, reference = _config(options)
+    print(keep(config, reference))
     if options.profile == "local":
         print(show(Path(config.pathvars.results), HERE))
 
@@ -102,10 +100,13 @@ def keep(options: argparse.Namespace) -> None:
 COMMANDS = {function.__name__: function for function in (plan, check, run, report, compare, redraw, keep)}
 
 
-def _config(options: argparse.Namespace) -> Config:
+def _config(options: argparse.Namespace) -> tuple[Config, Path]:
+    """The configuration of a scale, and the folder of its reference run."""
+    from pipeline.run.compare import folder
     from pipeline.run.jobs import read_config, read_profile
 
-    return read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
+    config = read_config(ROOT, read_profile(options.profile, ROOT, options.configfile))
+    return config, options.reference or folder(HERE, config)
 
 
 if __name__ == "__main__":

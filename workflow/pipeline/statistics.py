@@ -30,6 +30,11 @@ class Estimate(NamedTuple):
         ends = (None if end is None else 1 / end for end in (self.high, self.low))
         return Estimate(1 / self.value, self.stderr and self.stderr / self.value**2, *ends)
 
+    def negative(self) -> Estimate:
+        """The same with the other sign."""
+        ends = (None if end is None else -end for end in (self.high, self.low))
+        return Estimate(0 - self.value, self.stderr, *ends)
+
 
 def estimate(value: float, stderr: float | None = None, n: int | None = None) -> Estimate:
     """An estimate from a standard error: Student's t of n - 1 degrees of freedom, the normal distribution without n.
@@ -61,12 +66,15 @@ def wilson(hits: float, number: int) -> tuple[float, float]:
 
 def of_turns(times: Sequence[float]) -> Estimate:
     """The geometric mean of repeated times, with Student's t of their logarithms."""
-    return _exponential([math.log(time) for time in times])
+    mean, stderr = mean_and_stderr([math.log(time) for time in times])
+    found = estimate(mean, stderr, len(times))
+    ends = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    return Estimate(math.exp(mean), stderr and stderr * math.exp(mean), *ends)
 
 
 def ratio_of_turns(baseline: Sequence[float], own: Sequence[float]) -> Estimate:
     """The geometric mean of baseline time over own time, where turn for turn both were measured one after the other."""
-    return _exponential([math.log(first / second) for first, second in zip(baseline, own, strict=True)])
+    return of_turns([first / second for first, second in zip(baseline, own, strict=True)])
 
 
 def ratio_of_repeats(baseline: Sequence[float], own: Sequence[float]) -> Estimate:
@@ -82,13 +90,6 @@ def ratio_of_repeats(baseline: Sequence[float], own: Sequence[float]) -> Estimat
         return Estimate(value)
     low, high = stats.ttest_ind(*logs, equal_var=False).confidence_interval(LEVEL)
     return Estimate(value, None, math.exp(low), math.exp(high))
-
-
-def _exponential(logs: Sequence[float]) -> Estimate:
-    mean, stderr = mean_and_stderr(logs)
-    found = estimate(mean, stderr, len(logs))
-    ends = (None if end is None else math.exp(end) for end in (found.low, found.high))
-    return Estimate(math.exp(mean), stderr and stderr * math.exp(mean), *ends)
 
 
 def mean_and_stderr(values: Sequence[float]) -> tuple[float, float | None]:
@@ -113,14 +114,6 @@ def share_stderr(hits: float, number: float) -> float:
     total = number + 4
     share = (hits + 2) / total
     return math.sqrt(share * (1 - share) / total)
-
-
-def flips(first: Sequence[float], second: Sequence[float]) -> float:
-    """Share of questions that one of two answers rightly (1) and the other wrongly (0).
-
-    Two models may be as often right and yet answer differently. Dutta et al., "Accuracy is Not All You Need" (2024).
-    """
-    return sum(mine != other for mine, other in zip(first, second, strict=True)) / len(first)
 
 
 def ratio(sums: Sequence[float], counts: Sequence[float]) -> dict[str, Any]:
@@ -151,8 +144,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estima
     more that the first alone gets right and one that the second alone does.
     """
     differences = [mine - other for mine, other in zip(first, second, strict=True)]
-    mean, stderr = mean_and_stderr(differences)
-    number = len(differences)
+    (mean, stderr), number = mean_and_stderr(differences), len(differences)
     if number > 1 and not any(differences):
         stderr = math.sqrt(2 / (number + 1) / (number + 2))
     return estimate(mean, stderr, number)
@@ -161,9 +153,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Estima
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     """The mean of independent estimates; without an interval where one of them has no standard error."""
     number, errors = len(estimates), [one.stderr for one in estimates]
-    mean = math.fsum(one.value for one in estimates) / number
-    known = [error for error in errors if error is not None]
-    return estimate(mean, math.hypot(*known) / number if len(known) == number else None)
+    stderr = None if None in errors else math.hypot(*errors) / number
+    return estimate(math.fsum(one.value for one in estimates) / number, stderr)
 
 
 def quadrature(first: float | None, second: float | None) -> float | None:

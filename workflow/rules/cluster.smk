@@ -1,6 +1,6 @@
 """What jobs ask of a cluster or this machine, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
 
-EXCLUSIVE = "--exclusive"
+from pipeline.run.jobs import EXCLUSIVE
 
 
 def on_gpus(stage, alone=None):
@@ -114,7 +114,6 @@ def planned(job):
         job.benchmark,
         job.threads,
         Resources(job.resources.items()),
-        job.is_local,
     )
 
 
@@ -154,15 +153,13 @@ def refuse_what_cannot_run():
 
 def hand_over_progress(profile):
     """Give the terminal the steps of this run, with their estimates."""
-    from pipeline.run.estimate import estimates, speed_of
+    from pipeline.run.estimate import estimates
     from pipeline.run.progress import Progress
 
     dag = workflow.dag
     jobs = {job.jobid: planned(job) for job in dag.needrun_jobs() if job.output}
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
-    steps = list(jobs.values())
-    found = estimates(Path(PROJECT), scale, steps, finished, speed_of(profile, scale, steps))
-    seconds = {number: estimate.seconds for number, estimate in zip(jobs, found)}
-    progress = Progress(jobs, seconds, logs, profile, scale.pathvars.results)
+    found = estimates(Path(PROJECT), profile, scale, list(jobs.values()), finished)
+    progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})

@@ -151,13 +151,6 @@ def questions_of(w):
     return {"task": task.task, "source": source_of_job(task.source)}
 
 
-def fetch_attempt(w):
-    """Changes where the questions of a task could not be fetched and now can, so that they are fetched again."""
-    folder = Path(scale.pathvars.results, "questions", w.task)
-    attempts = folder.with_name(f"{w.task}.attempts")
-    return f"attempt {fetch.attempt(questions_of(w), folder, attempts)}"
-
-
 @command_line
 def tasks_json(w, group):
     """The entries of a job's tasks as JSON, with the vLLM engines that generate answers."""
@@ -174,26 +167,27 @@ def tasks_json(w, group):
 # Training
 
 
+def shared_file(w, folder, part):
+    """A file of a recipe, or of a variant's; recipes that agree in the settings of `part` share that of the first."""
+    return f"<results>/{folder}/{w.model}/{scale.alike(recipe_of(w), part)[0]}.safetensors"
+
+
 def packed_rows(w):
-    """The packed rows of a recipe, or a variant's; recipes that ask for the same share those of the first."""
-    recipe = scale.alike(recipe_of(w), Packing)[0]
-    return f"<results>/packed/{w.model}/{recipe}.safetensors"
+    """The packed rows of a recipe."""
+    return shared_file(w, "packed", Packing)
 
 
 def teacher_states_file(w):
     """The stored teacher states, if the recipe has a teacher and asks for them."""
     recipe = scale.recipes[recipe_of(w)]
-    if recipe.loss == "lm" or recipe.teacher_states == "online":
-        return []
-    return f"<results>/teacher/{w.model}/{scale.alike(recipe_of(w), Teaching)[0]}.safetensors"
+    stored = recipe.loss != "lm" and recipe.teacher_states == "stored"
+    return shared_file(w, "teacher", Teaching) if stored else []
 
 
 def moments_file(w):
     """What a variant's start is fitted to, if its recipe fits it."""
-    name = recipe_of(w)
-    if name is None or scale.recipes[name].start == "copied":
-        return []
-    return f"<results>/moments/{w.model}/{scale.alike(name, Fitting)[0]}.safetensors"
+    fitted = recipe_of(w) and scale.recipes[recipe_of(w)].start == "fitted"
+    return shared_file(w, "moments", Fitting) if fitted else []
 
 
 # Serving

@@ -114,7 +114,7 @@ rule corpus:
 
 
 rule fetch_questions:
-    """Fetch the questions of a task that come from the hub, for all models; again, where an optional source was silent."""
+    """Fetch the questions of a task that come from the hub, for all models."""
     output:
         directory("<results>/questions/{task}"),
     log:
@@ -125,12 +125,10 @@ rule fetch_questions:
         task=pattern(scale.tasks),
     params:
         task=lambda w: json.dumps(questions_of(w)),
-        attempt=fetch_attempt,
     shell:
         """
         exec &> >(tee {log:q})
         online python -m pipeline.stages fetch_questions \
             --task {params.task:q} \
-            --attempts {output:q}.attempts \
             --output {output:q}
         """

@@ -27,59 +27,40 @@ LONGEST_ROW = 1024  # on CPUs, as probabilities are kept for the backward pass
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def choose(
-    asked: str, device: str, dtype: str, max_length: int, window: int | None, *, has_flash: bool, has_flex: bool
-) -> str:
-    """Choose the attention function of a training.
+def choose(recipe: Teaching, window: int | None = None) -> str:
+    """Choose the attention function of a training on this machine; cheap, so that it can stand before anything is loaded.
 
     Args:
-        asked: "auto", "flash_attention_2", "flex_attention" or "sdpa".
-        device: "cuda" or "cpu".
-        dtype: dtype of weights and activations.
-        max_length: tokens per row.
+        recipe: gives `attention`, dtype and tokens per row.
         window: the model's sliding window, or None.
-        has_flash: FlashAttention 2 is installed and supports the GPU.
-        has_flex: torch can compile FlexAttention for the GPU.
 
     Raises:
-        UserError: `asked` does not work here, or "auto" finds only a dense mask on a GPU.
+        UserError: what the recipe asks for does not work here, or "auto" finds only a dense mask on a GPU.
     """
-    if device == "cpu":
+    asked = recipe.attention
+    if compute_device() == "cpu":
         if asked in (FLASH, FLEX):
             raise UserError(f"attention: {asked} trains on GPUs only, and there is none; use attention: auto")
         longest = LONGEST_ROW if window is None else min(window, LONGEST_ROW)
-        return PACKED if asked == "auto" and max_length <= longest else MASKED
-    can = {FLASH: has_flash and dtype != "float32", FLEX: has_flex, MASKED: True}
-    if asked != "auto":
-        if not can[asked]:
-            raise UserError(
-                f"attention: {asked} cannot run here: {FLASH} needs the package flash-attn, a GPU of compute "
-                f"capability 8.0 and 16-bit weights, {FLEX} needs Triton and capability 7.0"
-            )
-        return asked
-    if not (can[FLASH] or can[FLEX]):
+        return PACKED if asked == "auto" and recipe.max_length <= longest else MASKED
+    capability = torch.cuda.get_device_capability()
+    has_triton = is_torch_flex_attn_available() and importlib.util.find_spec("triton") is not None
+    can = {
+        FLASH: is_flash_attn_2_available() and capability >= (8, 0) and recipe.dtype != "float32",
+        FLEX: has_triton and capability >= (7, 0),
+        MASKED: asked != "auto",
+    }
+    if asked != "auto" and not can[asked]:
+        raise UserError(
+            f"attention: {asked} cannot run here: {FLASH} needs the package flash-attn, a GPU of compute "
+            f"capability 8.0 and 16-bit weights, {FLEX} needs Triton and capability 7.0"
+        )
+    if not any(can.values()):
         raise UserError(
             "neither FlashAttention 2 nor FlexAttention can run here, and a dense mask over packed rows wastes most of "
             "the time: install flash-attn or Triton, or ask for the mask with attention: sdpa"
         )
-    return FLASH if can[FLASH] else FLEX
-
-
-def choose_for(recipe: Teaching, window: int | None = None) -> str:
-    """As `choose`, for a recipe on this machine; cheap, so that it can stand before anything is loaded."""
-    device = compute_device()
-    capability = torch.cuda.get_device_capability() if device == "cuda" else (0, 0)
-    return choose(
-        recipe.attention,
-        device,
-        recipe.dtype,
-        recipe.max_length,
-        window,
-        has_flash=is_flash_attn_2_available() and capability >= (8, 0),
-        has_flex=is_torch_flex_attn_available()
-        and importlib.util.find_spec("triton") is not None
-        and capability >= (7, 0),
-    )
+    return asked if asked != "auto" else FLASH if can[FLASH] else FLEX
 
 
 def arguments(name: str, position_ids: torch.Tensor) -> dict[str, Any]:

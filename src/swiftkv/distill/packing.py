@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
 from swiftkv.chats import CHAT_DATE, Refusals, read_chats, render
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path, read_json
+from swiftkv.io import read_json
 from swiftkv.models import load_tokenizer
-from swiftkv.tensor_file import open_tensors
+from swiftkv.tensor_file import open_tensors, save
 
 BATCH = 1000  # chats tokenized at once
 OPEN_ROWS = 64  # latest rows that a sample may still fill
@@ -207,8 +205,7 @@ def pack(
 
 def write_packed(path: str | Path, arrays: dict[str, np.ndarray], description: dict[str, Any]) -> None:
     """Write the rows as a safetensors file with `description` as JSON metadata, atomically."""
-    with atomic_path(path) as scratch:
-        save_file(arrays, scratch, metadata={"description": json.dumps(description, sort_keys=True)})
+    save(Path(path), {name: torch.from_numpy(array) for name, array in arrays.items()}, description)
 
 
 class PackedRows:

@@ -74,10 +74,9 @@ class Machines:
     """Seconds of optimizer steps by machine, over all attempts of a training."""
 
     def __init__(self, position: dict[str, Any], ranks: int) -> None:
-        """Continue from a training state's position; old states without machines count as this machine."""
+        """Continue from a training state's position."""
         self._now = (ranks, accelerator())
-        before = position.get("machines", [[*self._now, position["seconds"]]])
-        self._seconds = {(count, name): seconds for count, name, seconds in before}
+        self._seconds = {(count, name): seconds for count, name, seconds in position.get("machines", ())}
 
     def add(self, seconds: float) -> None:
         self._seconds[self._now] = self._seconds.get(self._now, 0.0) + seconds

@@ -183,7 +183,7 @@ def lower_state(
 
 def use_attention(recipe: Teaching, *models: PreTrainedModel) -> str:
     """Switch the models to the attention function that fits recipe and machine; its name."""
-    name = attention.choose_for(recipe, getattr(models[0].config, "sliding_window", None))
+    name = attention.choose(recipe, getattr(models[0].config, "sliding_window", None))
     for model in models:
         model.set_attn_implementation(name)
     return name
@@ -215,9 +215,7 @@ def next_tokens(input_ids: torch.Tensor, position_ids: torch.Tensor) -> tuple[to
     """Return each position's next token in its sample, int64 [B * T], and 1.0 where there is one, float32 [B * T]."""
     targets = torch.zeros_like(input_ids)
     targets[:, :-1] = input_ids[:, 1:]
-    has_target = torch.zeros(input_ids.shape, dtype=torch.float32, device=input_ids.device)
-    has_target[:, :-1] = (position_ids[:, 1:] != 0).float()
-    return targets.flatten(), has_target.flatten()
+    return targets.flatten(), before(torch.ones_like(input_ids), position_ids)
 
 
 def before(mask: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from swiftkv.device import compute_device, launched_ranks, rank, ranks
-from swiftkv.distill.attention import FLEX, MASKED, choose_for
+from swiftkv.distill.attention import FLEX, MASKED, choose
+from swiftkv.distill.moments import FINAL, MomentSums
 from swiftkv.distill.packing import PackedRows, gather_rows
 from swiftkv.distill.progress import Progress
 from swiftkv.distill.recipe import Fitting, Recipe, Teaching
@@ -24,8 +25,7 @@ from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, digest
 from swiftkv.models import load_base, rewire, spread
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.moments import FINAL, MomentSums, write_fits
-from swiftkv.tensor_file import header, open_tensors
+from swiftkv.tensor_file import header, open_tensors, save
 
 
 def entering(layer: int) -> str:
@@ -48,7 +48,7 @@ class Teacher:
         Raises:
             UserError: the model, the data or a layer is impossible, missing or damaged.
         """
-        attention = choose_for(recipe)  # raises before the model is loaded
+        attention = choose(recipe)  # raises before the model is loaded
         self.rows = PackedRows(data)
         alone_on_gpus = torch.cuda.device_count() > 1 and ranks() == 1
         base = load_base(model, dtype=recipe.torch_dtype, device_map="auto" if alone_on_gpus else None)
@@ -71,10 +71,6 @@ class Teacher:
         """First rows of the micro-batches, of all or of those that the first `tokens` tokens take."""
         needed = self.rows.rows if tokens is None else -(-tokens // (self.size * self.rows.max_length)) * self.size
         return range(0, min(self.rows.rows, needed), self.size)
-
-    def moments(self, starts: range) -> MomentSums:
-        """Empty moments of `layers` for the micro-batches that start at the given rows."""
-        return MomentSums(self.model.model, self.layers, len(starts) * self.size * self.rows.max_length)
 
     @torch.no_grad()
     def run(
@@ -135,7 +131,8 @@ def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int
         recipe = recipe.on_this_device()
         teacher = Teacher(model, data, recipe, layers)
         starts = teacher.starts(recipe.start_tokens)
-        mine, sums = starts[rank() :: ranks()], teacher.moments(starts)
+        largest = len(starts) * teacher.size * teacher.rows.max_length
+        mine, sums = starts[rank() :: ranks()], MomentSums(teacher.model.model, teacher.layers, largest)
         progress = Progress("moments", len(mine), "micro-batch")
         for number, (_, hidden, text) in enumerate(teacher.run(mine), 1):
             sums.add(hidden, *text)
@@ -143,7 +140,7 @@ def write_moments(model: Path, data: Path, recipe: Fitting, layers: Sequence[int
         tensors = sums.fits(recipe.start_ridge)
         if rank() == 0:
             description = {"layers": teacher.layers, "tokens": sums.tokens, **fits_identity(model, data, recipe)}
-            write_fits(output, tensors, description)
+            save(output, tensors, description)
 
 
 def states_identity(model: Path, data: Path, recipe: Teaching) -> dict[str, Any]:

@@ -21,7 +21,9 @@ from transformers import PreTrainedModel
 
 from swiftkv import STARTED
 from swiftkv.device import compute_device, join_ranks
-from swiftkv.distill.attention import choose_for
+from swiftkv.distill.attention import choose
+from swiftkv.distill.fit import fitted_values
+from swiftkv.distill.moments import Moments
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.progress import LOSSES, Clock, LossLog, Machines, Progress
 from swiftkv.distill.recipe import Recipe
@@ -33,8 +35,6 @@ from swiftkv.io import atomic_path, read_json
 from swiftkv.models import load_base, load_tokenizer, save_base, save_swiftkv
 from swiftkv.quantize.linear import is_quantized
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.fit import fitted_values
-from swiftkv.start.moments import Moments
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def train(
     recipe.check_spec(spec)
     if recipe.train != "qkv" and is_quantized(read_json(model / "config.json")):
         raise UserError(f"{model} has FP8 weights, which cannot be trained; use a recipe with train: qkv")
-    choose_for(recipe)  # raises before the model is loaded
+    choose(recipe)  # raises before the model is loaded
     own = spec is not None and spec.own_key_values
     rows = PackedRows(data, recipe.logits_tokens == "assistant" or own)
     if rows.max_length != recipe.max_length:

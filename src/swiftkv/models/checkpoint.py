@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +194,7 @@ def save_swiftkv(
 def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], device_map: str | None) -> PreTrainedModel:
     config, dtype = _read_config(Path(path), supported), dtype or compute_dtype()
     if is_quantized(config):
-        files = {file for file, _ in _shapes(Path(path)).values()}
-        return _load_quantized(Path(path), files, config, dtype, device_map)
+        return _load_quantized(Path(path), config, dtype, device_map)
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, device_map=device_map, use_safetensors=True, local_files_only=True
@@ -209,13 +207,12 @@ def _load(path: str | Path, dtype: torch.dtype | None, supported: set[str], devi
 
 @torch.no_grad()
 def _load_quantized(
-    path: Path, files: Iterable[Path], config: PreTrainedConfig, dtype: torch.dtype, device_map: str | None
+    path: Path, config: PreTrainedConfig, dtype: torch.dtype, device_map: str | None
 ) -> PreTrainedModel:
     """Load a language model with `Float8Linear` layers.
 
     Args:
         path: checkpoint folder, already checked against `config`.
-        files: its safetensors files.
         config: its configuration.
         dtype: dtype of everything that is not FP8.
         device_map: as in transformers.
@@ -234,7 +231,7 @@ def _load_quantized(
         places = _balanced_map(model, dtype)
         check_places(places, path)
     wanted, tensors = model.state_dict(), {}
-    for file in sorted(files):
+    for file in sorted({file for file, _ in _shapes(path).values()}):
         with safe_open(file, framework="pt") as opened:
             for name in wanted.keys() & set(opened.keys()):
                 tensor, eight_bit = opened.get_tensor(name), f"{name}_scale" in wanted

@@ -19,33 +19,17 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max  # 448
 
 
-def quantize(states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize keys or values with one scale per token, amax / 448.
-
-    Args:
-        states: [batch, KV heads, tokens, head size], any floating-point dtype.
-
-    Returns:
-        float8_e4m3fn values of the same shape, and float32 scales [batch, 1, tokens, 1]; value * scale ~ state.
-    """
-    return quantize_over(states, (1, 3))
-
-
-def quantize_over(tensor: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(tensor: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize to float8_e4m3fn with one float32 scale, amax / 448, per slice over `dims`, which the scales keep as size 1."""
     scales = tensor.abs().amax(dim=dims, keepdim=True).float() / FP8_MAX
     scales = scales.clamp(min=torch.finfo(torch.float32).tiny)  # zeros and float32 denormals
     return (tensor.float() / scales).to(FP8), scales
 
 
-def dequantize(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return value * scale in `dtype`; shapes as in `quantize`."""
-    return (values.float() * scale).to(dtype)
-
-
 def round_trip(states: torch.Tensor) -> torch.Tensor:
-    """Quantize and dequantize `states`; same shape and dtype."""
-    return dequantize(*quantize(states), states.dtype)
+    """Quantize and dequantize keys or values [batch, KV heads, tokens, head size] with one scale per token."""
+    values, scales = quantize(states, (1, 3))
+    return (values.float() * scales).to(states.dtype)
 
 
 class Peak:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from swiftkv.errors import UserError
-from swiftkv.quantize.kv_cache import FP8, quantize_over
+from swiftkv.quantize.kv_cache import FP8, quantize
 
 WORD = torch.bfloat16
 SCALE = ".weight_scale"
@@ -85,7 +85,7 @@ class _Product(torch.autograd.Function):
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize rows [T, D] to float8_e4m3fn [T, D] and float32 scales [T, 1]."""
-    return quantize_over(rows, (1,))
+    return quantize(rows, (1,))
 
 
 def dense_weight(linear: nn.Module, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -1,14 +1,13 @@
 """The vLLM plugin: SwiftKV models and Merge-all-Layers, registered through `vllm.general_plugins`.
 
-`hook.py` chooses the mode of a model (`model.py`); `refusals.py` refuses unsupported settings, `prompt_logprobs.py` requests,
-`features.py` versions of vLLM. `prompt_logprobs.py` (V1) and `model_state.py` (V2) detect steps that sample no token.
-`merge_all_layers.py` is the comparison of Sec. 5.1. Nothing in vLLM is patched.
+`hook.py` chooses the mode of a model (`model.py`); `refusals.py` refuses unsupported settings, `prompt_logprobs.py` requests.
+`prompt_logprobs.py` (V1) and `model_state.py` (V2) detect steps that sample no token. Nothing in vLLM is patched.
 """
 
 from swiftkv import installed_version
 from swiftkv.architectures import ARCHITECTURES
 
-# Releases that passed the exactness tests (table in docs/serving.md). Others are judged by their features.
+# Releases that passed the exactness tests (table in docs/serving.md). Others have to have all names that the plugin imports.
 TESTED = ("0.26", "0.29", "0.32")
 
 
@@ -31,12 +30,9 @@ def register() -> None:
     known = ModelRegistry.get_supported_archs()
     for row in ARCHITECTURES.values():
         # Also those that are not served, so that the hook can refuse them with the reason.
-        places = {f"{row.classes}SwiftKVForCausalLM": "model"}
-        if not row.not_served:
-            places[f"{row.classes}MergeAllLayersForCausalLM"] = "merge_all_layers"
-        for name, module in places.items():
-            if name not in known:
-                ModelRegistry.register_model(name, f"swiftkv.serve.{module}:{name}")
+        for kind in ("SwiftKV",) if row.not_served else ("SwiftKV", "MergeAllLayers"):
+            if (name := f"{row.classes}{kind}ForCausalLM") not in known:
+                ModelRegistry.register_model(name, f"swiftkv.serve.model:{name}")
         if is_ours(name := f"{row.classes}SwiftKVForCausalLM"):
             MODELS_CONFIG_MAP[name] = SwiftKVSettings
 
@@ -52,18 +48,17 @@ def check_version(installed: str) -> None:
     if "{}.{}".format(*Version(installed).release) in TESTED:
         return
 
+    tested = ", ".join(TESTED)
+    try:
+        import swiftkv.serve.model  # noqa: F401  (takes seconds, as it imports all that the plugin needs)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise RuntimeError(
+            f"the SwiftKV plugin does not fit vLLM {installed} ({error}); install one of {tested}, or set VLLM_PLUGINS= "
+            "(empty) to serve other models without the plugin"
+        ) from error
+
     from vllm.logger import init_logger
 
-    from swiftkv.serve.features import absent_feature
-
-    tested = ", ".join(TESTED)
-    if absent := absent_feature():
-        raise RuntimeError(
-            f"the SwiftKV plugin needs {absent} ({absent.purpose}), which vLLM {installed} does not have; install one of "
-            f"{tested}, or set VLLM_PLUGINS= (empty) to serve other models without the plugin"
-        )
     init_logger("vllm.plugins.swiftkv").warning_once(
-        "The SwiftKV plugin was tested with vLLM %s, not with %s, which has all that it needs",
-        tested,
-        installed,
+        "The SwiftKV plugin was tested with vLLM %s, not with %s, which has all that it needs", tested, installed
     )

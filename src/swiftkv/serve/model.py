@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 from inspect import signature
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -266,10 +266,32 @@ class SwiftKVForCausalLM(nn.Module, SupportsQuant):
         return load_weights(self.config, dict(self.named_parameters()), self.model.caches, weights, complete)
 
 
-def __getattr__(name: str) -> type[SwiftKVForCausalLM]:
-    """Make the class that vLLM asks for by name, e.g. `Qwen2SwiftKVForCausalLM`."""
-    for row in ARCHITECTURES.values():
+class MergeAllLayersMixin(nn.Module):
+    """Makes all layers of one of vLLM's language models share the first layer's cache (Sec. 5.1).
+
+    Every layer still computes keys and values. It measures the effect of a smaller cache alone; its answers are meaningless.
+    Serve an ordinary checkpoint with --hf-overrides '{"architectures": ["LlamaMergeAllLayersForCausalLM"]}'.
+    """
+
+    model: Any
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:  # vLLM inspects these names
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        first, *others = (layer.self_attn.attn for layer in self.model.layers)
+        for attention in others:
+            attention.kv_sharing_target_layer_name = first.layer_name
+            attention.impl.kv_sharing_target_layer_name = first.layer_name
+
+
+def __getattr__(name: str) -> type[nn.Module]:
+    """Make the class that vLLM asks for by name, e.g. `Qwen2SwiftKVForCausalLM`, `Qwen2MergeAllLayersForCausalLM`."""
+    for model_type, row in ARCHITECTURES.items():
         if name == f"{row.classes}SwiftKVForCausalLM":
             made = type(name, (SwiftKVForCausalLM,), {"__module__": __name__, "decoder_layer": row.decoder_layer})
-            return globals().setdefault(name, made)
+        elif name == f"{row.classes}MergeAllLayersForCausalLM":
+            ordinary = getattr(import_module(f"vllm.model_executor.models.{model_type}"), f"{row.classes}ForCausalLM")
+            made = type(name, (MergeAllLayersMixin, ordinary), {"__module__": __name__})
+        else:
+            continue
+        return globals().setdefault(name, made)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

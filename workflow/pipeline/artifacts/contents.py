@@ -7,24 +7,22 @@ hold (`sets`). So a scale's share is the same few lines however many artifacts t
 
 from __future__ import annotations
 
-import difflib
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import claims
-from pipeline.artifacts.entry import FORMS, KINDS, Kind, columns
+from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
-from pipeline.artifacts.inputs import FOLDERS, inputs, players, rows
-from pipeline.artifacts.metrics import INPUTS, METRICS
+from pipeline.artifacts.inputs import MEASURED, PAPER, inputs, players, rows
 from pipeline.config import Config
 from pipeline.config.trained_on import check_untrained
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
 PROJECT = Path(__file__).parents[3]
-MODELS = ("models", "large_models")  # the keys of entries that name roles
 _SETS = ("variants", "points", "tasks")  # the sections whose members a set may name
 Entry = Mapping[str, Any]
 
@@ -52,10 +50,7 @@ def pattern(config: Config, form: str) -> str:
 def check_made(config: Config, name: str) -> None:
     """Raise a `UserError` where this scale does not make an artifact: it is not in the contents page, or for its reason."""
     if name not in config.artifacts:
-        nearest = difflib.get_close_matches(name, config.artifacts, 1)
-        raise UserError(
-            f"there is no artifact {name!r}{f'; did you mean {nearest[0]!r}?' if nearest else ''} (artifacts.yaml lists all)"
-        )
+        raise UserError(f"there is no artifact {name!r}{nearest(name, config.artifacts)}; artifacts.yaml lists all")
     if reason := left_out(config, name):
         raise UserError(f"{name} is not made at this scale: {reason} (artifacts.yaml)")
 
@@ -65,10 +60,8 @@ def left_out(config: Config, name: str) -> str | None:
     entry = config.entries[name]
     if not kind_of(config, name).make:
         return entry["reason"]
-    scopes = entry.get("parts") or ([entry] if "models" in entry else [])
-    if scopes and not any(players(config, scope["models"]) for scope in scopes):
-        roles = ", ".join(dict.fromkeys(role for scope in scopes for role in scope["models"]))
-        return f"no model of this scale plays the role {roles}"
+    if (scopes := _scopes(entry)) and not any(players(config, scope["models"]) for scope in scopes):
+        return f"no model of this scale plays the role {', '.join(dict.fromkeys(_roles(entry)))}"
     other = repeated(config, name)
     return other and f"{other} shows the same records"
 
@@ -80,15 +73,13 @@ def repeated(config: Config, name: str) -> str | None:
     """
     raw = config.entries[name]
     mine = _measured(config, raw)
-    roles = [role for scope in _scopes(raw) for key in MODELS for role in scope.get(key, [])]
-    if not mine or any(config.models[model["name"]].published for model in players(config, roles)):
+    if not mine or any(config.models[model["name"]].published for model in players(config, _roles(raw))):
         return None
-    for earlier, other in config.entries.items():
-        if earlier == name:
-            break
-        alike = all(other.get(key) == raw.get(key) for key in ("kind", "questions", "matrices"))
-        if alike and mine <= _measured(config, other) and left_out(config, earlier) is None:
-            return earlier
+    earlier = itertools.takewhile(lambda item: item[0] != name, config.entries.items())
+    for other, entry in earlier:
+        alike = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "matrices"))
+        if alike and mine <= _measured(config, entry) and left_out(config, other) is None:
+            return other
     return None
 
 
@@ -104,37 +95,33 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
         * points: name -> the point with what all points share; tasks: name -> the task;
         * settings: measure -> what else its records are made with;
-        * parts: as the entry's, each with models and cases.
+        * parts: title (None of one without parts), models and cases of each block of rows.
 
     Raises:
         UserError: a variant cannot be made of a model, or the kind wants another number of models or points.
     """
     raw, kind = config.entries[name], kind_of(config, name)
-    entry = {**raw, "name": name, "form": kind.form, "label": label(raw)}
-    scopes = raw.get("parts") or ([raw] if "models" in raw else [])
-    entry["models"] = players(config, (role for scope in scopes for key in MODELS for role in scope.get(key, [])))
-    if "variants" in raw:
-        entry["cases"] = cases(config, raw["variants"])
-        del entry["variants"]
-    if "parts" in raw:
-        entry["parts"] = [
-            {
-                "title": part["title"],
-                "models": [model["name"] for model in players(config, part["models"])],
-                "cases": cases(config, part["variants"]),
-            }
-            for part in raw["parts"]
-        ]
+    entry = {**raw, "name": name, "form": kind.form, "label": label(raw), "models": players(config, _roles(raw))}
+    entry["parts"] = [
+        {
+            "title": scope["title"] if "parts" in raw else None,
+            "models": [model["name"] for model in players(config, scope["models"])],
+            "cases": cases(config, scope.get("variants", [])),
+        }
+        for scope in _scopes(raw)
+    ]
+    if entry.pop("variants", None):
+        entry["cases"] = entry["parts"][0]["cases"]
     # Served, scored, or both.
     ways = [True] * ("points" in raw) + [False] * ("tasks" in raw or "points" not in raw)
-    entry["specs"], entry["unmeasured"] = {}, {}
+    entry |= {"specs": {}, "unmeasured": {}, "recipes": {}}
     for model, variant, _ in rows(entry):
-        entry["specs"].setdefault(model, {})[variant] = (spec := config.spec(model, variant)) and spec.fields
-        reasons = [config.unmeasured(model, variant, served=served) for served in ways]
-        if any(reasons):
-            entry["unmeasured"].setdefault(model, {})[variant] = next(filter(None, reasons))
-    shown = dict.fromkeys(variant for _, variant, _ in rows(entry))
-    entry["recipes"] = {variant: recipe for variant in shown if (recipe := config.variants[variant].recipe)}
+        spec, recipe = config.spec(model, variant), config.variants[variant].recipe
+        entry["specs"].setdefault(model, {})[variant] = spec and spec.fields
+        if why := next(filter(None, (config.unmeasured(model, variant, served=served) for served in ways)), None):
+            entry["unmeasured"].setdefault(model, {})[variant] = why
+        if recipe:
+            entry["recipes"][variant] = recipe
     if "points" in raw:
         entry["points"] = {point: config.point(point) for point in members(config, "points", raw["points"])}
     if "tasks" in raw:
@@ -153,9 +140,12 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
 
 def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
-    name, kind = entry["name"], entry["kind"]
-    place = f"config, at artifacts.{name}"
-    if kind in ("answers", "alignment") or (kind == "table" and "early_exit" in needed(entry)):
+    kind, place, titles = (
+        entry["kind"],
+        f"config, at artifacts.{entry['name']}",
+        [model["name"] for model in entry["models"]],
+    )
+    if "early_exit" in needed(entry):
         for variant, kv_cache in entry["cases"]:
             try:
                 config.check_early_exit(variant)
@@ -169,42 +159,26 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
         if unknown := [question for question in entry.get("questions", []) if question not in asked]:
             raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
         return {"threshold": config.early_exit.threshold}
-    if kind == "table":
-        return {"orders": _orders(config, entry)} if "orders" in entry else {}
     if kind == "wiring":
-        return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
+        return {"num_hidden_layers": config.models[titles[0]].num_hidden_layers}
     if kind == "similarity":
-        small = {model["name"] for model in players(config, config.entries[name]["models"])}
-        large = [model["name"] for model in entry["models"] if model["name"] not in small]
-        reasons = {model["name"]: config.models[model["name"]].unmeasured("quality") for model in entry["models"]}
-        return {"large_models": large, "unmeasured": {model: why for model, why in reasons.items() if why}}
+        reasons = {model: config.models[model].unmeasured("quality") for model in titles}
+        return {"unmeasured": {model: why for model, why in reasons.items() if why}}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}
     if kind == "checks":
         return {"judged_on": _checked(config, entry)}
-    if kind == "claims":
-        return _judged(config)
-    return {}
-
-
-def _orders(config: Config, entry: Entry) -> list[list[str]]:
-    """The orders with this scale's stand-ins, doubles dropped; refuses variants that the entry does not show."""
-    shown, stand_ins = {variant for variant, _ in entry["cases"]}, config.stand_ins
-    orders = [list(dict.fromkeys(stand_ins.get(name, name) for name in order)) for order in entry["orders"]]
-    if unknown := [name for order in orders for name in order if name not in shown]:
-        raise UserError(f"artifacts.{entry['name']}: orders name {unknown[0]!r}, which is not among its variants")
-    return [order for order in orders if len(order) > 1]
+    return _judged(config) if kind == "claims" else {}
 
 
 def _line(config: Config, name: str) -> dict[str, Any]:
     """One line of the contents page, from the configuration alone."""
     listed, missing, form = config.entries[name], left_out(config, name), kind_of(config, name).form
-    roles = dict.fromkeys(role for scope in _scopes(listed) for key in MODELS for role in scope.get(key, []))
-    models: dict[str | None, list[str]] = {}  # and the roles of each
-    for role in roles:
-        models.setdefault(config.roles.get(role, role), []).append(role)
+    models: dict[str | None, dict[str, None]] = {}  # and the roles of each
+    for role in _roles(listed):
+        models.setdefault(config.roles.get(role, role), {})[role] = None
     played = [
-        f"{'/'.join(parts)}: {config.models[model].title if model else 'none'}" for model, parts in models.items()
+        f"{'/'.join(roles)}: {config.models[model].title if model else 'none'}" for model, roles in models.items()
     ]
     return {
         "name": name,
@@ -247,18 +221,22 @@ def _judged(config: Config) -> dict[str, Any]:
 
 def _scopes(raw: Entry) -> list[Entry]:
     """The parts of an entry as artifacts.yaml has it, or itself."""
-    return raw.get("parts") or ([raw] if any(key in raw for key in MODELS) else [])
+    return raw.get("parts") or ([raw] if "models" in raw else [])
+
+
+def _roles(raw: Entry) -> list[str]:
+    return [role for scope in _scopes(raw) for role in scope["models"]]
 
 
 def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     """The measurements that an entry shows whole: model, variant, KV-cache format, input, and point or task."""
     found: set[tuple[str, ...]] = set()
-    several = {"serving": "points", "scores": "tasks"}
     for scope in _scopes(raw):
-        models = players(config, [role for key in MODELS for role in scope.get(key, [])])
+        models = players(config, scope["models"])
         shown = cases(config, scope["variants"]) if "variants" in scope else [("", "")]
-        for need in set(needed(raw)) & set(INPUTS.values()):
-            names = members(config, several[need], raw[several[need]]) if need in several else [""]
+        for need in set(needed(raw)) & MEASURED.keys():
+            what = MEASURED[need][1]
+            names = members(config, f"{what}s", raw[f"{what}s"]) if what else [""]
             found |= {(model["name"], *case, need, name) for model in models for case in shown for name in names}
     return found
 
@@ -303,18 +281,12 @@ def check(config: Config) -> None:
     for name, entry in config.entries.items():
         place = f"config, at artifacts.{name}"
         if entry["kind"] not in KINDS:
-            like = nearest(entry["kind"], KINDS)
-            raise UserError(
-                f"{place}: there is no kind {entry['kind']!r}{like}; the kinds are {', '.join(sorted(KINDS))}"
-            )
+            raise UserError(f"{place}: {undefined(entry['kind'], 'the kinds', sorted(KINDS))}")
         read(KINDS[entry["kind"]].entry, entry, place)
-        if "tasks" not in entry and entry["kind"] == "table" and any(name not in METRICS for name in columns(entry)):
-            raise UserError(f"{place}: columns of tasks need the key 'tasks'")
-        for key, folder in FOLDERS.items():
-            for stem in entry.get(key, []):
-                if not any((root / folder / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
-                    known = sorted(file.stem for file in (PROJECT / folder).glob("*.csv"))
-                    raise UserError(f"{place}: {undefined(stem, folder, known)}")
+        for stem in entry.get("published", []):
+            if not any((root / PAPER / f"{stem}.csv").is_file() for root in (Path(), PROJECT)):
+                known = sorted(file.stem for file in (PROJECT / PAPER).glob("*.csv"))
+                raise UserError(f"{place}: {undefined(stem, PAPER, known)}")
         for scope in (entry, *entry.get("parts", [])):
             _check_scope(config, scope, place)
     for name in names(config):  # after all are known to be well-formed, as some speak of others
@@ -328,20 +300,20 @@ def check(config: Config) -> None:
 
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:
-    for role in [role for key in MODELS for role in scope.get(key, [])]:
-        if role not in config.roles and role not in config.models:
-            like = nearest(role, [*config.roles, *config.models])
+    for role in scope.get("models", []):
+        if role not in (known := {**config.roles, **config.models}):
+            like = nearest(role, known)
             raise UserError(
                 f"{place}: {role!r} is neither a role nor a model{like}; roles are {', '.join(config.roles)}"
             )
     for section in _SETS:
-        named = scope.get(section)
-        if isinstance(named, str) and named not in getattr(config.sets, section):
+        named, sets = scope.get(section), getattr(config.sets, section)
+        if isinstance(named, str) and named not in sets:
             form = f"; for one of {section} write [{named}]" if named in _defined(config, section) else ""
-            raise UserError(f"{place}: {undefined(named, f'sets.{section}', getattr(config.sets, section))}{form}")
+            raise UserError(f"{place}: {undefined(named, f'sets.{section}', sets)}{form}")
         if isinstance(named, list):
             _check_names(config, section, named, place.removeprefix("config, at "))
-    for variant, _ in cases(config, scope["variants"]) if "variants" in scope else []:
+    for variant, _ in cases(config, scope.get("variants", [])):
         if config.variants[variant].merge_all_layers and ("points" not in scope or "tasks" in scope):
             raise UserError(f"{place}: variant {variant!r} can only be served, so it needs points and has no quality")
 

@@ -31,16 +31,16 @@ class Panel(Section):
 
     caption: Text | None = key("What it shows.", None)
     columns: Annotated[list[Column], Unique] = key("Metrics, or tasks, bits or accuracies of the entry.", [])
-    rows: Literal["measured", "differences", "orders", "cards", "statements"] = key(
-        "A row a variant; differences to a reference of the same questions and chats, along the orders; the baseline "
-        "beside the entry's cards; or what the sources state of the artifact.",
+    rows: Literal["measured", "differences", "statements"] = key(
+        "A row a variant; differences to a reference of the same questions and chats; or what the sources state of the "
+        "artifact.",
         "measured",
     )
     across: Literal["variant"] | None = key("variant: a column a variant and a row a model and point.", None)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.columns and self.rows not in ("cards", "statements"):
+        if not self.columns and self.rows != "statements":
             raise ValueError("needs columns")
         return self
 
@@ -73,16 +73,14 @@ class Table(Entry):
     points: NamesOrSet | None = key("Serving points, or a set of them.", None)
     tasks: NamesOrSet | None = key("Tasks, or a set of them.", None)
     panels: Annotated[list[Panel], Field(min_length=1), Unique] = key("The grids that are printed.")
-    orders: Annotated[list[Annotated[Names, Field(min_length=2)]], Unique] = key(
-        "Variants that a panel of orders compares in turn.", []
-    )
     average: Literal["all", "above chance"] = key("Accuracies that averages are over.", "all")
-    cards: Annotated[list[Text], Unique] = key("Files of resources/published with scores by others.", [])
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
         if (self.parts is None) != (self.models is not None and self.variants is not None):
             raise ValueError("takes either models and variants, or parts")
+        if self.tasks is None and any(name in SETS for panel in self.panels for name in panel.columns):
+            raise ValueError("columns of tasks need the key 'tasks'")
         return self
 
 
@@ -123,7 +121,6 @@ class Similarity(Entry):
     """Similarity of layer inputs."""
 
     models: Names = key("By role, or a model's own name.")
-    large_models: Annotated[list[Text], Unique] = key("Models of a second panel.", [])
     matrices: bool = key("Also the similarity of every pair of layers.", False)
 
 

@@ -9,7 +9,6 @@ two (paper) or three digits (blog), and the total is the sum of the rounded cell
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from pipeline.artifacts.frame import Row, frame
 from pipeline.artifacts.labels import heading
@@ -47,97 +46,75 @@ def published_gflops(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) ->
 
 def counted(gflops: Mapping[str, float], source: str, *, rounded: bool) -> dict[str, float]:
     """A row of a source's table by operation, with its total."""
-    operations, digits = OPERATIONS[source], DIGITS[source]
 
     def cut(value: float) -> float:
-        return significant(value, digits) if rounded else value
+        return significant(value, DIGITS[source]) if rounded else value
 
     cells = {operation: cut(value) for operation, value in gflops.items()}
     cells |= {"kv": cut(cells["k"] + cells["v"]), "qo": cut(cells["q"] + cells["o"])}
-    cells = {operation: cells[operation] for operation in operations}
+    cells = {operation: cells[operation] for operation in OPERATIONS[source]}
     return {**cells, "total": sum(cells.values())}
 
 
 def limits(arch: Dimensions, spec: SwiftKVSpec | None, tokens: int) -> dict[str, float]:
     """The exact count in GFLOPs per prefill token, and the limits of a variant."""
     flops, base = prefill_flops(arch, spec, tokens), prefill_flops(arch, None, tokens)
+    flops["total"] = sum(flops.values())
+    most = speedup_limits(arch, spec, tokens, OUTPUT_TOKENS)
     found = {f"exact_{operation}_gflops": count / tokens / GIGA for operation, count in flops.items()}
     del found["exact_vocab_gflops"]
-    sizes = {dtype: kv_bytes_per_token(arch, spec, dtype) for dtype in KV_DTYPE_BYTES}
-    most = speedup_limits(arch, spec, tokens, OUTPUT_TOKENS)
-    return found | {
-        "exact_total_gflops": sum(flops.values()) / tokens / GIGA,
-        "exact_relative_percent": 100 * sum(flops.values()) / sum(base.values()),
-        "kv_cache_kib_per_token": sizes["bfloat16"] / 1024,
-        "prefill_speedup_limit": most["prefill_speedup"],
-        "request_speedup_limit": most["request_speedup"],
-        **{f"kv_capacity_limit_{dtype}": kv_bytes_per_token(arch, None) / size for dtype, size in sizes.items()},
-    }
+    found["exact_relative_percent"] = 100 * flops["total"] / sum(base.values())
+    found["kv_cache_kib_per_token"] = kv_bytes_per_token(arch, spec) / 1024
+    found |= {f"{name}_speedup_limit": most[f"{name}_speedup"] for name in ("prefill", "request")}
+    for dtype in KV_DTYPE_BYTES:
+        found[f"kv_capacity_limit_{dtype}"] = kv_bytes_per_token(arch, None) / kv_bytes_per_token(arch, spec, dtype)
+    return found
 
 
 def make(entry: Entry, files: Files) -> Table:
     """The count of the source, the exact count and the limits of each variant, with the published rows below."""
-    arch, length, dimensions = _dimensions(files["dimensions"][0], entry["sequence_length"])
-    theirs = [
-        line | {"file": in_project(file)}
-        for file in files.get("published", ())
-        for line in read_csv(file)
-        if (line["model"], number(line["sequence_length"])) == (entry["models"][0]["published"], length)
-    ]
-    shown = Shown(entry, {})
-    known = {"model": entry["models"][0]["name"], "kv_cache": "auto", "status": "ok"}
-    shown.published = frame(known | row for line in theirs for row in _published(entry, line))
-    shown.add(known | row | {"file": dimensions} for row in _rows(entry, arch, length, rounded=bool(theirs)))
-    return print_panels(shown, files, f"{heading(entry)}, {length:,} tokens")
-
-
-def _dimensions(path: Path, length: int) -> tuple[Dimensions, int, str]:
-    """Read a model's dimensions; the length is at most the one it is made for. Raises a `UserError` for any other file."""
+    (path,), (model,), source = files["dimensions"], entry["models"], entry["count"]
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise UserError(f"{path} holds no model configuration: it has no `config`")
-    config = content["config"]
-    length = min(length, config.get("max_position_embeddings") or length)
-    return Dimensions.from_config(config), length, in_project(path)
+    arch, length = Dimensions.from_config(content["config"]), entry["sequence_length"]
+    length = min(length, content["config"].get("max_position_embeddings") or length)
+    known = {"model": model["name"], "kv_cache": "auto", "status": "ok"}
+    shown = Shown(entry, {})
+    shown.published = frame(
+        known | {"source": "published", "variant": line["variant"], "file": in_project(file)} | cell
+        for file in files.get("published", ())
+        for line in read_csv(file)
+        if (line["model"], number(line["sequence_length"])) == (model["published"], length)
+        for cell in _published(source, line)
+    )
+    known |= {"source": "arithmetic", "file": in_project(path)}
+    base, rounded = None, not shown.published.empty
+    for variant, _ in entry["cases"]:
+        fields = entry["specs"][model["name"]][variant]
+        spec = SwiftKVSpec(**fields) if fields else None
+        cells = counted(published_gflops(arch, spec, length), source, rounded=rounded)
+        base = base or cells["total"]
+        rows = {_metric(operation): round(value, 9) for operation, value in cells.items()}
+        rows["relative_percent"] = round(100 * cells["total"] / base, 3)
+        rows |= limits(arch, spec, length) if source == "paper" else {}
+        digits = {_metric(operation): f"s{DIGITS[source]}" for operation in OPERATIONS[source]} if rounded else {}
+        shown.add(
+            known
+            | {"variant": variant, "metric": metric, **exact(value)._asdict(), "unit": METRICS[metric].unit}
+            | ({"text": show(value, digits[metric])} if metric in digits else {})
+            for metric, value in rows.items()
+        )
+    return print_panels(shown, f"{heading(entry)}, {length:,} tokens")
 
 
 def _metric(operation: str) -> str:
-    return operation if operation == "relative_percent" else f"{operation}_gflops"
+    return f"{operation}_gflops"
 
 
-def _rows(entry: Entry, arch: Dimensions, length: int, *, rounded: bool) -> Iterator[Row]:
-    """A row an operation and limit of each variant; `rounded` is as the source rounds."""
-    (model,), source, base = entry["models"], entry["count"], None
-    for variant, _ in entry["cases"]:
-        fields = entry["specs"][model["name"]][variant]
-        try:
-            spec = SwiftKVSpec(**fields) if fields else None
-            cells = counted(published_gflops(arch, spec, length), source, rounded=rounded)
-            most = limits(arch, spec, length)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"variant {variant} of {model['title']}: {error}") from None
-        base = cells["total"] if base is None or spec is None else base
-        for operation, value in {**cells, "relative_percent": 100 * cells["total"] / base}.items():
-            value = round(value, 3 if operation == "relative_percent" else 9)
-            digits = 3 if operation == "total" or not rounded else DIGITS[source]
-            form = METRICS[operation].form if operation in METRICS else f"s{digits}"
-            yield _row(variant, _metric(operation), value) | {"text": show(value, form)}
-        yield from (_row(variant, metric, value) for metric, value in most.items() if source == "paper")
-
-
-def _row(variant: str, metric: str, value: float) -> Row:
-    return {
-        "source": "arithmetic",
-        "variant": variant,
-        "metric": metric,
-        **exact(value)._asdict(),
-        "unit": METRICS[metric].unit,
-    }
-
-
-def _published(entry: Entry, line: Mapping[str, str]) -> Iterator[Row]:
+def _published(source: str, line: Mapping[str, str]) -> Iterator[Row]:
     """The published cells of a variant, as printed."""
-    for operation in (*OPERATIONS[entry["count"]], "total", "relative_percent"):
-        text = line[operation] + ("%" if operation == "relative_percent" else "")
-        known = {"source": "published", "variant": line["variant"], "file": line["file"]}
-        yield known | {"metric": _metric(operation), "value": number(line[operation]), "text": text}
+    for operation in (*OPERATIONS[source], "total"):
+        yield {"metric": _metric(operation), "value": number(line[operation]), "text": line[operation]}
+    percent = line["relative_percent"]
+    yield {"metric": "relative_percent", "value": number(percent), "text": f"{percent}%"}

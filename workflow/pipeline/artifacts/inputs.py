@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.artifacts import claims
 from pipeline.config import Config
 from pipeline.stages import STAGES
 
-FOLDERS = {"published": "resources/paper", "cards": "resources/published"}  # of the files an entry itself names
+PAPER = "resources/paper"  # the folder of published numbers
+# The stage that measures an input, and the key of an entry with what it is measured on.
+MEASURED = {
+    "scores": ("score", "task"), "serving": ("measure", "point"), "fidelity": ("fidelity", ""),
+    "early_exit": ("early_exit", ""), "training": ("distill", ""), "similarity": ("similarity", ""),
+}  # fmt: skip
 Entry = Mapping[str, Any]
 
 
 def inputs(config: Config, entry: Entry, needs: Iterable[str]) -> dict[str, list[str]]:
     """The files of a resolved entry: measurements by input, and published numbers."""
-    files = {name: _INPUTS[name](config, entry) for name in needs}
-    named = {key: [f"{folder}/{stem}.csv" for stem in entry.get(key) or ()] for key, folder in FOLDERS.items()}
-    files |= {key: paths for key, paths in named.items() if paths}
-    return {name: list(dict.fromkeys(paths)) for name, paths in files.items()}
+    files = {name: list(dict.fromkeys(_files(config, entry, name))) for name in needs}
+    published = [f"{PAPER}/{stem}.csv" for stem in entry.get("published", [])]
+    return files | ({"published": published} if published else {})
 
 
 def players(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
@@ -34,55 +39,31 @@ def players(config: Config, roles: Iterable[str]) -> list[dict[str, str]]:
 
 def rows(entry: Entry) -> Iterator[tuple[str, str, str]]:
     """Model, variant and KV-cache format of everything an entry shows, in its order."""
-    whole = {"models": [model["name"] for model in entry["models"]], "cases": entry.get("cases", [])}
-    for part in entry.get("parts", [whole]):
-        for model in part["models"]:
-            yield from ((model, variant, kv_cache) for variant, kv_cache in part["cases"])
+    for part in entry["parts"]:
+        yield from ((model, *case) for model in part["models"] for case in part["cases"])
 
 
-def _rows(entry: Entry) -> list[dict[str, str]]:
-    """The rows that can be measured, as wildcards."""
-    able = [row for row in rows(entry) if row[1] not in entry["unmeasured"].get(row[0], {})]
-    return [dict(zip(("model", "variant", "kv_cache"), row, strict=True)) for row in able]
-
-
-def _scores(config: Config, entry: Entry) -> list[str]:
-    return [STAGES["score"].file(config, **row, task=task) for row in _rows(entry) for task in entry.get("tasks", ())]
-
-
-def _serving(config: Config, entry: Entry) -> list[str]:
-    return [STAGES["measure"].file(config, **row, point=point) for point in entry["points"] for row in _rows(entry)]
-
-
-def _training(config: Config, entry: Entry) -> list[str]:
-    trained = [row for row in _rows(entry) if config.variants[row["variant"]].recipe]
-    return [STAGES["distill"].file(config, **row) for row in trained]
-
-
-def _similarity(config: Config, entry: Entry) -> list[str]:
-    models = [model["name"] for model in entry["models"] if model["name"] not in entry["unmeasured"]]
-    return [STAGES["similarity"].file(config, model=model) for model in models]
-
-
-def dimensions_of(config: Config, model: str) -> str:
-    """The file with a model's public dimensions, or else the resolved model."""
-    return config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
-
-
-def _of_rows(stage: str) -> Callable[[Config, Entry], list[str]]:
-    return lambda config, entry: [STAGES[stage].file(config, **row) for row in _rows(entry)]
-
-
-_INPUTS: Mapping[str, Callable[[Config, Entry], list[str]]] = {
-    "scores": _scores,
-    "fidelity": _of_rows("fidelity"),
-    "early_exit": _of_rows("early_exit"),
-    "serving": _serving,
-    "training": _training,
-    "similarity": _similarity,
-    "dimensions": lambda config, entry: [dimensions_of(config, model["name"]) for model in entry["models"]],
-    "tables": lambda config, entry: [
-        STAGES[form].file(config, artifact=name) for name, form in entry["judged_on"].items()
-    ],
-    "architectures": lambda config, entry: [f"resources/architectures/{model}.json" for model in claims.ARCHITECTURES],
-}
+def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
+    models = [model["name"] for model in entry["models"]]
+    if name == "dimensions":  # the public ones, or else the resolved model
+        for model in models:
+            yield config.models[model].architecture or STAGES["resolve_model"].file(config, model=model)
+    elif name == "tables":
+        for artifact, form in entry["judged_on"].items():
+            yield STAGES[form].file(config, artifact=artifact)
+    elif name == "architectures":
+        yield from (f"resources/architectures/{model}.json" for model in claims.ARCHITECTURES)
+    elif name == "similarity":
+        able = (model for model in models if model not in entry["unmeasured"])
+        yield from (STAGES["similarity"].file(config, model=model) for model in able)
+    else:
+        stage, what = MEASURED[name]
+        for member, (model, variant, kv_cache) in itertools.product(
+            entry.get(f"{what}s", ()) if what else [""], rows(entry)
+        ):
+            measured = variant not in entry["unmeasured"].get(model, {}) and (
+                name != "training" or variant in entry["recipes"]
+            )
+            if measured:
+                case = {"model": model, "variant": variant, "kv_cache": kv_cache, what or "_": member}
+                yield STAGES[stage].file(config, **case)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -10,13 +11,26 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from pipeline.artifacts import claims, flops
-from pipeline.artifacts.claims import AGREES, CONTRADICTS, UNDECIDED, UNMEASURED, Arithmetic, Bounds, Claim
-from pipeline.artifacts.evidence import KEYS, NEAR, Evidence, Scene, Unmeasured
+from pipeline.artifacts import flops
+from pipeline.artifacts.claims import (
+    AGREES,
+    CONTRADICTS,
+    MODELS,
+    NEAR,
+    SECTIONS,
+    UNDECIDED,
+    UNMEASURED,
+    Bounds,
+    Claim,
+    Scene,
+    Unmeasured,
+)  # fmt: skip
+from pipeline.artifacts.frame import read_frame
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import NONE, show
+from pipeline.artifacts.published import Case
 from pipeline.artifacts.records import PROJECT
-from pipeline.artifacts.writers import Column, Footnotes, Table, print_grid
+from pipeline.artifacts.writers import Footnotes, Grid, Table
 from pipeline.statistics import Estimate, exact
 from swiftkv.cost import Dimensions, kv_bytes_per_token, prefill_flops
 from swiftkv.io import read_json
@@ -36,8 +50,8 @@ class Verdict(NamedTuple):
     found: Estimate | None = None
     as_stated: bool | None = None
     text: str = ""
-    models: tuple[str, ...] = ()
-    differs: tuple[str, ...] = ()
+    models: Sequence[str] = ()
+    differs: Sequence[str] = ()
     reason: str = ""
 
 
@@ -49,43 +63,42 @@ def judge(claim: Claim, scene: Scene) -> Verdict:
     * undecided: neither, or nothing was measured twice.
     * not measured: with the reason.
     """
-    if isinstance(claim.quantity, Arithmetic):
-        found = exact(_ARITHMETIC[claim.quantity.what](*claim.quantity.arguments))
-        inside = _inside(found, claim.stated)
-        title = claim.quantity.arguments[0]
-        return Verdict(
-            AGREES if inside else CONTRADICTS, found, inside is True, models=(title,), reason="by arithmetic"
-        )
+    if claim.how in _ARITHMETIC:
+        found = exact(_ARITHMETIC[claim.how](*claim.of))
+        inside = _inside(found, claim.stated) is True
+        return Verdict(AGREES if inside else CONTRADICTS, found, inside, "", claim.of[:1], reason="by arithmetic")
     try:
-        return _judged(claim, Evidence(claim, scene))
+        return _judged(claim, scene)
     except Unmeasured as reason:
         return Verdict(UNMEASURED, reason=str(reason))
 
 
-def _judged(claim: Claim, picked: Evidence) -> Verdict:
-    found, text = picked.quantity()
-    differs = tuple(dict.fromkeys(picked.differs()))
-    more = {"models": picked.titles, "differs": differs}
-    said = [*differs, *picked.remarks]
-    if isinstance(claim.stated, str):
-        same = text == claim.stated
-        chosen = any(sentence.startswith("a limit") for sentence in differs)
+def _judged(claim: Claim, scene: Scene) -> Verdict:
+    models = scene.players(claim)
+    picked = [scene.rows(claim, cell) for cell in claim.cells]
+    rows = [each for each, _ in picked]
+    differs = list(dict.fromkeys(sentence for _, sentences in picked for sentence in sentences))
+    if claim.how == "status":
+        text = _only(claim, rows, 0)["status"]
+        same, chosen = text == claim.stated, any(sentence.startswith("a limit") for sentence in differs)
+        said = [*differs, *(["the limit was chosen so that it comes out"] if chosen and same else [])]
         verdict = UNDECIDED if chosen else AGREES if same else CONTRADICTS
-        said += ["the limit was chosen so that it comes out"] if chosen and same else []
-        return Verdict(verdict, None, same, text, reason="; ".join(said), **more)
-    assert found is not None
-    stated = _as_stated(found, claim.stated)
+        return Verdict(verdict, None, same, text, models, differs, "; ".join(said))
+    remarks: list[str] = []
+    found = _quantity(claim, scene, rows, remarks)
+    stated, said = _as_stated(found, claim.stated), [*differs, *remarks]
     if differs and (claim.weaker is None or (claim.own and any("requests" not in sentence for sentence in differs))):
-        needs = " and ".join(dict.fromkeys(claims.MODELS[cell.role] for cell in claims.cells(claim)))
-        return Verdict(UNMEASURED, found, stated, reason="; ".join([f"needs {needs} as stated", *said]), **more)
-    inside = _inside(found, claim.weaker or claim.stated)
-    verdict = {True: AGREES, False: CONTRADICTS, None: UNDECIDED}[inside]
-    if inside is None and found.low is None:
-        said.append("measured once, so without an interval")
-    if verdict == AGREES and not differs and not stated:
-        verdict = UNDECIDED
-        said.append("the direction is as stated, the value is not")
-    return Verdict(verdict, found, stated, reason="; ".join(said), **more)
+        needs = " and ".join(dict.fromkeys(MODELS[cell["role"]] for cell in claim.cells))
+        said, verdict = [f"needs {needs} as stated", *said], UNMEASURED
+    else:
+        inside = _inside(found, claim.weaker or claim.stated)
+        verdict = {True: AGREES, False: CONTRADICTS, None: UNDECIDED}[inside]
+        if inside is None and found.low is None:
+            said.append("measured once, so without an interval")
+        if verdict == AGREES and not differs and not stated:
+            verdict = UNDECIDED
+            said.append("the direction is as stated, the value is not")
+    return Verdict(verdict, found, stated, "", models, differs, "; ".join(said))
 
 
 def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
@@ -98,12 +111,97 @@ def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
     return False if found.high < low or high < found.low else None
 
 
-def _as_stated(found: Estimate, stated: Bounds) -> bool:
+def _as_stated(found: Estimate, stated: Bounds | str) -> bool:
     """Whether a value lies within the stated bounds, or its interval, of 5 % at most, does in part."""
-    if _inside(Estimate(found.value, None, found.value, found.value), stated):
+    if _inside(exact(found.value), stated):
         return True
     known = found.low is not None and found.high is not None
     return known and found.high - found.low <= 2 * NEAR * abs(found.value) and _inside(found, stated) is None
+
+
+# Quantities
+
+
+def _quantity(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks: list[str]) -> Estimate:
+    """The estimate of what a claim makes of its rows; remarks on it are added."""
+    how = claim.how
+    if how == "cell":
+        return _estimate(_only(claim, rows, 0))
+    if how in ("minus", "ratio"):
+        each = [_estimate(_only(claim, rows, place)) for place in range(len(rows))]
+        if how == "ratio":
+            return _ratio(*each)
+        apart = [
+            _paired(scene, *claim.cells[place : place + 2]) or _less(*each[place : place + 2])
+            for place in range(0, len(each), 2)
+        ]
+        if claim.kl and (closer := _paired(scene, *claim.cells[:2], metric="kl")):
+            value, low, high = (show(number, "+.3f") for number in (closer.value, closer.low, closer.high))
+            remarks.append(f"KL to the teacher, which is ours, differs by {value} ({low} to {high})")
+        return apart[0] if len(apart) == 1 else _less(*apart)
+    if how == "rises":
+        return _rises(claim, scene, rows[0], remarks)
+    values = rows[0]["value"]
+    if len(values) > 1:
+        remarks.append(f"the {'largest' if how == 'most' else 'smallest'} of {len(values)}")
+    return _estimate(rows[0].loc[values.idxmax() if how == "most" else values.idxmin()])
+
+
+def _only(claim: Claim, rows: Sequence[pd.DataFrame], place: int) -> pd.Series:
+    if len(rows[place]) > 1:
+        raise Unmeasured(f"{claim.cells[place]['artifact']} has {len(rows[place])} such numbers")
+    return rows[place].iloc[0]
+
+
+def _estimate(row: pd.Series) -> Estimate:
+    return Estimate(*(None if pd.isna(row[name]) else float(row[name]) for name in Estimate._fields))
+
+
+def _paired(scene: Scene, *cells: Mapping[str, Any], metric: str = "") -> Estimate | None:
+    """The difference on the same questions or chats, in either direction; None where the artifact has none."""
+    table, keys = (
+        scene.table(cells[0]["artifact"]),
+        [*Case._fields, "against_model", "against", "against_kv_cache", "metric"],
+    )
+    sides = [[scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"]] for cell in cells]
+    for first, second in (sides, sides[::-1]):
+        found = table[(table[keys] == [*first, *second, metric or cells[0]["metric"]]).all(axis=1)]
+        if len(found):
+            apart = _estimate(found.iloc[0])
+            return apart if first is sides[0] else apart.negative()
+    return None
+
+
+def _less(first: Estimate, second: Estimate) -> Estimate:
+    """A difference of two independent estimates, from the halves of their intervals."""
+    value = first.value - second.value
+    if None in (first.low, first.high, second.low, second.high):
+        return Estimate(value)
+    below = math.hypot(first.value - first.low, second.high - second.value)
+    above = math.hypot(first.high - first.value, second.value - second.low)
+    return Estimate(value, None, value - below, value + above)
+
+
+def _ratio(first: Estimate, second: Estimate) -> Estimate:
+    """The first over the second; of two intervals on a logarithmic scale, as of independent measurements."""
+    value = first.value / second.value
+    if not all(one.low and one.high for one in (first, second)):
+        return Estimate(value)
+    reach = math.hypot(*(math.log(one.high / one.low) / 2 for one in (first, second)))
+    return Estimate(value, None, value * math.exp(-reach), value * math.exp(reach))
+
+
+def _rises(claim: Claim, scene: Scene, rows: pd.DataFrame, remarks: list[str]) -> Estimate:
+    """The last along the axis less the first; where it clearly falls between any two, that fall."""
+    axis = scene.setting(rows, "at" if rows["at"].notna().all() else "input_tokens")
+    if axis.nunique() < 2:
+        raise Unmeasured(f"{claim.cells[0]['artifact']} has {claim.cells[0]['metric']} at one place only")
+    ordered = [_estimate(row) for _, row in rows.assign(axis=axis).sort_values("axis").iterrows()]
+    steps = (_less(after, before) for before, after in itertools.combinations(ordered, 2))
+    if falls := [step for step in steps if step.high is not None and step.high < 0]:
+        remarks.append(f"falls between {len(falls)} pairs of places, by {show(-min(falls).value, 's2')} at most")
+        return min(falls)
+    return _less(ordered[-1], ordered[0])
 
 
 # What follows from the dimensions of the stated models
@@ -118,15 +216,10 @@ def _spec(model: str, ordinary: int, group: int = 1) -> SwiftKVSpec:
     return SwiftKVSpec(_dimensions(model).num_hidden_layers, ordinary, group)
 
 
-def _prefill_reduction(model: str, ordinary: int) -> float:
-    return 100 * _spec(model, ordinary).prefill_reduction
-
-
 def _relative_flops(model: str, ordinary: int, group: int, source: str) -> float:
     """Percent of the baseline's FLOPs, counted and rounded as the source does."""
-    arch = _dimensions(model)
     totals = [
-        flops.counted(flops.published_gflops(arch, spec, LENGTH), source, rounded=True)["total"]
+        flops.counted(flops.published_gflops(_dimensions(model), spec, LENGTH), source, rounded=True)["total"]
         for spec in (_spec(model, ordinary, group), None)
     ]
     return 100 * totals[0] / totals[1]
@@ -143,81 +236,57 @@ def _cache_reduction(model: str, ordinary: int, group: int, fp8: bool) -> float:
 
 
 _ARITHMETIC = {
-    "prefill_reduction": _prefill_reduction,
+    "prefill_reduction": lambda model, ordinary: 100 * _spec(model, ordinary).prefill_reduction,
     "relative_flops": _relative_flops,
     "flops_ratio": _flops_ratio,
     "cache_reduction": _cache_reduction,
 }
 
 
+# The table
+
+
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
-    words = {name: str for name in ("source", *KEYS, "point", "metric", "against_model", "against", "against_kv_cache",
-                                    "text", "status", "reason", "conditions")}  # fmt: skip
-    tables = {
-        file.stem: pd.read_csv(file, dtype=words, keep_default_na=False, na_values={}) for file in files["tables"]
-    }
-    for table in tables.values():
-        numbers = ["at", "value", "stderr", "low", "high", "n"]
-        table[numbers] = table[numbers].apply(pd.to_numeric)
-    given = {name: entry[name] for name in ("roles", "points", "shown_by", "absent", "stand_ins")}
-    scene, footnotes, lines = Scene(tables, **given), Footnotes(), []
-    first: dict[Any, Claim] = {}
-    for about, group in claims.SECTIONS.items():
-        for claim in group:
+    tables = {file.stem: read_frame(file) for file in files["tables"]}
+    scene = Scene(tables, *(entry[name] for name in ("roles", "points", "shown_by", "absent", "stand_ins")))
+    footnotes, first, lines, grids = Footnotes(), {}, [], []
+    for about, claims in SECTIONS.items():
+        printed = []
+        for claim in claims:
             found = judge(claim, scene)
-            same = first.setdefault(found.found[:1] if found.found else claim.id, claim)
-            lines.append(_line(about, claim, found, None if same is claim else same.id))
-    columns = [
-        Column("Claim", lambda line: line["text"]),
-        Column("Verdict", lambda line: _marked(line, footnotes)),
-        Column("As\nstated", lambda line: NONE if line["as_stated"] is None else "yes" if line["as_stated"] else "no"),
-        Column("Stated\n(weaker form)", lambda line: line["bounds"]),
-        Column("Measured", lambda line: line["measured"]),
-        Column("Place", lambda line: line["place"]),
-    ]
-    grids = [
-        print_grid(columns, [line for line in lines if line["about"] == about], caption=about)
-        for about in claims.SECTIONS
-    ]
+            same = first.setdefault(found.found[:1] if found.found else claim.id, claim.id)
+            line = _line(about, claim, found, None if same == claim.id else same)
+            lines.append(line)
+            printed.append({
+                "Claim": line["text"],
+                "Verdict": " ".join([line["verdict"], *map(footnotes.mark, filter(None, (line["reason"], line["note"])))]),
+                "As\nstated": {None: NONE, True: "yes", False: "no"}[line["as_stated"]],
+                "Stated\n(weaker form)": line["bounds"],
+                "Measured": line["measured"],
+                "Place": line["place"],
+            })  # fmt: skip
+        grids.append(Grid(pd.DataFrame(printed), about))
     notes = [*entry.get("notes", []), *footnotes.lines()]
     return Table(entry["name"], heading(entry), pd.DataFrame(lines), grids, notes)
-
-
-def _marked(line: Mapping[str, Any], footnotes: Footnotes) -> str:
-    said = [line[name] for name in ("reason", "note") if line[name]]
-    return " ".join([line["verdict"], *map(footnotes.mark, said)])
 
 
 def _line(about: str, claim: Claim, found: Verdict, same_as: str | None) -> dict[str, Any]:
     """A line of the CSV; `same_as` is the first claim that is judged by the same number."""
     stated = claim.stated if isinstance(claim.stated, str) else _bounds(claim.stated)
     bounds = " ".join(filter(None, [stated, claim.unit])) + (f"\n({_bounds(claim.weaker)})" if claim.weaker else "")
-    value = found.found or Estimate(None)  # type: ignore[arg-type]
+    value, _, low, high = found.found or (None,) * 4
     measured = found.text
-    if found.found:
-        ends = "" if value.low in (None, value.high) else f" [{show(value.low, 's3')}, {show(value.high, 's3')}]"
-        measured = " ".join(filter(None, [show(value.value, "s3") + ends, claim.unit]))
+    if value is not None:
+        ends = "" if low in (None, high) else f" [{show(low, 's3')}, {show(high, 's3')}]"
+        measured = " ".join(filter(None, [show(value, "s3") + ends, claim.unit]))
     measured += f"\n{', '.join(found.models)}" if found.models and measured else ""
     return {
-        "id": claim.id,
-        "about": about,
-        "text": claim.text,
-        "place": claim.place,
-        "verdict": found.verdict,
-        "as_stated": found.as_stated,
-        "value": value.value,
-        "low": value.low,
-        "high": value.high,
-        "unit": claim.unit,
-        "bounds": bounds,
-        "measured": measured,
-        "model": ", ".join(found.models),
-        "differs": "; ".join(found.differs),
-        "same_as": same_as,
-        "reason": found.reason,
-        "note": claim.note,
-    }
+        "id": claim.id, "about": about, "text": claim.text, "place": claim.place, "verdict": found.verdict,
+        "as_stated": found.as_stated, "value": value, "low": low, "high": high, "unit": claim.unit, "bounds": bounds,
+        "measured": measured, "model": ", ".join(found.models), "differs": "; ".join(found.differs), "same_as": same_as,
+        "reason": found.reason, "note": claim.note,
+    }  # fmt: skip
 
 
 def _bounds(wanted: Bounds) -> str:

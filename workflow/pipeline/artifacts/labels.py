@@ -21,7 +21,7 @@ def variant_label(spec: Mapping[str, Any] | None) -> str:
     """
     if spec is None:
         return "Baseline"
-    known = SwiftKVSpec(**{name: spec[name] for name in SwiftKVSpec.__dataclass_fields__ if name in spec})
+    known = SwiftKVSpec(**spec)
     label = f"{percent(known.prefill_reduction)} SingleInputKV"
     if known.key_value_group_size > 1:
         label += f" + {known.key_value_group_size}× AcrossKV"

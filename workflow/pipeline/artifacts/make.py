@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pipeline.artifacts.drawing import write_figure
-from pipeline.artifacts.entry import FORMS, KINDS
+from pipeline.artifacts.entry import KINDS
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.records import in_project
 from pipeline.artifacts.writers import write_table
-from swiftkv.errors import UserError
 from swiftkv.io import write_json
 
 
@@ -30,12 +29,8 @@ def make_artifact(entry: dict[str, Any], files: dict[str, list[str]], output: Se
     """
     paths = {name: [Path(file) for file in group] for name, group in files.items()}
     outputs = {path.suffix.removeprefix("."): path for path in output}
-    forms = FORMS[entry["form"]]
-    if set(outputs) != set(forms):
-        raise UserError(f"{entry['name']} is a {entry['form']}; it is written as {', '.join(forms)}")
-    module, _, function = KINDS[entry["kind"]].make.partition(":")
-    made = getattr(import_module(module), function)(entry, paths)
-    origin = {key: entry[key] for key in ("name", "form", "section", "label", "caption")}
+    made = resolve_name(KINDS[entry["kind"]].make)(entry, paths)
+    about = {key: entry[key] for key in ("name", "form", "section", "label", "caption")} | {"title": heading(entry)}
     shipped = {name: [in_project(path) for path in group] for name, group in paths.items()}
-    write_json(outputs.pop("json"), {**origin, "title": heading(entry), "files": shipped})
+    write_json(outputs.pop("json"), about | {"files": shipped})
     (write_table if entry["form"] == "table" else write_figure)(made, outputs)

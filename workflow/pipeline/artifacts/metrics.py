@@ -1,10 +1,13 @@
-"""The metrics of artifacts: the measurement that has each, how a column is headed, how a value is printed, and its unit."""
+"""The metrics of artifacts, in metrics.yaml: the measurement that has each, its column, and how a value is printed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+import yaml
 
 MISSING, OOM, NONE = "n/a", "OOM", "–"
 IN_NOISE = "≈"  # before a number whose interval holds what it is compared with
@@ -20,12 +23,20 @@ class Metric(NamedTuple):
         header: of its column; may hold line breaks.
         form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
+        path: its place in the result of a record, in dots; empty where it is computed otherwise.
+        factor: that is multiplied with.
+        counted: whether it has no error.
+        limit: its place among the costs of a record, by the FLOP count or the cost model.
     """
 
     measure: str
     header: str
     form: str = ".2f"
     unit: str = ""
+    path: str = ""
+    factor: float = 1
+    counted: bool = False
+    limit: str = ""
 
 
 # Which input of an artifact holds the records of a measure.
@@ -34,103 +45,10 @@ INPUTS = {
     "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
     "kv_capacity": "serving", "decode": "serving", "answer": "serving",
 }  # fmt: skip
+_GROUPS = yaml.load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
 METRICS: Mapping[str, Metric] = {
-    "prefill_reduction_percent": Metric("spec", "Prefill\nreduction", ".1f", "%"),
-    "kv_cache_reduction_percent": Metric("spec", "AcrossKV\n(cache reduction)", ".1f", "%"),
-    "average": Metric("table", "Avg.", ".2f", "%"),
-    "vocab_gflops": Metric("cost", "Vocab", "s3", "GFLOP/token"),
-    "kv_gflops": Metric("cost", "K,V", "s3", "GFLOP/token"),
-    "qo_gflops": Metric("cost", "Q,O", "s3", "GFLOP/token"),
-    "q_gflops": Metric("cost", "Q", "s3", "GFLOP/token"),
-    "k_gflops": Metric("cost", "K", "s3", "GFLOP/token"),
-    "v_gflops": Metric("cost", "V", "s3", "GFLOP/token"),
-    "o_gflops": Metric("cost", "O", "s3", "GFLOP/token"),
-    "mlp_gflops": Metric("cost", "MLP", "s3", "GFLOP/token"),
-    "attention_gflops": Metric("cost", "Attn.", "s3", "GFLOP/token"),
-    "total_gflops": Metric("cost", "Total", "s3", "GFLOP/token"),
-    "relative_percent": Metric("cost", "Rel.", ".1f|%", "%"),
-    "exact_q_gflops": Metric("cost", "Q", "s3", "GFLOP/token"),
-    "exact_k_gflops": Metric("cost", "K", "s3", "GFLOP/token"),
-    "exact_v_gflops": Metric("cost", "V", "s3", "GFLOP/token"),
-    "exact_o_gflops": Metric("cost", "O", "s3", "GFLOP/token"),
-    "exact_mlp_gflops": Metric("cost", "MLP", "s3", "GFLOP/token"),
-    "exact_attention_gflops": Metric("cost", "Attn.", "s3", "GFLOP/token"),
-    "exact_total_gflops": Metric("cost", "Total", "s3", "GFLOP/token"),
-    "exact_relative_percent": Metric("cost", "Rel.", ".1f|%", "%"),
-    "prefill_speedup_limit": Metric("cost", "Prefill\nspeed-up", ".2f|×", "×"),
-    "request_speedup_limit": Metric("cost", "Request\nspeed-up", ".2f|×", "×"),
-    "kv_capacity_limit_bfloat16": Metric("cost", "KV\ncapacity", ".2f|×", "×"),
-    "kv_capacity_limit_fp8": Metric("cost", "KV capacity\nwith FP8", ".2f|×", "×"),
-    "kv_cache_kib_per_token": Metric("cost", "KV cache,\nKiB a token", ",.4g", "KiB"),
-    "kl": Metric("fidelity", "KL to teacher,\nnats a token", ".4f", "nats/token"),
-    "answer_kl": Metric("fidelity", "KL of last\nanswers", ".4f", "nats/token"),
-    "top1_agreement": Metric("fidelity", "Top-1\nagreement, %", ".2f", "%"),
-    "perplexity": Metric("fidelity", "Perplexity", ".2f"),
-    "start_kl": Metric("fidelity", "KL before\ntraining", ".4f", "nats/token"),
-    "start_answer_kl": Metric("fidelity", "KL of answers\nbefore training", ".4f", "nats/token"),
-    "start_top1_agreement": Metric("fidelity", "Top-1 before\ntraining, %", ".2f", "%"),
-    "start_perplexity": Metric("fidelity", "Perplexity\nbefore training", ".2f"),
-    "training_hours": Metric("training", "Hours", "s3", "h"),
-    "training_tokens": Metric("training", "Tokens", ",.0f", "tokens"),
-    "training_hardware": Metric("training", "Hardware"),
-    "training_tokens_per_second": Metric("training", "Tokens/s", "s3", "tokens/s"),
-    "training_tokens_per_device": Metric("training", "Tokens/s\na device", "s3", "tokens/s"),
-    "training_steps": Metric("training", "Steps", ",.0f", "steps"),
-    "training_gpus": Metric("training", "GPUs", ",.0f", "GPUs"),
-    "loss_first": Metric("training", "First\nloss", "s4"),
-    "loss_last": Metric("training", "Last\nloss", "s4"),
-    "sure_percent": Metric("early_exit", "Sure\n(%)", "s3", "%"),
-    "sure_alignment_percent": Metric("early_exit", "Aligned where\nsure (%)", ".1f", "%"),
-    "alignment_percent": Metric("early_exit", "Aligned\n(%)", ".1f", "%"),
-    "exited_percent": Metric("early_exit", "Exited\n(%)", ".1f", "%"),
-    "full_depth_ms": Metric("early_exit", "ms a token,\nfull depth", "s3", "ms"),
-    "early_exit_ms": Metric("early_exit", "ms a token,\nearly exit", "s3", "ms"),
-    "time_ratio": Metric("early_exit", "Time\nratio", ".3f"),
-    "equal_tokens_percent": Metric("early_exit", "Same\ntokens (%)", ".1f", "%"),
-    "bin_percent": Metric("early_exit", "Positions (%)", ".1f", "%"),
-    "bin_alignment_percent": Metric("early_exit", "Agreement (%)", ".1f", "%"),
-    "simscore": Metric("similarity", "SimScore (cosine similarity)", ".3f"),
-    "pairwise": Metric("similarity", "Cosine similarity", ".3f"),
-    "tokens_per_second": Metric("throughput", "Input and output\ntokens / s", "s3", "tokens/s"),
-    "tokens_per_second_per_gpu": Metric("throughput", "Tokens / s\na device", "s3", "tokens/s"),
-    "normalized_tflops_per_gpu": Metric("throughput", "Normalized\nTFLOP/s per device", "s3", "TFLOP/s"),
-    "exact_tflops_per_gpu": Metric("throughput", "TFLOP/s\nper device", "s3", "TFLOP/s"),
-    "mfu_percent": Metric("throughput", "MFU, %", ".1f", "%"),
-    "speedup": Metric("throughput", "Speed-up", ".2f|×", "×"),
-    "speedup_limit": Metric("throughput", "Limit\nby FLOPs", ".2f|×", "×"),
-    "engine_kv_tokens": Metric("throughput", "KV tokens", ",.0f", "tokens"),
-    "node_tokens_per_second": Metric("throughput", "Tokens / s\nof a node", "s3", "tokens/s"),
-    "speedup_over_first_model": Metric("throughput", "Over the\nfirst model", ".2f|×", "×"),
-    "kv_cache_tokens": Metric("kv_capacity", "KV tokens", ",.0f", "tokens"),
-    "kv_cache_gib": Metric("kv_capacity", "KV memory,\nGiB", "s3", "GiB"),
-    "kv_kib_per_token": Metric("kv_capacity", "KiB a token", "s4", "KiB"),
-    "capacity_ratio": Metric("kv_capacity", "Against\nbaseline", ".3f|×", "×"),
-    "capacity_ratio_limit": Metric("kv_capacity", "Cost model\nallows", ".3f|×", "×"),
-    "forward_ms": Metric("forward_time", "Time of a forward pass (ms)", "s3", "ms"),
-    "forward_speedup": Metric("forward_time", "Speed-up over the baseline", ".2f|×", "×"),
-    "forward_speedup_limit": Metric("forward_time", "Limit by FLOPs", ".2f|×", "×"),
-    "decode_ms": Metric("decode", "ms", "s3", "ms"),
-    "decode_ratio": Metric("decode", "Ratio", ".2f|×", "×"),
-    "ttft_median_ms": Metric("latency", "Time to first\ntoken (ms)", "s3", "ms"),
-    "ttft_mean_ms": Metric("latency", "Mean time to\nfirst token (ms)", "s3", "ms"),
-    "ttft_p99_ms": Metric("latency", "99th percentile\nof TTFT (ms)", "s3", "ms"),
-    "tpot_median_ms": Metric("latency", "Time per output\ntoken (ms)", "s3", "ms"),
-    "tpot_mean_ms": Metric("latency", "Mean time per\noutput token (ms)", "s3", "ms"),
-    "tpot_p99_ms": Metric("latency", "99th percentile\nof TPOT (ms)", "s3", "ms"),
-    "ttft_reduction_percent": Metric("latency", "TTFT reduction, %", ".1f", "%"),
-    "tpot_reduction_percent": Metric("latency", "TPOT reduction, %", ".1f", "%"),
-    "sustained": Metric("latency", "Sustained", ".0f"),
-    "achieved_request_rate": Metric("latency", "Achieved\nrequests a second", "s3", "1/s"),
-    "highest_sustained_rate": Metric("latency", "Highest sustained\nrequests a second", "s3", "1/s"),
-    "sustained_rate_speedup": Metric("latency", "Gain in\nsustained rate", ".2f|×", "×"),
-    "sustained_rate_limit": Metric("latency", "Highest rate\nby FLOPs", "s3", "1/s"),
-    "question": Metric("answer", "Question"),
-    "answer": Metric("answer", "Answer"),
-    "answer_tokens": Metric("answer", "Tokens", ",.0f", "tokens"),
-    "first_token_ms": Metric("answer", "First token,\nms", "s3", "ms"),
-    "answer_seconds": Metric("answer", "Last token,\ns", "s3", "s"),
-    "first_token_speedup": Metric("answer", "First token,\nspeed-up", ".2f|×", "×"),
-}  # fmt: skip
+    name: Metric(measure, **about) for measure, metrics in _GROUPS.items() for name, about in metrics.items()
+}
 
 
 def significant(value: float, digits: int) -> float:

@@ -28,6 +28,7 @@ class Case(NamedTuple):
 
 
 NOTHING = Case("", "", "")
+_CELL = (*Case._fields, "point", "at", "metric", "against_model", "against", "against_kv_cache")
 
 
 class Numbers:
@@ -57,7 +58,7 @@ class Numbers:
     def _cells(self) -> dict[tuple[Any, ...], Row]:
         data = self.data
         return {
-            (row["source"] == "published", *case_of(row), row["point"], row["at"], row["metric"], *_against(row)): row
+            (row["source"] == "published", *(row[name] for name in _CELL)): row
             for row in data.astype(object).where(data.notna(), None).to_dict("records")
         }
 
@@ -75,19 +76,13 @@ class Numbers:
 
     def along(self, case: Case, metric: str, point: str) -> pd.DataFrame:
         """The rows of a metric with a value, by their place on its axis."""
-        rows = self.rows[(self.rows["metric"] == metric) & (self.rows["point"] == point)]
-        return (
-            rows[(rows[list(Case._fields)] == list(case)).all(axis=1)].dropna(subset=["at", "value"]).sort_values("at")
-        )
+        rows = self.rows[(self.rows[[*Case._fields, "metric", "point"]] == [*case, metric, point]).all(axis=1)]
+        return rows.dropna(subset=["at", "value"]).sort_values("at")
 
 
 def case_of(row: Mapping[Any, Any]) -> Case:
     """The case of a row."""
     return Case(row["model"], row["variant"], row["kv_cache"])
-
-
-def _against(row: Mapping[Any, Any]) -> Case:
-    return Case(row["against_model"], row["against"], row["against_kv_cache"])
 
 
 def read_csv(file: str | Path) -> list[dict[str, str]]:
@@ -127,46 +122,46 @@ def published(entry: Mapping[str, Any], files: Iterable[str | Path], records: Se
     return frame(rows)
 
 
-def _published_rows(entry: Mapping[str, Any], line: Mapping[str, str], known: Row, stem: str, records) -> Iterator[Row]:
-    known = known | {"reason": line.get("note"), "status": "ok"}
+def _published_rows(
+    entry: Entry, line: Mapping[str, str], known: Row, stem: str, records: Sequence[Record]
+) -> Iterator[Row]:
+    known |= {"reason": line.get("note"), "status": "ok"}
+    speeds = "memory_gb" in line or "input_length" in line
+    mine = entry["name"] in line["item"].split() if stem == "values" else True
+    if not mine or (
+        (speeds or (stem == "values" and "points" in entry)) and not _on_paper_hardware(records, known, line)
+    ):
+        return
     if stem == "values":
-        is_speed = "points" in entry
-        if entry["name"] in line["item"].split() and (not is_speed or _on_paper_hardware(records, known, line)):
-            ends = [number(line[end]) for end in ("low", "high")]
-            value = ends[0] if ends[0] == ends[1] else None
-            at = number(line["layer"]) if line["layer"] else number(line["input_tokens"])
-            more = {"value": value, "low": ends[0], "high": ends[1], "text": line["text"], "at": at}
-            yield known | more | {"variant": line["variant"], "metric": line["quantity"], "conditions": line["source"]}
-        return
-    if "memory_gb" in line or "input_length" in line:
-        if _on_paper_hardware(records, known, line):
-            for variant, kv_cache in entry["cases"]:
-                cell = line.get(variant.replace("-", "_") + ("_fp8" if kv_cache == "fp8" else ""))
-                for point in (point for point in entry["points"] if cell and _is_at(entry["points"][point], line)):
-                    case = {"variant": variant, "kv_cache": kv_cache, "point": point}
-                    text = cell if number(cell) is None else f"{float(cell):,.0f}"
-                    yield known | case | {"metric": "tokens_per_second", "value": number(cell), "text": text}
-        return
-    scores = [
-        column for column, cell in line.items() if column not in (*METRICS, "acrosskv") and number(cell) is not None
-    ]
-    known |= {"variant": line["variant"], "kv_cache": line.get("kv_cache") or "auto", "part": line.get("part")}
-    known |= {"n": len(scores)}  # of tasks, which a printed average is over
-    for column, cell in line.items():
-        if cell and (column in entry.get("tasks", {}) or (METRICS.get(column) and number(cell) is not None)):
-            yield known | {"metric": column, "value": number(cell), "text": cell}
-    if group := number(line.get("acrosskv")):
-        text = f"{group:.0f}-way ({line['kv_cache_reduction_percent']}%)" if group > 1 else "–"
-        yield known | {"metric": "acrosskv", "value": group, "text": text}
+        low, high = number(line["low"]), number(line["high"])
+        at = number(line["layer"]) if line["layer"] else number(line["input_tokens"])
+        more = {"value": low if low == high else None, "low": low, "high": high, "text": line["text"], "at": at}
+        yield known | more | {"variant": line["variant"], "metric": line["quantity"], "conditions": line["source"]}
+    elif speeds:
+        for variant, kv_cache in entry["cases"]:
+            cell = line.get(variant.replace("-", "_") + ("_fp8" if kv_cache == "fp8" else ""))
+            for point in (point for point, asked in entry["points"].items() if cell and _is_at(asked, line)):
+                value = number(cell)
+                case = {"variant": variant, "kv_cache": kv_cache, "point": point, "metric": "tokens_per_second"}
+                yield known | case | {"value": value, "text": cell if value is None else f"{value:,.0f}"}
+    else:
+        numbers = {column: value for column, cell in line.items() if (value := number(cell)) is not None}
+        group = numbers.pop("acrosskv", None)
+        known |= {"variant": line["variant"], "kv_cache": line.get("kv_cache") or "auto", "part": line.get("part")}
+        known |= {"n": len(numbers.keys() - METRICS.keys())}  # of tasks, which a printed average is over
+        for column, cell in line.items():
+            if cell and (column in entry.get("tasks", {}) or (column in METRICS and column in numbers)):
+                yield known | {"metric": column, "value": numbers.get(column), "text": cell}
+        if group:
+            text = f"{group:.0f}-way ({line['kv_cache_reduction_percent']}%)" if group > 1 else "–"
+            yield known | {"metric": "acrosskv", "value": group, "text": text}
 
 
 def _on_paper_hardware(records: Sequence[Record], known: Row, line: Mapping[str, str]) -> bool:
     """Whether a model's serving records ran on as many H100 GPUs as the published ones; one where none is stated."""
     count = number(line.get("gpus")) or 1
     mine = [record for record in records if record.model["name"] == known["model"]]
-    return bool(mine) and all(
-        record.gpus and all("H100" in name for name in record.gpus) and record.devices == count for record in mine
-    )
+    return bool(mine) and all("H100" in record.device and record.devices == count for record in mine)
 
 
 def _is_at(point: Mapping[str, Any], line: Mapping[str, str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
 PROJECT = Path(__file__).parents[3]
-_SECTIONS = (
-    "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result", "provenance",
-)  # fmt: skip
+_OPTIONAL = ("data", "checkpoint", "file")
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,15 @@ class Record:
             UserError: the file is missing, damaged or incomplete.
         """
         content = read_json(path)
-        if not isinstance(content, dict):
-            raise UserError(f"{path} is not a measurement file; delete it and run again")
-        required = (*_SECTIONS, *(("engine", "cost") if content.get("measure") in POINTS else ()))
-        if missing := [name for name in required if name not in content]:
+        known = content if isinstance(content, dict) else {}
+        optional = _OPTIONAL if known.get("measure") in POINTS else (*_OPTIONAL, "engine", "cost")
+        if missing := [each.name for each in fields(cls) if each.name not in {*known, *optional}]:
             raise UserError(
                 f"{path} is not a measurement file: it has no {', '.join(missing)}; delete it and run again"
             )
-        if content["status"] == "ok" and not content["result"]:
+        if known["status"] == "ok" and not known["result"]:
             raise UserError(f"{path} has status 'ok' and no result; delete it and run again")
-        return replace(cls.of(content), file=in_project(path))
+        return replace(cls.of(known), file=in_project(path))
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Record:
@@ -104,11 +101,6 @@ class Record:
         return self.variant, self.kv_cache
 
     @property
-    def name(self) -> str:
-        """How errors call it."""
-        return "/".join([self.what or self.measure, self.model["name"], *self.case])
-
-    @property
     def gpus(self) -> list[str]:
         """Names of the machine's GPUs; empty on a processor."""
         return list(self.provenance.get("hardware", {}).get("gpus") or [])
@@ -133,26 +125,25 @@ class Record:
         """The hardware: `4 × NVIDIA H100 80GB HBM3`, or the processor and its cores."""
         return f"{self.devices} × {self.device}" if self.gpus else self.device
 
-    def conditions(self, hardware: bool = True, software: bool = True) -> str:
-        """Hardware, engine, mode and weights, for titles."""
-        parts = [self.machine] if hardware else []
-        if software:
-            version, quantization = self.engine.get("vllm"), self.settings.get("quantization")
-            parts += [f"vLLM {version}"] if version else []
-            parts += [str(self.engine["compilation"])] if self.engine.get("compilation") else []
-            if self.dummy or quantization:
-                parts.append(
-                    " ".join(filter(None, [self.dummy and "dummy", quantization and quantization.upper(), "weights"]))
-                )
-        return ", ".join(parts)
+    @property
+    def engine_words(self) -> list[str]:
+        """Engine, mode and weights of a served model."""
+        version, quantization = self.engine.get("vllm"), (self.settings.get("quantization") or "").upper()
+        weights = " ".join(filter(None, ["dummy" if self.dummy else "", quantization]))
+        words = [version and f"vLLM {version}", self.engine.get("compilation"), weights and f"{weights} weights"]
+        return [word for word in words if word]
+
+    @property
+    def conditions(self) -> str:
+        """Hardware, engine, mode and weights."""
+        return ", ".join([self.machine, *self.engine_words])
 
     @property
     def software(self) -> str:
         """The engine of a served model, or the library that computed."""
-        if self.engine:
-            return self.conditions(hardware=False)
         library = "lm-eval" if self.measure == "score" else "transformers"
-        return f"{library} {self.provenance.get('libraries', {}).get(library)}"
+        versions = self.provenance.get("libraries", {})
+        return ", ".join(self.engine_words) if self.engine else f"{library} {versions.get(library)}"
 
     @property
     def dummy(self) -> bool:
@@ -182,136 +173,88 @@ def read_records(files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
     return list(records.values())
 
 
-def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
-    """The records of an artifact that may stand in it, side by side.
-
-    Raises:
-        UserError: as `read_records`, `check_settings`, `check_comparable` and `check_checkpoints`.
-    """
-    records = read_records(files)
-    check_settings(entry, records)
-    check_comparable(records, entry["label"] if entry["source"] != "ours" else entry["name"])
-    check_checkpoints(records, entry["name"])
-    return records
-
-
 def in_project(path: str | Path) -> str:
     """A path without the place of the project on this machine."""
     path = Path(path)
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
-def check_comparable(records: Iterable[Record], where: str) -> None:
-    """Refuse to put serving records of one model side by side that were not made under the same conditions.
+def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str | Path]]) -> list[Record]:
+    """The records of an artifact that may stand in it, side by side.
 
     Raises:
-        UserError: two records differ in hardware, processor threads, vLLM, compilation, parallelism, chunk size, number
-            format, quantization or in whether their weights are dummy ones; the sentence names both.
+        UserError: as `read_records`; a record of other settings or another spec than the entry's; two of one model that were
+            computed in other number formats, served under other conditions, or of other questions or checkpoints.
     """
+    records, name = read_records(files), entry["name"]
+    for record in records:
+        _check_settings(entry, record)
     first: dict[tuple[str, str], tuple[Record, Any]] = {}
-    for record in (record for record in records if record.measure in POINTS):
-        for what, read in _CONDITIONS.items():
-            if (value := read(record)) is None:
-                continue
+    for record in records:
+        for what, value in _conditions(record).items():
             other, expected = first.setdefault((record.model["name"], what), (record, value))
             if value != expected:
                 raise UserError(
-                    f"{where} would compare records that differ in {what}: {other.name} has {expected}, "
-                    f"{record.name} has {value}; measure them again under the same conditions"
+                    f"{name} would compare records that differ in {what}: {other.file} has {expected}, {record.file} has "
+                    f"{value}; measure them again under the same conditions"
                 )
+    return records
 
 
-_CONDITIONS: Mapping[str, Callable[[Record], Any]] = {
-    "hardware": lambda record: record.machine,
-    "processor threads": lambda record: None if record.gpus else record.settings.get("threads"),
-    "vLLM version": lambda record: record.engine.get("vllm"),
-    "compilation": lambda record: record.engine.get("compilation"),
-    "tensor parallel size": lambda record: record.devices,
-    "chunk of the chunked prefill": lambda record: record.settings.get("max_num_batched_tokens"),
-    "most sequences in a batch": lambda record: record.settings.get("max_num_seqs"),
-    "number format": lambda record: record.settings.get("dtype"),
-    "weights": lambda record: "dummy weights" if record.dummy else "real weights",
-    "quantization": lambda record: record.settings.get("quantization"),
-}
-
-
-def check_checkpoints(records: Iterable[Record], where: str) -> None:
-    """Refuse to put speed beside the quality of another checkpoint.
-
-    Raises:
-        UserError: the rewiring differs, or, unless the weights are dummies, the model, its revision or the training.
-    """
-    scored: dict[tuple[str, str], Record] = {}
-    records = list(records)
-    for record in records:
-        if record.measure in ("score", "fidelity"):
-            scored.setdefault((record.model["name"], record.variant), record)
-    for speed in (record for record in records if record.measure in POINTS):
-        quality = scored.get((speed.model["name"], speed.variant))
-        if quality is None:
-            continue
-        differing = [name for name in _SPEC if (speed.spec or {}).get(name) != (quality.spec or {}).get(name)]
-        if not speed.dummy:
-            differing += [name for name in _IDENTITY if speed.model[name] != quality.model[name]]
-            differing += ["weights"] if speed.weights != quality.weights else []
-        if differing:
-            raise UserError(
-                f"{where} would put the speed of {speed.model['name']} {speed.variant} beside the quality of another "
-                f"checkpoint: they differ in {differing[0]}; measure both again"
-            )
+def _conditions(record: Record) -> dict[str, Any]:
+    """What all records of a model have in common."""
+    settings, of = record.settings, f"of {record.variant}"
+    found = {f"the number format of {record.measure}": settings.get("dtype")}
+    if record.measure in POINTS:
+        found |= {
+            "hardware": record.machine,
+            "processor threads": None if record.gpus else settings.get("threads"),
+            "vLLM version": record.engine.get("vllm"),
+            "compilation": record.engine.get("compilation"),
+            "weights": "dummy weights" if record.dummy else "real weights",
+            "quantization": settings.get("quantization"),
+        }
+    if record.measure in (*POINTS, "score", "fidelity"):  # speed and quality are of one checkpoint
+        found[f"rewiring {of}"] = {name: (record.spec or {}).get(name) for name in _SPEC}
+        if not record.dummy:
+            found[f"checkpoint {of}"] = [record.weights, *(record.model[name] for name in _IDENTITY)]
+    if questions := record.value("questions"):
+        found[f"questions of {record.what}, or how they are asked"] = questions["sha256"]
+    return {what: value for what, value in found.items() if value is not None}
 
 
 _IDENTITY = ("name", "kind", "id", "revision", "resolved")
 _SPEC = ("num_hidden_layers", "num_key_value_layers", "key_value_group_size", "num_key_value_heads", "own_key_values")
 
 
-def check_settings(entry: Mapping[str, Any], records: Iterable[Record]) -> None:
-    """Refuse records of other settings, or of another spec, than their entry; settings that both name are compared.
-
-    Raises:
-        UserError: the first record that differs, or that was computed in another number format than the others.
-    """
-    formats: dict[tuple[str, str], tuple[str, str]] = {}
-    for record in records:
-        shown, found = _shown(entry, record), {**record.settings, "spec": record.spec}
-        if found["spec"] and shown.get("spec"):  # a record's has its reductions too
-            found["spec"] = {key: found["spec"].get(key) for key in shown["spec"]}
-        for key in shown:
-            if key in found and found[key] != shown[key]:
-                raise UserError(
-                    f"{record.file} was measured with {key} {json.dumps(found[key])}, but {entry['name']} shows {key} "
-                    f"{json.dumps(shown[key])}; delete it and run again, or set {key} back in the configuration"
-                )
-        if dtype := record.settings.get("dtype"):
-            first, before = formats.setdefault((record.measure, record.model["name"]), (record.file, dtype))
-            if dtype != before:
-                raise UserError(
-                    f"{entry['name']} would compare {first}, computed in {before}, with {record.file}, computed in {dtype}; "
-                    "delete the records of one of the two machines and run again"
-                )
+def _check_settings(entry: Mapping[str, Any], record: Record) -> None:
+    """Refuse a record of other settings, or of another spec, than its entry; settings that both name are compared."""
+    shown, found = _shown(entry, record), {**record.settings, "spec": record.spec}
+    if found["spec"] and shown.get("spec"):  # a record's has its reductions too
+        found["spec"] = {key: found["spec"].get(key) for key in shown["spec"]}
+    for key in (key for key in shown if key in found and found[key] != shown[key]):
+        raise UserError(
+            f"{record.file} was measured with {key} {json.dumps(found[key])}, but {entry['name']} shows {key} "
+            f"{json.dumps(shown[key])}; delete it and run again, or set {key} back in the configuration"
+        )
 
 
 def provenance(records: Sequence[Record]) -> list[str]:
     """One line on the records of an artifact: models, machines, engines, number, seeds and dates; none without records."""
-    made = list(records)
-    if not made:
+    if not records:
         return []
-
-    def distinct(values: Iterable[Any]) -> str:
-        return ", ".join(str(value) for value in dict.fromkeys(values) if value is not None)
-
-    days = sorted({record.provenance["finished"][:10] for record in made if record.provenance.get("finished")})
-    seeds = distinct(sorted({seed for record in made if (seed := record.settings.get("seed")) is not None}))
+    days = sorted(record.provenance["finished"][:10] for record in records if record.provenance.get("finished"))
+    seeds = sorted({seed for record in records if (seed := record.settings.get("seed")) is not None})
+    subsets = any(record.ok and (record.value("n") or 0) < (record.value("n_total") or 0) for record in records)
     parts = [
-        distinct(record.model["title"] for record in made),
-        distinct(record.machine for record in made if record.provenance.get("hardware")),
-        distinct(sorted({record.software for record in made})),
-        f"{len(made)} record{'s' if len(made) > 1 else ''}",
-        seeds and f"seed {seeds}",
+        ", ".join(dict.fromkeys(record.model["title"] for record in records)),
+        ", ".join(dict.fromkeys(record.machine for record in records if record.provenance.get("hardware"))),
+        ", ".join(sorted({record.software for record in records})),
+        f"{len(records)} record{'s' if len(records) > 1 else ''}",
+        f"seed {', '.join(map(str, seeds))}" if seeds else "",
         " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+        "scored on random subsets of the questions" if subsets else "",
     ]
-    if any(record.ok and record.value("n") and record.value("n") < record.value("n_total") for record in made):
-        parts.append("scored on random subsets of the questions")
     return ["; ".join(filter(None, parts)) + "."]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from pipeline.artifacts.claims import VERDICTS
@@ -80,7 +81,7 @@ class Artifact:
 
 
 def _folded(grids: str, lines: Sequence[Mapping[str, str]]) -> str:
-    """The grids of the claims and their notes folded, each with how many claims have each verdict."""
+    """The grids of the claims and their notes folded, each grid with how many claims have each verdict."""
 
     def fold(section: re.Match[str]) -> str:
         counts = Counter(line["verdict"] for line in lines if line["about"] == html.unescape(section[1]))
@@ -88,9 +89,9 @@ def _folded(grids: str, lines: Sequence[Mapping[str, str]]) -> str:
         return f"<details><summary>{section[1]}: {said}</summary>\n{section[2]}</details>"
 
     folded = re.sub(r'<h2>(.*?)</h2>\n(<div class="scroll">.*?</div>\n)', fold, grids, flags=re.DOTALL)
-    notes = '<div class="notes">'
-    before, _, after = folded.partition(notes)
-    return f"{before}<details><summary>Notes</summary>\n{notes}{after}</details>" if after else before
+    return re.sub(
+        r'<div class="notes">.*', r"<details><summary>Notes</summary>\n\g<0></details>", folded, flags=re.DOTALL
+    )
 
 
 def read_artifacts(results: Path) -> list[Artifact]:
@@ -119,33 +120,31 @@ def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> 
         UserError: nothing is made there, or a file is damaged.
     """
     artifacts = read_artifacts(results)
-    made = {one.name: one for one in artifacts}
-    records = _records(artifacts)
-    sections: dict[str, list[Artifact]] = {}
-    for one in artifacts:
-        sections.setdefault(one.about["section"].partition(" ")[2], []).append(one)
-    text = _TEMPLATES.get_template("report.html").render(
+    made, records = {one.name: one for one in artifacts}, _records(artifacts)
+    listed = [line["name"] for line in _lines(artifacts, "contents") if line["made"] == "True"]
+    _render(
+        "report.html",
+        page,
         result=result(artifacts),
         origin=provenance(records),
         first=[
-            made[next(name for name in names if name in made)] for names in (FIGURE, TABLE) if made.keys() & set(names)
+            next(made[name] for name in names if name in made) for names in (FIGURE, TABLE) if made.keys() & set(names)
         ],
         claims=made.get("claims"),
-        sections=sections,
-        missing=[
-            line["name"]
-            for line in _lines(artifacts, "contents")
-            if line["made"] == "True" and line["name"] not in made
-        ],
+        artifacts=artifacts,
+        missing=[name for name in listed if name not in made],
         times=_times(benchmarks),
         style=Markup(STYLE),
     )
-    with atomic_path(page) as scratch:
-        scratch.write_text(text, encoding="utf-8")
     write_gallery(artifacts, gallery, "figures/")
     print(
         f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements, {page.stat().st_size / 1e6:.1f} MB"
     )
+
+
+def _render(template: str, page: Path, **values: Any) -> None:
+    with atomic_path(page) as scratch:
+        scratch.write_text(_TEMPLATES.get_template(template).render(values), encoding="utf-8")
 
 
 def result(artifacts: Iterable[Artifact]) -> str:
@@ -169,20 +168,8 @@ def write_gallery(artifacts: Sequence[Artifact], page: Path, folder: str = "") -
         page: the file.
         folder: where the figures lie from there, with their other forms; empty for pictures alone, beside the page.
     """
-    lines = ["# Figures", ""]
-    for one in (one for one in artifacts if one.about["form"] == "figure"):
-        lines += [
-            f"## {one.about['title']}",
-            "",
-            f"![{one.about['title']}]({folder}{one.name}.png)",
-            "",
-            one.about["caption"],
-            "",
-        ]
-        links = ", ".join(f"[{form}]({folder}{one.name}.{form})" for form in ("pdf", "csv")) if folder else ""
-        lines += [links, ""] if links else []
-    with atomic_path(page) as scratch:
-        scratch.write_text("\n".join(lines), encoding="utf-8")
+    figures = [one for one in artifacts if one.about["form"] == "figure"]
+    _render("gallery.md", page, figures=figures, folder=folder)
 
 
 def _lines(artifacts: Iterable[Artifact], name: str) -> list[dict[str, str]]:
@@ -197,12 +184,10 @@ def _records(artifacts: Iterable[Artifact]) -> list[Record]:
     return [Record.of(content) for content in contents if "measure" in content]
 
 
-def _times(benchmarks: Path) -> dict[str, tuple[int, float]]:
-    """Rule -> the number of its jobs that have a benchmark file, and their seconds; the longest first."""
+def _times(benchmarks: Path) -> dict[str, list[float]]:
+    """Rule -> the seconds of each of its jobs that have a benchmark file; the longest first."""
     rules: dict[str, list[float]] = {}
     for path in sorted(benchmarks.rglob("*.tsv")):
-        lines = list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
-        rules.setdefault(path.relative_to(benchmarks).with_suffix("").parts[0], []).extend(
-            float(line["s"]) for line in lines[-1:]
-        )
-    return {rule: (len(own), sum(own)) for rule, own in sorted(rules.items(), key=lambda rule: -sum(rule[1]))}
+        rule = path.relative_to(benchmarks).with_suffix("").parts[0]
+        rules.setdefault(rule, []).extend(pd.read_csv(path, sep="\t")["s"][-1:])
+    return dict(sorted(rules.items(), key=lambda rule: -sum(rule[1])))

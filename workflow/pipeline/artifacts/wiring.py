@@ -3,132 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, headline, legend, new_figure
+from pipeline.artifacts.drawing import COLUMN, PAGE, Drawing, handle, new_figure
 from pipeline.artifacts.labels import heading, variant_label
+from pipeline.artifacts.published import Entry, Files
 from swiftkv.spec import SwiftKVSpec
 
 _COMPUTED = {"facecolor": "#0072B2", "edgecolor": "white"}
 _SKIPPED = {"facecolor": "white", "edgecolor": "0.55", "hatch": "//////"}
 _CACHE = {"facecolor": "#E69F00", "edgecolor": "white"}
 _SOURCE = "#000000"
-# Left edge and width of each column of boxes, in a panel that is 1 wide, and where the shared input runs upward.
-_PROMPT, _KEPT, _GENERATED, _RISER = (0.14, 0.2), (0.5, 0.14), (0.8, 0.2), 0.42
+# Middle and width of each column of boxes, in a panel that is 1 wide, and where the shared input runs upward.
+_PROMPT, _KEPT, _GENERATED, _RISER = (0.24, 0.2), (0.57, 0.14), (0.9, 0.2), 0.42
 
 
-Entry = Mapping[str, Any]
+def make(entry: Entry, files: Files) -> Drawing:
+    """One panel a variant: layers that a prompt token computes, the cache of each group, layers of a generated token.
 
-
-def make(entry: Entry, files: Mapping[str, Sequence[Path]]) -> Drawing:
-    """One panel a variant: layers that a prompt token computes, the cache of each group, layers of a generated token."""
-    model = entry["models"][0]
-    specs = {variant: _spec(entry, variant) for variant, _ in entry["cases"]}
-    rows = -(-len(specs) // 3)
-    columns = -(-len(specs) // rows)
-    size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
-    figure = new_figure(*size)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for axis in axes.flat[len(specs) :]:
-        axis.set_visible(False)
-    for axis, (variant, spec) in zip(axes.flat, specs.items(), strict=False):
-        _panel(axis, spec)
-        axis.set_title(variant_label(entry["specs"][model["name"]][variant]))
-    headline(figure, heading(entry))
-    legend(figure, _handles(list(specs.values())), entry.get("notes", []))
-    return Drawing(figure, frame(entry))
-
-
-def frame(entry: Entry) -> pd.DataFrame:
-    """One row a variant and layer, counted from 0.
-
-    `computed_for_prompt` says whether prompt tokens go through the layer; the last of them always does.
-    `kv_from_layer` is the layer whose input, the output of the one before, its keys and values are projected from.
-    `cache_owner` is the layer whose cache it reads: the first of its AcrossKV group, or itself.
+    The CSV has a row a variant and layer, counted from 0. `computed_for_prompt` says whether prompt tokens go through the
+    layer; the last of them always does. `kv_from_layer` is the layer whose input, the output of the one before, its keys and
+    values are projected from. `cache_owner` is the layer whose cache it reads: the first of its AcrossKV group, or itself.
     """
-    model = entry["models"][0]
-    rows = []
+    (model,), total, specs = entry["models"], entry["num_hidden_layers"], {}
     for variant, _ in entry["cases"]:
-        spec = _spec(entry, variant)
-        first = spec.num_key_value_layers
-        rows += [
-            {
-                "model": model["name"],
-                "title": model["title"],
-                "variant": variant,
-                "layer": layer,
-                "computed_for_prompt": layer < first,
-                "kv_from_layer": min(layer, first),
-                "cache_owner": spec.owner(layer),
-            }
-            for layer in range(spec.num_hidden_layers)
-        ]
-    return pd.DataFrame(rows)
-
-
-def _spec(entry: Entry, variant: str) -> SwiftKVSpec:
-    """The variant's wiring; that of an unchanged model is l = L."""
-    model = entry["models"][0]["name"]
-    fields, total = entry["specs"][model][variant], entry["num_hidden_layers"]
-    return SwiftKVSpec(**fields) if fields else SwiftKVSpec(total, total)
+        fields = entry["specs"][model["name"]][variant]
+        specs[variant] = SwiftKVSpec(**fields) if fields else SwiftKVSpec(total, total)
+    handles = [
+        handle("computed", box=True, **_COMPUTED),
+        handle("skipped", box=True, **_SKIPPED),
+        handle("keys and values kept", box=True, **_CACHE),
+        handle("projected from the input of the first skipped layer", color=_SOURCE, linewidth=2),
+    ]
+    rows = -(-len(specs) // 3)
+    size = (COLUMN, 4.3) if len(specs) == 1 else (PAGE, 1.0 + 3.2 * rows)
+    figure = new_figure(*size, heading(entry), handles, entry.get("notes", []))
+    for number, (variant, spec) in enumerate(specs.items(), 1):
+        axis = figure.add_subplot(rows, -(-len(specs) // rows), number)
+        axis.set_title(variant_label(entry["specs"][model["name"]][variant]))
+        _panel(axis, spec)
+    data = [
+        {
+            "model": model["name"],
+            "title": model["title"],
+            "variant": variant,
+            "layer": layer,
+            "computed_for_prompt": layer < spec.num_key_value_layers,
+            "kv_from_layer": min(layer, spec.num_key_value_layers),
+            "cache_owner": spec.owner(layer),
+        }
+        for variant, spec in specs.items()
+        for layer in range(total)
+    ]
+    return Drawing(figure, pd.DataFrame(data))
 
 
 def _panel(axis, spec: SwiftKVSpec) -> None:
     total, first = spec.num_hidden_layers, spec.num_key_value_layers
-    thin, head, gap = (0.6, 2.0, 0.12) if total <= 40 else (0.35, 1.0, 0.12)
-    from matplotlib.patches import Rectangle
+    thin = 0.6 if total <= 40 else 0.35
+    single = [range(layer, layer + 1) for layer in range(total)]
+    caches = [*single[:first], *spec.groups]
 
-    axis.set_axis_off()
-    axis.set_xlim(-0.02, 1.02)
-    axis.set_ylim(-0.06 * total, 1.11 * total)
+    def boxes(column: tuple[float, float], layers: Sequence[range], style: Mapping[str, Any]) -> None:
+        bottoms, heights = [each.start + 0.06 for each in layers], [len(each) - 0.12 for each in layers]
+        axis.bar(column[0], heights, column[1], bottoms, linewidth=thin, **style)
 
-    def box(column: tuple[float, float], low: float, high: float, style: dict) -> None:
-        left, width = column
-        axis.add_patch(Rectangle((left, low + gap / 2), width, high - low - gap, linewidth=thin, **style))
-
-    def arrows(start: float, end: float, heights: list[float], width: float, color: str = "0.35") -> None:
+    def arrows(start: float, column: tuple[float, float], layers: Sequence[range], width: float, color: str) -> None:
+        end, heights = column[0] - column[1] / 2, [(each.start + each.stop) / 2 for each in layers]
         axis.hlines(heights, start, end, color=color, linewidth=width, zorder=0.5)
-        tips = [end - 0.012] * len(heights)
-        axis.plot(tips, heights, linestyle="", marker=">", markersize=head, markeredgewidth=0, color=color)
+        tips = {"linestyle": "", "marker": ">", "markersize": 3.4 * thin, "markeredgewidth": 0}
+        axis.plot([end - 0.012] * len(heights), heights, color=color, **tips)
 
-    for layer in range(total):
-        box(_PROMPT, layer, layer + 1, _COMPUTED if layer < first else _SKIPPED)
-        box(_GENERATED, layer, layer + 1, _COMPUTED)
-    for group in [*(range(layer, layer + 1) for layer in range(first)), *spec.groups]:
-        box(_KEPT, group.start, group.stop, _CACHE)
-    arrows(sum(_PROMPT), _KEPT[0], [layer + 0.5 for layer in range(first)], thin)
-    arrows(sum(_KEPT), _GENERATED[0], [layer + 0.5 for layer in range(total)], thin)
+    boxes(_PROMPT, single[:first], _COMPUTED)
+    boxes(_PROMPT, single[first:], _SKIPPED)
+    boxes(_KEPT, caches, _CACHE)
+    boxes(_GENERATED, single, _COMPUTED)
+    right = [middle + width / 2 for middle, width in (_PROMPT, _KEPT)]
+    arrows(right[0], _KEPT, single[:first], thin, "0.35")
+    arrows(right[1], _GENERATED, single, thin, "0.35")
     if spec.groups:
-        middles = [(group.start + group.stop) / 2 for group in spec.groups]
-        arrows(_RISER, _KEPT[0], middles, 2 * thin, _SOURCE)
-        axis.plot((sum(_PROMPT), _RISER, _RISER), (first, first, middles[-1]), color=_SOURCE, linewidth=4 * thin)
-    _ranges(axis, [(0, first), (first, total)])
-    for (left, width), words in ((_PROMPT, "prompt\ntokens"), (_KEPT, "KV\ncache"), (_GENERATED, "generated\ntokens")):
-        axis.text(left + width / 2, 1.01 * total, words, ha="center", va="bottom", fontsize=7)
-    caches = first + len(spec.groups)
-    below = f"prompt: {first} of {total} layers; {caches} of {total} caches"
-    axis.text(0.5, -0.02 * total, below, ha="center", va="top", fontsize=7)
-
-
-def _ranges(axis, ranges: list[tuple[int, int]]) -> None:
-    """Brackets with the layers' numbers, left of the boxes."""
-    for low, high in ranges:
-        if high == low:
-            continue
-        label = str(low) if high == low + 1 else f"{low} – {high - 1}"
-        axis.plot([0.1, 0.08, 0.08, 0.1], [low + 0.1, low + 0.1, high - 0.1, high - 0.1], color="0.2", linewidth=0.7)
-        axis.text(0.06, (low + high) / 2, label, rotation=90, ha="right", va="center", fontsize=7)
-
-
-def _handles(specs: list[SwiftKVSpec]) -> list:
-    found = [handle("computed", box=True, **_COMPUTED, linewidth=0)]
-    if any(spec.groups for spec in specs):
-        found.append(handle("skipped", box=True, **_SKIPPED, linewidth=0.5))
-    found.append(handle("keys and values kept", box=True, **_CACHE, linewidth=0))
-    if any(spec.groups for spec in specs):
-        label = "projected from the input of the first skipped layer"
-        found.append(handle(label, color=_SOURCE, linewidth=2))
-    return found
+        arrows(_RISER, _KEPT, spec.groups, 2 * thin, _SOURCE)
+        top = (spec.groups[-1].start + total) / 2
+        axis.plot((right[0], _RISER, _RISER), (first, first, top), color=_SOURCE, linewidth=4 * thin)
+    parts = [part for part in ((0, first), (first, total)) if part[0] < part[1]]
+    names = [f"layers {low} – {high - 1}" for low, high in parts]
+    axis.set_yticks([sum(part) / 2 for part in parts], names, rotation=90, va="center")
+    axis.set_xticks([_PROMPT[0], _KEPT[0], _GENERATED[0]], ["prompt\ntokens", "KV\ncache", "generated\ntokens"])
+    axis.tick_params(length=0, top=True, labeltop=True, labelbottom=False)
+    axis.spines[:].set_visible(False)
+    axis.set(xlabel=f"prompt: {first} of {total} layers;\n{len(caches)} of {total} caches", ylim=(0, total))

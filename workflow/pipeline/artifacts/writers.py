@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jinja2
 import pandas as pd
@@ -28,9 +28,18 @@ _LATEX = str.maketrans({
 
 _UNKNOWN = re.compile("[^\x00-\xff]")  # what pdflatex stops at; a reason or a title may hold anything
 _LONG_WORD = re.compile(r"\S{25,}")  # a path or a hash, which TeX would let run over the margin
-_LINE = 82  # wide characters of a line of a table over pages, in its small print on a narrow page
-_PAGE_LINES = 60  # of printed cells; more do not fit on a page with title and notes
+_NUMBER = re.compile(rf"{MISSING}|{OOM}|[\d.,±+–×%\s\[\](){IN_NOISE}-]")
 _CELL, _HEADER = 44, 20  # characters of a line of a cell and of a header in LaTeX
+_BEGIN = r"""% Needs \usepackage{booktabs,graphicx}.
+\begingroup\makeatletter\def\@captype{table}\makeatother
+\setbox1\vbox{\sloppy\centering\small"""
+_FIT = r"""\ifdim\wd0>\linewidth\sbox0{\resizebox{\linewidth}{!}{\usebox0}}\fi
+\ifdim\dimexpr\ht0+\dp0>.9\textheight\sbox0{\resizebox*{!}{.9\textheight}{\usebox0}}\fi
+\usebox0"""
+_END = r"""}
+\ifdim\dimexpr\ht1+\dp1>.95\textheight\unvbox1\else\begin{table}\box1\end{table}\fi
+\endgroup
+"""
 
 _PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _PAGE.filters["lines"] = lambda text: Markup("<br>").join(escape(line) for line in str(text).split("\n"))
@@ -63,18 +72,21 @@ h1 { font-size: 1.2em; } h2 { font-size: 1em; margin: 1.5em 0 0.4em; }
 <h2>{{ grid.caption }}</h2>
 {% endif %}
 <div class="scroll"><table>
+{% set numeric = grid.numeric %}
 <thead><tr>
-{%- for column in grid.frame.columns %}<th{{ of_cell(grid, column) }}>{{ column | lines }}</th>{% endfor -%}
+{%- for column in grid.frame %}<th{{ " class=number" if numeric[loop.index0] }}>{{ column | lines }}</th>{% endfor -%}
 </tr></thead>
 <tbody>
 {% for row in grid.frame.values %}
-{% set number = loop.index0 %}
-{% set heading = grid.headings.get(number) %}
+{% set heading = grid.headings[loop.index0] %}
+{% set rule = " class=rule" if loop.index0 in grid.rules else "" %}
 {% if heading %}
-<tr{{ classes(rule=number) }}><th colspan="{{ grid.frame.columns | length }}">{{ heading }}</th></tr>
+<tr{{ rule }}><th colspan="{{ row | length }}">{{ heading }}</th></tr>
 {% endif %}
-<tr{{ classes(rule=number in grid.rules and not heading, below=number in grid.below) }}>
-{%- for cell in row %}<td{{ of_cell(grid, grid.frame.columns[loop.index0], cell) }}>{{ cell | lines }}</td>{% endfor -%}
+<tr{{ rule if not heading }}>
+{%- for cell in row %}
+<td class="{{ "number" if numeric[loop.index0] }}{{ " noise" if noise in (cell | string)[:1] }}">{{ cell | lines }}</td>
+{%- endfor -%}
 </tr>
 {% endfor %}
 </tbody>
@@ -95,27 +107,21 @@ h1 { font-size: 1.2em; } h2 { font-size: 1em; margin: 1.5em 0 0.4em; }
 class Grid(NamedTuple):
     """One printed grid: strings under headers that may hold line breaks.
 
-    `rules` are rows with a line above; `headings` are titles over the whole width, by the row they stand above; `below` are
-    rows that belong to the one above them.
+    `rules` are rows with a line above; `headings` are titles over the whole width, by the row they stand above.
     """
 
     frame: pd.DataFrame
     caption: str | None = None
-    rules: tuple[int, ...] = ()
+    rules: Collection[int] = ()
     headings: Mapping[int, str] = {}
-    below: tuple[int, ...] = ()
 
-
-class Column(NamedTuple):
-    """A printed column: its header, and the cell of a row."""
-
-    header: str
-    cell: Callable[[Any], str]
-
-
-def print_grid(shown: Sequence[Column], rows: Iterable[Any], **more: Any) -> Grid:
-    """Return a grid with the shown columns' cells of each row."""
-    return Grid(pd.DataFrame([{column.header: column.cell(row) for column in shown} for row in rows]), **more)
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column holds numbers, also where some are missing or out of memory; those are aligned to the right."""
+        return [
+            not any(_NUMBER.sub("", str(cell)) for cell in cells) and not set(cells) <= {NONE, ""}
+            for _, cells in self.frame.items()
+        ]
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ class Footnotes:
 
     def lines(self) -> list[str]:
         """The remarks with their marks, in order."""
-        return [f"[{number}] {text}" for number, text in enumerate(self.texts, 1)]
+        return [f"{self.mark(text)} {text}" for text in self.texts]
 
 
 def to_csv(table: Table) -> str:
@@ -155,79 +161,50 @@ def to_csv(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A floating table that needs \\usepackage{booktabs,graphicx}, or one over pages where it is longer than a page.
+    """A table that needs \\usepackage{booktabs,graphicx}.
 
-    A grid wider than the line is scaled down to it; without graphicx it keeps its width. Over pages its cells are
-    wrapped instead, and array and longtable are needed too.
+    It floats, unless it is longer than a page: then pages break between its grids. A grid that is larger than a page is
+    scaled down.
     """
-    if sum(map(_printed_lines, table.grids)) > _PAGE_LINES:
-        return _to_longtable(table)
-    lines = [
-        r"% Needs \usepackage{booktabs,graphicx}.",
-        r"\begin{table}",
-        r"\providecommand{\resizebox}[3]{#3}",
-        r"\sloppy\centering\small",
-        rf"\caption{{{_latex_line(table.title)}}}",
-        rf"\label{{tab:{table.label}}}",
-    ]
+    lines = [_BEGIN, rf"\caption{{{_latex_line(table.title)}}}\label{{tab:{table.label}}}"]
     for grid in table.grids:
-        if grid.caption:
-            lines.append(rf"\par\medskip {_latex_line(grid.caption)}\par\smallskip")
-        lines += [
-            r"\sbox0{%",
-            _tabular(grid) + "%",
-            r"}",
-            r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
-        ]
-    if table.notes:
-        lines += [r"\par\medskip", r"\begin{minipage}{\linewidth}\footnotesize\raggedright"]
-        lines += [rf"{_latex_line(note)}\par" for note in table.notes]
-        lines.append(r"\end{minipage}")
-    return "\n".join([*lines, r"\end{table}", ""])
+        lines.append(rf"\par\medskip {_latex_line(grid.caption or '')}\par\smallskip")
+        lines += [r"\sbox0{%", _tabular(grid) + "%", "}", _FIT]
+    lines.append(r"\par\medskip\raggedright\footnotesize")
+    lines += [rf"{_latex_line(note)}\par" for note in table.notes]
+    return "\n".join([*lines, _END])
 
 
-def _to_longtable(table: Table) -> str:
-    lines = [r"% Needs \usepackage{array,booktabs,longtable}.", r"{\scriptsize\sloppy\setlength{\tabcolsep}{3pt}"]
-    title = rf"\caption{{{_latex_line(table.title)}}}\label{{tab:{table.label}}}\\"
-    for number, grid in enumerate(table.grids):
-        frame = grid.frame.map(_latex_wrapped).rename(columns=_latex_wrapped)
-        columns = "".join(
-            r">{\raggedright\arraybackslash}p{\dimexpr " f"{share:.4f}" r"\linewidth-2\tabcolsep\relax}"
-            for share in _shares(grid.frame)
-        )
-        text = frame.style.hide(axis="index").to_latex(environment="longtable", hrules=True, column_format=columns)
-        if grid.caption:
-            heading = rf"\multicolumn{{{len(frame.columns)}}}{{l}}{{\textbf{{{_latex_line(grid.caption)}}}}} \\"
-            text = text.replace(r"\toprule", heading + "\n" + r"\toprule", 1)
-        if number == 0:
-            begin = rf"\begin{{longtable}}{{{columns}}}"
-            text = text.replace(begin, begin + "\n" + title, 1)
-        else:  # one table, however many grids it has
-            lines.append(r"\addtocounter{table}{-1}")
-        lines.append(text)
-    lines += [rf"\par\noindent {_latex_line(note)}\par" for note in table.notes]
-    return "\n".join([*lines, "}", ""])
+def _tabular(grid: Grid) -> str:
+    columns = "".join("r" if numeric else "l" for numeric in grid.numeric)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    lines.append(_latex_row(grid.frame.columns, _HEADER, "[b]{@{}c@{}}"))
+    for number, row in enumerate(grid.frame.to_numpy()):
+        if number == 0 or number in grid.rules or number in grid.headings:
+            lines.append(r"\midrule")
+        if number in grid.headings:
+            lines.append(rf"\multicolumn{{{len(columns)}}}{{@{{}}l}}{{\textit{{{_latex(grid.headings[number])}}}}} \\")
+        lines.append(_latex_row(row, _CELL, "[t]{@{}l@{}}"))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def _shares(frame: pd.DataFrame) -> list[float]:
-    """Shares of the line for the columns of a table over pages: as long as its lines, as wide as its longest word."""
-    lines, words = [], []
-    for column in frame.columns:
-        text = [str(cell) for cell in (column, *frame[column])]
-        lines.append(min(_CELL, max(len(line) for cell in text for line in cell.split("\n"))))
-        words.append(
-            max((len(word) for cell in text for word in re.split(r"[\s/_:={}-]+|[.,](?=[A-Za-z{])", cell)), default=1)
-        )
-    least = [(word + 2) / _LINE for word in words]
-    spare = max(0.0, 1 - sum(least))
-    wanted = [max(0.0, line / sum(lines) - share) for line, share in zip(lines, least, strict=True)]
-    shares = [share + spare * more / (sum(wanted) or 1) for share, more in zip(least, wanted, strict=True)]
-    return [share / sum(shares) for share in shares]
+def _latex_row(cells: Iterable[object], width: int, alignment: str) -> str:
+    """The cells of a row, each broken into lines of so many characters."""
+    broken = []
+    for cell in cells:
+        lines = [_latex(part) for line in str(cell).split("\n") for part in textwrap.wrap(line, width) or [""]]
+        stacked = rf"\begin{{tabular}}{alignment}" + r"\\".join(lines) + r"\end{tabular}"
+        broken.append(stacked if len(lines) > 1 else lines[0])
+    return " & ".join(broken) + r" \\"
 
 
-def _printed_lines(grid: Grid) -> int:
-    """Lines a grid takes when its cells are wrapped for LaTeX."""
-    return sum(max(len(textwrap.wrap(str(cell), _CELL)) or 1 for cell in row) for row in grid.frame.to_numpy()) + 4
+def _latex(text: str) -> str:
+    return _UNKNOWN.sub(lambda match: rf"\texttt{{U+{ord(match[0]):04X}}}", text.translate(_LATEX))
+
+
+def _latex_line(text: str) -> str:
+    """Running text, in which long words may be broken."""
+    return _latex(_LONG_WORD.sub(lambda word: re.sub(r"([/_.:,=-]|\w{12})", "\\1\N{ZERO WIDTH SPACE}", word[0]), text))
 
 
 def to_markdown(table: Table) -> str:
@@ -236,32 +213,26 @@ def to_markdown(table: Table) -> str:
     for grid in table.grids:
         if grid.caption:
             parts.append(f"**{grid.caption}**")
-        columns, text = list(grid.frame.columns), _text_columns(grid.frame)
-        aligned = ["left" if column in text else "right" for column in columns]
         rows = []
-        for number, row in enumerate(grid.frame.map(_markdown).to_numpy().tolist()):
+        for number, row in enumerate(grid.frame.to_numpy().tolist()):
             if number in grid.headings:
-                rows.append([f"*{_markdown(grid.headings[number])}*", *[""] * (len(columns) - 1)])
+                rows.append([f"*{grid.headings[number]}*", *[""] * (len(row) - 1)])
             rows.append(row)
-        frame = pd.DataFrame(rows, columns=[_markdown(column) for column in columns])
+        frame = pd.DataFrame(rows, columns=grid.frame.columns).map(_markdown).rename(columns=_markdown)
+        aligned = ["right" if numeric else "left" for numeric in grid.numeric]
         parts.append(frame.to_markdown(index=False, disable_numparse=True, colalign=aligned))
     if table.notes:
         parts.append("\n".join(f"- {_markdown(note)}" for note in table.notes))
     return "\n\n".join(parts) + "\n"
 
 
+def _markdown(text: object) -> str:
+    return str(text).replace("|", r"\|").replace("<", "&lt;").replace("\n", "<br>")
+
+
 def to_html(table: Table) -> str:
     """One page that needs nothing else: the title, the grids and the notes."""
-    words = {id(grid): _text_columns(grid.frame) for grid in table.grids}
-
-    def classes(**names: object) -> Markup:
-        shown = " ".join(name for name, there in names.items() if there)
-        return Markup(f' class="{shown}"' if shown else "")
-
-    def of_cell(grid: Grid, column: str, cell: str = "") -> Markup:
-        return classes(number=column not in words[id(grid)], noise=str(cell).startswith(IN_NOISE))
-
-    return _HTML.render(table=table, classes=classes, of_cell=of_cell, style=Markup(STYLE))
+    return _HTML.render(table=table, style=Markup(STYLE), noise=IN_NOISE)
 
 
 def read_html(page: str) -> tuple[str, str]:
@@ -273,69 +244,8 @@ def read_html(page: str) -> tuple[str, str]:
 _WRITERS = {"csv": to_csv, "tex": to_latex, "md": to_markdown, "html": to_html}
 
 
-def write_table(table: Table, outputs: Mapping[str, str | Path]) -> None:
+def write_table(table: Table, outputs: Mapping[str, Path]) -> None:
     """Write forms of a table (csv, tex, md, html), each whole or not at all."""
     for form, path in outputs.items():
         with atomic_path(path) as scratch:
             scratch.write_text(_WRITERS[form](table))
-
-
-def _tabular(grid: Grid) -> str:
-    text = _text_columns(grid.frame)
-    columns = "".join("l" if column in text else "r" for column in grid.frame.columns)
-    frame = grid.frame.map(_latex_cell).rename(columns=_latex_header)
-    lines = frame.style.hide(axis="index").to_latex(hrules=True, column_format=columns).strip().split("\n")
-    first = next(number for number, line in enumerate(lines) if line.startswith(r"\midrule")) + 1
-    for row in sorted({*grid.rules, *grid.headings}, reverse=True):
-        added = [r"\midrule"] if row else []
-        if row in grid.headings:
-            added.append(rf"\multicolumn{{{len(columns)}}}{{@{{}}l}}{{\textit{{{_latex(grid.headings[row])}}}}} \\")
-        lines[first + row : first + row] = added
-    return "\n".join(lines)
-
-
-def _text_columns(frame: pd.DataFrame) -> set[str]:
-    """Columns whose cells are words; numbers, also where some are missing or out of memory, are aligned to the right."""
-    numeric = set(f"0123456789.,±-+–×% [](){IN_NOISE}\N{NO-BREAK SPACE}")
-
-    def words(cell: str) -> bool:
-        return bool(set(str(cell).replace(MISSING, "").replace(OOM, "")) - numeric)
-
-    return {column for column in frame.columns if any(map(words, frame[column])) or set(frame[column]) <= {NONE, ""}}
-
-
-def _latex(text: str) -> str:
-    return _UNKNOWN.sub(lambda match: rf"\texttt{{U+{ord(match[0]):04X}}}", str(text).translate(_LATEX))
-
-
-def _latex_line(text: str) -> str:
-    """Running text, in which long words may be broken."""
-    return _latex(
-        _LONG_WORD.sub(lambda match: re.sub(r"([/_.:,=-]|\w{12})", "\\1\N{ZERO WIDTH SPACE}", match[0]), str(text))
-    )
-
-
-def _latex_wrapped(text: str) -> str:
-    """A cell of a column that wraps by itself, also inside names."""
-    breakable = re.sub(r"(?<!±)\N{NO-BREAK SPACE}", " ", str(text))
-    breakable = re.sub(r"(?<=[/_:={}-])(?=\S)|(?<=[.,])(?=[A-Za-z{])", "\N{ZERO WIDTH SPACE}", breakable)
-    return r"\newline ".join(map(_latex_line, breakable.split("\n")))
-
-
-def _latex_header(text: str) -> str:
-    lines = [part for line in str(text).split("\n") for part in textwrap.wrap(line, _HEADER) or [""]]
-    return _stacked(lines, "[b]{@{}c@{}}")
-
-
-def _latex_cell(text: str) -> str:
-    return _stacked(textwrap.wrap(str(text), _CELL) or [""], "[t]{@{}l@{}}")
-
-
-def _stacked(lines: Sequence[str], alignment: str) -> str:
-    if len(lines) == 1:
-        return _latex(lines[0])
-    return rf"\begin{{tabular}}{alignment}" + r"\\".join(map(_latex, lines)) + r"\end{tabular}"
-
-
-def _markdown(text: str) -> str:
-    return str(text).replace("|", r"\|").replace("<", "&lt;").replace("\n", "<br>")

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import yaml
 
 from pipeline.config.checks import check_references
-from pipeline.config.planning import Planning
 from pipeline.config.points import Requests, Serving
 from pipeline.config.settings import (
     Artifact,
@@ -20,6 +19,7 @@ from pipeline.config.settings import (
     Heldout,
     Model,
     Pathvars,
+    Planning,
     Scoring,
     Sets,
     Similarity,

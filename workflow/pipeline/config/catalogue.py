@@ -9,15 +9,17 @@ import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from swiftkv.errors import UserError
-from swiftkv.section import Count, NotNegative, Section, Whole, key, nearest
+from swiftkv.section import Count, HubId, NotNegative, Section, Text, Whole, key, nearest
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
 
-_OWN = str(Path(__file__).parents[1] / "score" / "bits_per_byte")
+OWN = str(Path(__file__).parents[1] / "score" / "bits_per_byte")
 _READ_OFF = {
     "title",
     "published",
@@ -44,76 +46,19 @@ class Asks(Section):
     shots: NotNegative = key("Tokens of all that stands in front of every question, beside `prompt`.", 0)
 
 
-class Known(NamedTuple):
-    """What is known of a task.
+class Known(Section):
+    """What is known of a task, an entry of benchmarks.yaml."""
 
-    Attributes:
-        folder: below lm-eval's tasks, or an absolute path; reading it alone saves 10 s a start.
-        hub: the data set it asks unless the config names another.
-        split: the split whose questions are scored.
-        asks: how much.
-        nltk: a package of NLTK's data that its metric needs.
-    """
-
-    folder: str
-    hub: str
-    split: str
+    folder: Text | None = key("Below lm-eval's tasks; reading it alone saves 10 s a start. Absent: `OWN`.", None)
+    hub: HubId
+    split: Text = key("The split whose questions are scored.")
     asks: Asks
-    nltk: str | None = None
+    nltk: Text | None = key("A package of NLTK's data that its metric needs.", None)
 
 
 KNOWN = {
-    # Table B.1
-    "arc_challenge_llama": Known(
-        "llama3/instruct/arc_challenge", "allenai/ai2_arc", "test", Asks(questions=1165, prompt=157, answer=3)
-    ),
-    "mmlu_llama": Known(
-        "llama3/instruct/mmlu", "hails/mmlu_no_train", "test", Asks(questions=14042, prompt=1173, answer=3)
-    ),
-    "mmlu_cot_llama": Known(
-        "llama3/instruct/mmlu_cot", "hails/mmlu_no_train", "test", Asks(questions=14042, prompt=281, answer=250)
-    ),
-    "gsm8k_llama": Known(
-        "llama3/instruct/gsm8k", "openai/gsm8k", "test", Asks(questions=1319, prompt=1250, answer=150)
-    ),
-    "winogrande": Known(
-        "winogrande",
-        "allenai/winogrande",
-        "validation",
-        Asks(questions=1267, prompt=0, choices=2, choice=22, shot=22.4),
-    ),
-    "hellaswag": Known(
-        "hellaswag", "Rowan/hellaswag", "validation", Asks(questions=10042, prompt=54, choices=4, choice=31, shot=85)
-    ),
-    "truthfulqa_mc2": Known(
-        "truthfulqa",
-        "truthfulqa/truthful_qa",
-        "validation",
-        Asks(questions=817, prompt=15, choices=7, choice=13, shots=150),
-    ),
-    # For models without Llama-3.1's prompt format
-    "arc_challenge": Known("arc", "allenai/ai2_arc", "test", Asks(questions=1172, prompt=33, choices=4, choice=6)),
-    "mmlu": Known("mmlu/default", "cais/mmlu", "test", Asks(questions=14042, prompt=660, choices=1, choice=1)),
-    "mmlu_flan_cot_zeroshot": Known(
-        "mmlu/flan_cot_zeroshot", "cais/mmlu", "validation", Asks(questions=1531, prompt=127, answer=150)
-    ),
-    "gsm8k_cot": Known("gsm8k", "openai/gsm8k", "test", Asks(questions=1319, prompt=795, answer=150)),
-    # For small models
-    "arc_easy": Known("arc", "allenai/ai2_arc", "test", Asks(questions=2376, prompt=28, choices=4, choice=4)),
-    "lambada_openai": Known(
-        "lambada", "EleutherAI/lambada_openai", "test", Asks(questions=5153, prompt=77, choices=1, choice=2)
-    ),
-    "mmlu_continuation": Known(
-        "mmlu/continuation", "cais/mmlu", "test", Asks(questions=14042, prompt=64, choices=4, choice=9)
-    ),
-    "ifeval": Known("ifeval", "google/IFEval", "train", Asks(questions=541, prompt=60, answer=350), "punkt_tab"),
-    "gsm8k_bits_per_byte": Known(_OWN, "openai/gsm8k", "test", Asks(questions=1319, prompt=66, choices=1, choice=123)),
-    "mbpp_bits_per_byte": Known(
-        _OWN, "google-research-datasets/mbpp", "test", Asks(questions=500, prompt=40, choices=1, choice=70)
-    ),
-    "humaneval_bits_per_byte": Known(
-        _OWN, "openai/openai_humaneval", "test", Asks(questions=164, prompt=141, choices=1, choice=60)
-    ),
+    name: Known.from_dict(entry)
+    for name, entry in yaml.safe_load(Path(__file__).with_name("benchmarks.yaml").read_text(encoding="utf-8")).items()
 }
 
 
@@ -171,7 +116,7 @@ def leaf_entries(name: str) -> list[Entry]:
     Raises:
         UserError: lm-eval has no such task, or it is one in Python.
     """
-    index = _index(KNOWN[name].folder if name in KNOWN else ".")
+    index = _index(KNOWN[name].folder or OWN if name in KNOWN else ".")
     if name not in index:
         raise UserError(f"lm-eval has no task {name!r}{nearest(name, index)}; check `task` in the config")
     return _expand(index, name)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pipeline.config.catalogue import KNOWN
 from swiftkv.errors import UserError
 from swiftkv.section import undefined
-from swiftkv.spec import SwiftKVSpec
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -81,34 +80,26 @@ def _check_checkpoint(config: Config, model: str, variant: str) -> None:
 
 
 def _check_variant(config: Config, name: str) -> None:
-    """The variant alone, and that it fits at least one model."""
-    variant = config.variants[name]
+    """The variant alone, that it fits at least one model, and that its recipe can train it."""
+    variant, specs = config.variants[name], [None]
     if variant.recipe is not None:
         _require(variant.recipe, "recipes", config.recipes)
-    if (reduction := variant.prefill_reduction) is None:
-        _check_trained(config, variant.recipe, None)
-        return
-    if variant.recipe is None and not any(name in model.checkpoints for model in config.models.values()):
-        raise UserError("it needs a recipe, or a model that names a checkpoint for it under its checkpoints")
-    refusals = []
-    for model in (model for model, entry in config.models.items() if reduction in entry.num_key_value_layers):
+    if (reduction := variant.prefill_reduction) is not None:
+        if variant.recipe is None and not any(name in model.checkpoints for model in config.models.values()):
+            raise UserError("it needs a recipe, or a model that names a checkpoint for it under its checkpoints")
+        specs, refusal = [], f"none has {reduction} under its num_key_value_layers"
+        for model in (model for model, entry in config.models.items() if reduction in entry.num_key_value_layers):
+            try:
+                specs.append(config.spec(model, name))
+            except UserError as error:
+                refusal = str(error)
+        if not specs:
+            raise UserError(f"it fits no model; {refusal}")
+    if variant.recipe is not None:
         try:
-            spec = config.spec(model, name)
+            config.recipes[variant.recipe].check_spec(specs[0])
         except UserError as error:
-            refusals.append(str(error))
-        else:
-            _check_trained(config, variant.recipe, spec)
-            return
-    raise UserError(f"it fits no model; {(refusals or [f'none has {reduction} under its num_key_value_layers'])[-1]}")
-
-
-def _check_trained(config: Config, recipe: str | None, spec: SwiftKVSpec | None) -> None:
-    """Whether a variant's recipe, if it has one, can train it; `spec` is None for a variant that is not rewired."""
-    try:
-        if recipe is not None:
-            config.recipes[recipe].check_spec(spec)
-    except UserError as error:
-        raise UserError(f"recipe {recipe!r} cannot train it: {error}") from None
+            raise UserError(f"recipe {variant.recipe!r} cannot train it: {error}") from None
 
 
 def _check_together(config: Config) -> None:
@@ -131,17 +122,16 @@ def _check_task(config: Config, name: str) -> None:
             if name in config.sets.tasks[group]:
                 raise UserError(f"one job scores all tasks of {group!r} (scoring.together), so it has no shards")
     with at(f"tasks.{name}"):
-        if config.backend(name) == "vllm":
-            if task.backend and not task.generated:
+        if task.backend == "vllm" and not task.generated:
+            raise UserError(
+                f"{task.task} is scored by log-likelihoods of prompts, which vLLM with fast prefill does not compute; "
+                "its backend can only be transformers"
+            )
+        for model in config.in_use if config.backend(name) == "vllm" else ():
+            if config.models[model].gpus.score == 0 and config.serving.engine.cpu_kv_cache_gib is None:
                 raise UserError(
-                    f"{task.task} is scored by log-likelihoods of prompts, which vLLM with fast prefill does not compute; "
-                    "its backend can only be transformers"
+                    f"model {model!r} is scored with vLLM on the processor, which needs serving.engine.cpu_kv_cache_gib"
                 )
-            for model in config.in_use if config.serving.engine.cpu_kv_cache_gib is None else ():
-                if config.models[model].gpus.score == 0:
-                    raise UserError(
-                        f"model {model!r} is scored with vLLM on the processor, which needs serving.engine.cpu_kv_cache_gib"
-                    )
         splits, known = getattr(task.source, "splits", None), KNOWN.get(task.task)
         if splits and known and known.split not in splits:
             raise UserError(

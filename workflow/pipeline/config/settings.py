@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.config.catalogue import Asks, output_type
-from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, PackagedModel, QuestionSource
-from swiftkv.section import Count, Fraction, Name, Names, Section, Seed, Text, Unique, Whole, key
+from pipeline.config.sources import ChatSource, CheckpointSource, ModelSource, QuestionSource
+from swiftkv.section import Count, Fraction, Name, Names, Quantity, Section, Seed, Text, Unique, Whole, key
 
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
 MaxLength = Annotated[Whole, Field(description="Longer chats are cut at this many tokens.")]
@@ -107,8 +107,7 @@ class Model(Section):
     @property
     def family(self) -> str | None:
         """transformers' model_type where the configuration says it; a few families lack something."""
-        shape = getattr(self.source, "random", None)
-        return self.model_type or (shape and shape.model_type)
+        return self.model_type or (getattr(self.source, "random", None) or {}).get("model_type")
 
     def unmeasured(self, what: Literal["quality", "serving"]) -> str | None:
         """Why its quality, or how it serves, cannot be measured, or None."""
@@ -135,11 +134,9 @@ class Model(Section):
         gpus, nodes = self.gpus.distill, self.nodes.distill
         if max(1, gpus) % nodes:
             raise ValueError(f"{gpus} GPUs for distill cannot be spread evenly over {nodes} nodes")
-        shape = self.source.random if isinstance(self.source, PackagedModel) else None
-        if shape and (shape.num_hidden_layers or self.num_hidden_layers) != self.num_hidden_layers:
-            raise ValueError(
-                f"source.random has {shape.num_hidden_layers} layers, but num_hidden_layers is {self.num_hidden_layers}"
-            )
+        layers = (getattr(self.source, "random", None) or {}).get("num_hidden_layers", self.num_hidden_layers)
+        if layers != self.num_hidden_layers:
+            raise ValueError(f"source.random has {layers} layers, but num_hidden_layers is {self.num_hidden_layers}")
         return self
 
 
@@ -269,7 +266,9 @@ class Task(Scored):
     title: Text = key("Column head in tables.")
     published: Text | None = key("Column of the published numbers, if it is not the task's own name.", None)
     backend: Backend | None = key("Replaces scoring.backend.", None)
-    asks: Asks | None = key("How much it asks, for plans; absent: as workflow/pipeline/config/catalogue.py says.", None)
+    asks: Asks | None = key(
+        "How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None
+    )
     shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
 
@@ -307,3 +306,57 @@ class Artifact(Scope, extra="allow"):
 
     kind: Text = key("How it is made: workflow/pipeline/artifacts/entry.py lists all kinds.")
     parts: list[Part] | None = key("Blocks of rows.", None, min_length=1)
+
+
+# What plans rest on where nothing has been measured yet
+
+
+class Mix(Section):
+    """How much text a data mix has, until it is packed and counted."""
+
+    tokens: Quantity = key("Tokens of all its chats.")
+    chat_tokens: Quantity = key("Mean tokens of a chat.")
+
+
+class Host(Section):
+    """Jobs that run no model, and the network."""
+
+    start: Quantity = key("A small job, seconds.")
+    read_tokens: Quantity = key("Tokens a second while chats are gathered.")
+    pack_tokens: Quantity = key("Tokens a second while they are tokenized and packed.")
+    convert_gb: Quantity = key("A packaged model made a checkpoint, GB/s.")
+    download_gb: Quantity = key("From the hub, GB/s.")
+
+
+class Device(Section):
+    """One GPU, or one core of a processor, and the jobs that run a model on it."""
+
+    training: Quantity = key("TFLOP/s of a training.")
+    forward: Quantity = key("TFLOP/s of forward passes of transformers.")
+    serving: Quantity = key("TFLOP/s of a busy vLLM engine, 2 FLOPs a parameter and token.")
+    layer_ms: Quantity = key("Milliseconds of a layer in a decoding step.")
+    load_gb: Quantity = key("Loading weights, GB/s.")
+    start: Quantity = key("Start of a job that runs a model, seconds.")
+    task: Quantity = key("Reading a benchmark, seconds.")
+    engine: Quantity = key("Start of a vLLM engine, seconds.")
+
+
+class Gpu(Device):
+    """One GPU."""
+
+    node: Whole = key("GPUs of a node, which a job counts that has the node to itself.")
+
+
+class Core(Device):
+    """One core of the processor that the speeds were measured on."""
+
+    product: Quantity = key("GFLOP/s of torch.nn.Linear(576, 1536) over 512 rows on one thread.")
+
+
+class Planning(Section):
+    """Lengths of text and speeds of machines."""
+
+    data: dict[Name, Mix] = key("By data mix.")
+    host: Host
+    gpu: Gpu
+    cpu: Core

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Tag, model_validator
+from pydantic import AfterValidator, Tag, model_validator
 
 from swiftkv.section import Count, HubId, Section, Text, Whole, by_key, key
 
@@ -28,38 +28,21 @@ class LocalModel(Section):
     local: Text = key("A folder on this machine.")
 
 
-class Random(Section):
-    """Random weights instead, in this shape; what is not said is the file's."""
+# Fields of config.json; those of the second line are DeepSeek-V2's.
+Dimension = Literal[
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "model_type",
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
+    "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace",
+]  # fmt: skip
 
-    hidden_size: Whole | None = key("Width of the residual stream.", None)
-    intermediate_size: Whole | None = key("Width of the feed-forward layers.", None)
-    num_hidden_layers: Whole | None = key("L, the number of decoder layers.", None)
-    num_attention_heads: Whole | None = key("Query heads of a layer.", None)
-    num_key_value_heads: Whole | None = key("Key/value heads of a layer.", None)
-    head_dim: Whole | None = key("Width of a head.", None)
-    model_type: Literal["deepseek_v2"] | None = key(
-        "Another architecture than the file's; it then gives no sizes.", None
-    )
-    q_lora_rank: Whole | None = key("DeepSeek-V2: width of the queries' latent; null: they have none.", None)
-    kv_lora_rank: Whole | None = key("DeepSeek-V2: width of the latent that keys and values are made of.", None)
-    qk_nope_head_dim: Whole | None = key("DeepSeek-V2: elements of a query or key head without RoPE.", None)
-    qk_rope_head_dim: Whole | None = key("DeepSeek-V2: elements with RoPE; the key's are one head for all.", None)
-    v_head_dim: Whole | None = key("DeepSeek-V2: width of a value head.", None)
-    n_routed_experts: Whole | None = key("DeepSeek-V2: experts of a layer that tokens are routed to.", None)
-    n_shared_experts: Whole | None = key("DeepSeek-V2: experts of a layer that every token goes through.", None)
-    num_experts_per_tok: Whole | None = key("DeepSeek-V2: routed experts a token goes through.", None)
-    moe_intermediate_size: Whole | None = key("DeepSeek-V2: width of an expert.", None)
-    first_k_dense_replace: Count | None = key("DeepSeek-V2: layers without experts, the first ones.", None)
-    max_position_embeddings: Whole | None = key("Longest sequence in tokens.", None)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.model_fields_set:
-            raise ValueError("must not be empty")
-        heads, shared = self.num_attention_heads, self.num_key_value_heads
-        if heads and shared and heads % shared:
-            raise ValueError(f"{heads} attention heads cannot share {shared} key/value heads evenly")
-        return self
+def _shape(shape: dict[str, int | str | None]) -> dict[str, int | str | None]:
+    """A possible shape, in an order that does not depend on its writer's."""
+    heads, shared = shape.get("num_attention_heads"), shape.get("num_key_value_heads")
+    if heads and shared and heads % shared:
+        raise ValueError(f"{heads} attention heads cannot share {shared} key/value heads evenly")
+    return dict(sorted(shape.items()))
 
 
 class PackagedModel(Section):
@@ -67,7 +50,11 @@ class PackagedModel(Section):
 
     package: Text = key("Name of an installed Python distribution.")
     gguf: Text = key("Path of a GGUF file in that distribution.")
-    random: Random | None = key("Random weights instead, in this shape.", None)
+    random: Annotated[dict[Dimension, Count | Literal["deepseek_v2"] | None], AfterValidator(_shape)] | None = key(
+        "Random weights instead, in this shape; what is not said is the file's. Of another `model_type` the file gives no "
+        "sizes.",
+        None,
+    )
 
 
 HUB, PACKAGE, LOCAL = Tag("[hub]"), Tag("[package]"), Tag("[local]")

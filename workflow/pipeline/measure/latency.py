@@ -7,73 +7,70 @@ the length of the measurement, past any factor.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from pipeline.config import points
-from pipeline.measure.engine import EngineFailure
+from pipeline.measure.client import chat_prompts, measure_rate, random_prompts
 from pipeline.measure.point import Point
-from pipeline.measure.process import offline_environment
 from pipeline.measure.turns import OWN, Run
-from pipeline.measure.worker import Server, Worker, module, serving, worker
-from swiftkv.errors import UserError
-from swiftkv.io import read_json, write_json
+from pipeline.measure.worker import serving
 
 TTFT_FACTOR = 5.0
 ACHIEVED = 0.9
-UNSUSTAINED_IN_A_ROW = 2
 CRITERION = (
     f"a rate is sustained if no request fails, the median time to first token is at most {TTFT_FACTOR:g} times that of "
     f"the lowest rate, and requests finish at {ACHIEVED:.0%} or more of the asked rate, the last one's own time "
     "(the mean end-to-end time at the lowest rate) not counted"
 )
-OF_THE_SEARCH = ("request_rates", "refine_steps")  # settings that change no rate's numbers
 
 
-class Latency(Point[points.Latency]):
-    """All rates on one server; each finished one is kept in the work folder, and a killed job goes on from there."""
+class Latency(Point):
+    """All rates on one server."""
 
     alone = server = True
+    said = "sustains {highest_sustained_rate} requests/s"
 
     @property
     def recorded(self) -> dict[str, Any]:
-        names = ("input_tokens", "output_tokens", "request_rates", "seconds", "min_requests", "refine_steps")
-        return self.chosen(*names) | {
+        return super().recorded | {
             "dataset": self.settings.dataset or "random",
             "arrivals": "Poisson",
             "temperature": 0,
-            "prompts": "token ids",
             "client": "vllm.benchmarks.serve.benchmark, endpoint /v1/completions; a new server is warmed up",
         }
 
     def numbers(self, run: Run) -> dict[str, Any]:
-        if self.settings.dataset and run.heldout is None:
-            raise UserError(f"point {self.name!r} sends chats, but no file with chats was given")
-        same = {name: value for name, value in run.identity.items() if name not in OF_THE_SEARCH}
-        with served(run) as pair:
+        name = f"{run.subject.identity['name']}-{run.subject.variant}"
+        command, environment = run.starts[OWN]
+        start = partial(serving, command, name, run.engines.log, environment, self.start_timeout)
+        server, (longest, output), folder = run.engines.get(OWN, start), self.lengths, run.subject.folder
+        chats = chat_prompts(folder, run.heldout, longest, self.seed) if self.settings.dataset else None
+        vocabulary = run.subject.config["vocab_size"]
 
-            def measure(rate: float) -> dict[str, Any]:
-                return kept(run.work / f"rate-{rate:g}.json", same, lambda: pair.ask(run, rate))
+        def measure(rate: float) -> dict[str, Any]:
+            requests = self.number_of_requests(rate)
+            if chats:  # as often as it takes
+                prompts = list(itertools.islice(itertools.cycle(chats), requests))
+            else:
+                prompts = random_prompts(requests, longest, vocabulary, self.seed)
+            # Chats end where the model ends them: forced on, a model repeats itself, and n-gram speculation would look better
+            # than it is.
+            ask = partial(measure_rate, server.url, name, folder, prompts, output, rate, self.seed, forced=not chats)
+            for _ in range(1 if server.warm else 2):
+                try:
+                    result = ask()
+                finally:
+                    server.program.check()
+            server.warm = True
+            return result
 
-            return search(self.settings.request_rates, measure, self.settings.refine_steps)
+        return search(self.settings.request_rates, measure, self.settings.refine_steps)
 
     def number_of_requests(self, rate: float) -> int:
         """Requests of one rate: `seconds` of arrivals, and no fewer than `min_requests`."""
         return max(self.settings.min_requests, round(rate * self.settings.seconds))
-
-    def prompts(self, run: Run) -> dict[str, Any]:
-        """The requests' prompts, as the client takes them."""
-        lengths = self.chosen("input_tokens", "output_tokens")
-        if self.settings.dataset:
-            return {"kind": "chats", "file": str(run.heldout), **lengths}
-        return {"kind": "random", "vocabulary": run.subject.config["vocab_size"], **lengths}
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        return f"sustains {result['highest_sustained_rate']} requests/s"
 
     def seen(self, result: dict[str, Any]) -> tuple[int, int]:
         """Mean prompt and output tokens of a request: those asked for, or for chats those of the lowest rate."""
@@ -82,76 +79,6 @@ class Latency(Point[points.Latency]):
         lowest = result["rates"][0]
         prompt, output = (max(1, round(lowest[key] / lowest["completed"])) for key in ("input_tokens", "output_tokens"))
         return prompt, output
-
-
-@dataclass
-class Pair:
-    """A server and its client; `warm` once the server has been measured for nothing: a new one is slow for a while."""
-
-    server: Server
-    client: Worker
-    warm: bool = False
-
-    def ask(self, run: Run[points.Latency], rate: float) -> dict[str, Any]:
-        """Measure one rate with the function `ask`, on a server that is warm."""
-        if not self.warm:
-            ask(run, self.server, self.client, rate)
-        self.warm, result = True, ask(run, self.server, self.client, rate)
-        median = result["ttft_ms"]["median"]
-        print(f"{run.point.name}, {rate:g} requests a second: median TTFT {median:.0f} ms", flush=True)
-        return result
-
-
-@contextlib.contextmanager
-def served(run: Run) -> Iterator[Pair]:
-    """Start a server and its client side by side; they stay up for other points of the job."""
-    name = f"{run.subject.identity['name']}-{run.subject.variant}"
-    environment = offline_environment() | {"OMP_NUM_THREADS": "1"}  # it leaves the processor to the server
-
-    @contextlib.contextmanager
-    def start() -> Iterator[Pair]:
-        log = run.log.with_suffix(".client.log")
-        with (
-            worker(module("pipeline.measure.client"), log, environment, "the benchmark client") as client,
-            serving(run.command, name, run.log, run.environment, run.point.start_timeout) as server,
-        ):
-            yield Pair(server, client)
-
-    with run.engines.get(OWN, (run.command, run.environment), start) as pair:
-        yield pair
-
-
-def ask(run: Run, server: Server, client: Worker, rate: float) -> dict[str, Any]:
-    """Measure one rate, requests a second, on a running server; returns what `client.measure_rate` does.
-
-    Raises:
-        EngineFailure: the client failed, the server died meanwhile, or no request succeeded.
-    """
-    job = {
-        "url": server.url,
-        "name": server.name,
-        "folder": str(run.subject.folder),
-        "prompts": run.point.prompts(run),
-        "requests": run.point.number_of_requests(rate),
-        "rate": rate,
-        "seed": run.point.seed,
-    }
-    result = client.ask(job, server.check)
-    server.check()
-    error = (result.pop("error") or "").strip().splitlines()[-1:]
-    if not result["completed"]:
-        why = f": {error[0]}" if error else ""
-        raise EngineFailure(f"not one request succeeded at {rate:g} requests a second{why} (see {client.job.log})")
-    return result
-
-
-def kept(file: Path, same: Mapping[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a finished result from its file if it has the same identity, else measure it and keep it there."""
-    found = read_json(file) if file.exists() else {}
-    if found.get("identity") != same:
-        found = {"identity": same, "result": measure()}
-        write_json(file, found)
-    return found["result"]
 
 
 def sustained(measured: dict[str, Any], lowest: dict[str, Any]) -> bool:
@@ -181,15 +108,13 @@ def search(rates: Sequence[float], measure: Callable[[float], dict[str, Any]], s
     """
     done: list[dict[str, Any]] = []
 
-    def add(rate: float) -> bool:
+    def add(rate: float) -> None:
         measured = measure(rate)
         done.append(measured | {"sustained": sustained(measured, done[0] if done else measured)})
-        return done[-1]["sustained"]
 
-    row = 0
     for rate in sorted(set(rates)):
-        row = 0 if add(rate) else row + 1
-        if row == UNSUSTAINED_IN_A_ROW:
+        add(rate)
+        if len(done) > 1 and not (done[-1]["sustained"] or done[-2]["sustained"]):
             break
     low, high = boundary(done)
     for _ in range(steps):

@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping
-from typing import Any
+from operator import itemgetter
+from typing import Any, ClassVar
 
-from pipeline.config import points
 from pipeline.measure.client import chat_openings
 from pipeline.measure.engine import EngineFailure, cache_size
-from pipeline.measure.point import BASELINE, Point
-from pipeline.measure.turns import OWN, Run, in_turns, samples, sides
+from pipeline.measure.point import BASELINE, CACHE_BYTES, Point
+from pipeline.measure.turns import OWN, Run, samples
 from pipeline.records import hardware
 from swiftkv.cost import GIBI, Dimensions, parameter_count, request_flops
-from swiftkv.errors import UserError
 
 # The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;
 # of Hopper SXM boards, as PCIe and NVL ones have other clocks.
@@ -28,13 +27,14 @@ _PEAKS: Mapping[str, Mapping[str | None, float]] = {
 }
 
 
-class Throughput(Point[points.Throughput]):
+class Throughput(Point):
     """All requests at once, as token ids (Fig. 3, Table 5; Appendix B.2)."""
+
+    said = "{tokens_per_second:.1f} tokens/s"
 
     @property
     def recorded(self) -> dict[str, Any]:
-        names = ("input_tokens", "output_tokens", "total_tokens", "warmups", "repeats")
-        return self.chosen(*names) | {"num_prompts": self.number_of_prompts, "prompts": "token ids"}
+        return super().recorded | {"num_prompts": self.number_of_prompts}
 
     @property
     def number_of_prompts(self) -> int:
@@ -52,14 +52,11 @@ class Throughput(Point[points.Throughput]):
         """Warm up, then send all requests, as often as asked; the speed is that of the median time."""
         (prompt, output), subject = self.lengths, run.subject
         job = {"do": "throughput", "prompts": self.number_of_prompts, "seed": self.seed}
-        with sides(run) as programs:
-            answers = in_turns(
-                programs, job | {"input": prompt, "output": output}, self.repeats(subject.variant), self.warm_up
-            )
-        seconds = {side: [answer["seconds"] for answer in found] for side, found in answers.items()}
+        answers = run.in_turns(job | {"input": prompt, "output": output}, self.repeats(subject.variant), self.warm_up)
         gpus = hardware()["gpus"] if self.gpus else []
         peak = peak_tflops(gpus[0], self.dtype, subject.quantization) if gpus else None
-        return self.result(subject.config, statistics.median(seconds[OWN]), peak) | samples(seconds, "seconds")
+        times = samples(answers, "seconds", itemgetter("seconds"))
+        return self.result(subject.config, statistics.median(times["samples_seconds"]), peak) | times
 
     def result(self, config: Mapping[str, Any], seconds: float, peak: float | None) -> dict[str, Any]:
         """The result of all requests in so many seconds.
@@ -80,8 +77,6 @@ class Throughput(Point[points.Throughput]):
         return {
             "tokens_per_second": rate,
             "tokens_per_second_per_gpu": rate / devices,
-            "output_tokens_per_second": prompts * output / seconds,
-            "requests_per_second": prompts / seconds,
             "seconds": seconds,
             "num_prompts": prompts,
             "tokens": tokens,
@@ -89,10 +84,6 @@ class Throughput(Point[points.Throughput]):
             "exact_tflops_per_gpu": rate * flops / devices / 1e12,
             "mfu_percent": None if peak is None else 100 * normalized / peak,
         }
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        return f"{result['tokens_per_second']:.1f} tokens/s"
 
 
 def peak_tflops(gpu: str, dtype: str, quantization: str | None) -> float | None:
@@ -103,144 +94,132 @@ def peak_tflops(gpu: str, dtype: str, quantization: str | None) -> float | None:
     return peaks.get(quantization)
 
 
-class ForwardTime(Point[points.ForwardTime]):
-    """Every batch on one engine, each time after one to warm up (Fig. 2, right)."""
+class Batches(Point):
+    """Times of every batch on one engine, each after one to warm up.
 
-    alone = single = True
+    Attributes:
+        axis: the setting that has the batches, and the result's name for them.
+        times: the result's name for the medians and extremes over repeats; `unit` is that of the samples.
+        each: whether every repeat is warmed up, and not a batch once.
+    """
+
+    alone = True
+    axis: ClassVar[str]
+    times: ClassVar[str]
+    unit: ClassVar[str]
+    each: ClassVar[bool]
+
+    def job(self, batch: int) -> dict[str, Any]:
+        """The job of `engine_program` that measures a batch."""
+        raise NotImplementedError
+
+    def numbers(self, run: Run) -> dict[str, Any]:
+        batches, repeats = getattr(self.settings, self.axis), self.repeats(run.subject.variant)
+        answers: dict[str, list[list[dict[str, Any]]]] = {side: [] for side in run.starts}
+        for job in map(self.job, batches):
+            if not self.each:
+                run.in_turns(job, 1)
+            for side, found in run.in_turns(job, repeats, job if self.each else None).items():
+                answers[side].append(found)
+        scale = 1000 if self.unit == "ms" else 1
+        times = samples(
+            answers, self.unit, lambda batch: [scale * one["seconds"] / one.get("steps", 1) for one in batch]
+        )
+        spread = {"median": statistics.median, "min": min, "max": max}
+        return {
+            self.axis: batches,
+            self.times: {name: list(map(of, times[f"samples_{self.unit}"])) for name, of in spread.items()},
+            **times,
+            "steps": [[one.get("steps", 1) for one in batch] for batch in answers[OWN]],
+            "repeats": repeats,
+        }
+
+    @classmethod
+    def headline(cls, result: dict[str, Any]) -> str:
+        times = zip(result[cls.axis], result[cls.times]["median"], strict=True)
+        return f"{cls.axis}: " + ", ".join(f"{batch} in {time:.4g} {cls.unit}" for batch, time in times)
+
+
+class ForwardTime(Batches):
+    """One engine step that computes a prompt in one forward pass and samples a token, scheduling included (Fig. 2, right)."""
+
+    single = each = True
+    axis, times, unit = "batch_tokens", "seconds", "seconds"
 
     @property
     def lengths(self) -> tuple[int, int]:
         """The largest batch, and the token sampled after it."""
         return max(self.settings.batch_tokens), 1
 
-    @property
-    def recorded(self) -> dict[str, Any]:
-        return self.chosen("batch_tokens", "repeats") | {"prompts": "token ids"}
-
-    def numbers(self, run: Run) -> dict[str, Any]:
-        times, often = {BASELINE: [], OWN: []}, self.repeats(run.subject.variant)
-        job = {"do": "forward", "repeats": 1, "seed": self.seed}
-        with sides(run) as programs:
-            for tokens in self.settings.batch_tokens:
-                for side, answers in in_turns(programs, job | {"input": tokens}, often).items():
-                    times[side].append([answer["seconds"][0] for answer in answers])
-        return {
-            "batch_tokens": self.settings.batch_tokens,
-            "seconds": {name: list(map(of, times[OWN])) for name, of in (("median", statistics.median), ("min", min))},
-            **samples(times, "seconds"),
-            "repeats": often,
-            "what": "wall time of one engine step that computes a prompt of so many tokens in one forward pass and "
-            "samples one token, scheduling included",
-        }
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        batches = zip(result["batch_tokens"], result["seconds"]["median"], strict=True)
-        return ", ".join(f"{tokens} tokens {1000 * seconds:.1f} ms" for tokens, seconds in batches)
+    def job(self, batch: int) -> dict[str, Any]:
+        return {"do": "throughput", "prompts": 1, "input": batch, "output": 1, "seed": self.seed}
 
 
-class Decode(Point[points.Decode]):
-    """Every batch size on one engine, each once to warm up; no prompt is computed in the steps that count."""
+class Decode(Batches):
+    """Engine steps that decode one token of every request of a batch, scheduling included; no prompt is computed in them."""
 
-    alone = True
+    each = False
+    axis, times, unit = "batch_sizes", "tpot_ms", "ms"
 
-    @property
-    def recorded(self) -> dict[str, Any]:
-        return self.chosen("input_tokens", "output_tokens", "batch_sizes", "repeats") | {"prompts": "token ids"}
-
-    def numbers(self, run: Run) -> dict[str, Any]:
-        times, steps = {BASELINE: [], OWN: []}, []
+    def job(self, batch: int) -> dict[str, Any]:
         prompt, output = self.lengths
-        with sides(run) as programs:
-            for batch in self.settings.batch_sizes:
-                job = {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": self.seed}
-                for program in programs.values():
-                    program.ask(job)
-                found = in_turns(programs, job, self.repeats(run.subject.variant))
-                for side, answers in found.items():
-                    times[side].append([1000 * answer["seconds"] / answer["steps"] for answer in answers])
-                steps.append([answer["steps"] for answer in found[OWN]])
-        spread = {"median": statistics.median, "min": min, "max": max}
-        return {
-            "batch_sizes": self.settings.batch_sizes,
-            "tpot_ms": {name: list(map(of, times[OWN])) for name, of in spread.items()},
-            **samples(times, "ms"),
-            "steps": steps,
-            "what": "wall time of an engine step that decodes one token of every request of the batch, scheduling "
-            "included",
-        }
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        batches = zip(result["batch_sizes"], result["tpot_ms"]["median"], strict=True)
-        return ", ".join(f"batch {batch} {milliseconds:.2f} ms a token" for batch, milliseconds in batches)
+        return {"do": "decode", "batch": batch, "input": prompt, "output": output, "seed": self.seed}
 
 
-class Answer(Point[points.Answer]):
-    """One question as a user asks it: the answer, and the seconds until its first token and its last. Not in the paper."""
+class Answer(Point):
+    """One question as a user asks it: the answer, and the time to its first token (ms) and its last (s). Not in the paper."""
 
     alone = True
+    said = "first token after {first_token_ms:.0f} ms, {tokens} tokens after {seconds:.2f} s"
 
     @property
     def recorded(self) -> dict[str, Any]:
-        names = ("input_tokens", "output_tokens", "dataset", "repeats")
-        return self.chosen(*names) | {"prompts": "the longest opening of a chat"}
+        return {"dataset": self.settings.dataset, "prompts": "the longest opening of a chat"}
 
     def numbers(self, run: Run) -> dict[str, Any]:
         """The question, the answers by side, and the times; greedy, so every turn gives the same answer."""
         from transformers import AutoTokenizer
 
-        if run.heldout is None:
-            raise UserError(f"point {self.name!r} sends a chat, but no file with chats was given")
         longest, output = self.lengths
         chats = chat_openings(run.subject.folder, run.heldout, longest, self.seed)
         question, prompt = max(chats, key=lambda chat: len(chat[1]))
         tokenizer = AutoTokenizer.from_pretrained(run.subject.folder)
         job = {"do": "reply", "prompt": prompt, "output": output, "stop": [tokenizer.eos_token_id]}
-        with sides(run) as programs:
-            found = in_turns(programs, job, self.repeats(run.subject.variant), warm_up=job)
-        first = {side: [1000 * answer["first_token_seconds"] for answer in answers] for side, answers in found.items()}
-        whole = {side: [answer["seconds"] for answer in answers] for side, answers in found.items()}
-        ids = {side: answers[-1]["tokens"] for side, answers in found.items()}
-        texts = {side: tokenizer.decode(answer, skip_special_tokens=True) for side, answer in ids.items()}
+        found = run.in_turns(job, self.repeats(run.subject.variant), warm_up=job)
+        first = samples(found, "ms", lambda answer: 1000 * answer["first_token_seconds"])
+        whole = samples(found, "seconds", itemgetter("seconds"))
+        own, theirs = found[OWN][-1]["tokens"], found[BASELINE][-1]["tokens"] if BASELINE in found else None
         return {
             "question": question,
             "prompt_tokens": len(prompt),
-            "text": texts[OWN],
-            "baseline_text": texts.get(BASELINE),
-            "tokens": len(ids[OWN]),
-            "baseline_tokens": len(ids[BASELINE]) if BASELINE in ids else None,
-            "first_token_ms": statistics.median(first[OWN]),
-            "seconds": statistics.median(whole[OWN]),
-            **samples(first, "ms"),
-            **samples(whole, "seconds"),
-            "what": "wall time from the request to the first token of the answer (ms), and to its last (seconds)",
+            "text": tokenizer.decode(own, skip_special_tokens=True),
+            "baseline_text": None if theirs is None else tokenizer.decode(theirs, skip_special_tokens=True),
+            "tokens": len(own),
+            "baseline_tokens": None if theirs is None else len(theirs),
+            "first_token_ms": statistics.median(first["samples_ms"]),
+            "seconds": statistics.median(whole["samples_seconds"]),
+            **first,
+            **whole,
         }
 
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        first, seconds = result["first_token_ms"], result["seconds"]
-        return f"first token after {first:.0f} ms, {result['tokens']} tokens after {seconds:.2f} s"
 
-
-class KvCapacity(Point[points.KvCapacity]):
+class KvCapacity(Point):
     """KV capacity in tokens, as vLLM reports it after its own profiling: an engine is started and asked nothing."""
+
+    said = "{kv_cache_tokens} tokens"
 
     @property
     def recorded(self) -> dict[str, Any]:
-        return self.chosen("input_tokens", "output_tokens")
+        return {}
 
     def numbers(self, run: Run) -> dict[str, Any]:
-        with sides(run) as programs:
-            programs[OWN].ask({"do": "ready"})
-            tokens, gib = cache_size(programs[OWN].job.text())
+        run.in_turns({"do": "ready"}, 1)
+        tokens, gib = cache_size(run.engines.text)
         if tokens is None:
-            raise EngineFailure(f"vLLM did not say how many tokens its KV cache holds; what it printed is in {run.log}")
-        size = run.budget.kv_cache_bytes
+            raise EngineFailure(
+                f"vLLM did not say how many tokens its KV cache holds; what it printed is in {run.engines.log}"
+            )
+        size = run.memory.get(CACHE_BYTES)
         if size is None and gib is not None:
             size = int(gib * GIBI)  # printed with two decimals
         return {"kv_cache_tokens": tokens, "kv_cache_bytes": size}
-
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        return f"{result['kv_cache_tokens']} tokens"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline.config.points import PointSettings
-from pipeline.measure.memory import BYTES, Budget, cpu_budget, gpu_budget
-from pipeline.measure.process import offline_environment
+from pipeline.measure.engine import OutOfMemory
+from pipeline.measure.memory import devices
+from pipeline.measure.worker import module
 from pipeline.records import installed_version
-from swiftkv.cost import Dimensions
+from swiftkv.cost import GIBI, Dimensions, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 BASELINE = "baseline"
 REFERENCE = "arctic-inference"  # the authors' vLLM plugin
 REFERENCE_NEEDS = {REFERENCE: "0.3.0", "vllm": "0.26.0"}
+CACHE_BYTES, GPU_SHARE = "--kv-cache-memory-bytes", "--gpu-memory-utilization"  # vLLM arguments
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
 
 
@@ -71,31 +74,26 @@ class Subject:
         Raises:
             UserError: the plugin is not installed, vLLM is not the version it was made for, or it cannot serve the variant.
         """
-        for distribution, wanted in REFERENCE_NEEDS.items():
-            installed = installed_version(distribution)
-            if installed is None or installed.partition("+")[0] != wanted:
-                needs = " and ".join(f"{name} {version}" for name, version in REFERENCE_NEEDS.items())
-                present = f"{distribution} {installed}" if installed else f"no {distribution}"
-                raise UserError(
-                    f"variant {self.variant!r} is served by the reference plugin, which needs {needs}, but this Python "
-                    f"environment has {present}"
-                )
+        present = {name: (installed_version(name) or "missing").partition("+")[0] for name in REFERENCE_NEEDS}
+        if present != REFERENCE_NEEDS:
+            needs, has = (" and ".join(map(" ".join, one.items())) for one in (REFERENCE_NEEDS, present))
+            raise UserError(
+                f"variant {self.variant!r} is served by the reference plugin, which needs {needs}, but this Python "
+                f"environment has {has}"
+            )
         if self.spec is None or self.spec.key_value_group_size > 1:
             raise UserError(
                 f"variant {self.variant!r}: the reference plugin serves SwiftKV without AcrossKV, and nothing else"
             )
 
 
-Settings = TypeVar("Settings", bound=PointSettings)
-
-
 @dataclass(frozen=True)
-class Point(Generic[Settings]):
+class Point:
     """A serving point on the machine at hand; a subclass for each kind of measurement.
 
     Attributes:
         name: key under serving.points.
-        settings: that entry, with the output tokens filled in.
+        settings: that entry, of the class in `pipeline.config.points`, with the output tokens filled in.
         engine: the engine settings, the same for every variant, with those of the point.
         seed: of prompts and arrivals.
         gpus: GPUs the model is spread over (tensor parallel); 0 serves on the processor.
@@ -106,10 +104,11 @@ class Point(Generic[Settings]):
             processor, whose memory and clock a neighbor shares; a full batch waits for the GPU, which is its own.
         server: it asks a server, others an engine.
         single: on one device the engine is in the program's own process, so that nothing stands between.
+        said: the headline, with names of the result.
     """
 
     name: str
-    settings: Settings
+    settings: Any
     engine: dict[str, Any]
     seed: int
     gpus: int
@@ -120,6 +119,7 @@ class Point(Generic[Settings]):
     alone: ClassVar[bool] = False
     server: ClassVar[bool] = False
     single: ClassVar[bool] = False
+    said: ClassVar[str]
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -128,8 +128,8 @@ class Point(Generic[Settings]):
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The settings in a record that only points of this kind have."""
-        raise NotImplementedError
+        """What a record has beside the point's settings."""
+        return {"prompts": "token ids"}
 
     def numbers(self, run: Run) -> dict[str, Any]:
         """Measure, and return the record's `result`.
@@ -139,18 +139,14 @@ class Point(Generic[Settings]):
         """
         raise NotImplementedError
 
-    @staticmethod
-    def headline(result: dict[str, Any]) -> str:
-        """Print the main number of a result."""
-        raise NotImplementedError
+    @classmethod
+    def headline(cls, result: dict[str, Any]) -> str:
+        """The main number of a result."""
+        return cls.said.format(**result)
 
     def seen(self, result: dict[str, Any]) -> tuple[int, int]:
         """Prompt and output tokens of the requests as they came, for the costs."""
         return self.lengths
-
-    def chosen(self, *names: str) -> dict[str, Any]:
-        """Some of the settings, by name."""
-        return {name: getattr(self.settings, name) for name in names}
 
     def repeats(self, variant: str) -> int:
         """How often the point is measured; half as often for a baseline that variants measure again, in turns with it."""
@@ -158,12 +154,10 @@ class Point(Generic[Settings]):
 
     @property
     def dtype(self) -> str:
-        """Number format of weights and activations; with `auto` that of this machine, which imports torch."""
-        if self.engine["dtype"] != "auto":
-            return self.engine["dtype"]
-        from swiftkv.device import dtype_name
+        """Number format of weights and activations; with `auto` that of this machine."""
+        from swiftkv.device import dtype_name  # imports torch
 
-        return dtype_name("auto", "cuda" if self.gpus else "cpu")
+        return dtype_name(self.engine["dtype"], "cuda" if self.gpus else "cpu")
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -176,18 +170,30 @@ class Point(Generic[Settings]):
         speculative = getattr(self.settings, "speculative", None)
         return speculative and speculative.model_dump(exclude_unset=True)
 
-    def budget(self, subject: Subject) -> Budget:
-        """The memory for the KV cache, as vLLM arguments and in words; on a GPU with a limit it takes seconds to say.
+    def memory(self, subject: Subject) -> dict[str, Any]:
+        """The vLLM argument that sets the memory; on a GPU with a limit it takes seconds to find.
+
+        On a GPU vLLM gets a share of the device for weights, activations and cache, and of a limit no more than that share.
+        On a processor the cache gets what weights leave of a limit; a server does not load the teacher's unused projections.
+        Both are stated for 16-bit numbers: a processor that has none gives the cache as many more bytes, and so as many tokens.
 
         Raises:
             OutOfMemory: the weights alone exceed the stated limit.
         """
-        limit = self.settings.memory_gib
+        limit, share = self.settings.memory_gib, self.engine["gpu_memory_utilization"]
         if self.gpus:
-            return gpu_budget(limit, self.engine["gpu_memory_utilization"])
+            if limit is not None:  # not rounded up: the limit is one
+                share = min(share, int(limit * GIBI / devices()[0].total * 10_000) / 10_000)
+            return {GPU_SHARE: share}
         stated = "bfloat16" if self.engine["dtype"] == "auto" else self.dtype
-        wider = BYTES[self.dtype] // BYTES[stated] if subject.kv_cache == "auto" else 1
-        return cpu_budget(limit, self.engine["cpu_kv_cache_gib"], subject.config, subject.spec, stated, wider)
+        if limit is None:
+            size = int(self.engine["cpu_kv_cache_gib"] * GIBI)
+        else:
+            weights = parameter_count(subject.config, subject.spec) * BYTES[stated]
+            size = int(limit * GIBI) - weights
+            if size <= 0:
+                raise OutOfMemory(f"the weights take {weights / GIBI:.3f} GiB of the {limit:g} GiB there are")
+        return {CACHE_BYTES: size * (BYTES[self.dtype] // BYTES[stated] if subject.kv_cache == "auto" else 1)}
 
     def max_model_len(self, config: dict[str, Any]) -> int:
         """Longest sequence vLLM has to be ready for: prompt, output and slack, rounded up to 128 tokens.
@@ -204,12 +210,12 @@ class Point(Generic[Settings]):
         return int(min(positions, math.ceil((prompt + output + SLACK) / 128) * 128))
 
 
-def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget) -> list[str]:
-    """vLLM's engine arguments for one point; all but the model itself.
+def vllm_command(subject: Subject, point: Point, length: int, memory: dict[str, Any]) -> list[str]:
+    """The command that starts vLLM, of a server without host, port and name.
 
     Args:
         length: longest sequence, in tokens.
-        budget: from `Point.budget`.
+        memory: from `Point.memory`.
     """
     engine = point.engine
     arguments = {
@@ -220,7 +226,7 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
         "--max-num-seqs": engine["max_num_seqs"],
         "--tensor-parallel-size": point.tensor_parallel_size,
         "--kv-cache-dtype": subject.kv_cache,
-        **budget.arguments,
+        **memory,
     }
     if subject.weights == "dummy":
         arguments["--load-format"] = "dummy"
@@ -232,26 +238,39 @@ def engine_arguments(subject: Subject, point: Point, length: int, budget: Budget
         arguments["--hf-overrides"] = json.dumps({"architectures": [merged]})
     if speculative := point.speculation:
         arguments["--speculative-config"] = json.dumps(speculative)
-    command = [str(text) for pair in arguments.items() for text in pair]
-    command += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]  # the paper mentions no prefix caching
+    words = [str(text) for pair in arguments.items() for text in pair]
+    words += ["--enable-chunked-prefill", "--no-enable-prefix-caching"]  # the paper mentions no prefix caching
     if engine["enforce_eager"]:
-        command.append("--enforce-eager")
-    return command
+        words.append("--enforce-eager")
+    if point.server:
+        return module("vllm.entrypoints.cli.main", "serve", str(subject.folder), *words)
+    return module("pipeline.measure.engine_program", "--model", str(subject.folder), "--skip-tokenizer-init", *words)
 
 
 def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> dict[str, str]:
     """The environment vLLM is served in on so many GPUs (0: the processor) and processor threads.
 
-    Only one plugin is loaded: an installed reference plugin would change how every model runs. On a CPU, one process
-    computes with all of the point's threads. vLLM by itself keeps a core free for each server process, which would leave
-    one of two cores idle. And glibc keeps the memory of large activations: given back after each step, they cost a page
-    fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
+    It reports nothing and downloads nothing. Only one plugin is loaded: an installed reference plugin would change how every
+    model runs. On a CPU, one process computes with all of the point's threads. vLLM by itself keeps a core free for each
+    server process, which would leave one of two cores idle. And glibc keeps the memory of large activations: given back
+    after each step, they cost a page fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
 
     Args:
         plugin: as in `Subject`.
     """
-    # Else torch's gloo listens on whatever address the host's name has.
-    environment = offline_environment() | {"GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # `engine.py` reads the log.
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_CONFIGURE_LOGGING": "1",
+        "VLLM_LOGGING_COLOR": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Else torch's gloo listens on whatever address the host's name has.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the memory this point states
     if plugin == REFERENCE:
         environment |= {"VLLM_PLUGINS": "arctic_inference", "ARCTIC_INFERENCE_ENABLED": "1"}
     else:

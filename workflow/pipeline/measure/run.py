@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.points import POINTS
-from pipeline.measure import memory
 from pipeline.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
 from pipeline.measure.latency import Latency
+from pipeline.measure.memory import devices, refuse_neighbors
 from pipeline.measure.offline import Answer, Decode, ForwardTime, KvCapacity, Throughput
-from pipeline.measure.point import REFERENCE, REFERENCE_NEEDS, Point, Subject, printable
-from pipeline.measure.turns import Run
+from pipeline.measure.point import (
+    BASELINE,
+    GPU_SHARE,
+    REFERENCE,
+    REFERENCE_NEEDS,
+    Point,
+    Subject,
+    engine_environment,
+    printable,
+    vllm_command,
+)
+from pipeline.measure.turns import OWN, Engines, Run
 from pipeline.records import describe_spec, measurement, weights_of
 from swiftkv.architectures import check_served
 from swiftkv.cost import kv_bytes_per_token, request_flops, speedup_limits
@@ -30,7 +40,7 @@ KINDS: dict[str, type[Point]] = {
 }
 
 
-def read_point(name: str, settings: dict[str, Any], **machine: Any) -> Point[Any]:
+def read_point(name: str, settings: dict[str, Any], **machine: Any) -> Point:
     """A point as `Config.point` gives it.
 
     Args:
@@ -55,10 +65,10 @@ def recorded_settings(point: Point) -> dict[str, Any]:
     return {
         **point.engine,
         "prefix_caching": False,
-        "memory_gib": point.settings.memory_gib,
         "speculative": point.speculation,
         "seed": point.seed,
         "in_turns": point.in_turns,
+        **point.settings.model_dump(exclude={"measure", "enforce_eager", "speculative"}),
         **point.recorded,
     }
 
@@ -71,19 +81,19 @@ def engine_key(point: Point) -> str:
     return json.dumps(key | {"engine": point.engine, "seed": point.seed}, sort_keys=True)
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | None = None) -> dict[str, Any]:
     """The record of one point, as `records.measurement` gives it, with `engine` and `cost`.
 
     Too little memory is a record too, with status "oom", and so is what vLLM cannot do on this processor: "unavailable".
 
     Args:
-        run: the measurement; its memory and the baseline's command are found here.
+        heldout: chats to send, for points with `dataset`.
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
         EngineFailure: vLLM failed for another reason than memory, or for memory that other processes hold.
     """
-    started, subject, point = time.monotonic(), run.subject, run.point
+    started = time.monotonic()
     if subject.spec is not None:
         check_served(subject.config["model_type"])
     plugin = "swiftkv"
@@ -91,28 +101,31 @@ def measure(run: Run) -> dict[str, Any]:
         subject.check_reference()
         plugin = f"{REFERENCE} {REFERENCE_NEEDS[REFERENCE]}"
     costs = cost(subject, *point.lengths)
-    command = result = reason = None
+    memory = command = result = reason = None
     status = "ok"
     try:
         if subject.kv_cache == "fp8" and not point.gpus:
             require_fp8_cache()
-        run = replace(run, budget=point.budget(subject))
-        command = run.command
+        memory = point.memory(subject)
+        starts = {OWN: _start(subject, point, engines, memory)}
+        command = printable(starts[OWN][0], subject.folder)
+        run = Run(subject, point, engines, memory, starts, heldout)
         if subject.baseline is not None and point.in_turns:
-            with contextlib.suppress(OutOfMemory):  # then there is nothing to compare with
-                budget = point.budget(subject.baseline)
-                run = replace(run, baseline=replace(run, subject=subject.baseline, budget=budget))
-        result = _numbers(run)
+            try:
+                theirs = _start(subject.baseline, point, engines, point.memory(subject.baseline))
+                result = point.numbers(replace(run, starts={BASELINE: theirs, **starts}))
+            except OutOfMemory:  # there may be enough for one engine alone
+                engines.close()
+        result = result or point.numbers(run)
+        costs = cost(subject, *point.seen(result))
     except Unsupported as error:
         status, reason = "unavailable", str(error)
     except OutOfMemory as error:
-        status = "oom"
-        if point.gpus:
-            memory.refuse_neighbors(run.budget.arguments["--gpu-memory-utilization"], memory.devices()[: point.gpus])
-        reason = str(error)
-    if result:
-        costs = cost(subject, *point.seen(result))
-    engine = observed(run.engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
+        status, reason = "oom", str(error)
+        engines.close()
+        if point.gpus and memory:
+            refuse_neighbors(memory[GPU_SHARE], devices()[: point.gpus])
+    engine = observed(engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
     return measurement(
         point.settings.measure,
         model=subject.identity,
@@ -132,8 +145,7 @@ def measure(run: Run) -> dict[str, Any]:
             "threads": point.threads,
             **recorded_settings(point),
             "dtype": point.dtype,
-            "memory": run.budget and run.budget.sentence,
-            "command": command and printable(command, subject.folder),
+            "command": command,
         },
         engine=engine | {"plugin": plugin},
         cost=costs,
@@ -142,15 +154,15 @@ def measure(run: Run) -> dict[str, Any]:
     )
 
 
-def _numbers(run: Run) -> dict[str, Any]:
-    """What a point measures; without the baseline where memory is for one engine alone."""
-    try:
-        return run.point.numbers(run)
-    except OutOfMemory:
-        if run.baseline is None:
-            raise
-        run.engines.close()
-        return run.point.numbers(replace(run, baseline=None))
+def _start(
+    subject: Subject, point: Point, engines: Engines, memory: dict[str, Any]
+) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of vLLM for a point."""
+    length = max(engines.longest, point.max_model_len(subject.config))
+    environment = engine_environment(point.gpus, point.threads, subject.plugin)
+    if point.single and point.tensor_parallel_size == 1:
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return vllm_command(subject, point, length, memory), environment
 
 
 def cost(subject: Subject, prompt: int, output: int) -> dict[str, float]:

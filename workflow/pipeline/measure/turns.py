@@ -3,107 +3,96 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
-from pipeline.measure import process
-from pipeline.measure.memory import Budget
-from pipeline.measure.point import BASELINE, Point, Settings, Subject, engine_arguments, engine_environment
-from pipeline.measure.worker import Engines, Worker, module, worker
+from pipeline.measure.point import BASELINE, Point, Subject
+from pipeline.measure.worker import worker
 
 OWN = "own"  # the other side of a measurement in turns
 
 
+class Engines(contextlib.ExitStack):
+    """The engines or servers of a job, one of each side, which stay up from point to point; all end with the block.
+
+    Args:
+        log: file for what that of the measured variant prints.
+
+    Attributes:
+        longest: tokens of the longest sequence that an engine is to be ready for, beside those of the point at hand.
+    """
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self.log, self.longest = log, 0
+        self._up: dict[str, Any] = {}
+        log.unlink(missing_ok=True)
+
+    def get(self, side: str, start: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+        """What runs for a side; it is started if nothing does."""
+        if side not in self._up:
+            self._up[side] = self.enter_context(start())
+        return self._up[side]
+
+    def close(self) -> None:
+        """End all that runs; the next measurement starts anew."""
+        self._up.clear()
+        super().close()
+
+    @property
+    def text(self) -> str:
+        """Everything that the measured variant's has printed."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
 @dataclass(frozen=True)
-class Run(Generic[Settings]):
+class Run:
     """One measurement under way.
 
     Attributes:
-        work: folder for what is finished of the measurement.
-        engines: those of the job.
-        longest: tokens of a sequence that the engine is to be ready for at least, for other points on it.
-        budget: the memory for the KV cache; `run.measure` fills it in.
-        baseline: that of the baseline, where both are measured in turns.
+        memory: the vLLM argument that sets it.
+        starts: command and environment of vLLM, by side: of `OWN`, and of `BASELINE` where both are measured in turns.
         heldout: chats to send, for points with `dataset`.
-        identity: all that the result depends on, see `job.identity`.
     """
 
     subject: Subject
-    point: Point[Settings]
-    work: Path
+    point: Point
     engines: Engines
-    longest: int = 0
-    budget: Budget | None = None
-    baseline: Run | None = None
+    memory: dict[str, Any]
+    starts: Mapping[str, tuple[list[str], dict[str, str]]]
     heldout: Path | None = None
-    identity: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def log(self) -> Path:
-        """The file that holds what vLLM prints."""
-        return self.engines.log
+    def in_turns(
+        self, job: Mapping[str, Any], repeats: int, warm_up: Mapping[str, Any] | None = None
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Each side's answers to a job of `engine_program`, in turns (A B B A ...), so that a slower minute meets both.
 
-    @property
-    def command(self) -> list[str]:
-        """The command that starts vLLM, of a server without host, port and name; raises as `Point.max_model_len`."""
-        length = max(self.longest, self.point.max_model_len(self.subject.config))
-        arguments = engine_arguments(self.subject, self.point, length, self.budget)
-        if self.point.server:
-            return [process.program("vllm"), "serve", str(self.subject.folder), *arguments]
-        model = ["--model", str(self.subject.folder), "--skip-tokenizer-init"]
-        return module("pipeline.measure.engine_program", *model, *arguments)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment of vLLM."""
-        environment = engine_environment(self.point.gpus, self.point.threads, self.subject.plugin)
-        alone = self.point.single and self.point.tensor_parallel_size == 1
-        return environment | ({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if alone else {})
-
-
-@contextlib.contextmanager
-def sides(run: Run) -> Iterator[dict[str, Worker]]:
-    """The engine programs of `BASELINE` and `OWN`, to be asked for the jobs of `engine_program`.
-
-    They remember nothing of other measurements. `OWN` is alone where nothing is measured in turns.
-    """
-    runs = {OWN: run} if run.baseline is None else {BASELINE: run.baseline, OWN: run}
-    with contextlib.ExitStack() as up:
-        programs: dict[str, Worker] = {}
-        for side, each in runs.items():
-            log = run.log if each is run else run.log.with_suffix(".baseline.log")
-            command = each.command, log, each.environment
-            programs[side] = up.enter_context(
-                run.engines.get(side, command, partial(worker, *command, "the vLLM engine"))
-            )
-            if run.engines.used:
-                programs[side].ask({"do": "forget"})
-        if len(programs) > 1:
-            for program in programs.values():  # nothing starts while another is measured
-                program.ask({"do": "ready"})
-        yield programs
+        Args:
+            warm_up: a job before each: an engine's memory cools while it waits.
+        """
+        log = self.engines.log
+        logs = {OWN: log, BASELINE: log.with_suffix(".baseline.log")}
+        programs = {
+            side: self.engines.get(side, partial(worker, command, logs[side], environment, "the vLLM engine"))
+            for side, (command, environment) in self.starts.items()
+        }
+        for program in programs.values():  # nothing starts while another is measured
+            program.ask({"do": "ready"})
+        answers: dict[str, list[dict[str, Any]]] = {side: [] for side in programs}
+        for turn in range(repeats):
+            for side in reversed(list(programs)) if turn % 2 else programs:
+                if warm_up is not None:
+                    programs[side].ask(warm_up)
+                answers[side].append(programs[side].ask(job))
+        return answers
 
 
-def in_turns(
-    programs: Mapping[str, Worker], job: Mapping[str, Any], repeats: int, warm_up: Mapping[str, Any] | None = None
-) -> dict[str, list[dict[str, Any]]]:
-    """Each side's answers to a job, in turns (A B B A ...), so that a slower minute of the machine meets all of them.
-
-    Args:
-        warm_up: a job before each: an engine's memory cools while it waits.
-    """
-    answers: dict[str, list[dict[str, Any]]] = {side: [] for side in programs}
-    for turn in range(repeats):
-        for side in reversed(list(programs)) if turn % 2 else programs:
-            if warm_up is not None:
-                programs[side].ask(warm_up)
-            answers[side].append(programs[side].ask(job))
-    return answers
-
-
-def samples(of_sides: Mapping[str, Any], unit: str) -> dict[str, Any]:
+def samples(answers: Mapping[str, Sequence[Any]], unit: str, time: Callable[[Any], Any]) -> dict[str, Any]:
     """What was measured repeatedly, as records have it: in turn with the baseline's, None where there is none."""
-    return {f"samples_{unit}": of_sides[OWN], f"baseline_samples_{unit}": of_sides.get(BASELINE) or None}
+    return {
+        f"{side}samples_{unit}": [time(answer) for answer in answers[name]] if name in answers else None
+        for side, name in (("", OWN), ("baseline_", BASELINE))
+    }

@@ -18,7 +18,7 @@ from pipeline.config import Config
 from pipeline.gpus import asked_for, cuda_of
 from pipeline.records import libraries
 from pipeline.run import slurm
-from pipeline.run.estimate import Work
+from pipeline.run.estimate import estimates
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
@@ -86,7 +86,8 @@ def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles
         report.fail("request", sentence)
     report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
     missing = check_hub(report, (item for job in jobs for item in downloads(job, config, root)))
-    check_disks(report, Path(config.pathvars.results), [Work(job, config, root) for job in jobs], missing)
+    written = estimates(root, profile, config, jobs).written.sum()
+    report.check("disk", check_disk, Path(config.pathvars.results), written, missing)
     if report.failures:
         raise UserError(f"{len(report.failures)} of the checks failed; mend what they name and check again")
 
@@ -95,10 +96,8 @@ def other_libraries(results: Path) -> str:
     """Count the measurements made with other versions of libraries than are installed; empty if there are none."""
     here, other = libraries(), Counter[str]()
     for file in (file for folder in set(INPUTS.values()) for file in (results / folder).rglob("*.json")):
-        made_with = read_json(file).get("provenance", {}).get("libraries", {})
-        other.update(
-            f"{name} {made_with[name]}" for name in made_with.keys() & here.keys() if made_with[name] != here[name]
-        )
+        made_with = read_json(file).get("provenance", {}).get("libraries", {}).items()
+        other.update(f"{name} {version}" for name, version in made_with if here.get(name, version) != version)
     return ", ".join(f"{number} made with {library}" for library, number in sorted(other.items()))
 
 
@@ -203,159 +202,108 @@ def check_tasks(config: Config, jobs: Sequence[PlannedJob]) -> int:
     return len(tasks)
 
 
-# Disks
-
-
-def check_disks(report: Report, results: Path, works: Sequence[Work], missing: int) -> None:
-    """Check for room where results, downloads and scratch files go; needs of one disk are added up.
+def check_disk(results: Path, written: float, missing: float) -> str:
+    """Check that results can be written, and that their disk and that of the hub cache have room.
 
     Args:
+        results: folder of the results, which need not exist yet.
+        written: bytes that jobs leave there.
         missing: bytes that come from the hub.
+
+    Raises:
+        UserError: results cannot be written, or there is not as much room.
     """
     from huggingface_hub import constants
 
-    scratch = max((work.job.resources.get("disk_mb", 0) for work in works), default=0) * 10**6
-    needs = {
-        "results": (results, max(sum(work.written() for work in works), scratch)),
-        "hub cache": (Path(constants.HF_HUB_CACHE), missing),
-        "scratch": (Path(tempfile.gettempdir()), scratch),
-    }
-    disks: dict[int, list[str]] = {}
-    for name, (folder, _) in needs.items():
-        disks.setdefault(_existing(folder).stat().st_dev, []).append(name)
-    for names in disks.values():
-        report.check(
-            f"disk of {', '.join(names)}", check_space, needs[names[0]][0], sum(needs[name][1] for name in names)
-        )
+    def existing(folder: Path) -> Path:
+        return next(path for path in (folder, *folder.parents) if path.exists())
 
-
-def check_space(folder: Path, needed: float) -> str:
-    """Check that a folder, which need not exist yet, can be written to and that its disk has room.
-
-    Raises:
-        UserError: it cannot, or has not.
-    """
-    place = _existing(folder)
+    place, cache = existing(results.absolute()), existing(Path(constants.HF_HUB_CACHE).absolute())
     if not os.access(place, os.W_OK):
-        raise UserError(f"{folder} cannot be written to: correct its rights or choose another")
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise UserError(
-            f"{folder} has {free / GIGA:.1f} GB free and at least {needed / GIGA:.1f} GB will be written there: free some "
-            "space, or put it on another disk"
-        )
-    return f"{free / GIGA:.0f} GB free in {folder}, at least {needed / GIGA:.1f} GB to be written"
-
-
-def _existing(folder: Path) -> Path:
-    """The folder or the nearest one above it that exists."""
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-# The hub
+        raise UserError(f"{results} cannot be written to: correct its rights or choose another")
+    together = place.stat().st_dev == cache.stat().st_dev
+    for folder, needed in ((place, written + missing * together), (cache, missing)):
+        if (free := shutil.disk_usage(folder).free) < needed:
+            raise UserError(
+                f"{folder} has {free / GIGA:.1f} GB free and at least {needed / GIGA:.1f} GB will be written there: free "
+                "some space, or put it on another disk"
+            )
+    return f"room for {written / GIGA:.1f} GB of results in {results} and {missing / GIGA:.1f} GB of downloads"
 
 
 def check_hub(report: Report, found: Iterable[Download]) -> int:
-    """Check every hub repository that jobs load; all that a silent hub leaves open is one failure.
+    """Check every hub repository that jobs load; once the hub is silent, in the local cache alone.
+
+    What a silent hub leaves open is one failure.
 
     Returns:
-        Bytes to be downloaded.
+        Bytes to be downloaded, as the hub states them.
     """
-    hub, absent = Hub(), list[str]()
+    from huggingface_hub import constants
+
+    silence, missing, absent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "", 0, list[str]()
     for item in once(found):
         if "://" in item.hub:
             continue
-        name = f"hub {item.origin} {item.hub}"
+        name, size, problem = f"hub {item.origin} {item.hub}", None, ""
         try:
             # If the catalogue lacks a task, lm-eval's files name its data set.
-            text = hub.look(item if "/" in item.hub else replace(item, hub=data_set(item.hub)))
-            report.show(f"ok    {name}: {text}")
+            item = item if "/" in item.hub else replace(item, hub=data_set(item.hub))
+            size = None if silence else answer(lambda item=item: _ask(item), 3 * HUB_SECONDS)
         except UserError as error:
-            if item.optional:
-                report.show(f"ok    {name}: optional; its results will say that it is unavailable ({error})")
-            elif isinstance(error, Silent):
-                absent.append(item.hub)
+            problem = str(error)
+        except Exception as error:  # a network fails in many ways
+            problem = _refusal(item, error)
+            silence = silence if problem else f"the hub cannot be reached ({type(error).__name__})"
+        if not problem and in_cache(item):
+            text = f"in the local cache ({silence})" if silence else "accessible, and in the local cache"
+        elif size is not None:
+            text, missing = f"accessible, {size / GIGA:.1f} GB to be downloaded", missing + size
+        elif item.optional:
+            why = problem or f"{silence}, and it is not in the local cache"
+            text = f"optional; its results will say that it is unavailable ({why})"
+        else:
+            if problem:
+                report.fail(name, problem)
             else:
-                report.fail(name, str(error))
+                absent.append(item.hub)
+            continue
+        report.show(f"ok    {name}: {text}")
     if absent:
         report.fail(
             "hub",
-            f"{hub.silence}, and these are not in the local cache: {', '.join(absent)}; connect to the hub, or download them "
+            f"{silence}, and these are not in the local cache: {', '.join(absent)}; connect to the hub, or download them "
             "elsewhere and name them as `local` sources",
         )
-    return hub.missing
+    return missing
 
 
-class Silent(UserError):
-    """The hub does not answer, and the local cache lacks a repository."""
+def _ask(item: Download) -> int:
+    """The size of a repository in bytes; a model is refused by its description, before its weights are downloaded."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import filter_repo_objects
+
+    api = HfApi()
+    settings = {"revision": item.revision, "timeout": HUB_SECONDS, "files_metadata": True}
+    info = api.repo_info(item.hub, repo_type=item.origin, **settings)
+    if getattr(info, "gated", None):  # everybody may read the description of a gated one
+        api.auth_check(item.hub, repo_type=item.origin)
+    if item.layers is not None or item.template:
+        # Beside the hub cache, to which a part of a model would look like all of it.
+        with tempfile.TemporaryDirectory() as folder:
+            api.snapshot_download(item.hub, revision=item.revision, allow_patterns=DESCRIPTION, local_dir=folder)
+            check_description(Path(folder), item.hub, item.layers, template=item.template)
+    files = filter_repo_objects(
+        info.siblings or [],
+        allow_patterns=item.files,
+        ignore_patterns=SECOND_COPIES if item.origin == "model" else None,
+        key=lambda file: file.rfilename,
+    )
+    return sum(file.size or 0 for file in files)
 
 
-class Hub:
-    """Looks for one repository after the other; once the hub is silent, in the local cache alone.
-
-    Attributes:
-        missing: bytes that will be downloaded of all repositories so far, as the hub states them.
-        silence: why the hub is not asked; empty as long as it is.
-    """
-
-    def __init__(self) -> None:
-        from huggingface_hub import constants
-
-        self.missing = 0
-        self.silence = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
-
-    def look(self, item: Download) -> str:
-        """Return where jobs will find a repository.
-
-        Raises:
-            Silent: the hub does not answer, and the local cache lacks it.
-            UserError: the hub refuses it, or its model cannot be used.
-        """
-        size = None
-        if not self.silence:
-            try:
-                size = answer(lambda: self._ask(item), 3 * HUB_SECONDS)
-            except UserError:
-                raise
-            except Exception as error:  # a network fails in many ways
-                if sentence := _refusal(item, error):
-                    raise UserError(sentence) from None
-                self.silence = f"the hub cannot be reached ({type(error).__name__})"
-        if in_cache(item):
-            return f"in the local cache ({self.silence})" if self.silence else "accessible, and in the local cache"
-        if size is None:
-            raise Silent(f"{self.silence}, and it is not in the local cache")
-        self.missing += size
-        return f"accessible, {size / GIGA:.1f} GB to be downloaded"
-
-    def _ask(self, item: Download) -> int:
-        """The size of a repository in bytes; a model is refused by its description, before its weights are downloaded."""
-        from huggingface_hub import HfApi
-        from huggingface_hub.utils import filter_repo_objects
-
-        api = HfApi()
-        settings = {"revision": item.revision, "timeout": HUB_SECONDS, "files_metadata": True}
-        info = api.repo_info(item.hub, repo_type=item.origin, **settings)
-        if getattr(info, "gated", None):  # everybody may read the description of a gated one
-            api.auth_check(item.hub, repo_type=item.origin)
-        if item.layers is not None or item.template:
-            # Beside the hub cache, to which a part of a model would look like all of it.
-            with tempfile.TemporaryDirectory() as folder:
-                patterns = {"allow_patterns": DESCRIPTION, "local_dir": folder}
-                api.snapshot_download(item.hub, revision=item.revision, **patterns)
-                check_description(Path(folder), item.hub, item.layers, template=item.template)
-        files = filter_repo_objects(
-            info.siblings or [],
-            allow_patterns=item.files,
-            ignore_patterns=SECOND_COPIES if item.origin == "model" else None,
-            key=lambda file: file.rfilename,
-        )
-        return sum(file.size or 0 for file in files)
-
-
-def _refusal(item: Download, error: Exception) -> str | None:
-    """The sentence for a refusal of the hub; None if it is the network that fails."""
+def _refusal(item: Download, error: Exception) -> str:
+    """The sentence for a refusal of the hub; empty if it is the network that fails."""
     from huggingface_hub import errors, get_token
 
     name = item.hub
@@ -374,20 +322,13 @@ def _refusal(item: Download, error: Exception) -> str | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return f"the hub refuses {name} ({status}): the token here may have expired; log in with `hf auth login`"
-    return None
+    return ""
 
 
 def in_cache(item: Download) -> bool:
-    """Whether a repository lies complete in the local hub cache; a data set also where `datasets` prepared it."""
-    from huggingface_hub import constants, snapshot_download
+    """Whether a repository lies complete in the local hub cache."""
+    from huggingface_hub import snapshot_download
 
-    if item.origin == "dataset":
-        from datasets.naming import camelcase_to_snakecase
-
-        owner, _, name = item.hub.rpartition("/")
-        prepared = Path(os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME) / "datasets"))
-        if (prepared / f"{owner}___{camelcase_to_snakecase(name)}").is_dir():
-            return True
     settings = {"revision": item.revision, "allow_patterns": item.files, "local_files_only": True}
     try:
         folder = snapshot_download(item.hub, repo_type=item.origin, **settings)

@@ -8,19 +8,19 @@ and the other contradicts are disagreements, whatever their size.
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 from pipeline.artifacts.claims import CONTRADICTS, UNDECIDED, UNMEASURED
-from pipeline.artifacts.metrics import some
+from pipeline.artifacts.metrics import INPUTS, some
 from pipeline.artifacts.records import Record
 from pipeline.config import Config
-from pipeline.stages import STAGES
 from pipeline.statistics import paired_difference, quadrature, ratio_of_turns
 from swiftkv.errors import UserError
 
@@ -46,9 +46,8 @@ EXACT = Tolerance()
 # By `<measure>:<key>`, in which * is anything; the first that matches counts. KL, agreement and perplexity are of the same
 # chats, so errors over chats do not count; two processors differed by 0.5 %, 0.9 points and 2.2 % at most.
 ROUNDED = {
-    "score:result": Tolerance(
-        share=0.05, errors=3
-    ),  # errors of the answers that changed; bits per byte have small ones
+    # Errors are of the answers that changed; bits per byte have small ones.
+    "score:result": Tolerance(share=0.05, errors=3),
     "*.answer_kl": Tolerance(share=0.08, absolute=0.005),  # of a third of the positions of kl
     "*.kl": Tolerance(share=0.05, absolute=0.003),
     "*.top1_agreement": Tolerance(absolute=0.025),
@@ -65,7 +64,7 @@ ROUNDED = {
     "early_exit:result.decoding.time_ratio": Tolerance(errors=2, share=0.25),
 }
 # On the same processor two runs differed by up to 11 %, two processors by 1.55 to 1.85 at 2,000 tokens.
-SPEEDUP = {True: Tolerance(errors=2, share=0.1), False: Tolerance(errors=2, share=0.25)}
+SPEEDUP = Tolerance(errors=2, share=0.25)
 NOT_COMPARED = re.compile(
     # names, words and answers, of which the numbers are compared
     r".*:(model\.title|settings\.\w+_example|result\.(what|criterion)|result\.answers\..*)"
@@ -82,14 +81,6 @@ NOT_COMPARED = re.compile(
 EXPERIMENT = (
     "status", "measure", "model", "variant", "kv_cache", "weights", "checkpoint", "spec", "settings", "data",
 )  # fmt: skip
-MISSING = object()
-
-
-class Number(NamedTuple):
-    """A value and its standard error; None if it has none."""
-
-    value: float
-    stderr: float | None = None
 
 
 @dataclass
@@ -100,7 +91,7 @@ class Comparison:
         agreed, uncompared: numbers of quantities.
         records: number of records that both runs have.
         disagreements: a sentence for each.
-        machines: of the run and of the reference: processor, cores and libraries.
+        machines: of the run and of the reference: processor and cores, or GPU.
     """
 
     agreed: int = 0
@@ -113,7 +104,7 @@ class Comparison:
         """Compare the record of the reference run at a path with the run's own."""
         self.records += 1
         for record, machines in zip((measured, expected), self.machines, strict=True):
-            machines.add(_machine(record))
+            machines.add(record.device)
         if expected.status == "unavailable":
             self.uncompared += 1
         elif measured.status == "unavailable":
@@ -123,30 +114,34 @@ class Comparison:
             self._speedups(name, expected, measured)
 
     def _same(self, name: str, sections: tuple[str, ...], expected: Record, measured: Record) -> bool:
+        """Compare sections of two records; whether all agree."""
         before = len(self.disagreements)
-        for section in sections:
-            found = dict(leaves(getattr(measured, section), section))
-            for key, was in leaves(getattr(expected, section), section):
-                if (within := tolerance(f"{expected.measure}:{key}")) is None:
-                    self.uncompared += 1
-                    continue
-                stderr = _paired_stderr(expected, measured) if key == "result" else None
-                label = "value" if key == "result" else key.removeprefix("result.")
-                self._check(name, label, was, found.get(key, MISSING), within, stderr)
+        was, now = ({key: value for part in sections for key, value in leaves(getattr(record, part), part)}
+                    for record in (expected, measured))  # fmt: skip
+        for key in was:
+            if (within := tolerance(f"{expected.measure}:{key}")) is None:
+                self.uncompared += 1
+                continue
+            stderr = _paired_stderr(expected, measured) if key == "result.value" else None
+            if stderr is None and key.endswith(".value"):
+                stderr = quadrature(*(side.get(f"{key.removesuffix('value')}stderr") for side in (was, now)))
+            self._check(
+                f"{name}: {key.removeprefix('result.').removesuffix('.value')}", was[key], now.get(key), within, stderr
+            )
         return len(self.disagreements) == before
 
     def _speedups(self, name: str, expected: Record, measured: Record) -> None:
-        same, found = _processor(expected) == _processor(measured), dict(_ratios(measured))
-        for key, was in _ratios(expected):
-            now = found.get(key, MISSING)
-            if isinstance(now, Number) and _is_gain(was) and not _is_gain(now):
+        found = dict(_ratios(measured))
+        for key, (was, stderr) in _ratios(expected):
+            now, its_stderr = found.get(key, (None, None))
+            if now and was - 2 * (stderr or 0.0) > 1 >= now - 2 * (its_stderr or 0.0):
                 self.disagreements.append(f"{name}: {key} is gone: {_shown(now)}, in the reference {_shown(was)}")
             else:
-                self._check(name, key, was, now, SPEEDUP[same])
+                self._check(f"{name}: {key}", was, now, SPEEDUP, quadrature(stderr, its_stderr))
 
-    def _check(self, name: str, key: str, was: Any, now: Any, within: Tolerance, stderr: float | None = None) -> None:
-        if apart := _apart(key, was, now, within, stderr):
-            self.disagreements.append(f"{name}: {apart}")
+    def _check(self, name: str, was: Any, now: Any, within: Tolerance, stderr: float | None) -> None:
+        if apart := _apart(name, was, now, within, stderr or 0.0):
+            self.disagreements.append(apart)
         else:
             self.agreed += 1
 
@@ -197,14 +192,13 @@ def folder(root: Path, config: Config) -> Path:
 
 
 def records(place: Path) -> list[str]:
-    """Return the measurement records in a folder, as paths from there, without resolved models and shards of scores.
+    """Return the measurement records in a folder of results, as paths from there.
 
     Raises:
         UserError: there are none.
     """
-    stages = [stage for name, stage in STAGES.items() if name not in ("score_shard", "resolve_model")]
-    patterns = {re.sub(r"{\w+}", "*", stage.output) for stage in stages if stage.output.endswith(".json")}
-    found = sorted(str(file.relative_to(place)) for pattern in patterns for file in place.glob(pattern))
+    files = (file for folder in set(INPUTS.values()) for file in (place / folder).rglob("*.json"))
+    found = sorted(str(file.relative_to(place)) for file in files)
     if not found:
         raise UserError(
             f"no reference run is shipped for this scale ({place} has no records); `make reference` keeps those of a "
@@ -217,12 +211,12 @@ def verdicts(place: Path) -> dict[str, dict[str, str]]:
     """Read the lines of claims.csv by the claim's id; none where claims are not judged yet."""
     if not (place / CLAIMS).is_file():
         return {}
-    with (place / CLAIMS).open(newline="", encoding="utf-8") as lines:
-        return {line["id"]: line for line in csv.DictReader(lines)}
+    return pd.read_csv(place / CLAIMS, dtype=str, index_col="id", keep_default_na=False).to_dict("index")
 
 
 def tolerance(path: str) -> Tolerance | None:
     """Return the tolerance of a quantity by its `<measure>:<key>`; None if it is not compared."""
+    path = path.removesuffix(".value")
     if NOT_COMPARED.fullmatch(path):
         return None
     return next((one for where, one in ROUNDED.items() if fnmatchcase(path, where)), EXACT)
@@ -230,37 +224,27 @@ def tolerance(path: str) -> Tolerance | None:
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the quantities below a part of a record by their path: numbers, words, and lists of them."""
-    if isinstance(value, Mapping):
-        inside = dict(value)
-        if isinstance(inside.get("value"), int | float) and "stderr" in inside:
-            yield path, Number(inside.pop("value"), inside.pop("stderr"))
-        for key, part in inside.items():
+    if isinstance(value, dict) or isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(part, f"{path}.{key}")
-    elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
-        for place, part in enumerate(value):
-            yield from leaves(part, f"{path}.{place}")
     elif value is not None:
         yield path, value
 
 
-def _apart(key: str, was: Any, now: Any, within: Tolerance, stderr: float | None) -> str | None:
-    """Describe how two values are apart, of lists the first that are; None if they agree."""
+def _apart(name: str, was: Any, now: Any, within: Tolerance, stderr: float) -> str:
+    """Describe how two values are apart, of lists the first that are; empty if they agree."""
+    if was == now:
+        return ""
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         pairs = enumerate(zip(was, now, strict=True))
-        return next(filter(None, (_apart(f"{key}[{place}]", *both, within, stderr) for place, both in pairs)), None)
-    values, allowed = [one.value if isinstance(one, Number) else one for one in (was, now)], 0.0
-    if all(isinstance(one, int | float) for one in values):
-        if isinstance(was, Number) and isinstance(now, Number) and stderr is None:
-            stderr = quadrature(was.stderr, now.stderr)
-        allowed = within.share * abs(values[0]) + within.absolute + within.errors * (stderr or 0.0)
-        if abs(values[0] - values[1]) <= allowed:
-            return None
-    elif values[0] == values[1]:
-        return None
-    if now is MISSING:
-        return f"{key} is missing, in the reference {_shown(was)}"
-    most = "" if within is EXACT else f", at most {allowed:.3g} apart"
-    return f"{key} is {_shown(now)}, in the reference {_shown(was)}{most}"
+        return next(filter(None, (_apart(f"{name}[{place}]", *pair, within, stderr) for place, pair in pairs)), "")
+    most = ""
+    if isinstance(was, int | float) and isinstance(now, int | float):
+        allowed = within.share * abs(was) + within.absolute + within.errors * stderr
+        if abs(was - now) <= allowed:
+            return ""
+        most = "" if within is EXACT else f", at most {allowed:.3g} apart"
+    return f"{name} is {'missing' if now is None else _shown(now)}, in the reference {_shown(was)}{most}"
 
 
 def _paired_stderr(expected: Record, measured: Record) -> float | None:
@@ -271,8 +255,8 @@ def _paired_stderr(expected: Record, measured: Record) -> float | None:
     return None
 
 
-def _ratios(record: Record) -> Iterator[tuple[str, Number]]:
-    """Yield the speed-ups over the baseline in turns: of all requests of a point, or of batches of a size.
+def _ratios(record: Record) -> Iterator[tuple[str, tuple[float, float | None]]]:
+    """Yield the speed-ups over the baseline in turns, with standard errors: of all requests of a point, or by batch size.
 
     Two of their standard errors are half of the 95 % interval.
     """
@@ -283,26 +267,8 @@ def _ratios(record: Record) -> Iterator[tuple[str, Number]]:
         if turns := record.turns(unit, None if size is None else place):
             found = ratio_of_turns(*turns)
             stderr = None if found.low is None or found.high is None else (found.high - found.low) / 4
-            yield "speed-up" + ("" if size is None else f" of batch {size}"), Number(found.value, stderr)
-
-
-def _is_gain(speedup: Number) -> bool:
-    return speedup.value - 2 * (speedup.stderr or 0.0) > 1
-
-
-def _processor(record: Record) -> tuple[Any, ...]:
-    hardware = record.provenance.get("hardware", {})
-    threads = record.settings.get("threads")
-    return hardware.get("processor"), hardware.get("cores"), tuple(hardware.get("gpus") or ()), threads
-
-
-def _machine(record: Record) -> str:
-    libraries = record.provenance.get("libraries", {})
-    versions = [f"{name} {libraries[name]}" for name in ("torch", "vllm") if name in libraries]
-    return ", ".join([record.device, *versions])
+            yield "speed-up" + ("" if size is None else f" of batch {size}"), (found.value, stderr)
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Number):
-        return f"{value.value:.6g}" + (f" ± {value.stderr:.2g}" if value.stderr else "")
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]

@@ -1,4 +1,4 @@
-"""How long a planned job takes, and what it leaves on the disk.
+"""How long planned jobs take, and what they leave on the disk.
 
 A job takes the time it took before, or what jobs of its rule and model took of their estimates, where there are such. All
 others are estimated from their tokens and the speeds under `planning` in the configuration; the aim is a factor of two.
@@ -7,44 +7,46 @@ Nothing here imports torch but `processor_speed`.
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import json
 import math
-import struct
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import timeit
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+import pandas as pd
+
 from pipeline.config import Config
 from pipeline.config.catalogue import asked, asks
+from pipeline.config.settings import Mix
 from pipeline.config.sources import PackagedModel
-from pipeline.run.jobs import PlannedJob, Profile
-from pipeline.run.sizes import TOKENIZER_BYTES, Size
+from pipeline.run.jobs import EXCLUSIVE, PlannedJob, Profile
+from pipeline.run.sizes import Size
 from pipeline.stages import stage_of
 from swiftkv.cost import GIGA
-from swiftkv.distill.recipe import Fitting, Recipe
+from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
 from swiftkv.spec import SwiftKVSpec
 
 TERA = 10**12
+HOUR = 3600
 LONGEST = 2  # assumed: the longest of a batch of answers, in mean lengths
 BUSY = 0.9  # load above which a server's requests wait for each other
 STATES = 3  # training states that lie on the disk at once
-TOKEN_BYTES, TEXT_BYTES = 10, 4  # of a packed token, and of one as text
-OUTPUT_BYTES = 10**5  # of any other output
 
 
 class Work:
-    """A planned job, and how long it takes by the configuration's speeds; the arguments are those of `estimates`."""
+    """A planned job, its time by the configuration's speeds, and its bytes.
+
+    Args:
+        job: the job.
+        config: the configuration.
+        root: folder of the project.
+        speed: of this processor, as `processor_speed` measures it.
+    """
 
     def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
-        self.job, self.config, self.root = job, config, root
-        self.kind = "gpu" if job.gpus else "cpu"
-        self.speeds = getattr(config.planning, self.kind)
-        self.product = speed
+        self.job, self.config, self.root, self.product = job, config, root, speed
+        self.speeds = config.planning.gpu if job.gpus else config.planning.cpu
         self.devices = job.gpus or job.threads
 
     @cached_property
@@ -65,8 +67,40 @@ class Work:
     @property
     def recipe(self) -> Recipe:
         """The recipe that the job names, or its variant's."""
-        named = self.job.wildcards.get("recipe") or self.config.variants[self.job.wildcards["variant"]].recipe
-        return self.config.recipe(self.job.wildcards["model"], named)
+        named = self.job.wildcards
+        name = named.get("recipe") or self.config.variants[named["variant"]].recipe
+        return self.config.recipe(named["model"], name)
+
+    @property
+    def text(self) -> Mix:
+        """The length of the data mix that the job reads.
+
+        Raises:
+            UserError: the configuration does not state it.
+        """
+        mix = self.job.wildcards.get("data", self.config.heldout.data)
+        if "recipe" in self.job.wildcards or self.job.rule == "distill":
+            mix = self.recipe.data
+        elif self.job.rule == "similarity":
+            mix = self.config.similarity.data
+        if mix not in self.config.planning.data:
+            raise UserError(
+                f"nothing says how long data mix {mix!r} is before it is built; state it under planning.data"
+            )
+        return self.config.planning.data[mix]
+
+    @property
+    def packed_rows(self) -> int:
+        """Rows that the recipe trains on, from the tokens of its mix."""
+        recipe, whole = self.recipe, math.ceil(self.text.tokens / self.recipe.max_length)
+        return whole if recipe.max_steps is None else min(whole, recipe.max_steps * recipe.batch_size)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the job keeps from others: those that it asks for, or all of its nodes if they are exclusive."""
+        if self.job.gpus and EXCLUSIVE in str(self.job.resources.get("slurm_extra") or "").split():
+            return max(self.job.gpus, self.config.planning.gpu.node * (self.job.resources.get("nodes") or 1))
+        return self.job.gpus
 
     def seconds(self) -> float:
         """Return how long the job takes.
@@ -76,26 +110,17 @@ class Work:
         """
         rule, host = self.job.rule, self.config.planning.host
         if rule in ("resolve_model", "fetch_checkpoint"):
-            speed = host.convert_gb if self.packaged else host.download_gb
-            return host.start.value + self.size.bytes / GIGA / speed.value
-        if rule in ("heldout", "corpus"):
-            return host.start.value + self._text("tokens") / host.read_tokens.value
-        if rule == "pack":
-            return host.start.value + self._text("tokens") / host.pack_tokens.value
+            return host.start + self.size.bytes / GIGA / (host.convert_gb if self.packaged else host.download_gb)
+        if rule in ("heldout", "corpus", "pack"):
+            return host.start + self.text.tokens / (host.pack_tokens if rule == "pack" else host.read_tokens)
+        if stage_of(rule).gpus is None:
+            return host.start
         functions = {
-            "teacher_states": self._teacher,
-            "moments": self._teacher,
-            "distill": self._training,
-            "fidelity": self._comparing,
-            "similarity": self._comparing,
-            "early_exit": self._early_exit,
-            "measure": self._serving,
-        }
-        function = self._scoring if rule.startswith("score") else functions.get(rule)
-        if function is None:
-            return host.start.value
-        weights = self.size.bytes / GIGA / self.speeds.load_gb.value
-        return self.speeds.start.value + weights + function()
+            "teacher_states": self._teacher, "moments": self._teacher, "distill": self._training, "measure": self._serving,
+            "fidelity": self._chats, "similarity": self._chats, "early_exit": self._chats,
+        }  # fmt: skip
+        weights = self.size.bytes / GIGA / self.speeds.load_gb
+        return self.speeds.start + weights + functions.get(rule, self._scoring)()
 
     def compute(self, flops: float, work: str, devices: int) -> float:
         """Return the seconds of so many FLOPs; `work` is training, forward or serving.
@@ -103,9 +128,9 @@ class Work:
         On a processor only the time within matrix products follows this machine's; that between them is taken as it was
         measured.
         """
-        seconds = 1 / (getattr(self.speeds, work).value * TERA)
-        if self.kind == "cpu":
-            seconds += (1 / self.product - 1) / (self.speeds.product.value * GIGA)
+        seconds = 1 / (getattr(self.speeds, work) * TERA)
+        if not self.job.gpus:
+            seconds += (1 / self.product - 1) / (self.config.planning.cpu.product * GIGA)
         return flops * seconds / devices
 
     def forward(self, tokens: float) -> float:
@@ -118,28 +143,7 @@ class Work:
 
     def decode(self, steps: float) -> float:
         """Return the seconds of so many decoding steps, one after the other."""
-        return steps * self.size.layers * self.speeds.layer_ms.value / 1000
-
-    def _text(self, name: str) -> float:
-        mix = self.job.wildcards.get("data", self.config.heldout.data)
-        mix = self.recipe.data if "recipe" in self.job.wildcards or self.job.rule == "distill" else mix
-        mix = self.config.similarity.data if self.job.rule == "similarity" else mix
-        if mix not in self.config.planning.data:
-            raise UserError(
-                f"nothing says how long data mix {mix!r} is before it is built; state it under planning.data"
-            )
-        return getattr(self.config.planning.data[mix], name).value
-
-    @property
-    def packed_rows(self) -> int:
-        """Rows that the recipe trains on: those of the packed file, or else estimated from the tokens of its mix."""
-        file = next((Path(path) for path in self.job.inputs if "/packed/" in path), None)
-        if file is not None and file.exists():
-            with file.open("rb") as stream:
-                (length,) = struct.unpack("<Q", stream.read(8))
-                return json.loads(stream.read(length))["input_ids"]["shape"][0]
-        whole, recipe = math.ceil(self._text("tokens") / self.recipe.max_length), self.recipe
-        return whole if recipe.max_steps is None else min(whole, recipe.max_steps * recipe.batch_size)
+        return steps * self.size.layers * self.speeds.layer_ms / 1000
 
     def _teacher(self) -> float:
         """The teacher over all rows; for a fitted start over some of them, whose sums take as long again."""
@@ -147,11 +151,18 @@ class Work:
         return self.forward(2 * min(tokens, self.recipe.start_tokens) if self.job.rule == "moments" else tokens)
 
     def _training(self) -> float:
-        recipe = self.recipe
+        """2 FLOPs for each parameter that a token passes forward, 2 where a gradient passes back, 2 for each trained."""
+        recipe, size, spec = self.recipe, self.size, self.spec
+        upper = size.body * (1 - spec.num_key_value_layers / size.layers if spec else 1)
+        taught, trained = recipe.loss == "distillation", size.trained(spec, recipe.train)
+        flops = 4 * upper + 2 * trained + 2 * (2 + taught) * size.head
+        if recipe.checkpoint_activations:
+            flops += 2 * upper
+        if not taught or recipe.teacher_states == "online":
+            flops += 2 * (size.body - upper) + 2 * upper * taught
         tokens = recipe.total_steps(self.packed_rows) * recipe.batch_size * recipe.max_length
-        training = self.compute(tokens * training_flops(self.size, self.spec, recipe), "training", self.devices)
-        saved = 12 * self.size.trained(self.spec, recipe.train) + self.size.bytes
-        return training + saved / GIGA / self.speeds.load_gb.value
+        saved = (12 * trained + size.bytes) / GIGA / self.speeds.load_gb
+        return self.compute(tokens * flops, "training", self.devices) + saved
 
     def _scoring(self) -> float:
         """Every prompt token once, where a processor shares what prompts have in common; then the steps of answers."""
@@ -164,7 +175,7 @@ class Work:
             entry, amount = config.tasks[name], asks(config.tasks[name], name)
             prompt, choices = amount.shots + amount.prompt, max(1, amount.choices) * amount.choice
             if config.scoring_engine(job.wildcards["model"], job.wildcards["variant"], job.wildcards["kv_cache"], name):
-                total += self.speeds.engine.value + self.busy(amount.questions * (prompt + amount.answer)) / shards
+                total += self.speeds.engine + self.busy(amount.questions * (prompt + amount.answer)) / shards
                 continue
             if job.gpus:
                 tokens = amount.questions * max(1, amount.choices) * (prompt + amount.choice)
@@ -172,104 +183,61 @@ class Work:
                 tokens = amount.questions * (amount.prompt + choices) + amount.shots
             steps = math.ceil(amount.questions / entry.batch_size) * LONGEST * amount.answer
             total += (self.forward(tokens + steps * entry.batch_size) + self.decode(steps)) / shards
-        return total + len(names) * self.speeds.task.value
+        return total + len(names) * self.speeds.task
 
-    def _comparing(self) -> float:
-        """Four passes of a changed model: teacher, student and start; else two, as of similarity."""
-        settings = self.config.similarity if self.job.rule == "similarity" else self.config.fidelity
-        tokens = settings.documents * min(self._text("chat_tokens"), settings.max_length)
-        changed = self.job.rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed
+    def _chats(self) -> float:
+        """Forward passes: four of fidelity of a changed model (teacher, student, start), three and answers of early exit."""
+        rule, settings = self.job.rule, getattr(self.config, self.job.rule)
+        tokens = settings.documents * min(self.text.chat_tokens, settings.max_length)
+        if rule == "early_exit":
+            answers = 2 * (settings.prompts + len(settings.questions) + 1)
+            return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
+        changed = rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed
         return self.forward(tokens * (4 if changed else 2))
-
-    def _early_exit(self) -> float:
-        settings = self.config.early_exit
-        tokens = settings.documents * min(self._text("chat_tokens"), settings.max_length)
-        answers = 2 * (settings.prompts + len(settings.questions) + 1)
-        return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
 
     def _serving(self) -> float:
         """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""
         changed = self.job.wildcards["variant"] != "baseline"
         sides = {name: 2 if changed and self.config.in_turns(name) else 1 for name in self.job.points}
         measuring = sum(sides[name] * self._point(name) for name in sides)
-        return self.speeds.engine.value * max(sides.values()) + measuring
+        return self.speeds.engine * max(sides.values()) + measuring
 
     def _point(self, name: str) -> float:
         """Tokens at the speed of a busy engine; at a request rate, the time in which requests come."""
-        config, point = self.config, self.config.serving.points[name]
+        point = self.config.serving.points[name]
         prompt = getattr(point, "input_tokens", None) or sum(getattr(point, "batch_tokens", ()))
-        output = getattr(point, "output_tokens", None) or config.serving.output_tokens
+        output = getattr(point, "output_tokens", None) or self.config.serving.output_tokens
         repeats, answer = getattr(point, "repeats", 1), self.decode(output)
-
         if point.measure == "throughput":
-            seconds = repeats * self.busy(point.total_tokens)
-        elif point.measure == "latency":
-            seconds, spent = 0.0, 0.0
-            for rate in sorted(point.request_rates):
-                count = max(point.min_requests, round(rate * point.seconds))
-                spent = max(count / rate, self.busy(count * (prompt + output))) + answer
-                seconds += spent if seconds else 2 * spent  # the first once more, to warm up
-                if self.busy(rate * (prompt + output)) > BUSY:
-                    seconds += point.refine_steps * spent
-                    break
-        elif point.measure == "forward_time":
-            seconds = 2 * repeats * self.busy(prompt)
-        elif point.measure == "decode":
-            seconds = (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
-        else:
-            seconds = 2 * repeats * (self.busy(prompt) + answer) if point.measure == "answer" else 0.0
+            return repeats * self.busy(point.total_tokens)
+        if point.measure == "forward_time":
+            return 2 * repeats * self.busy(prompt)
+        if point.measure == "decode":
+            return (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
+        if point.measure == "answer":
+            return 2 * repeats * (self.busy(prompt) + answer)
+        seconds = 0.0
+        for rate in sorted(getattr(point, "request_rates", ())):
+            busy = self.busy(rate * (prompt + output))  # of each second
+            spent = max(point.min_requests / rate, point.seconds) * max(1, busy) + answer
+            seconds += spent if seconds else 2 * spent  # the first once more, to warm up
+            if busy > BUSY:
+                return seconds + point.refine_steps * spent
         return seconds
 
     def written(self) -> float:
-        """Return the bytes that the job leaves on the disk, downloads apart; 0 if they are not known yet."""
-        with contextlib.suppress(UserError):
-            return self._written()
-        return 0.0
-
-    def _written(self) -> float:
-        rule = self.job.rule
+        """Return the bytes of what is large among that which the job leaves on the disk, downloads apart; raises as `seconds`."""
+        rule, config = self.job.rule, self.config
         if rule == "distill":
-            states = STATES * 12 * self.size.trained(self.spec, self.recipe.train)
-            return self.size.checkpoint_bytes(self.spec) + states
+            return self.size.checkpoint_bytes(self.spec) + STATES * 12 * self.size.trained(self.spec, self.recipe.train)
         if rule == "teacher_states":
-            recipes = [name for name, recipe in self.config.recipes.items() if recipe.data == self.recipe.data]
-            stored = 1 + len(self.config.stored_layers(self.job.wildcards["model"], recipes))
+            recipes = [name for name, recipe in config.recipes.items() if recipe.data == self.recipe.data]
+            stored = 1 + len(config.stored_layers(self.job.wildcards["model"], recipes))
             return 2 * self.packed_rows * self.recipe.max_length * self.size.width * stored
-        if rule == "moments":  # a float32 fit of keys and values for each l and layer above, and three covariances an l
-            recipes = self.config.alike(self.job.wildcards["recipe"], Fitting)
-            below = self.config.fitted_layers(self.job.wildcards["model"], recipes)
-            fits = sum(self.size.layers - layer for layer in below) * self.size.dimensions.cached()
-            return 4 * self.size.width * (fits + 3 * len(below) * self.size.width)
-        if rule in ("pack", "corpus"):
-            rows = self.packed_rows * self.recipe.max_length if rule == "pack" else self._text("tokens")
-            return rows * (TOKEN_BYTES if rule == "pack" else TEXT_BYTES)
-        if rule == "resolve_model" and self.packaged:
-            return self.size.bytes
-        return TOKENIZER_BYTES if rule == "dummy_checkpoint" else OUTPUT_BYTES * len(self.job.outputs)
+        return self.size.bytes if rule == "resolve_model" and self.packaged else 0.0
 
 
-def training_flops(size: Size, spec: SwiftKVSpec | None, recipe: Recipe) -> float:
-    """Return the FLOPs of a trained token.
-
-    They are 2 for each parameter that it passes forward, 2 where a gradient passes back, and 2 for each that is trained.
-
-    Args:
-        size: of the model.
-        spec: the rewiring; None trains the model as it is.
-        recipe: how it is trained.
-    """
-    if spec is None:
-        return 6 * size.passed + (2 * size.body if recipe.checkpoint_activations else 0)
-    upper = size.body * (1 - spec.num_key_value_layers / size.layers)
-    taught = recipe.loss == "distillation"
-    flops = 4 * upper + 2 * size.trained(spec, recipe.train) + 2 * (2 + taught) * size.head
-    flops += 2 * upper if recipe.checkpoint_activations else 0
-    if not (taught and recipe.teacher_states == "stored"):
-        flops += 2 * (size.body - upper) + (2 * upper if taught else 0)
-    return flops
-
-
-def processor_speed(config: Config, seconds: float = 0.2) -> float:
+def processor_speed(config: Config) -> float:
     """Return how fast this processor is, relative to the one that `planning.cpu` was measured on.
 
     Times one matrix product on one thread, in the number format that models compute in here; the fastest of many counts.
@@ -278,80 +246,60 @@ def processor_speed(config: Config, seconds: float = 0.2) -> float:
 
     from swiftkv.device import compute_dtype
 
-    threads = torch.get_num_threads()
+    threads, dtype = torch.get_num_threads(), compute_dtype("cpu")
     torch.set_num_threads(1)
-    try:
-        dtype = compute_dtype("cpu")
-        layer, rows = torch.nn.Linear(576, 1536, dtype=dtype), torch.ones(512, 576, dtype=dtype)
-        with torch.no_grad():
-            fastest, end = math.inf, time.perf_counter() + seconds  # the others waited for other programs
-            while (start := time.perf_counter()) < end:
-                layer(rows)
-                fastest = min(fastest, time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
-    return 2 * 512 * 576 * 1536 / fastest / GIGA / config.planning.cpu.product.value
-
-
-def speed_of(profile: Profile, config: Config, jobs: Iterable[PlannedJob]) -> float:
-    """Return `processor_speed` where jobs run models on this processor, else 1."""
-    here = profile.cores is not None and any(stage_of(job.rule).gpus and not job.gpus for job in jobs)
-    return processor_speed(config) if here else 1.0
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The seconds that a job takes: measured, or estimated; `why` they are not known, where they count as nothing."""
-
-    seconds: float
-    measured: bool = False
-    why: str = ""
+    layer, rows = torch.nn.Linear(576, 1536, dtype=dtype), torch.ones(512, 576, dtype=dtype)
+    with torch.inference_mode():
+        fastest = min(timeit.repeat(lambda: layer(rows), number=1, repeat=30))  # the others waited for other programs
+    torch.set_num_threads(threads)
+    return 2 * 512 * 576 * 1536 / fastest / GIGA / config.planning.cpu.product
 
 
 def estimates(
-    root: Path,
-    config: Config,
-    jobs: Sequence[PlannedJob],
-    finished: Sequence[PlannedJob] = (),
-    speed: float = 1.0,
-) -> list[Estimate]:
-    """Return the time of each job: what it took before, else its estimate, corrected by those of finished jobs.
+    root: Path, profile: Profile, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = ()
+) -> pd.DataFrame:
+    """Return what each job takes: the time it took before, else its estimate, corrected by those of finished jobs.
+
+    Where jobs run models on this processor, it is timed.
 
     Args:
         root: folder of the project.
-        config, jobs: of the run.
+        profile, config, jobs: of the run.
         finished: other jobs of the same configuration; those with a benchmark file count.
-        speed: of this processor, as `processor_speed` measures it.
+
+    Returns:
+        A row for each job: rule, model, GPUs, seconds, GPU-hours, bytes written, whether the time is measured, and why it
+        is not known, where it counts as nothing.
     """
-    computed = []
+    here = profile.cores is not None and any(stage_of(job.rule).gpus and not job.gpus for job in jobs)
+    speed = processor_speed(config) if here else 1.0
+    rows = []
     for job in [*jobs, *finished]:
-        alone, why = 0.0, ""
+        work = Work(job, config, root, speed)
+        row = {
+            "rule": job.rule,
+            "model": job.wildcards.get("model", ""),
+            "gpus": work.gpus,
+            "took": measured_seconds(job),
+        }
         try:
-            alone = Work(job, config, root, speed).seconds()
+            row |= {"seconds": work.seconds(), "written": work.written(), "why": ""}
         except UserError as error:
-            why = str(error)
-        computed.append((job, alone, why, measured_seconds(job)))
-    sums: dict[tuple[str, str | None], list[float]] = {}
-    for job, alone, _, took in computed:
-        if took is not None and alone:
-            total = sums.setdefault((job.rule, job.wildcards.get("model")), [0.0, 0.0])
-            total[0], total[1] = total[0] + took, total[1] + alone
-    found = []
-    for job, alone, why, took in computed[: len(jobs)]:
-        like = sums.get((job.rule, job.wildcards.get("model")))
-        if took is not None:
-            found.append(Estimate(took, measured=True))
-        elif like and alone:
-            found.append(Estimate(alone * like[0] / like[1], measured=True))
-        else:
-            found.append(Estimate(alone, why=why))
-    return found
+            row |= {"seconds": 0.0, "written": 0.0, "why": "" if row["took"] else str(error)}
+        rows.append(row)
+    found = pd.DataFrame(rows, columns=["rule", "model", "gpus", "took", "seconds", "written", "why"])
+    found["took"] = found.took.astype(float)
+    timed = found.took.notna() & (found.seconds > 0)
+    alike = found[["took", "seconds"]].where(timed).groupby([found.rule, found.model]).transform("sum")
+    found["measured"] = found.took.notna() | (alike.seconds > 0) & (found.seconds > 0)
+    found["seconds"] = found.took.fillna(found.seconds * (alike.took / alike.seconds).fillna(1))
+    found["gpu_hours"] = found.gpus * found.seconds / HOUR
+    return found.head(len(jobs))
 
 
 def measured_seconds(job: PlannedJob) -> float | None:
     """Return the wall time of a job by Snakemake's benchmark file; None if it has not run to its end."""
     try:
-        with open(job.benchmark or "", encoding="utf-8") as file:
-            return float(list(csv.DictReader(file, delimiter="\t"))[-1]["s"])
-    except (OSError, IndexError, KeyError, TypeError, ValueError):
+        return float(pd.read_csv(job.benchmark or "", sep="\t")["s"].iloc[-1])
+    except (OSError, IndexError, KeyError, ValueError):
         return None  # Snakemake writes it at the job's end; a damaged one says nothing

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.artifacts import contents
 from pipeline.config import Config, check, load_yaml
 from pipeline.config.local import check_local_sources
@@ -22,6 +20,8 @@ from pipeline.gpus import python_of_jobs
 from pipeline.stages import rule_of, stage_of
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
+
+EXCLUSIVE = "--exclusive"  # in a job's slurm_extra: nothing else runs on its nodes
 
 
 class Resources(dict):
@@ -40,7 +40,6 @@ class PlannedJob:
         inputs, outputs, benchmark: paths.
         threads: on the processor.
         resources: as rule, profile and site state them.
-        local: whether it runs beside Snakemake, also where others go to a cluster.
     """
 
     rule: str
@@ -50,7 +49,11 @@ class PlannedJob:
     benchmark: str | None = None
     threads: int = 1
     resources: Resources = field(default_factory=Resources)
-    local: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether it runs beside Snakemake, also where others go to a cluster."""
+        return stage_of(self.rule).local
 
     @property
     def gpus(self) -> int:
@@ -70,7 +73,7 @@ class Profile:
     Attributes:
         folder: the folder of the profile.
         configfiles: what overrides config.yaml and artifacts.yaml, in order.
-        jobs: jobs in a cluster's queue at once; None where there is no cluster.
+        jobs: jobs in a cluster's queue at once; None is any number.
         cores: cores of this machine that jobs share; None on a cluster.
         resources: limits over all jobs, such as gpu; on this machine also `machine_resources`, unless others are stated.
         attempts: how often a job is tried; what it asks for may grow each time.
@@ -130,10 +133,7 @@ def memory_mb(root: Path = Path("/")) -> int:
 
 def _number(file: Path, field: str = "") -> int | None:
     """Read the number of a line that begins with `field`; None where there is none."""
-    try:
-        found = re.search(rf"^{field}\s*(\d+)( kB)?$", file.read_text(), flags=re.MULTILINE)
-    except OSError:
-        return None
+    found = re.search(rf"^{field}\s*(\d+)( kB)?$", file.read_text() if file.is_file() else "", re.MULTILINE)
     return int(found[1]) if found else None
 
 
@@ -164,9 +164,8 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     if place := get_profile_dir(str(folder)):
         # Snakemake leaves out a mapping whose key it does not know, without a word.
         options = [option.removeprefix("--") for option in get_argument_parser()._option_string_actions]
-        for key in yaml.safe_load(place[1].read_text(encoding="utf-8")) or {}:
-            if key not in options:
-                raise UserError(f"{place[1]}: Snakemake has no option {key!r}{nearest(key, options)}")
+        if unknown := [key for key in load_yaml(place[1]) if key not in options]:
+            raise UserError(f"{place[1]}: Snakemake has no option {unknown[0]!r}{nearest(unknown[0], options)}")
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             _, args = parse_args(["--profile", str(folder), "--dry-run"])
@@ -179,7 +178,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     return Profile(
         folder=folder,
         configfiles=tuple(map(Path, [*(args.configfile or []), *configfiles])),
-        jobs=(args.jobs if isinstance(args.jobs, int) else None) or sys.maxsize if cluster else None,
+        jobs=args.jobs if cluster and isinstance(args.jobs, int) else None,
         cores=None if cluster else args.cores or os.cpu_count(),
         resources=limits if cluster else machine_resources() | limits,
         attempts=1 + args.retries,
@@ -281,15 +280,9 @@ def _planned(event: logging.LogRecord) -> PlannedJob:
     """A job as its event describes it, without resources that only the running job will know."""
     about = vars(event)
     resources = {name: value for name, value in about["resources"].items() if "<TBD>" not in str(value)}
+    files = tuple(about["input"]), tuple(about["output"]), about["benchmark"]
     return PlannedJob(
-        rule=rule_of(about["rule_name"]),
-        wildcards=dict(about["wildcards"]),
-        inputs=tuple(about["input"]),
-        outputs=tuple(about["output"]),
-        benchmark=about["benchmark"],
-        threads=about["threads"],
-        resources=Resources(resources),
-        local=stage_of(about["rule_name"]).local,
+        rule_of(about["rule_name"]), dict(about["wildcards"]), *files, about["threads"], Resources(resources)
     )
 
 
@@ -300,14 +293,3 @@ def parents(jobs: Mapping[int, PlannedJob]) -> dict[int, list[int]]:
         number: sorted({makers[path] for path in job.inputs if path in makers} - {number})
         for number, job in jobs.items()
     }
-
-
-def ancestors(number: int, graph: Mapping[int, Sequence[int]]) -> set[int]:
-    """Return a job and all that have to run before it."""
-    needed, waiting = set(), [number]
-    while waiting:
-        job = waiting.pop()
-        if job not in needed:
-            needed.add(job)
-            waiting += graph[job]
-    return needed

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from pipeline.config import Config
-from pipeline.run.estimate import Work, estimates, speed_of
+from pipeline.run.estimate import HOUR, estimates
 from pipeline.run.jobs import PlannedJob, Profile, parents, plan_jobs, read_config, read_profile
 from pipeline.run.sizes import Download, downloads, once
 from swiftkv.cost import GIGA
-
-HOUR = 3600
-EXCLUSIVE = "--exclusive"  # in a job's slurm_extra: nothing else runs on its nodes
 
 
 @dataclass(frozen=True)
@@ -31,7 +25,7 @@ class Plan:
         profile: the profile that it runs with.
         config: its configuration.
         jobs: the jobs to do.
-        times: a row for each job: rule, GPUs, seconds, whether they are measured, why they are unknown, and bytes written.
+        times: of each job, as `estimates` returns them.
         downloads: each once.
         wall_seconds: the least time of the run.
     """
@@ -42,16 +36,6 @@ class Plan:
     times: pd.DataFrame
     downloads: list[Download]
     wall_seconds: float
-
-    @property
-    def gpu_hours(self) -> float:
-        """GPU-hours of all jobs."""
-        return self.times.gpu_hours.sum()
-
-    @property
-    def downloaded(self) -> int:
-        """Bytes of all downloads with a known size."""
-        return sum(item.bytes or 0 for item in self.downloads)
 
 
 def make_plan(
@@ -71,47 +55,17 @@ def make_plan(
     if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
         left = {job.outputs for job in jobs}
         finished = [job for job in plan_jobs(found, root, everything=True) if job.outputs not in left]
-    return estimate_plan(root, found, config, jobs, finished, speed_of(found, config, jobs))
+    return estimate_plan(root, found, config, jobs, finished)
 
 
 def estimate_plan(
-    root: Path,
-    profile: Profile,
-    config: Config,
-    jobs: list[PlannedJob],
-    finished: Sequence[PlannedJob] = (),
-    speed: float = 1.0,
+    root: Path, profile: Profile, config: Config, jobs: list[PlannedJob], finished: Sequence[PlannedJob] = ()
 ) -> Plan:
     """Estimate planned jobs; the arguments are those of `estimates`."""
-    rows = [
-        {
-            "rule": job.rule,
-            "gpus": _gpus(job, int(config.planning.gpu.node.value)),
-            "written": Work(job, config, root).written(),
-            "seconds": estimate.seconds,
-            "measured": estimate.measured,
-            "why": estimate.why,
-        }
-        for job, estimate in zip(jobs, estimates(root, config, jobs, finished, speed), strict=True)
-    ]
-    times = pd.DataFrame(rows, columns=["rule", "gpus", "written", "seconds", "measured", "why"])
-    times["gpu_hours"] = times.gpus * times.seconds / HOUR
-    numbered = dict(enumerate(jobs))
-    return Plan(
-        profile,
-        config,
-        jobs,
-        times,
-        once(item for job in jobs for item in downloads(job, config, root)),
-        wall_seconds(numbered, dict(enumerate(times.seconds)), parents(numbered), profile),
-    )
-
-
-def _gpus(job: PlannedJob, node: int) -> int:
-    """GPUs that a job keeps from others: those that it asks for, or all `node` GPUs of its nodes if they are exclusive."""
-    if job.gpus and EXCLUSIVE in str(job.resources.get("slurm_extra") or "").split():
-        return max(job.gpus, node * (job.resources.get("nodes") or 1))
-    return job.gpus
+    times, numbered = estimates(root, profile, config, jobs, finished), dict(enumerate(jobs))
+    fetched = once(item for job in jobs for item in downloads(job, config, root))
+    least = wall_seconds(numbered, dict(enumerate(times.seconds)), parents(numbered), profile)
+    return Plan(profile, config, jobs, times, fetched, least)
 
 
 def wall_seconds(
@@ -133,7 +87,7 @@ def wall_seconds(
         slots = int(not job.local) if profile.cores is None else job.threads
         return slots if name == "slots" else job.resources.get(name) or 0  # a rule may ask for None
 
-    limits = {**profile.resources, "slots": profile.cores or profile.jobs}
+    limits = {**profile.resources, "slots": profile.cores or profile.jobs or len(jobs) or 1}
     shares = [
         sum(min(share(jobs[number], name), limit) * seconds[number] for number in graph) / limit
         for name, limit in limits.items()
@@ -145,11 +99,10 @@ def report(plan: Plan) -> str:
     """Return a plan as tables; the summary last, where it stays on the screen."""
     if not plan.jobs:
         return "Nothing is left to do."
-    return "\n\n".join([_assumptions(plan), _by_rule(plan), _downloads(plan), _summary(plan)])
+    return "\n\n".join([_by_rule(plan), _downloads(plan), _summary(plan)])
 
 
 def _by_rule(plan: Plan) -> str:
-    local = {job.rule for job in plan.jobs if job.local or plan.profile.cores is not None}
     rows = []
     for rule, jobs in plan.times.groupby("rule", sort=False):
         gpus, open_end = sorted({jobs.gpus.min(), jobs.gpus.max()}), " + ?" if any(jobs.why) else ""
@@ -157,9 +110,8 @@ def _by_rule(plan: Plan) -> str:
             {
                 "rule": rule,
                 "jobs": len(jobs),
-                "runs": "here" if rule in local else "cluster",
                 "GPUs a job": "-" if gpus == [0] else " to ".join(map(str, gpus)),
-                "GPU-hours": _hours(jobs.gpu_hours.sum()) + open_end,
+                "GPU-hours": _number(jobs.gpu_hours.sum()) + open_end,
                 "longest job": duration(jobs.seconds.max()) + open_end,
                 "all, one by one": duration(jobs.seconds.sum()) + open_end,
                 "disk, GB": gigabytes(jobs.written.sum()),
@@ -187,31 +139,24 @@ def _downloads(plan: Plan) -> str:
 
 
 def _summary(plan: Plan) -> str:
-    profile = plan.profile
+    profile, times = plan.profile, plan.times
     if profile.cores is None:
         here = sum(job.local for job in plan.jobs)
         jobs = f"{count(len(plan.jobs) - here, 'cluster job')} and {count(here, 'small one')} beside Snakemake"
-        limits = [f"{'any number of' if profile.jobs == sys.maxsize else profile.jobs} jobs in the queue at once"]
+        limits = [f"{profile.jobs or 'any number of'} jobs in the queue at once"]
     else:
         jobs, limits = count(len(plan.jobs), "job"), [count(profile.cores, "core")]
-    for name, amount in profile.resources.items():
-        limits.append(f"{amount / 1000:.1f} GB of memory" if name == "mem_mb" else f"{amount} {name}")
-    unknown = Counter(filter(None, plan.times.why))
-    least, gpus = "at least " if unknown else "", plan.times.gpus.max()
-    size, downloaded = gigabytes(plan.times.written.sum() + plan.downloaded), gigabytes(plan.downloaded)
+    limits += [f"{amount} {name}" for name, amount in profile.resources.items()]
+    unknown = times.why[times.why != ""].value_counts(sort=False)
+    least, gpus = "at least " if len(unknown) else "", times.gpus.max()
+    fetched = sum(item.bytes or 0 for item in plan.downloads)
     lines = [
         f"Profile {profile.folder.name}: {jobs}",
-        f"  GPU-hours   {least}{_hours(plan.gpu_hours)}" + (f", up to {count(gpus, 'GPU')} a job" if gpus else ""),
+        f"  GPU-hours   {least}{_number(times.gpu_hours.sum())}"
+        + (f", up to {count(gpus, 'GPU')} a job" if gpus else ""),
         f"  wall time   at least {duration(plan.wall_seconds)}, with {', '.join(limits)}",
-        f"  disk        {least}{size} GB, {downloaded} GB of it downloads",
+        f"  disk        {least}{gigabytes(times.written.sum() + fetched)} GB, {gigabytes(fetched)} GB of it downloads",
     ]
-    for job, seconds in zip(plan.jobs, plan.times.seconds, strict=True):
-        limit = 60 * job.resources.get("runtime", sys.maxsize)
-        if profile.cores is None and seconds > limit:
-            name = " ".join([job.rule, *job.wildcards.values()])
-            lines.append(
-                f"  too long    {name} takes {duration(seconds)}; its first attempt ends after {duration(limit)}"
-            )
     lines += [f"  not counted {count(number, 'job')}, as {why}" for why, number in unknown.items()]
     for other in dict.fromkeys(plan.config.stand_ins.values()):
         shown = [name for name, stand_in in plan.config.stand_ins.items() if stand_in == other]
@@ -219,25 +164,10 @@ def _summary(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _assumptions(plan: Plan) -> str:
-    planning, used = plan.config.planning, {"host"}
-    used |= {"gpu" if job.gpus else "cpu" for job in plan.jobs if "gpu" in job.resources}
-    mixes = {plan.config.recipes[job.wildcards["recipe"]].data for job in plan.jobs if "recipe" in job.wildcards}
-    mixes |= {job.wildcards["data"] for job in plan.jobs if "data" in job.wildcards}
-    sections = {name: getattr(planning, name) for name in ("host", "gpu", "cpu") if name in used}
-    sections |= {f"data.{mix}": entry for mix, entry in planning.data.items() if mix in mixes}
-    rows = [
-        {"assumed": f"{section}.{name}", "value": f"{entry.value:g}", "is": entry.sure, "namely": entry.why}
-        for section, entries in sections.items()
-        for name, entry in entries
-    ]
-    return "Assumptions (planning in config.yaml)\n" + _printed(rows)
-
-
-def _printed(rows: Sequence[dict[str, Any]]) -> str:
+def _printed(rows: list[dict[str, object]]) -> str:
     table = pd.DataFrame(rows)
-    numbers = {"jobs", "GPUs a job", "GPU-hours", "disk, GB", "size, GB", "measured", "value"}
-    aligned = ["right" if name in numbers else "left" for name in table]
+    words = {"rule", "longest job", "all, one by one", "download", "what", "license"}
+    aligned = ["left" if name in words else "right" for name in table]
     return table.to_markdown(index=False, tablefmt="simple", disable_numparse=True, colalign=aligned)
 
 
@@ -250,11 +180,11 @@ def duration(seconds: float) -> str:
 
 def gigabytes(size: float) -> str:
     """Return bytes as gigabytes."""
-    return f"{size / GIGA:,.0f}" if size >= 10 * GIGA else f"{size / GIGA:.1f}"
+    return _number(size / GIGA)
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.1f}"
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def count(number: int, noun: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from pipeline.artifacts.metrics import some
-from pipeline.run.jobs import PlannedJob, Profile, ancestors, parents
+from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
 from swiftkv.cost import GIGA
 
@@ -110,29 +109,27 @@ class Progress:
 
     def summary(self) -> list[str]:
         """Return lines with what was made, failures, times by rule, files to look at first, and folders to delete."""
-        made, wanted = self._artifacts(self.took), len(self._artifacts(self.jobs))
+        made, wanted = self._artifacts(self.took), self._artifacts(self.jobs)
         done = len(self.took) == len(self.jobs)
         lines = [
             f"{'Done' if done else 'Not finished'} after {duration(self.clock() - self.began)}: {len(self.took)} of "
-            f"{count(len(self.jobs), 'step')}, {len(made)} of {wanted} tables and figures made, in {self.results}"
+            f"{count(len(self.jobs), 'step')}, {len(made)} of {len(wanted)} tables and figures made, in {self.results}"
         ]
         lines += [f"  failed      {self._name(number)}: {why}" for number, why in self.failures.items()]
         lines += [] if done else ["  go on       the same command goes on from here"]
-        seconds, jobs = Counter[str](), Counter[str]()
+        spent = Counter[str]()
         for number, took in self.took.items():
-            seconds[self.jobs[number].rule] += took
-            jobs[self.jobs[number].rule] += 1
-        if seconds:
-            rules = [f"{rule} {duration(spent)} ({jobs[rule]})" for rule, spent in seconds.most_common()]
-            lines.append(f"  time        {'; '.join(rules)}")
+            spent[self.jobs[number].rule] += took
+        if spent:
+            lines.append(f"  time        {'; '.join(f'{rule} {duration(took)}' for rule, took in spent.most_common())}")
         pages = [self.jobs[number] for number in self.took if self.jobs[number].rule == PAGE]
-        named = {job.wildcards[ARTIFACT]: job for job in made}
-        if first := pages + ([named[name] for name in FIRST if name in named] or made[-1:]):
+        if first := pages + ([job for job in made if job.wildcards[ARTIFACT] in FIRST] or made[-1:]):
             lines.append(f"  look first  {', '.join(map(_shown, first))}")
-        folders = [f"{self.results}/{name}" for name in UNFINISHED]
-        if done and (free := {folder: size for folder in folders if (size := _bytes(folder))}):
-            size = sum(free.values()) / GIGA
-            lines.append(f"  disk        {size:.1f} GB only let ended work go on: rm -r {' '.join(free)}")
+        folders = [place for name in UNFINISHED if (place := Path(self.results, name)).is_dir()]
+        if done and folders:
+            size = sum(file.stat().st_size for place in folders for file in place.rglob("*") if file.is_file())
+            places = " ".join(map(str, folders))
+            lines.append(f"  disk        {size / GIGA:.1f} GB only let ended work go on: rm -r {places}")
         return lines
 
     def _wall(self, gone: Collection[int], starts: Mapping[int, float]) -> float:
@@ -150,9 +147,10 @@ class Progress:
 
     def _lost(self) -> set[int]:
         """The failed steps and all that need one of them."""
-        if not self.failures:
-            return set()
-        return {number for number in self.graph if ancestors(number, self.graph) & self.failures.keys()}
+        lost = set(self.failures)
+        while more := {number for number in self.graph.keys() - lost if lost & set(self.graph[number])}:
+            lost |= more
+        return lost
 
     def _head(self) -> str:
         clock = f"{duration(self.left())} left" if len(self.took) < len(self.jobs) else "done"
@@ -165,16 +163,13 @@ class Progress:
 
     def _step(self, number: int, seconds: float) -> str:
         """A step, its time and the last line of its output."""
-        said = (self._lines(number) or [""])[-1]
-        said = said if len(said) <= LONGEST else f"{said[:LONGEST]}..."
-        return f"{self._name(number)}, {duration(seconds)}" + (f": {said}" if said else "")
+        lines = self._lines(number)
+        return f"{self._name(number)}, {duration(seconds)}" + (f": {lines[-1][:LONGEST]}" if lines else "")
 
     def _lines(self, number: int) -> list[str]:
         """The output of a step so far, without empty lines."""
-        logs = self.logs.get(number)
-        if not logs or not Path(logs[0]).is_file():
-            return []
-        text = Path(logs[0]).read_text(encoding="utf-8", errors="replace")
+        file = Path((self.logs.get(number) or ["nowhere"])[0])
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     def _error(self, number: int) -> str:
@@ -187,8 +182,3 @@ class Progress:
 def _shown(job: PlannedJob) -> str:
     """The file of a step that is easiest to look at."""
     return next((path for path in job.outputs if path.endswith((".md", ".png")) and job.rule != PAGE), job.outputs[0])
-
-
-def _bytes(folder: str) -> int:
-    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    return sum(file.lstat().st_size for file in files if file.exists())

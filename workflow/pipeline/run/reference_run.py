@@ -21,8 +21,8 @@ from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
 
 REDRAWN = Path("results/reference")
-README, GALLERY = Path("README.md"), Path("docs/gallery")
-FIGURE, TABLE = "figure3", "speed_and_quality"  # shown in the README
+PAGE, GALLERY = Path("docs/reproduced.md"), Path("docs/gallery")
+FIGURE, TABLE = "figure3", "speed_and_quality"  # shown on the page
 BEGIN, END = "<!-- `make reference` writes what follows -->\n", "<!-- until here -->\n"
 WIDTH, COLORS = 1200, 128  # of pictures for a screen; a color map needs most of the colors
 
@@ -113,7 +113,7 @@ def _measured(config: Config, name: str) -> list[str]:
 
 
 def show(results: Path, root: Path) -> str:
-    """Write docs/gallery and the README's figure and table anew from artifacts that were made.
+    """Write docs/gallery and the page's figure and table anew from artifacts that were made.
 
     Args:
         results: folder of the finished run.
@@ -123,11 +123,11 @@ def show(results: Path, root: Path) -> str:
         A sentence on what was written.
 
     Raises:
-        UserError: the README's figure or table was not made, or its place in README.md is missing.
+        UserError: the page's figure or table was not made.
     """
     made = {artifact.name: artifact for artifact in read_artifacts(results)}
     if lacking := {FIGURE, TABLE} - made.keys():
-        raise UserError(f"{results} has no {' and no '.join(sorted(lacking))}, which {README} shows; make it first")
+        raise UserError(f"{results} has no {' and no '.join(sorted(lacking))}, which {PAGE} shows; make it first")
     figures = [artifact for artifact in made.values() if artifact.about["form"] == "figure"]
     with atomic_path(root / GALLERY) as scratch:
         scratch.mkdir()
@@ -137,19 +137,16 @@ def show(results: Path, root: Path) -> str:
             small.thumbnail((WIDTH, small.height), Image.Resampling.LANCZOS)
             small.quantize(COLORS).save(scratch / f"{figure.name}.png", optimize=True)
         write_gallery(figures, scratch / "README.md")
-    text = (root / README).read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise UserError(f"{root / README} has no lines {BEGIN.strip()} and {END.strip()}")
-    with atomic_path(root / README) as scratch:
-        scratch.write_text(f"{before}{begin}{readme_part(made[FIGURE], made[TABLE])}{end}{after}", encoding="utf-8")
-    return f"{root / GALLERY}: {len(figures)} figures; {root / README}: {FIGURE} and {TABLE}"
+    text = (root / PAGE).read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    part = page_part(made[FIGURE], made[TABLE])
+    (root / PAGE).write_text(f"{before}{BEGIN}{part}{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return f"{root / GALLERY}: {len(figures)} figures; {root / PAGE}: {FIGURE} and {TABLE}"
 
 
-def readme_part(figure: Artifact, table: Artifact) -> str:
-    """Return the README's part: a figure, and the grid of a table with its title, without marks of notes."""
+def page_part(figure: Artifact, table: Artifact) -> str:
+    """Return the page's part: a figure, and the grid of a table with its title, without marks of notes."""
     text = re.sub(r" \[\d+\]", "", table.file("md").read_text(encoding="utf-8"))
     title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", text).groups()
-    picture = f"[![{figure.about['title']}]({GALLERY}/{figure.name}.png)]({GALLERY}/README.md)"
-    return f"{picture}\n\n{grid}\n{title}; [all figures]({GALLERY}/README.md).\n"
+    picture = f"[![{figure.about['title']}]({GALLERY.name}/{figure.name}.png)]({GALLERY.name}/README.md)"
+    return f"{picture}\n\n{grid}\n{title}; [all figures]({GALLERY.name}/README.md).\n"

@@ -82,7 +82,7 @@ class Size:
             found = read_json(root / entry.architecture)["config"]
         elif isinstance(source, PackagedModel):
             found = _gguf(package_file(source.package, source.gguf))
-            found |= source.random.model_dump(exclude_unset=True) if source.random else {}
+            found |= source.random or {}
         elif isinstance(source, LocalModel) and (file := Path(source.local).expanduser() / "config.json").exists():
             found = read_json(file)
         else:
@@ -155,40 +155,34 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
         config: the configuration.
         root: folder of the project, in which `architecture` files lie.
     """
-    name = job.wildcards.get("model", "")
-    model, variant = config.models.get(name), job.wildcards.get("variant", "")
-
-    def weights(
-        what: str, source: Section, spec: SwiftKVSpec | None = None, *, template: bool = False
-    ) -> list[Download]:
-        size = None
-        with contextlib.suppress(UserError):  # its size is not known yet
-            size = round(Size.of(config, name, root).checkpoint_bytes(spec))
-        layers = config.models[name].num_hidden_layers
-        return _download(what, source, files=tuple(MODEL_FILES), bytes=size, layers=layers, template=template)
-
-    tokenizer = {"files": tuple(TOKENIZER_FILES), "bytes": TOKENIZER_BYTES}
-    if job.rule == "resolve_model" and model:
-        chat_template = _download("tokenizer", model.chat_template, **tokenizer, template=True)
-        return weights("model", model.source, template=model.chat_template is None) + chat_template
-    if job.rule == "dummy_checkpoint" and model:
-        return _download("tokenizer", model.source, **tokenizer)
-    if job.rule == "fetch_checkpoint" and model:
-        return weights("checkpoint", model.checkpoints[variant], config.spec(name, variant))
-    if job.rule in ("corpus", "heldout"):
-        mix = config.data[job.wildcards.get("data", config.heldout.data)]
+    rule, named = job.rule, job.wildcards
+    tokenizer: dict[str, Any] = {"files": tuple(TOKENIZER_FILES), "bytes": TOKENIZER_BYTES}
+    if rule in ("corpus", "heldout"):
+        mix = config.data[named.get("data", config.heldout.data)]
         return [item for source in mix.sources for item in _download("data set", source)]
-    if job.rule == "fetch_questions":
-        task = config.tasks[job.wildcards["task"]]
+    if rule == "fetch_questions":
+        task = config.tasks[named["task"]]
         known = KNOWN[task.task].hub if task.task in KNOWN else task.task
         return _download("questions", task.source) if task.source else [Download("questions", known)]
-    return []
+    if rule == "dummy_checkpoint":
+        return _download("tokenizer", config.models[named["model"]].source, **tokenizer)
+    if rule not in ("resolve_model", "fetch_checkpoint"):
+        return []
+    model, variant, size = config.models[named["model"]], named.get("variant"), None
+    with contextlib.suppress(UserError):  # its size is not known yet
+        spec = config.spec(named["model"], variant) if variant else None
+        size = round(Size.of(config, named["model"], root).checkpoint_bytes(spec))
+    weights: dict[str, Any] = {"files": tuple(MODEL_FILES), "bytes": size, "layers": model.num_hidden_layers}
+    if variant:
+        return _download("checkpoint", model.checkpoints[variant], **weights)
+    chat_template = _download("tokenizer", model.chat_template, **tokenizer, template=True)
+    return _download("model", model.source, **weights, template=model.chat_template is None) + chat_template
 
 
 def _download(what: str, source: Section | None, **settings: Any) -> list[Download]:
     """What a source of the configuration fetches: nothing if it is local or packaged."""
     stated = {name: getattr(source, name) for name in ("revision", "gated", "optional") if hasattr(source, name)}
-    return [Download(what, source.hub, **settings, **stated)] if getattr(source, "hub", None) else []
+    return [Download(what, source.hub, **settings, **stated)] if hasattr(source, "hub") else []
 
 
 def once(found: Iterable[Download]) -> list[Download]:

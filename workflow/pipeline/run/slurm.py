@@ -102,7 +102,8 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
     Raises:
         UserError: the plugin refuses a job's resources.
     """
-    problems: dict[Any, tuple[bool, str, list[str]]] = {}
+    refused, waiting = list[str](), list[str]()
+    problems: dict[str, tuple[str, list[str]]] = {}
     for words, alike in requests(jobs, settings).items():
         status, said = _run("sbatch", "--test-only", *words, "--wrap", "true")
         if status == 0:
@@ -113,14 +114,12 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         value = resources.get(key)
         mend = f"correct {key}{f', now {value!r},' if value else ''} {where}; " if key else ""
         names = ("--job-name", "--output", "--comment", "--export=ALL", JOB_NAME, os.devnull)
-        shown = [word for word in words if word not in names]
-        command = shlex.join(["sbatch", "--test-only", *shown, "--wrap", "true"])
-        sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{command}`"
-        passing = any(text in message for text in PASSING)
-        problem = problems.setdefault((message, mend) if value else sentence, (passing, sentence, []))
-        problem[2].extend(job.rule for job in alike)
-    refused, waiting = list[str](), list[str]()
-    for passing, sentence, rules in problems.values():
+        shown = shlex.join(["sbatch", "--test-only", *(word for word in words if word not in names), "--wrap", "true"])
+        sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{shown}`"
+        _, rules = problems.setdefault(f"{message} {mend}" if value else sentence, (sentence, []))
+        rules.extend(job.rule for job in alike)
+    for sentence, rules in problems.values():
+        passing = any(text in sentence for text in PASSING)
         (waiting if passing else refused).append(f"of rule {', '.join(dict.fromkeys(rules))} {sentence}")
     return refused, waiting
 
@@ -137,10 +136,9 @@ def earlier_jobs(folder: str | os.PathLike) -> str:
     if status:
         raise UserError(f"SLURM does not say which of your jobs are in the queue: {_message(said)}")
     found = {}
-    for line in said.splitlines():
-        number, where, comment = (*line.strip().split("|", 2), "", "")[:3]
-        if comment.startswith(("rule_", "group_")) and os.path.realpath(where) == os.path.realpath(folder):
-            found[number] = re.sub(r"_wildcards.*", "", comment).partition("_")[2]
+    for number, where, comment in re.findall(r"(\S+)\|(.*)\|(?:rule|group)_(.*)", said):
+        if os.path.realpath(where) == os.path.realpath(folder):
+            found[number] = comment.partition("_wildcards")[0]
     if found:
         named = ", ".join(f"{number} ({rule})" for number, rule in found.items())
         raise UserError(

@@ -37,7 +37,7 @@ class ChatMeasurement:
 
     def __init__(self, model_source: Path, chats: Path, draw: Fidelity) -> None:
         self._started, self._chats = time.monotonic(), chats
-        self._draw = {"documents": draw.documents, "max_length": draw.max_length, "seed": draw.seed}
+        self._draw = draw.model_dump(include={"documents", "max_length", "seed"})
         self.model = read_source(model_source)
         self.tokenizer = load_tokenizer(self.model["path"])
         documents, self._data = draw_documents(self.tokenizer, self.model["config"], chats, **self._draw)
@@ -49,15 +49,14 @@ class ChatMeasurement:
         """Return for each of `documents` its tokens before the last answer; all of them where none begins."""
         known = {}
         for chat in choose_chats(self._chats, self._draw["documents"], self._draw["seed"]):
+            messages = chat["messages"]
             with contextlib.suppress(UserError):  # the template refuses it
-                messages = chat["messages"]
                 document = tokenize_chat(self.tokenizer, messages, self._draw["max_length"])
-                for number in reversed(range(len(messages))):
-                    if messages[number]["role"] == "assistant":
-                        prompt = tokenize_chat(self.tokenizer, messages[:number], add_generation_prompt=True)
-                        if 1 < len(prompt) < len(document) and document[: len(prompt)] == prompt:
-                            known[tuple(document)] = len(prompt)
-                            break
+                for number in reversed([at for at, message in enumerate(messages) if message["role"] == "assistant"]):
+                    prompt = tokenize_chat(self.tokenizer, messages[:number], add_generation_prompt=True)
+                    if 1 < len(prompt) < len(document) and document[: len(prompt)] == prompt:
+                        known[tuple(document)] = len(prompt)
+                        break
         return [known.get(tuple(document), len(document)) for document in self.documents]
 
     def write(

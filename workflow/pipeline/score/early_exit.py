@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,12 @@ def agreement(model: PreTrainedModel, document: list[int], bins: int, threshold:
         part = slice(begin, min(begin + POSITIONS, len(document) - 1))
         confidence, early = early_logits(model, state.hidden[:, part])[0].float().softmax(dim=-1).max(dim=-1)
         same = (model.lm_head(hidden[:, part])[0].argmax(dim=-1).cpu() == early.cpu()).double()
-        places = (confidence.cpu().double() * bins).long().clamp(max=bins - 1)
-        sums[0].index_add_(0, places, torch.ones_like(same))
-        sums[1].index_add_(0, places, same)
-        sure = (confidence > threshold).cpu().double()
-        sums[:, -1] += torch.stack([sure.sum(), (sure * same).sum()])
+        confidence = confidence.cpu().double()
+        places = (confidence * bins).long().clamp(max=bins - 1)
+        sure = (confidence > threshold).double()
+        for row, weights in zip(sums, (torch.ones_like(same), same), strict=True):
+            row[:bins] += places.bincount(weights, bins)
+            row[bins] += sure @ weights
     return sums
 
 
@@ -70,13 +72,11 @@ def summarize_agreement(sums: list[torch.Tensor]) -> dict[str, Any]:
         counts, same = positions[:, columns].sum(1).tolist(), agreed[:, columns].sum(1).tolist()
         return {"positions": int(sum(counts)), "agreement": share(same, counts) if any(counts) else None}
 
+    parts = [{"confidence_from": n / bins, "confidence_to": (n + 1) / bins} for n in range(bins)]
     return {
         "all": summary(slice(bins)),
         "above_threshold": summary(slice(bins, None)),
-        "bins": [
-            {"confidence_from": n / bins, "confidence_to": (n + 1) / bins, **summary(slice(n, n + 1))}
-            for n in range(bins)
-        ],
+        "bins": [part | summary(slice(n, n + 1)) for n, part in enumerate(parts)],
         "documents": len(sums),
     }
 
@@ -100,26 +100,15 @@ def answers(
         runs = {
             name: decode(model, prompt, max_new_tokens, threshold if name == "early_exit" else None) for name in order
         }
-        if number:
-            early, full = (runs[name].tokens for name in WAYS)
-            rows.append(
-                {
-                    "prompt_tokens": len(prompt),
-                    **{name: _described(runs[name], tokenizer) for name in WAYS},
-                    "equal_tokens": sum(a == b for a, b in zip(early, full, strict=False)),
-                }
-            )
-    return rows
+        equal = sum(a == b for a, b in zip(*(runs[name].tokens for name in WAYS), strict=False))
+        described = {name: _described(runs[name], tokenizer) for name in WAYS}
+        rows.append({"prompt_tokens": len(prompt), **described, "equal_tokens": equal})
+    return rows[1:]
 
 
 def _described(run: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    return {
-        "tokens": len(run.tokens),
-        "exited": sum(run.exited),
-        "prefill_seconds": run.prefill_seconds,
-        "decode_seconds": run.decode_seconds,
-        "text": tokenizer.decode(run.tokens, skip_special_tokens=True).strip(),
-    }
+    counts = {"tokens": len(run.tokens), "exited": sum(run.exited)}
+    return vars(run) | counts | {"text": tokenizer.decode(run.tokens, skip_special_tokens=True).strip()}
 
 
 def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -131,24 +120,19 @@ def summarize_answers(rows: list[dict[str, Any]]) -> dict[str, Any]:
         equal_tokens: share of places, of the longer answer, where both have the same token.
         seconds_per_token: with early exit and at full depth; prompts: their number. None where no answer has a second token.
     """
-    pairs = [[row[name] for name in WAYS] for row in rows]
-    steps = {name: [row[name]["tokens"] - 1 for row in rows] for name in WAYS}
-    ratios = [_step(early) / _step(full) for early, full in pairs if min(early["tokens"], full["tokens"]) > 1]
-    seconds = {name: sum(row[name]["decode_seconds"] for row in rows) for name in WAYS}
-    exited = [early["exited"] for early, _ in pairs]
+    # Both ways have the same first token, so that both end with it or neither does.
+    timed = [row for row in rows if row["full_depth"]["tokens"] > 1]
+    steps = {name: [row[name]["tokens"] - 1 for row in timed] for name in WAYS}
+    seconds = {name: [row[name]["decode_seconds"] for row in timed] for name in WAYS}
+    early, full = (map(operator.truediv, seconds[name], steps[name]) for name in WAYS)
+    longest = [max(row[name]["tokens"] for name in WAYS) for row in rows]
     return {
-        "exited": ratio(exited, steps["early_exit"]) if any(steps["early_exit"]) else None,
-        "time_ratio": ratio(ratios, [1] * len(ratios)) if ratios else None,
-        "equal_tokens": ratio(
-            [row["equal_tokens"] for row in rows], [max(run["tokens"] for run in pair) for pair in pairs]
-        ),
-        "seconds_per_token": {name: seconds[name] / sum(steps[name]) if any(steps[name]) else None for name in WAYS},
+        "exited": ratio([row["early_exit"]["exited"] for row in timed], steps["early_exit"]) if timed else None,
+        "time_ratio": ratio(list(map(operator.truediv, early, full)), [1] * len(timed)) if timed else None,
+        "equal_tokens": ratio([row["equal_tokens"] for row in rows], longest),
+        "seconds_per_token": {name: sum(seconds[name]) / sum(steps[name]) if timed else None for name in WAYS},
         "prompts": len(rows),
     }
-
-
-def _step(run: dict[str, Any]) -> float:
-    return run["decode_seconds"] / (run["tokens"] - 1)
 
 
 def measure_early_exit(

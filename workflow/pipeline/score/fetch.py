@@ -1,21 +1,19 @@
 """Questions of the hub, downloaded once for all models by a job that may ask it; scoring reads them without a network.
 
-A folder of questions has what `datasets` saves of every subset that the lm-eval task reads, data of NLTK in `nltk_data`
-where the metric needs some, and a `source.json`:
+A folder of questions has what `datasets` saves of every subset that the lm-eval task reads, and a `source.json`:
 
-    {"status": "ok", "data": IDENTITY, "subsets": {ARGUMENTS: FOLDER}}
+    {"status": "ok", "data": IDENTITY, "subsets": [ARGUMENTS, ...]}     in the order of the folders 000, 001, ...
     {"status": "unavailable", "reason": SENTENCE}     an `optional` source that cannot be had
 """
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.catalogue import KNOWN, leaf_configs
-from pipeline.sources.hub import HubError, HubRepository, ask
+from pipeline.sources.hub import HubError, HubRepository
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 RECORD = "source.json"
-NLTK = "nltk_data"
-PLANNING_SECONDS = 5  # how long planning waits for a hub that could not be reached before
 
 
 class Unavailable(Exception):
@@ -45,78 +41,64 @@ def data_set(task: str) -> str:
     return KNOWN[task].hub if task in KNOWN else leaf_configs(task)[0]["dataset_path"]
 
 
-def fetch_questions(task: dict[str, Any], output: Path, attempts: Path) -> None:
-    """Write the folder of fetched questions of one task.
+def fetch_questions(task: dict[str, Any], output: Path) -> None:
+    """Write the folder of fetched questions of one task, and what its metric needs of NLTK where NLTK keeps it.
 
     Args:
         task: its entry in the config: task (lm-eval's name) and source.
         output: the folder.
-        attempts: text file that gets a line for every attempt in which an optional source could not be had.
 
     Raises:
         UserError: the source cannot be had and is not optional, or lm-eval does not know the task.
     """
-    source = task.get("source") or {"hub": data_set(task["task"])}
-    try:
-        with atomic_path(output) as scratch:
-            scratch.mkdir()
-            record = _fetch(task["task"], source, scratch)
-            write_json(scratch / RECORD, record)
-        outcome = record["data"]["resolved"]
-    except HubError as error:
-        if not source.get("optional"):
-            raise
-        record, outcome = {"status": "unavailable", "reason": str(error)}, str(error)
-        write_json(output / RECORD, record)
-        with attempts.open("a", encoding="utf-8") as lines:
-            lines.write(f"{error}\n")
-    print(f"{task['task']}, {record['status']}: {outcome}", flush=True)
-
-
-def _fetch(task: str, source: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the questions below `folder` and return the content of its source.json."""
     import datasets
 
-    repository = HubRepository("dataset", source)
-    arguments = {_subset(config): _arguments(config) for config in leaf_configs(task)}
-    for number, splits in enumerate(repository.tables(*arguments.values())):
-        datasets.DatasetDict(splits).save_to_disk(folder / f"{number:03d}")
-    if package := getattr(KNOWN.get(task), "nltk", None):
-        _fetch_nltk(package, folder / NLTK)
-    subsets = {subset: f"{number:03d}" for number, subset in enumerate(arguments)}
-    return {"status": "ok", "data": repository.identity, "subsets": subsets}
+    name, source = task["task"], task.get("source") or {"hub": data_set(task["task"])}
+    subsets = list(dict.fromkeys(map(_subset, leaf_configs(name))))
 
+    def load(hub: str, revision: str) -> list[Any]:
+        return [datasets.load_dataset(hub, revision=revision, **json.loads(subset)) for subset in subsets]
 
-def _arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what `datasets.load_dataset` takes, besides the data set, for an lm-eval task."""
-    arguments = dict(config.get("dataset_kwargs") or {})
-    arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
-    return {"name": config.get("dataset_name"), **arguments}
+    with atomic_path(output) as scratch:
+        scratch.mkdir()
+        try:
+            repository = HubRepository("dataset", source)
+            for number, splits in enumerate(repository.load(load)):
+                datasets.DatasetDict(splits).save_to_disk(scratch / f"{number:03d}")
+            if name in KNOWN and KNOWN[name].nltk:
+                _fetch_nltk(KNOWN[name].nltk)
+            record = {"status": "ok", "data": repository.identity, "subsets": subsets}
+        except HubError as error:
+            if not source.get("optional"):
+                raise
+            record = {"status": "unavailable", "reason": str(error)}
+        write_json(scratch / RECORD, record)
+    print(f"{name}, {record['status']}: {record.get('reason') or record['data']['resolved']}", flush=True)
 
 
 def _subset(config: dict[str, Any]) -> str:
-    return json.dumps(_arguments(config), sort_keys=True)
+    """Return what `datasets.load_dataset` takes, besides the data set, for an lm-eval task, as JSON."""
+    arguments = {"name": config.get("dataset_name")} | (config.get("dataset_kwargs") or {})
+    arguments.pop("trust_remote_code", None)  # `datasets` no longer takes it
+    return json.dumps(arguments, sort_keys=True)
 
 
-def _fetch_nltk(package: str, folder: Path) -> None:
+def _fetch_nltk(package: str) -> None:
     """Download a package of NLTK, which verifies its checksum; one that is installed here will do as well."""
     import nltk
 
-    folder.mkdir()
     try:
-        nltk.download(package, download_dir=str(folder), quiet=True, raise_on_error=True)
-    except ValueError as error:  # whatever it was
-        try:
+        if not nltk.download(package, quiet=True):
             nltk.data.find(f"tokenizers/{package}")
-        except LookupError:
-            raise HubError(
-                f"NLTK's {package} cannot be downloaded ({error}): connect to the network, or `nltk.download` it elsewhere "
-                "into a folder that NLTK_DATA names"
-            ) from None
+    except LookupError:
+        raise HubError(
+            f"NLTK's {package} cannot be downloaded: connect to the network, or `nltk.download` it elsewhere into a folder "
+            "that NLTK_DATA names"
+        ) from None
 
 
 class Fetched:
-    """A folder that `fetch_questions` wrote; its data of NLTK becomes known to NLTK.
+    """A folder that `fetch_questions` wrote.
 
     Attributes:
         identity: the data set's, for records.
@@ -130,10 +112,6 @@ class Fetched:
         if record["status"] == "unavailable":
             raise Unavailable(record["reason"])
         self.identity, self._subsets = record["data"], record["subsets"]
-        if (folder / NLTK).is_dir():
-            import nltk
-
-            nltk.data.path.insert(0, str((folder / NLTK).resolve()))
 
     def load(self, config: dict[str, Any]) -> dict[str, Dataset]:
         """Return the raw splits that one lm-eval task config reads (its dataset_name and dataset_kwargs).
@@ -144,33 +122,10 @@ class Fetched:
         import datasets
 
         try:
-            return dict(datasets.load_from_disk(self.folder / self._subsets[_subset(config)], keep_in_memory=True))
-        except (LookupError, OSError, ValueError) as error:
+            number = self._subsets.index(_subset(config))
+            return dict(datasets.load_from_disk(self.folder / f"{number:03d}", keep_in_memory=True))
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"the questions of {config['task']} in {self.folder} are missing or damaged ({type(error).__name__}); "
                 "delete it and run again, then they are fetched again"
             ) from None
-
-
-def attempt(task: dict[str, Any], folder: Path, attempts: Path) -> int:
-    """Number the attempt to fetch a task's questions that is made next, or was made last if that suffices.
-
-    Snakemake runs the job again when this parameter changes: when the last attempt failed and the source answers now. The
-    network is asked in that case only. `folder` and `attempts` are those of `fetch_questions`.
-    """
-    failed = len(attempts.read_text().splitlines()) if attempts.exists() else 0
-    record = folder / RECORD
-    unavailable = record.exists() and read_json(record)["status"] == "unavailable"
-    return failed - 1 if failed and unavailable and not _answers(**task["source"]) else failed
-
-
-@functools.cache
-def _answers(hub: str, revision: str = "main", **_: Any) -> bool:
-    from huggingface_hub import HfApi
-
-    try:
-        ask("dataset", hub, revision, PLANNING_SECONDS)
-        HfApi().auth_check(hub, repo_type="dataset")  # a gate
-    except Exception:  # any of many: it does not answer
-        return False
-    return True

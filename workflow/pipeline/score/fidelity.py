@@ -18,12 +18,11 @@ from pipeline.config.settings import Fidelity
 from pipeline.score.chats import ChatMeasurement, require_spec
 from pipeline.statistics import ratio
 from swiftkv.device import device_map
-from swiftkv.errors import UserError
+from swiftkv.distill.fit import fitted_values
+from swiftkv.distill.moments import Moments
 from swiftkv.models import load_base, load_sharing, rewire, spread
-from swiftkv.quantize import Peak, new_cache
+from swiftkv.quantize.kv_cache import Peak, new_cache
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.fit import fitted_values
-from swiftkv.start.moments import Moments
 
 POSITIONS = 128  # logits of so many positions are in memory at once
 
@@ -142,7 +141,7 @@ def measure_fidelity(
     is a row of its own, so no padding is counted. The result has kl, top1_agreement and perplexity, each with value, stderr
     and n, which a model with own_key_values has not; answer_kl, over the last answers alone; start, the same before
     training, for a rewired model with an unquantized cache; tokens and documents; chats, the positions of each and their
-    sums; and with an FP8 cache fp8_keys, as `swiftkv.quantize.Peak` finds them.
+    sums; and with an FP8 cache fp8_keys, as `swiftkv.quantize.kv_cache.Peak` finds them.
 
     Args:
         model_source: the model's source.json.
@@ -158,22 +157,17 @@ def measure_fidelity(
     Raises:
         UserError: a file is missing or damaged, or the spec cannot be.
     """
-    if spec is not None and checkpoint is None:
-        raise UserError("a SwiftKV variant needs a checkpoint; only a model that is not rewired can be without")
     measured = ChatMeasurement(model_source, heldout, settings)
     teacher, models = load_models(Path(measured.model["path"]), checkpoint, spec, kv_cache, moments)
     found: dict[str, list[torch.Tensor]] = {name: [] for name in models}
-    head, peak, prompts = teacher.get_output_embeddings(), Peak(), measured.prompts()
-    heads = [model.get_output_embeddings() for model in models.values()]
+    peak, prompts = Peak(), measured.prompts()
     for number, (document, prompt) in enumerate(zip(measured.documents, prompts, strict=True), 1):
-        reference = hidden_states(teacher, document, "auto", prompt, peak)
-        states = [
-            reference
-            if model is teacher and kv_cache == "auto"
-            else hidden_states(model, document, kv_cache, prompt, peak)
-            for model in models.values()
-        ]
-        compared = compare(reference, list(zip(states, heads, strict=True)), head, document)
+        reference, students = hidden_states(teacher, document, "auto", prompt, peak), []
+        for model in models.values():
+            same = model is teacher and kv_cache == "auto"
+            states = reference if same else hidden_states(model, document, kv_cache, prompt, peak)
+            students.append((states, model.get_output_embeddings()))
+        compared = compare(reference, students, teacher.get_output_embeddings(), document)
         for positions, rows in zip(compared, found.values(), strict=True):
             rows.append(positions)
         if number % 10 == 0 or number == len(prompts):

@@ -20,7 +20,6 @@ from pipeline.score.fetch import Unavailable
 from pipeline.score.served import score_served
 from pipeline.score.shards import summary
 from pipeline.sources import read_source, with_state
-from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -49,7 +48,7 @@ def measure_scores(
 
     A result is value and stderr (fractions; bits for `bits_per_byte`), n questions out of n_total, and `questions`, the
     value of each in the order asked with a hash that is equal where the same ones were asked in the same way; with an FP8 cache
-    of transformers also `fp8_keys`, as `swiftkv.quantize.Peak` finds them. An
+    of transformers also `fp8_keys`, as `swiftkv.quantize.kv_cache.Peak` finds them. An
     `optional` source that cannot be had gives the status "unavailable"; without any source no model is loaded.
 
     Args:
@@ -83,69 +82,55 @@ def measure_scores(
         **weights_of(checkpoint),
         "spec": describe_spec(spec, key_value_heads(model["config"])),
     }
-    folder = Path(checkpoint or model["path"])
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is no checkpoint: it has no config.json")
     tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
+    folder = checkpoint or tokenizer
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
     answered: dict[str, tuple[Any, ...]] = {}  # by all that was asked: several metrics are read off the same answers
 
-    def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
-        """Return result, settings it ran with, seconds that earlier jobs took, and further sections of the record."""
+    def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return result, settings it ran with, and further sections of the record."""
         request = (task, seed, folders.get(name), shard)
         if "engine" in task:
             return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
-        key, before = asked(task), 0.0
-        if key not in answered:
-            benchmark, data = questions(*request)
-            lm = load()
+        if (key := asked(task)) not in answered:
+            from pipeline.score.tasks import build_benchmark
+
+            benchmark, lm = build_benchmark(*request), load()
             lm.batch_size_per_gpu = task["batch_size"]
             lm.keep(state and _answers_file(state, subject, [folder, tokenizer], name))
-            if lm.kept.found:
-                print(f"{name}: goes on with {lm.kept.found} batches that were answered before", flush=True)
-            answered[key] = (benchmark, data, lm, lm_eval_samples(lm, benchmark, task), lm.peak)
-            before = lm.kept.seconds
+            samples = lm_eval_samples(lm, benchmark, task)
+            ran = {"dtype": str(lm.model.dtype).removeprefix("torch.")}
+            keys = {"fp8_keys": found} if (found := lm.peak.found()) else {}
             lm.peak.warn()
-        benchmark, data, lm, samples, peak = answered[key]
-        lm.batch_size_per_gpu = task["batch_size"]
-        result, ran = read_off(samples, lm, benchmark, task)
-        result |= {"fp8_keys": keys} if (keys := peak.found()) else {}
-        return result, ran | {"dtype": str(lm.model.dtype).removeprefix("torch.")}, before, {"data": data}
+            answered[key] = benchmark, samples, ran, keys
+        benchmark, samples, ran, keys = answered[key]
+        result, settings = read_off(samples, benchmark, task)
+        return result | keys, settings | ran, {"data": benchmark.data}
 
-    part = "" if shard == (1, 1) else ", part {} of {}".format(*shard)
-    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)}{part} ...", flush=True)
-    places, values = dict(zip(tasks, outputs, strict=True)), dict[str, str]()
+    print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
+    places, said = dict(zip(tasks, outputs, strict=True)), dict[str, str]()
     # vLLM's come first, while no model of ours holds the GPU's memory.
     for name, task in sorted(tasks.items(), key=lambda entry: "engine" not in entry[1]):
-        started, before = time.monotonic(), 0.0
-        settings = {
-            "task": name,
-            "lm_eval_task": task["task"],
-            "metric": task["metric"],
-            "filter": task.get("filter") or "none",
-            "shots": task["shots"],
-            "limit": task.get("limit"),
-            "seed": seed,
-            "backend": "vllm" if "engine" in task else "transformers",
-        }
-        status, reason, result, sections = "ok", None, None, {"data": task.get("source")}
+        started, sections = time.monotonic(), {"data": task.get("source")}
+        outcome = {"status": "ok", "reason": None, "result": None}
+        settings = {"task": name, "lm_eval_task": task["task"], "seed": seed}
+        settings |= {key: task[key] for key in ("metric", "filter", "shots", "limit")}
+        settings["backend"] = "vllm" if "engine" in task else "transformers"
         try:
-            result, ran, before, sections = score(name, task)
+            outcome["result"], ran, sections = score(name, task)
             settings |= ran
-            values[name] = format(result["value"], ".4f")
-            error = "" if result["stderr"] is None else f" +- {result['stderr']:.4f}"
-            said = f"{task['metric']} {values[name]}{error}, {result['n']} of {result['n_total']} questions"
+            said[name] = format(outcome["result"]["value"], ".4f")
         except Unavailable as absence:
-            values[name] = status = "unavailable"
-            reason = str(absence)
-            said = f"unavailable: {reason}"
-        outcome = {"status": status, "reason": reason, "settings": settings, "result": result}
-        seconds = time.monotonic() - started + before
-        print(f"{name}: {said}, {seconds:.0f} s", flush=True)
-        write_json(places[name], measurement("score", **subject, **outcome, seconds=seconds, **sections))
-    if len(values) > 1:  # a run shows a step's last line
-        print(", ".join(f"{name} {value}" for name, value in values.items()), flush=True)
-    if state is not None and "unavailable" not in values.values():
+            said[name] = "unavailable"
+            outcome |= {"status": "unavailable", "reason": str(absence)}
+        seconds = time.monotonic() - started
+        print(f"{name}: {outcome['reason'] or said[name]}, {seconds:.0f} s", flush=True)
+        write_json(
+            places[name], measurement("score", **subject, settings=settings, **outcome, seconds=seconds, **sections)
+        )
+    if len(said) > 1:  # a run shows a step's last line
+        print(", ".join(f"{name} {value}" for name, value in said.items()), flush=True)
+    if state is not None and "unavailable" not in said.values():
         shutil.rmtree(state, ignore_errors=True)
 
 
@@ -162,39 +147,16 @@ def _answers_file(state: Path, subject: dict[str, Any], folders: list[Path], tas
     return state / f"{task}-{digest[:16]}.jsonl"
 
 
-def questions(
-    task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
-) -> tuple[Benchmark, dict[str, Any]]:
-    """Build the lm-eval tasks of a config entry; returns them with the identity of their data.
-
-    Raises as `open_questions` and `build_benchmark`.
-    """
-    from pipeline.score.tasks import build_benchmark, open_questions
-
-    source = open_questions(task["task"], task.get("source"), fetched)
-    return build_benchmark(task, source, seed, shard), source.identity
-
-
 def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
-    """Load a checkpoint for lm-eval: on all GPUs there are, or on the processor with shared prompts run once."""
-    import torch
+    """Load a checkpoint for lm-eval: on all GPUs there are, or on the processor."""
     from transformers import AutoTokenizer
 
-    from pipeline.score.lm import CachedLM, PrefixSharingLM
+    from pipeline.score.lm import CachedLM
     from swiftkv.device import device_map
     from swiftkv.models import load_any
 
     model = load_any(folder, device_map=device_map())
-    kind = CachedLM if torch.cuda.is_available() else PrefixSharingLM
-    return kind(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
-
-
-def run_benchmark(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run a task of the config; returns the result of its score, and the settings it really ran with.
-
-    Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
-    """
-    return read_off(lm_eval_samples(lm, benchmark, task), lm, benchmark, task)
+    return CachedLM(model, AutoTokenizer.from_pretrained(tokenizer), kv_cache=kv_cache)
 
 
 def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[dict[str, Any]]:
@@ -206,45 +168,40 @@ def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[
         {"tasks": benchmark.tasks},
         bootstrap_iters=0,
         log_samples=True,
-        apply_chat_template=bool(task.get("chat_template")),
-        fewshot_as_multiturn=_multiturn(task),
+        apply_chat_template=task["chat_template"],
+        fewshot_as_multiturn=task["chat_template"] and task["fewshot_as_multiturn"],
     )
     return [sample for part in results["samples"].values() for sample in part]
 
 
-def _multiturn(task: dict[str, Any]) -> bool:
-    return bool(task.get("chat_template") and task.get("fewshot_as_multiturn"))
-
-
 def read_off(
-    samples: list[dict[str, Any]], lm: LM, benchmark: Benchmark, task: dict[str, Any]
+    samples: list[dict[str, Any]], benchmark: Benchmark, task: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what `run_benchmark` does, from the samples of the task or of another one that asks the same."""
+    """Return the result of a score and the settings it ran with, from `lm_eval_samples` of a task that asks the same.
+
+    Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
+    """
     from pipeline.score.tasks import BITS_PER_BYTE, check_metric
 
-    check_metric(task, benchmark.config)
-    filter_name = task.get("filter") or "none"
-    samples = [sample for sample in samples if sample["filter"] == filter_name]
+    config = benchmark.config
+    check_metric(task, config)
+    samples = [sample for sample in samples if sample["filter"] == task["filter"]]
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
     identities = ["".join(sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")) for sample in samples]
-    config = benchmark.config
     result = summary(values, identities, benchmark.n, benchmark.n_total)
-    if benchmark.numbers is not None:
+    if len(benchmark.numbers) < benchmark.n:
         result["shard"] = {"numbers": benchmark.numbers, "identities": identities}
     settings = {
         "version": (config.get("metadata") or {}).get("version"),
         "tasks": benchmark.n_tasks,
         "output_type": config["output_type"],
-        "chat_template": bool(task.get("chat_template")),
-        "fewshot_as_multiturn": _multiturn(task),
+        "chat_template": task["chat_template"],
+        "fewshot_as_multiturn": task["chat_template"] and task["fewshot_as_multiturn"],
         "fewshot": benchmark.fewshot,
-        "gen_prefix": config.get("gen_prefix"),
         "generation": config.get("generation_kwargs"),
-        "batch_size": lm.batch_size,
-        "max_length": lm.max_length,
+        "batch_size": task["batch_size"],
         "prompt_example": samples[0]["arguments"][0][0],
-        "target_example": str(samples[0]["target"]),
         "response_example": samples[0]["resps"][0][0],
     }
     return result, settings

@@ -13,7 +13,6 @@ from typing import Any
 from pipeline.measure.engine import observed
 from pipeline.measure.point import engine_environment
 from pipeline.measure.worker import module, worker
-from pipeline.score.fetch import Unavailable
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -21,22 +20,9 @@ from swiftkv.io import read_json
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as in HFLM
 # Keys of generation_config.json that do not change greedy generation, or change it alike in both back ends.
 _SAME = {
-    "_from_model_config",
-    "bos_token_id",
-    "do_sample",
-    "eos_token_id",
-    "max_length",
-    "min_p",
-    "pad_token_id",
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "transformers_version",
-    "typical_p",
-    "use_cache",
-}
-_TASK_SETTINGS = {"do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p", "until"}
+    "_from_model_config", "bos_token_id", "do_sample", "eos_token_id", "max_length", "min_p", "pad_token_id",
+    "repetition_penalty", "temperature", "top_k", "top_p", "transformers_version", "typical_p", "use_cache",
+}  # fmt: skip
 
 
 def score_served(
@@ -49,15 +35,15 @@ def score_served(
     seed: int,
     fetched: Path | None,
     shard: tuple[int, int],
-) -> tuple[dict[str, Any], dict[str, Any], float, dict[str, Any]]:
-    """Score a task that has an `engine`; the last four arguments are those of `pipeline.score.run.questions`.
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Score a task that has an `engine`; the last four arguments are those of `build_benchmark`.
 
     Returns:
-        The result and the settings of its record, 0 seconds that earlier jobs took, and the record's sections `data` and
-        `engine`, the latter as vLLM printed it to `log`.
+        The result and the settings of its record, and the record's sections `data` and `engine`, the latter as vLLM printed
+        it to `log`.
 
     Raises:
-        Unavailable: as `open_questions`.
+        Unavailable: as `build_benchmark`.
         UserError: vLLM is not installed, or its answers would not be those of transformers.
         EngineFailure: vLLM failed.
     """
@@ -69,30 +55,18 @@ def score_served(
         raise UserError(
             "scoring.backend is vllm, which is not installed; install the extra `serve` or score with transformers"
         )
-    if kv_cache != "auto":
-        raise UserError("vLLM's FP8 cache has one scale a tensor and not one a token; score it with transformers")
     engine = task["engine"]
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
     environment = engine_environment(engine["gpus"], torch.get_num_threads())
-    job = {
-        "folder": folder,
-        "tokenizer": tokenizer,
-        "task": task | {"engine": engine},
-        "fetched": fetched,
-        "seed": seed,
-        "shard": shard,
-        "repetition_penalty": repetition_penalty(folder),
-    }
+    job = (folder, tokenizer, task | {"engine": engine}, seed, fetched, shard)
     with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
-        printed = program.job.text()
-    if "unavailable" in answer:
-        raise Unavailable(answer["unavailable"])
-    if "refused" in answer:
-        raise UserError(answer["refused"])
-    ran = answer["settings"] | {"dtype": engine["dtype"], "engine": engine}
+        printed = log.read_text(errors="replace")
+    if isinstance(answer, Exception):
+        raise answer
+    result, settings, data = answer
     seen = observed(printed, kv_cache_dtype=kv_cache, swiftkv=rewired)
-    return answer["result"], ran, 0.0, {"data": answer["data"], "engine": seen}
+    return result, settings | {"dtype": engine["dtype"], "engine": engine}, {"data": data, "engine": seen}
 
 
 def repetition_penalty(folder: Path) -> float:
@@ -111,23 +85,14 @@ def repetition_penalty(folder: Path) -> float:
     return float(settings.get("repetition_penalty") or 1.0)
 
 
-def check_task(name: str, output_type: str, settings: dict[str, Any] | None, max_length: int) -> None:
-    """Refuse a task, by name, output_type and generation_kwargs of its lm-eval config, that vLLM would answer otherwise.
+def check_task(name: str, settings: dict[str, Any], max_length: int) -> None:
+    """Refuse a generative task, by name and generation_kwargs of its lm-eval config, that vLLM would answer otherwise.
 
     `max_length` is the number of positions of the model.
     """
-    settings = settings or {}
-    if output_type != "generate_until":
-        raise UserError(
-            f"lm-eval task {name!r} is scored by log-likelihoods of prompts, which fast prefill does not compute"
-        )
     if settings.get("do_sample") or (settings.get("temperature") and settings.get("do_sample") is None):
         raise UserError(
             f"lm-eval task {name!r} samples its answers, so they are not comparable; score it with transformers"
-        )
-    if unknown := sorted(set(settings) - _TASK_SETTINGS):
-        raise UserError(
-            f"lm-eval task {name!r} sets {unknown[0]} of transformers' generation; score it with transformers"
         )
     tokens = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or MAX_GEN_TOKS)
     if tokens >= max_length:

@@ -1,4 +1,4 @@
-"""lm-eval over vLLM in a process of its own; `python -m pipeline.score.served_program SOCKET` runs it.
+"""lm-eval over vLLM in a process of its own; `python -m pipeline.score.served_program PIPE` runs it.
 
 Its one kind of job is a task to score, as `served.score_served` sends it.
 """
@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoTokenizer
 import swiftkv.models  # noqa: F401  (registers the configurations with transformers)
 from pipeline.measure.worker import answer
 from pipeline.score.fetch import Unavailable
-from pipeline.score.run import questions, run_benchmark
-from pipeline.score.served import MAX_GEN_TOKS, check_task
+from pipeline.score.run import lm_eval_samples, read_off
+from pipeline.score.served import MAX_GEN_TOKS, check_task, repetition_penalty
+from pipeline.score.tasks import build_benchmark
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.cost import GIBI
 from swiftkv.errors import UserError
@@ -35,12 +36,13 @@ class ServedLM(VLLM):
         tokenizer: the folder of its tokenizer.
         engine: as `config.scoring_engine` gives it.
         seed: vLLM's, which greedy answers do not depend on.
-        penalty: repetition penalty; 1 is none.
+
+    Raises:
+        UserError: as `repetition_penalty`.
     """
 
-    def __init__(
-        self, folder: Path, tokenizer: Path, engine: dict[str, Any], seed: int = 0, penalty: float = 1.0
-    ) -> None:
+    def __init__(self, folder: Path, tokenizer: Path, engine: dict[str, Any], seed: int = 0) -> None:
+        self.penalty = repetition_penalty(folder)
         words = AutoTokenizer.from_pretrained(tokenizer)
         if engine["gpus"]:
             memory = {"gpu_memory_utilization": engine["gpu_memory_utilization"]}
@@ -66,20 +68,15 @@ class ServedLM(VLLM):
         )
         self.tokenizer = configure_pad_token(words, model_config=self._config)
         self.hf_chat_template = None  # the tokenizer's own
-        self.penalty = penalty
 
-    def modify_gen_kwargs(
-        self, gen_kwargs: dict[str, Any], eos: str | list[str] | None = None, default_max_gen_toks: int = 256
-    ) -> tuple[dict[str, Any], list[str], int]:
+    def modify_gen_kwargs(self, *arguments: Any, **options: Any) -> tuple[dict[str, Any], list[str], int]:
         """Make the settings greedy, with the repetition penalty."""
-        settings, until, tokens = super().modify_gen_kwargs(gen_kwargs, eos, default_max_gen_toks)
+        settings, until, tokens = super().modify_gen_kwargs(*arguments, **options)
         return settings | {"temperature": 0.0, "repetition_penalty": self.penalty}, until, tokens
 
-    def _model_generate(
-        self, requests: list[list[int]], generate: bool = False, sampling_params: Any = None
-    ) -> list[Any]:
+    def _model_generate(self, *arguments: Any, **options: Any) -> list[Any]:
         """Generate as VLLM does, and decode as HFLM does."""
-        outputs = super()._model_generate(requests, generate, sampling_params)
+        outputs = super()._model_generate(*arguments, **options)
         for output in outputs:
             (completion,) = output.outputs
             completion.text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
@@ -91,21 +88,17 @@ def positions(folder: Path, tokenizer: Path) -> int:
     return resolve_max_length(AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(tokenizer))
 
 
-def score(job: dict[str, Any]) -> dict[str, Any]:
-    """Return result, settings and data of a task; or why there are none, as `unavailable` or `refused`."""
-    folder, tokenizer, task = job["folder"], job["tokenizer"], job["task"]
+def score(job: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | Exception:
+    """Return result, settings and data of a task, or why there are none."""
+    folder, tokenizer, task, seed, fetched, shard = job
     try:
-        benchmark, data = questions(task, job["seed"], job["fetched"], job["shard"])
+        benchmark = build_benchmark(task, seed, fetched, shard)
         for part in benchmark.tasks.values():
-            config = part.config
-            check_task(config.task, config.output_type, config.generation_kwargs, positions(folder, tokenizer))
-        lm = ServedLM(folder, tokenizer, task["engine"], job["seed"], job["repetition_penalty"])
-        result, settings = run_benchmark(lm, benchmark, task)
-    except Unavailable as absence:
-        return {"unavailable": str(absence)}
-    except UserError as refusal:
-        return {"refused": str(refusal)}
-    return {"result": result, "settings": settings, "data": data}
+            check_task(part.config.task, part.config.generation_kwargs or {}, positions(folder, tokenizer))
+        lm = ServedLM(folder, tokenizer, task["engine"], seed)
+        return *read_off(lm_eval_samples(lm, benchmark, task), benchmark, task), benchmark.data
+    except (Unavailable, UserError) as reason:
+        return reason
 
 
 if __name__ == "__main__":

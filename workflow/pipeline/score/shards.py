@@ -16,8 +16,6 @@ from pipeline.statistics import mean_and_stderr
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
-EXAMPLES = ("prompt_example", "target_example", "response_example")  # of the first question asked
-
 
 def summary(values: Sequence[float], identities: Sequence[str], n: int, n_total: int) -> dict[str, Any]:
     """Return the `result` of a score.
@@ -44,19 +42,12 @@ def merge_scores(shards: Sequence[Path], output: Path) -> None:
         output: JSON file.
 
     Raises:
-        UserError: a record is missing or damaged, they were not scored alike, or questions are missing.
+        UserError: a record is missing or damaged, or they do not have each question once.
     """
     records = [read_json(path) for path in shards]
-    common = [_common(record) for record in records]
-    for path, alike in zip(shards, common, strict=True):
-        if differing := [key for key in common[0] | alike if alike.get(key) != common[0].get(key)]:
-            raise UserError(
-                f"{path} was not scored like {shards[0]}, {differing[0]} differs; delete the older of them and run again"
-            )
-    merged = dict(records[0])
+    merged, origins = dict(records[0]), [record["provenance"] for record in records]
     if merged["status"] == "ok":
-        merged["result"] = _merged([record["result"] for record in records], shards)
-    origins = [record["provenance"] for record in records]
+        merged["result"] = _merged([record["result"] for record in records], shards[0])
     merged["provenance"] = origins[0] | {
         "finished": max(origin["finished"] for origin in origins),
         "wall_seconds": round(sum(origin["wall_seconds"] for origin in origins), 3),
@@ -66,7 +57,7 @@ def merge_scores(shards: Sequence[Path], output: Path) -> None:
     print(f"{len(shards)} shards merged")
 
 
-def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dict[str, Any]:
+def _merged(results: Sequence[Mapping[str, Any]], place: Path) -> dict[str, Any]:
     answers = sorted(
         answer
         for result in results
@@ -74,23 +65,12 @@ def _merged(results: Sequence[Mapping[str, Any]], shards: Sequence[Path]) -> dic
             result["shard"]["numbers"], result["questions"]["values"], result["shard"]["identities"], strict=True
         )
     )
-    n, n_total = results[0]["n"], results[0]["n_total"]
-    if [number for number, *_ in answers] != list(range(n)):
-        names = ", ".join(path.name for path in shards)
+    numbers, values, identities = zip(*answers, strict=True)
+    if list(numbers) != list(range(results[0]["n"])):
         raise UserError(
-            f"{names} in {shards[0].parent} are not all the shards of one score: they do not have each of its "
-            f"{n} questions once"
+            f"the shards beside {place} do not have each question of the score once; delete them and run again"
         )
-    _, values, identities = zip(*answers, strict=True)
-    merged = summary(values, identities, n, n_total)
+    merged = summary(values, identities, results[0]["n"], results[0]["n_total"])
     if keys := [result["fp8_keys"] for result in results if "fp8_keys" in result]:
         merged["fp8_keys"] = {name: max(found[name] for found in keys) for name in keys[0]}
     return merged
-
-
-def _common(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten what all shards of a score have in common, under names that say where it stands."""
-    flat = {key: record[key] for key in record if key not in ("settings", "result", "provenance", "engine")}
-    flat |= {f"settings.{key}": value for key, value in record["settings"].items() if key not in EXAMPLES}
-    result = record["result"] or {}
-    return flat | {key: result.get(key) for key in ("n", "n_total")}

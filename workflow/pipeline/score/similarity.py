@@ -32,16 +32,13 @@ def layer_similarity(model: PreTrainedModel, documents: list[list[int]]) -> tupl
     """
     layers = model.config.num_hidden_layers
     sums = torch.zeros(len(documents), layers, layers, dtype=torch.float64, device=model.device)
-    for number, document in enumerate(documents, 1):
+    for total, document in zip(sums, documents, strict=True):
         row = torch.tensor([document], device=model.device)
-        run = model.base_model(row, use_cache=False, output_hidden_states=True)
-        states = run.hidden_states[:layers]
+        states = model.base_model(row, use_cache=False, output_hidden_states=True).hidden_states[:layers]
         for begin in range(0, len(document), CHUNK):
-            part = [state[0, begin : begin + CHUNK].to(model.device) for state in states]
-            unit = torch.nn.functional.normalize(torch.stack(part, dim=1).float(), dim=-1)  # [tokens, L, hidden]
-            sums[number - 1] += (unit @ unit.mT).double().sum(0)
-        if number % 10 == 0 or number == len(documents):
-            print(f"similarity: {number} of {len(documents)} chats", flush=True)
+            part = torch.stack([state[0, begin : begin + CHUNK].to(model.device) for state in states], dim=1)
+            unit = torch.nn.functional.normalize(part.float(), dim=-1)  # [tokens, L, hidden]
+            total += (unit @ unit.mT).double().sum(0)
     return sums.cpu(), [len(document) for document in documents]
 
 
@@ -52,8 +49,7 @@ def simscores(pairwise: torch.Tensor) -> list[float]:
 
 def simscore_errors(sums: torch.Tensor, tokens: list[int]) -> list[float | None]:
     """Standard error over documents of each of `simscores`, from the result of `layer_similarity`; None for one document."""
-    per_document = zip(*map(simscores, sums), strict=True)
-    return [ratio(document_sums, tokens)["stderr"] for document_sums in per_document]
+    return [ratio(scores, tokens)["stderr"] for scores in zip(*map(simscores, sums), strict=True)]
 
 
 def measure_similarity(model_source: Path, data: Path, settings: Fidelity, output: Path) -> dict[str, Any]:

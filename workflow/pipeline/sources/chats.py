@@ -12,8 +12,6 @@ measurements; every mix trains without its chats.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
 import random
 from collections import Counter
@@ -23,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from pipeline.sources import file_identity, package_files, source_name
+from pipeline.sources import file_identity, read_lines, source_files, source_name
 from pipeline.sources.hub import HubRepository
 from swiftkv.chats import Refusals, read_chats
 from swiftkv.errors import UserError
@@ -69,39 +67,30 @@ def build_corpus(sources: list[dict[str, Any]], seed: int, heldout: Path, output
     Raises:
         UserError: as `draw_heldout`; or the hold-out is missing or damaged, or no chat is left.
     """
-    kept_apart = {_content(chat) for chat in read_chats(heldout)}
+    kept_apart = {json.dumps(chat["messages"]) for chat in read_chats(heldout)}
     chats, identities = _gather(sources)
     random.Random(seed).shuffle(chats)
-    train, left_out = [], Counter()
-    for chat in chats:
-        if _content(chat) in kept_apart:
-            left_out[chat["source"]] += 1
-        else:
-            train.append(chat)
+    train = [chat for chat in chats if json.dumps(chat["messages"]) not in kept_apart]
     if not train:
         raise UserError("every chat of the data is held out for measuring, so none is left to train on; add sources")
-    print(f"{len(train)} chats to train on, {left_out.total()} held-out ones left out", flush=True)
+    left_out = len(chats) - len(train)
+    print(f"{len(train)} chats to train on, {left_out} held-out ones left out", flush=True)
+    taken = Counter(chat["source"] for chat in train)
     for identity in identities:
-        identity["held_out"] = left_out[identity["name"]]
+        identity["held_out"] = identity["chats"] - taken[identity["name"]]
     _write_lines(output, train)
-    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": left_out.total()})
-
-
-def _content(chat: dict[str, Any]) -> bytes:
-    """Return a digest of roles and texts: small, so that those of a million chats fit into memory."""
-    return hashlib.sha256(json.dumps([[m["role"], m["content"]] for m in chat["messages"]]).encode()).digest()
+    write_json(record, {"sources": identities, "seed": seed, "train": len(train), "held_out": left_out})
 
 
 def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return all chats of the sources in order, and for each source its identity and how many it gave and left out."""
     chats, identities, seen = [], [], set()
     for source in sources:
-        name, before = source_name(source), len(chats)
+        name, length = source_name(source), source.get("distinct_characters")
         records, identity = _open(source)
-        limit, length = source.get("limit"), source.get("distinct_characters")
-        read, refusals, empty, repeated = _reader(source), Refusals(), 0, 0
+        read, refusals, counts = _reader(source), Refusals(), dict.fromkeys(("chats", "empty", "repeated"), 0)
         for number, record in enumerate(records):
-            if limit is not None and len(chats) - before >= limit:
+            if counts["chats"] == source.get("limit"):
                 break
             try:
                 messages = read(record)
@@ -111,49 +100,38 @@ def _gather(sources: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[d
                 continue
             # A chat of a source that keeps every chat is like no other.
             opening = "\n".join(message["content"] for message in messages)[:length] if length else (name, number)
-            if not messages:
-                empty += 1
-            elif opening in seen:
-                repeated += 1
-            else:
+            kind = "empty" if not messages else "repeated" if opening in seen else "chats"
+            counts[kind] += 1
+            if kind == "chats":
                 seen.add(opening)
                 chats.append({"id": f"{name}/{number}", "source": name, "messages": messages})
-        taken = len(chats) - before
-        print(f"{name}: {taken} chats; left out: {empty} empty, {repeated} that open like another", flush=True)
-        refusals.check(taken + empty + repeated + refusals.count)
-        counts = {"chats": taken, "empty": empty, "repeated": repeated, "refused": refusals.count}
-        identities.append({"name": name, **identity, **counts})
+        print(
+            "{}: {chats} chats; left out: {empty} empty, {repeated} that open like another".format(name, **counts),
+            flush=True,
+        )
+        refusals.check(sum(counts.values()) + refusals.count)
+        identities.append({"name": name, **identity, **counts, "refused": refusals.count})
     return chats, identities
 
 
 def _open(source: dict[str, Any]) -> tuple[Iterable[dict[str, Any]], dict[str, Any]]:
     if "hub" in source:
+        import datasets
+
         repository = HubRepository("dataset", source)
-        (records,) = repository.tables({"name": source.get("subset"), "split": source["split"]})
-        return records, repository.identity
-    if "package" in source:
-        files = package_files(source["package"], source["file"])
-        identity = file_identity(source, files) | {"file": source["file"]}
-    else:
-        files = [Path(source["local"]).expanduser()]
-        if not files[0].is_file():
-            raise UserError(f"local data file {source['local']!r} does not exist; check `sources` in the config")
-        identity = file_identity(source, files)
-    return (record for file in files for record in _read_file(file, source.get("record"))), identity
+        part = {"name": source.get("subset"), "split": source["split"]}
+        return repository.load(datasets.load_dataset, **part), repository.identity
+    files, pattern = source_files(source), {"file": source["file"]} if "file" in source else {}
+    records = (record for file in files for record in _read_file(file, source.get("record")))
+    return records, file_identity(source, files) | pattern
 
 
 def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
     import datasets
 
     try:
-        if file.suffix == ".arrow":
-            yield from datasets.Dataset.from_file(str(file))
-            return
-        opener = gzip.open if file.suffix == ".gz" else open
-        with opener(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                content = json.loads(line)
-                yield content[record] if record else content
+        for content in datasets.Dataset.from_file(str(file)) if file.suffix == ".arrow" else read_lines(file):
+            yield content[record] if record else content
     except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
         raise UserError(
             f"data file {file.name} is damaged or not of the stated form ({error}); fetch it again"
@@ -162,15 +140,16 @@ def _read_file(file: Path, record: str | None) -> Iterator[dict[str, Any]]:
 
 def _reader(source: dict[str, Any]) -> Callable[[dict[str, Any]], list[dict[str, str]]]:
     """Return the function from a source's record to messages; it gives none where the question or answer is empty."""
-    if "chats" in source:
-        return {"messages": _messages, "sharegpt": _sharegpt}[source["chats"]]
+    if source.get("chats") == "messages":
+        return lambda record: _messages((message["role"], message["content"]) for message in record["messages"])
+    if source.get("chats") == "sharegpt":
+        return lambda record: _messages((ROLES[turn["from"]], turn["value"]) for turn in record["conversations"])
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, finalize=_no_null)
-    user, assistant = environment.from_string(source["user"]), environment.from_string(source["assistant"])
+    templates = [(role, environment.from_string(source[role])) for role in ("user", "assistant")]
 
     def read(record: dict[str, Any]) -> list[dict[str, str]]:
-        question, answer = user.render(record).strip(), assistant.render(record).strip()
-        both = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return both if question and answer else []
+        messages = _messages((role, template.render(record).strip()) for role, template in templates)
+        return messages if all(message["content"] for message in messages) else []
 
     return read
 
@@ -182,16 +161,11 @@ def _no_null(value: Any) -> Any:
     return value
 
 
-def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
-    messages = [{"role": message["role"], "content": message["content"]} for message in record["messages"]]
+def _messages(turns: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    messages = [{"role": role, "content": content} for role, content in turns]
     if not all(isinstance(text, str) for message in messages for text in message.values()):
         raise TypeError("a role or a content is no text")
     return messages
-
-
-def _sharegpt(record: dict[str, Any]) -> list[dict[str, str]]:
-    turns = record["conversations"]
-    return _messages({"messages": [{"role": ROLES[turn["from"]], "content": turn["value"]} for turn in turns]})
 
 
 def _write_lines(path: Path, chats: list[dict[str, Any]]) -> None:

@@ -8,16 +8,13 @@ from typing import Any
 
 from pipeline.records import ORIGIN, key_value_heads
 from pipeline.sources import find_checkpoint, link_files, read_source
-from pipeline.sources.hub import HubRepository
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
 from swiftkv.spec import SwiftKVSpec
 
 # What a SwiftKV checkpoint has in common with the model it was made of, whatever its training.
-DIMENSIONS = (
-    "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads",
-)  # fmt: skip
+DIMENSIONS = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")
 
 
 def fetch_checkpoint(
@@ -39,13 +36,9 @@ def fetch_checkpoint(
         UserError: it cannot be had, is incomplete, or is of another model or variant.
     """
     model = read_source(model_source)
-    if "hub" in source:  # refused before any weight is downloaded
-        from huggingface_hub import hf_hub_download
-
-        file = HubRepository("model", source).load(hf_hub_download, "config.json")
-        check_description(read_json(file), spec, variant, model, source["hub"])
-    path, identity = find_checkpoint(source)
-    check_description(read_json(path / "config.json"), spec, variant, model, identity["id"])
+    path, identity = find_checkpoint(
+        source, lambda folder: _check_variant(read_json(folder / "config.json"), spec, variant, model)
+    )
     check_swiftkv(path)
     load_tokenizer(path)
     with atomic_path(output) as scratch:
@@ -55,9 +48,7 @@ def fetch_checkpoint(
     return identity
 
 
-def check_description(
-    config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any], name: str
-) -> None:
+def _check_variant(config: Mapping[str, Any], spec: SwiftKVSpec, variant: str, model: Mapping[str, Any]) -> None:
     """Refuse a config.json that is not that of the variant on the model; the `UserError` names the field."""
     base = model["config"]
     needed = {
@@ -72,6 +63,6 @@ def check_description(
     for key, value in needed.items():
         if stated.get(key) != value:
             raise UserError(
-                f"checkpoint {name!r} cannot be variant {variant!r} of model {model['name']!r}: its {key} is "
+                f"the checkpoint cannot be variant {variant!r} of model {model['name']!r}: its {key} is "
                 f"{stated.get(key)!r}, but {value!r} is needed"
             )

@@ -49,7 +49,7 @@ class Stage:
 
 STAGES = {
     # Sources
-    "resolve_model": Stage("models/{model}/source.json", "pipeline.sources:write_source", online=True),
+    "resolve_model": Stage("models/{model}/source.json", "pipeline.sources:resolve_model", online=True),
     "fetch_checkpoint": Stage(
         "checkpoints/{model}/{variant}", "pipeline.sources.published:fetch_checkpoint", online=True
     ),

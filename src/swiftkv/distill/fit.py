@@ -12,11 +12,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from swiftkv.architectures import architecture, check_fit
+from swiftkv.distill.moments import Moments
 from swiftkv.errors import UserError
 from swiftkv.models.rewire import start_values
 from swiftkv.quantize.linear import dense_weight
 from swiftkv.spec import SwiftKVSpec
-from swiftkv.start.moments import Moments
 
 
 @torch.no_grad()

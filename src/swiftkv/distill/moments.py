@@ -16,7 +16,6 @@ of the text or the number of ranks.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -32,7 +30,6 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from swiftkv.architectures import architecture
 from swiftkv.device import ranks
 from swiftkv.errors import UserError
-from swiftkv.io import atomic_path
 from swiftkv.models.attention import each_table, sample_lengths
 from swiftkv.quantize.linear import dense_weight
 from swiftkv.tensor_file import open_tensors
@@ -267,12 +264,6 @@ def regression(gram: torch.Tensor, cross: torch.Tensor, ridge: float, layer: int
             "others; raise start_ridge or start_tokens"
         )
     return torch.cholesky_solve(cross, factor).T
-
-
-def write_fits(output: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> None:
-    """Write the tensors of `MomentSums.fits` with `description` as JSON metadata, atomically."""
-    with atomic_path(output) as scratch:
-        save_file(tensors, scratch, metadata={"description": json.dumps(description, sort_keys=True)})
 
 
 @dataclass(frozen=True)
