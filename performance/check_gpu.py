@@ -33,10 +33,10 @@ def run_check(check: Check, folder: Path, seconds: float, tiny: bool) -> dict[st
     answer.unlink(missing_ok=True)
     log = folder / f"{check.number}.log"
     command = [sys.executable, str(PROGRAM), str(check.number), str(answer), *(["--tiny"] if tiny else [])]
-    with running(command, log, engine_environment(0 if tiny else 1, threads=1)) as job:
-        while job.returncode is None and time.monotonic() - begin < seconds:
+    with running(command, log, engine_environment(0 if tiny else 1, threads=1), check.name) as program:
+        while program.process.poll() is None and time.monotonic() - begin < seconds:
             time.sleep(0.1)
-        ended = job.returncode
+        ended = program.process.poll()
     record: dict[str, Any] = {"check": check.number, "name": check.name, "tiny": tiny}
     if answer.exists():
         record |= read_json(answer)
@@ -44,7 +44,7 @@ def run_check(check: Check, folder: Path, seconds: float, tiny: bool) -> dict[st
     elif ended is None:
         record |= {"status": "stopped", "summary": f"not finished after {seconds:.0f} s; it printed {log}"}
     else:
-        last = next((line for line in reversed(job.text().splitlines()) if line.strip()), "nothing")
+        last = next((line for line in reversed(program.text.splitlines()) if line.strip()), "nothing")
         record |= {"status": "error", "summary": f"{last.strip()} ({log})"}
     record |= {"seconds": round(time.monotonic() - begin, 1), "provenance": provenance(time.monotonic() - begin)}
     write_json(folder / f"{check.number}.json", record)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -33,12 +32,11 @@ from gpu_models import (
     random_model,
 )
 
+from pipeline.artifacts.records import Record
 from pipeline.measure.dummy import dummy_checkpoint
+from pipeline.measure.job import ServingSettings, measure_points
 from pipeline.measure.offline import peak_tflops
-from pipeline.measure.point import BASELINE, Subject
-from pipeline.measure.run import measure, read_point
-from pipeline.measure.turns import Run
-from pipeline.measure.worker import Engines
+from pipeline.statistics import ratio_of_turns
 from swiftkv.cost import Dimensions, added_weights, prefill_flops
 from swiftkv.device import compute_device, compute_dtype
 from swiftkv.distill.packing import PackedRows
@@ -200,34 +198,28 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     """Measure points of the large model in turns with its baseline (A B B A), dummy weights, on engines of both.
 
     Returns:
-        `speedup`, the median of the turns, all `speedups`, and the `limit` by FLOPs, for each point or batch size.
+        `speedup`, the geometric mean of the turns, and the `limit` by FLOPs, for each point or batch size.
     """
-    gpus = 1 if torch.cuda.is_available() else 0
-    spec, config = half(sizes.large), sizes.large
-    write_json(folder / "source.json", {"name": "shape", "config": config})
+    gpus, spec = 1 if torch.cuda.is_available() else 0, half(sizes.large)
+    write_json(folder / "source.json", {"name": "shape", "config": sizes.large})
     for name, rewired in {"baseline": None, "swiftkv": spec}.items():
         dummy_checkpoint(folder / "source.json", rewired, folder / name)
-    identity = {"name": "shape", "title": "random weights", "kind": "dummy", "id": None, "revision": None}
-    baseline = Subject(identity, BASELINE, "auto", folder / "baseline", "dummy")
-    subject = Subject(identity, "swiftkv", "auto", folder / "swiftkv", "dummy", spec, baseline=baseline)
-    settings = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": enforce_eager,
-                "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 0.25}  # fmt: skip
-    shared, found = {"engine": settings, "seed": 0, "in_turns": True}, {}
-    typed = {name: read_point(name, shared | own, gpus=gpus, threads=1) for name, own in points.items()}
-    longest = max(point.max_model_len(config) for point in typed.values())
-    with Engines(folder / "vllm.log") as engines:
-        for name, point in typed.items():
-            record = measure(Run(subject, point, folder / name, engines, longest))
-            result, cost = record["result"], record["cost"]
-            unit = "seconds" if point.settings.measure == "throughput" else "ms"
-            own, theirs = result[f"samples_{unit}"], result[f"baseline_samples_{unit}"]
-            batches = result.get("batch_sizes") or [None]
-            pairs = zip(batches, *([own, theirs] if batches != [None] else [[own], [theirs]]), strict=True)
-            for batch, times, base in pairs:
-                ratios = [before / now for before, now in zip(base, times, strict=True)]
-                place = name if batch is None else f"batch {batch}"
-                limit = 1.0 if batch else cost["request_speedup_limit"]
-                found[place] = {"speedup": statistics.median(ratios), "speedups": ratios, "limit": limit}
+    engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": enforce_eager,
+              "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 0.25}  # fmt: skip
+    asked = {name: point | {"engine": engine, "seed": 0, "in_turns": True} for name, point in points.items()}
+    files = [folder / f"{name}/shape/swiftkv/auto.json" for name in points]
+    measure_points(
+        ServingSettings("dummy", spec.fields, False, None, None, asked), "shape", "random weights", "swiftkv", "auto",
+        folder / "source.json", folder / "swiftkv", folder / "baseline", None, 600, 1, gpus, folder / "vllm.log",
+        folder / "state", files,
+    )  # fmt: skip
+    found = {}
+    for name, record in zip(points, map(Record.read, files), strict=True):
+        batches = record.value("batch_sizes")
+        for place, batch in enumerate(batches or [None]):
+            turns = record.turns("ms", place) if batches else record.turns()
+            limit = 1.0 if batches else record.cost["request_speedup_limit"]
+            found[f"batch {batch}" if batches else name] = {"speedup": ratio_of_turns(*turns).value, "limit": limit}
     return found
 
 

@@ -37,7 +37,7 @@ def test_a_lost_cache_group():
 
 
 def test_no_speed_up():
-    point = {"limit": 1.7, "speedups": []}
+    point = {"limit": 1.7}
     limits = {"prompts-2000": 1.45}
     assert gpu_checks.judge_speed({"prompts-2000": point | {"speedup": 1.5}}, limits)[0]
     assert not gpu_checks.judge_speed({"prompts-2000": point | {"speedup": 1.0}}, limits)[0]
