@@ -4,7 +4,7 @@ ACTIVATE := . .venv/bin/activate
 PROFILE ?= local
 
 .DEFAULT_GOAL := help
-.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check compare redraw reference report test test-thorough test-slurm test-faults smoke bench lint
+.PHONY: help vllm-contract setup setup-gpu setup-conda image lock-gpu demo reproduce plan check compare redraw reference report test test-thorough test-slurm test-faults smoke bench check-gpu lint
 
 # A variable that is misspelt would be passed over without a word.
 MISSPELT := TARGET=TARGETS CONFIGS=CONFIG CONFIGFILE=CONFIG PROFIL=PROFILE PROFILES=PROFILE RESULT=RESULTS
@@ -66,6 +66,9 @@ vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of REL
 
 bench: .venv/.ready  ## speed of serving in pairs of engines; nothing else should run meanwhile
 	$(ACTIVATE) && python performance/bench.py --output results/bench/serving.json
+
+check-gpu: .venv/.ready  ## one GPU in ten minutes: exactness, speed, training, against limits stated beforehand; ONLY=1,3 MINUTES=5
+	$(ACTIVATE) && python performance/check_gpu.py $(ONLY:%=--only %) $(MINUTES:%=--minutes %)
 
 lint: .venv/.ready  ## style of Python and Snakemake files, and types
 	$(ACTIVATE) && ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && pyrefly check

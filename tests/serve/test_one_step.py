@@ -292,3 +292,15 @@ def test_the_upper_half_runs_what_is_needed(runner, name):
     per_request = step.queries if len(rows) == step.tokens else step.logits
     assert metadata[LAYER].num_actual_tokens == sum(per_request)
     assert metadata[LAYER].query_start_loc.tolist() == [0, *accumulate(per_request)]
+
+
+def test_graphs_captured_before_the_caches_are_forgotten():
+    """vLLM captures graphs to measure their memory, deletes them, makes the caches, and then warms up."""
+    pytest.importorskip("vllm.v1.worker.gpu.model_states.default", reason="this vLLM has no second runner")
+    from swiftkv.serve.model_state import SwiftKVModelState
+
+    graphs = UpperGraphs(lambda *rows: rows[1], (settings := Step([1]).settings()).compilation_config, torch.ones(1))
+    graphs.captured.add(BatchDescriptor(256))
+    model = SimpleNamespace(model=SimpleNamespace(graphs=graphs))
+    SwiftKVModelState(settings, model, None, torch.device("cpu")).initialize_kv_cache(None, None)
+    assert not graphs.captured

@@ -1,0 +1,102 @@
+"""Check within minutes that one GPU trains and serves SwiftKV models as this project says, before days are spent on it.
+
+    python performance/check_gpu.py --only 1,3 --minutes 10
+
+Nothing is downloaded: weights are random, of shapes from 1B to 8B. Each check (`gpu_checks.py`) runs in a process of its
+own, for at most its limit, prints a line and writes a JSON record; one that fails costs the others nothing. `--tiny` runs
+the same code with tiny shapes on a processor. The exit status is 1 if a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_checks import CHECKS, Check
+
+from pipeline.measure.point import engine_environment
+from pipeline.measure.process import running
+from pipeline.records import provenance
+from swiftkv.errors import UserError, command_line
+from swiftkv.io import read_json, write_json
+
+PROGRAM = Path(__file__).with_name("gpu_checks.py")
+
+
+def run_check(check: Check, folder: Path, seconds: float, tiny: bool) -> dict[str, Any]:
+    """Run one check in a process of its own for at most `seconds`; return its record."""
+    begin, answer = time.monotonic(), folder / f"{check.number}.answer.json"
+    answer.unlink(missing_ok=True)
+    log = folder / f"{check.number}.log"
+    command = [sys.executable, str(PROGRAM), str(check.number), str(answer), *(["--tiny"] if tiny else [])]
+    with running(command, log, engine_environment(0 if tiny else 1, threads=1), check.name) as program:
+        while program.process.poll() is None and time.monotonic() - begin < seconds:
+            time.sleep(0.1)
+        ended = program.process.poll()
+    record: dict[str, Any] = {"check": check.number, "name": check.name, "tiny": tiny}
+    if answer.exists():
+        record |= read_json(answer)
+        answer.unlink()
+    elif ended is None:
+        record |= {"status": "stopped", "summary": f"not finished after {seconds:.0f} s; it printed {log}"}
+    else:
+        last = next((line for line in reversed(program.text.splitlines()) if line.strip()), "nothing")
+        record |= {"status": "error", "summary": f"{last.strip()} ({log})"}
+    record |= {"seconds": round(time.monotonic() - begin, 1), "provenance": provenance(time.monotonic() - begin)}
+    write_json(folder / f"{check.number}.json", record)
+    return record
+
+
+def selected(words: str | None) -> list[Check]:
+    """Return the checks of a list such as "1,3"; None means all.
+
+    Raises:
+        UserError: there is no such check.
+    """
+    numbers = [word.strip() for word in words.split(",")] if words else [str(number) for number in CHECKS]
+    for word in numbers:
+        if not word.isdigit() or int(word) not in CHECKS:
+            raise UserError(f"there is no check {word!r}, only {', '.join(map(str, CHECKS))}")
+    return [CHECKS[int(word)] for word in numbers]
+
+
+@command_line
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="numbers of checks, such as 1,3")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="time for all of them; those that do not begin are named"
+    )
+    parser.add_argument("--output", type=Path, default=Path("results/check-gpu"), help="folder of the records")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, on the processor")
+    options = parser.parse_args(arguments)
+    checks = selected(options.only)
+    if not options.tiny:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError("torch finds no GPU; --tiny runs the same checks with tiny shapes on the processor")
+    options.output.mkdir(parents=True, exist_ok=True)
+    deadline, records = time.monotonic() + 60 * options.minutes, []
+    for check in checks:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            print(f"[{check.number}] not run   {check.name}: the {options.minutes:g} minutes are over", flush=True)
+            continue
+        limit = left if options.tiny else min(left, check.seconds)
+        record = run_check(check, options.output, limit, options.tiny)
+        records.append(record)
+        status, seconds = record["status"], record["seconds"]
+        print(f"[{check.number}] {status:8}  {check.name}: {record['summary']}  ({seconds:.0f} s)", flush=True)
+    good = [record for record in records if record["status"] == "pass"]
+    print(f"{len(good)} of {len(checks)} checks passed; records in {options.output}")
+    if len(good) < len(checks):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json [--tiny]` runs one of them.
+
+Each check measures (a function of `Sizes` and a folder) and then judges its numbers by limits stated here, before anything
+was measured. Limits of speed follow from the FLOP count (`swiftkv.cost.speedup_limits`) of the requests.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_models import (
+    GPU,
+    TINY,
+    Reference,
+    Sizes,
+    engine,
+    half,
+    make_model,
+    make_prompts,
+    make_recipe,
+    make_rows,
+    random_model,
+)
+
+from pipeline.artifacts.records import Record
+from pipeline.measure.dummy import dummy_checkpoint
+from pipeline.measure.job import ServingSettings, measure_points
+from pipeline.measure.offline import peak_tflops
+from pipeline.statistics import ratio_of_turns
+from swiftkv.cost import Dimensions, added_weights, prefill_flops
+from swiftkv.device import compute_device, compute_dtype
+from swiftkv.distill.packing import PackedRows
+from swiftkv.distill.step import make_step, use_attention
+from swiftkv.distill.trainer import Loop, make_engine, start_distributed, train
+from swiftkv.io import write_json
+from swiftkv.spec import SwiftKVSpec
+
+LOGPROB, FP8_LOGPROB = 0.03, 0.2  # nat
+PREFILL = {2000: 1.45, 16_000: 1.5}  # least speed-up of prompts of so many tokens, one token out
+MIXED = {2000: 1.3, 16_000: 1.3}  # the same with 256 tokens out, in steps of 2,048 tokens
+DECODING = 0.98  # least speed of decoding, relative to the unchanged model
+MFU, PEAK_GIB = 35.0, 48.0  # percent; of an 8B model on one GPU, rows of 8,192 tokens one at a time
+LOSS = 1e-3  # relative difference of the loss between two attention kernels
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check.
+
+    Attributes:
+        number, name: as they are printed.
+        seconds: time limit.
+        run: measures and judges; returns whether it passed, a line, and the numbers.
+    """
+
+    number: int
+    name: str
+    seconds: float
+    run: Callable[[Sizes, Path], tuple[bool, str, dict[str, Any]]]
+
+
+def card(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Time a dense product and a copy."""
+    device, dtype = compute_device(), compute_dtype()
+    left, right = (torch.randn(sizes.product, sizes.product, device=device, dtype=dtype) for _ in range(2))
+    source = torch.zeros(sizes.copied, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    tflops = 2 * sizes.product**3 / fastest(lambda: left @ right) / 1e12
+    rate = 2 * sizes.copied / fastest(lambda: target.copy_(source)) / 1e12  # read and written
+    return True, f"{tflops:.4g} TFLOP/s in {dtype}, {rate:.3g} TB/s", {"tflops": tflops, "tb_per_second": rate}
+
+
+def fastest(work: Callable[[], Any]) -> float:
+    """Return the seconds of the fastest of ten calls."""
+    times = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times[2:])
+
+
+def exactness(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Compare eager answers, with fast prefill and at full depth, with Hugging Face's in float32."""
+    model, prompts = make_model(folder / "model", sizes.small, half(sizes.small)), make_prompts(sizes)
+    reference = Reference(model, prompts)
+    runners = ("0", "1") if torch.cuda.is_available() else (None,)
+    found = {}
+    for runner in runners:
+        for mode, own in {
+            "fast prefill": {},
+            "full depth": {"additional_config": {"swiftkv_full_depth": True}},
+        }.items():
+            answer = engine(folder, model, prompts, {"enforce_eager": True} | own, runner=runner)
+            found[mode if runner is None else f"{mode}, V{1 + int(runner)}"] = reference.compare(answer)
+    return judge_answers(found)
+
+
+def judge_answers(found: dict[str, dict[str, float]], limit: float = LOGPROB) -> tuple[bool, str, dict[str, Any]]:
+    """Judge differences from a reference by run: `tokens` that differ although sure, and the largest of a `logprob`."""
+    worst = max(found, key=lambda name: (found[name]["tokens"], found[name]["logprob"]))
+    tokens, logprob = found[worst]["tokens"], found[worst]["logprob"]
+    line = f"{tokens:.0f} sure tokens differ, log-probabilities by {logprob:.4f} nat at most (limit {limit:g}) in {worst!r}"
+    return tokens == 0 and logprob <= limit, line, found
+
+
+def graphs_and_caches(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Compare graphs, prompts in chunks beside decoding, FP8 KV and AcrossKV with Hugging Face; count graphs and caches."""
+    layers, prompts, cuda = sizes.small["num_hidden_layers"], make_prompts(sizes), torch.cuda.is_available()
+    spec = half(sizes.small)
+    across = SwiftKVSpec(layers, spec.num_key_value_layers, (layers - spec.num_key_value_layers) // 2)
+    plain, shared = make_model(folder / "plain", sizes.small, spec), make_model(folder / "shared", sizes.small, across)
+    chunks = {"max_num_batched_tokens": 64, "enforce_eager": not cuda}
+    reference = Reference(plain, prompts)
+    answers = {"one step": engine(folder, plain, prompts, {"enforce_eager": True})}
+    answers |= {"graphs" if cuda else "chunks": engine(folder, plain, prompts, chunks)}
+    found = {name: reference.compare(answer) for name, answer in answers.items()}
+    other = engine(folder, shared, prompts, chunks)
+    found["AcrossKV"] = Reference(shared, prompts).compare(other)
+    base = answers["one step"]["kv_cache_tokens"]
+    heads = sizes.small["num_key_value_heads"]
+    wanted = (1 - spec.kv_cache_reduction(heads)) / (1 - across.kv_cache_reduction(heads))
+    capacity = {"AcrossKV": (other["kv_cache_tokens"] / base, wanted)}
+    passed, line, numbers = judge_answers(found)
+    if cuda:
+        small = engine(folder, plain, prompts, {"enforce_eager": True, "kv_cache_dtype": "fp8"})
+        capacity["FP8"] = (small["kv_cache_tokens"] / base, 2.0)
+        fp8, told, numbers["FP8"] = judge_answers({"FP8": reference.compare(small)}, FP8_LOGPROB)
+        passed, line = passed and numbers["FP8"]["FP8"]["logprob"] <= FP8_LOGPROB, f"{line}; {told}"
+    captured = {name: (answer["captured"], answer["sizes"]) for name, answer in answers.items()}
+    good, told = judge_graphs(captured)
+    fits, also = judge_capacity(capacity)
+    return passed and good and fits, f"{line}; {told}; {also}", numbers | {"captured": captured, "capacity": capacity}
+
+
+def judge_graphs(captured: dict[str, tuple[list[int], list[int]]]) -> tuple[bool, str]:
+    """Judge by run the upper half's graphs after the start: all of vLLM's sizes, and no other."""
+    stale = {name for name, (own, sizes) in captured.items() if own != sizes}
+    count = max(len(sizes) for _, sizes in captured.values())
+    return not stale, f"{count} graphs of the upper half" + (f", not vLLM's in {', '.join(stale)}" if stale else "")
+
+
+def judge_capacity(capacity: dict[str, tuple[float, float]]) -> tuple[bool, str]:
+    """Judge by cache its measured and expected tokens, relative to SingleInputKV's: within 3 %."""
+    words = [f"{name} cache x {measured:.2f} (x {wanted:.2f})" for name, (measured, wanted) in capacity.items()]
+    return all(abs(measured / wanted - 1) <= 0.03 for measured, wanted in capacity.values()), ", ".join(words)
+
+
+def prefill(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Time prompts with one token out."""
+    points = {f"prompts-{length}": throughput(length, 1, number) for length, number in sizes.batches.items()}
+    found = in_pairs(sizes, folder, points, enforce_eager=True)
+    return judge_speed(found, {f"prompts-{length}": least for length, least in PREFILL.items()})
+
+
+def serving(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Time prompts with the paper's 256 tokens out, with CUDA graphs."""
+    points = {
+        f"requests-{length}": throughput(length, sizes.output, number) for length, number in sizes.batches.items()
+    }
+    found = in_pairs(sizes, folder, points, enforce_eager=not torch.cuda.is_available())
+    return judge_speed(found, {f"requests-{length}": least for length, least in MIXED.items()})
+
+
+def decoding(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Time steps that only decode."""
+    point = {"measure": "decode", "input_tokens": 64, "output_tokens": 64, "batch_sizes": sizes.decode, "repeats": 4}
+    found = in_pairs(sizes, folder, {"decode": point}, enforce_eager=not torch.cuda.is_available())
+    return judge_speed(found, dict.fromkeys(found, DECODING if torch.cuda.is_available() else 0.0))
+
+
+def throughput(length: int, output: int, number: int) -> dict[str, Any]:
+    """Return the settings of a throughput point of `number` requests."""
+    return {"measure": "throughput", "input_tokens": length, "output_tokens": output,
+            "total_tokens": number * (length + output), "repeats": 4}  # fmt: skip
+
+
+def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> tuple[bool, str, dict[str, Any]]:
+    """Judge measured speed-ups by point; a point without a limit of its own is only printed."""
+    words = [f"{name} {one['speedup']:.3f}x (at least {least.get(name, 0):g}; FLOPs {one['limit']:.2f})"
+             for name, one in found.items()]  # fmt: skip
+    return all(one["speedup"] >= least.get(name, 0) for name, one in found.items()), ", ".join(words), found
+
+
+def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eager: bool) -> dict[str, dict[str, Any]]:
+    """Measure points of the large model in turns with its baseline (A B B A), dummy weights, on engines of both.
+
+    Returns:
+        `speedup`, the geometric mean of the turns, and the `limit` by FLOPs, for each point or batch size.
+    """
+    gpus, spec = 1 if torch.cuda.is_available() else 0, half(sizes.large)
+    write_json(folder / "source.json", {"name": "shape", "config": sizes.large})
+    for name, rewired in {"baseline": None, "swiftkv": spec}.items():
+        dummy_checkpoint(folder / "source.json", rewired, folder / name)
+    engine = {"dtype": "auto", "max_num_batched_tokens": 2048, "max_num_seqs": 256, "enforce_eager": enforce_eager,
+              "gpu_memory_utilization": 0.45, "cpu_kv_cache_gib": 0.25}  # fmt: skip
+    asked = {name: point | {"engine": engine, "seed": 0, "in_turns": True} for name, point in points.items()}
+    files = [folder / f"{name}/shape/swiftkv/auto.json" for name in points]
+    measure_points(
+        ServingSettings("dummy", spec.fields, False, None, None, asked), "shape", "random weights", "swiftkv", "auto",
+        folder / "source.json", folder / "swiftkv", folder / "baseline", None, 600, 1, gpus, folder / "vllm.log",
+        folder / "state", files,
+    )  # fmt: skip
+    found = {}
+    for name, record in zip(points, map(Record.read, files), strict=True):
+        batches = record.value("batch_sizes")
+        for place, batch in enumerate(batches or [None]):
+            turns = record.turns("ms", place) if batches else record.turns()
+            limit = 1.0 if batches else record.cost["request_speedup_limit"]
+            found[f"batch {batch}" if batches else name] = {"speedup": ratio_of_turns(*turns).value, "limit": limit}
+    return found
+
+
+def rows_of_steps(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Count the rows of the upper half's products in each step."""
+    model = make_model(folder / "model", sizes.small, half(sizes.small))
+    prompts = make_prompts(sizes, lengths=(300, 20, 30, 300))
+    answer = engine(
+        folder, model, prompts, {"enforce_eager": True, "max_num_batched_tokens": 128}, steps=True, max_tokens=8
+    )
+    return judge_steps(answer["steps"])
+
+
+def judge_steps(steps: list[dict[str, Any]]) -> tuple[bool, str, dict[str, Any]]:
+    """Judge by step the rows of upper products: as many as requests that got a token, none where no prompt ends."""
+    wrong = [one for one in steps if set(one["upper"]) != ({one["sampled"]} if one["sampled"] else set())]
+    idle = sum(not one["sampled"] for one in steps)
+    line = f"{len(steps)} steps, {idle} of them without an end of a prompt; upper rows wrong in {len(wrong)}"
+    return not wrong and idle > 0, line, {"steps": steps}
+
+
+def training(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Time optimizer steps of the large model, and compare two attention kernels on short rows."""
+    spec, recipe = half(sizes.large), make_recipe(sizes.row)
+    rows = make_rows(folder / "rows.safetensors", sizes.row, sizes.large["vocab_size"], 4 * (sizes.steps + 3))
+    short = make_rows(folder / "short.safetensors", sizes.short, sizes.large["vocab_size"], 1)
+    step = make_step(random_model(sizes.large, compute_device()), spec, recipe)
+    step.to(compute_device())
+    losses = kernel_losses(step, recipe, short)
+    start_distributed()
+    engine = make_engine(step, recipe, recipe.accumulation(1))
+    loop = Loop(engine, recipe, rows, None, sizes.steps + 3, 1, 0, recipe.accumulation(1))
+    times, tokens = [], []
+    for number in range(sizes.steps + 3):
+        if number == 3:
+            compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        begin = time.perf_counter()
+        tokens.append(loop.run(number)["tokens"])
+        times.append(time.perf_counter() - begin)
+    recompiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] - compiled
+    speed = sum(tokens[3:]) / sum(times[3:])
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    peak = peak_tflops(gpu, recipe.dtype, None)
+    return judge_training({
+        "losses": losses,
+        "recompiled": recompiled,
+        "tokens_per_second": speed,
+        "tflops": speed * token_flops(sizes.large, spec) / 1e12,
+        "peak_tflops": peak,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if gpu else None,
+    })  # fmt: skip
+
+
+def judge_training(found: dict[str, Any]) -> tuple[bool, str, dict[str, Any]]:
+    """Judge losses of two kernels, graphs compiled after the third step, and where the card is known MFU and peak memory."""
+    (first, one), (second, other) = found["losses"].items()
+    agree, words = abs(one - other) <= LOSS * abs(other), f"loss {one:.5f} with {first}, {other:.5f} with {second}"
+    good = agree and not found["recompiled"]
+    words += f"; {found['recompiled']} graphs compiled late; {found['tokens_per_second']:.0f} tokens/s"
+    if found["peak_tflops"]:
+        mfu = 100 * found["tflops"] / found["peak_tflops"]
+        good, words = good and mfu >= MFU, f"{words}, MFU {mfu:.1f} % (at least {MFU:g})"
+    if found["peak_gib"] is not None:
+        good = good and found["peak_gib"] <= PEAK_GIB
+        words += f", {found['peak_gib']:.1f} GiB at most (limit {PEAK_GIB:g})"
+    return good, words, found
+
+
+def token_flops(config: dict[str, Any], spec: SwiftKVSpec) -> float:
+    """Return the FLOPs of a distilled token: layers < l once, layers >= l three times, trained weights, three head products."""
+    dimensions = Dimensions.from_config(config)
+    body, lower = (sum(prefill_flops(dimensions, one, 1).values()) for one in (None, spec))
+    head = 2 * config["vocab_size"] * config["hidden_size"]
+    return lower + 3 * (body - lower) + 2 * added_weights(dimensions, spec) + 3 * head
+
+
+def kernel_losses(step: Any, recipe: Any, rows: PackedRows) -> dict[str, float]:
+    """Return the loss of a row by attention kernel: with a dense mask, and with the recipe's, which the step keeps."""
+    losses = {}
+    for kernel in ("sdpa", recipe.attention):
+        step.attention = use_attention(recipe.model_copy(update={"attention": kernel}), step.student)
+        losses[step.attention] = one_loss(step, rows)
+    return losses
+
+
+@torch.no_grad()
+def one_loss(step: Any, rows: PackedRows) -> float:
+    """Return the mean loss of the first row."""
+    batch = {name: tensor.to(compute_device()) for name, tensor in rows[[0]].items()}
+    weights = batch.pop("loss_mask")
+    return float(step(weights=weights / weights.sum(), **batch)[0])
+
+
+def resume(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Stop a training in the middle, resume it, and compare its losses with those of one that ran undisturbed."""
+    make_model(folder / "model", sizes.small, None)
+    make_rows(folder / "rows.safetensors", sizes.short, sizes.small["vocab_size"], 24)
+    for output, stop in (("whole", None), ("parts", 3), ("parts", None)):
+        child = multiprocessing.get_context("spawn").Process(
+            target=train_once, args=(folder, output, half(sizes.small), sizes.short, stop)
+        )
+        child.start()
+        child.join()
+    columns = {
+        name: [",".join(line.split(",")[:7]) for line in (folder / name / "log.csv").read_text().splitlines()]
+        for name in ("whole", "parts")
+    }
+    return judge_resume(columns)
+
+
+def judge_resume(logs: dict[str, list[str]]) -> tuple[bool, str, dict[str, Any]]:
+    """Judge that both trainings logged the same losses, to the last digit."""
+    differing = sum(one != other for one, other in zip(logs["whole"], logs["parts"], strict=True))
+    return differing == 0, f"{len(logs['whole']) - 1} steps, {differing} with another loss after the stop", logs
+
+
+def train_once(folder: Path, output: str, spec: SwiftKVSpec, length: int, stop: int | None) -> None:
+    """Train the model of `folder`; end the process after `stop` steps."""
+    run = Loop.run
+
+    def stopping(loop: Loop, number: int) -> dict[str, float]:
+        if number == stop:
+            os._exit(0)
+        return run(loop, number)
+
+    Loop.run = stopping  # pyrefly: ignore [bad-assignment]
+    place = folder / output
+    train(folder / "model", spec, make_recipe(length), folder / "rows.safetensors", place / "state", place / "checkpoint",
+          place / "log.csv")  # fmt: skip
+
+
+CHECKS = {
+    check.number: check
+    for check in (
+        Check(0, "card", 60, card),
+        Check(1, "eager answers", 240, exactness),
+        Check(2, "graphs, chunks and caches", 300, graphs_and_caches),
+        Check(3, "prompts alone", 180, prefill),
+        Check(4, "the paper's requests", 300, serving),
+        Check(5, "decoding", 240, decoding),
+        Check(6, "rows of the upper half", 90, rows_of_steps),
+        Check(7, "training step", 180, training),
+        Check(8, "stop and resume", 120, resume),
+    )
+}
+
+
+def main() -> None:
+    number, output, *options = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        passed, summary, numbers = CHECKS[int(number)].run(TINY if "--tiny" in options else GPU, Path(folder))
+    answer = {"status": "pass" if passed else "fail", "summary": summary, "numbers": numbers}
+    Path(output).write_text(json.dumps(answer, indent=1))
+
+
+if __name__ == "__main__":
+    main()
