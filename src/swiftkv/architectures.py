@@ -89,6 +89,11 @@ def has_bias(bias: bool | str, config: Mapping[str, Any]) -> bool:
     return bool(config.get(bias)) if isinstance(bias, str) else bias
 
 
+def key_value_heads(config: Mapping[str, Any]) -> int:
+    """Return the KV heads of a layer of an ordinary model with the config.json `config`."""
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
 def check_latent_heads(latent: bool, heads: int | None) -> None:
     """Raise a `ValueError` if layers >= l of latent attention are to have another number of KV heads."""
     if latent and heads is not None:

@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     "device errors spec swiftkv pipeline",
     "architectures chats io quantize section",
-    "cost models records tensor_file",
+    "cost models tensor_file",
     "distill gpus serve sources statistics",
-    "config",
+    "config records",
     "measure stages training",
     "artifacts score",
     "run",

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from pipeline import records
-from pipeline.records import describe_spec, key_value_heads, measurement
+from pipeline.records import describe_spec, measurement
+from swiftkv.architectures import key_value_heads
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 from swiftkv.spec import SwiftKVSpec

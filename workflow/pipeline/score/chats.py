@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.settings import Fidelity
-from pipeline.records import describe_spec, key_value_heads, measurement, weights_of
+from pipeline.records import describe_spec, measurement, weights_of
 from pipeline.sources import read_source
+from swiftkv.architectures import key_value_heads
 from swiftkv.chats import choose_chats, draw_documents, tokenize_chat
 from swiftkv.device import dtype_name
 from swiftkv.errors import UserError

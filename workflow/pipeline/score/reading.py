@@ -26,10 +26,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pipeline.config.settings import Prompts
-from pipeline.records import describe_spec, key_value_heads, measurement, weights_of
+from pipeline.records import describe_spec, measurement, weights_of
 from pipeline.score.chats import require_spec
 from pipeline.score.fidelity import compare
 from pipeline.sources import read_source
+from swiftkv.architectures import key_value_heads
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.cost import Dimensions, prefill_flops
 from swiftkv.device import device_map, dtype_name

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config.catalogue import asked
-from pipeline.records import describe_spec, key_value_heads, measurement, project_code, provenance, weights_of
+from pipeline.records import describe_spec, measurement, project_code, provenance, weights_of
 from pipeline.score.fetch import Unavailable
 from pipeline.score.served import score_served
 from pipeline.score.shards import summary
 from pipeline.sources import read_source, with_state
+from swiftkv.architectures import key_value_heads
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.records import ORIGIN, key_value_heads
-from pipeline.sources import find_checkpoint, link_files, read_source
+from pipeline.sources import ORIGIN, find_checkpoint, link_files, read_source
+from swiftkv.architectures import key_value_heads
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
 from swiftkv.models.checkpoint import check_swiftkv, load_tokenizer
