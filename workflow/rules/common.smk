@@ -164,6 +164,11 @@ def tasks_json(w, group):
     return f"{{{', '.join(entries)}}}"  # in the order of the outputs
 
 
+def of_family(family, untrained):
+    """A function of a reading's wildcards: `family` of those of a family, `untrained` of those of a variant."""
+    return lambda w: family(w) if w.variant in FAMILIES else untrained(w)
+
+
 # Training
 
 

@@ -7,11 +7,6 @@ OUTPUTS: <results>/reading/{model}/{variant}.json (copied, fitted: the families)
 """
 
 
-def of_family(family, untrained):
-    """A function of a reading's wildcards: `family` of those of a family, `untrained` of those of a variant."""
-    return lambda w: family(w) if w.variant in FAMILIES else untrained(w)
-
-
 rule reading:
     """Bits that a passage saves on answers, of a variant or of all members of a family, and of the unchanged model."""
     input:
