@@ -19,7 +19,7 @@ OUTPUT_TOKENS, TOTAL_TOKENS = 256, 15e6  # of the sources' requests (Figure 3, A
 NEAR = 0.05  # how far, relatively, a length or a limit may be from the stated one and still be the same
 _ENDS = {"lowest": "min", "highest": "max"}
 # Settings of a number's place, and how a sentence on another one begins.
-_PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "layers", "at": "an axis"}
+_PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "a depth in percent", "at": "an axis"}
 
 Bounds = Sequence[float | None]
 
@@ -45,7 +45,9 @@ class Claim(NamedTuple):
         return [{"variant": "swiftkv-50", "kv_cache": "auto", **cell} for cell in self.of if isinstance(cell, Mapping)]
 
 
-_WHOLE = yaml.load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+_WHOLE = yaml.load(
+    Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+)
 MODELS: Mapping[str, str] = _WHOLE["models"]
 SECTIONS = {title: [Claim(**line) for line in lines] for title, lines in _WHOLE["sections"].items()}
 CLAIMS = [claim for lines in SECTIONS.values() for claim in lines]
@@ -91,9 +93,9 @@ class Scene:
         for role in dict.fromkeys(cell["role"] for cell in claim.cells):
             if (model := self.roles.get(role)) is None:
                 raise Unmeasured(f"no model of this scale plays the role {role}")
-            if (first := players.setdefault(model["title"], role)) != role:
+            if (first := players.setdefault(model["name"], role)) != role:
                 raise Unmeasured(f"{model['title']} plays both the role {first} and the role {role}")
-        return list(players)
+        return [self.roles[role]["title"] for role in players.values()]
 
     def setting(self, rows: pd.DataFrame, name: str) -> pd.Series:
         """A setting of each row's serving point, or its place on the axis; its depth among the layers in percent."""

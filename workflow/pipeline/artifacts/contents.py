@@ -62,6 +62,10 @@ def left_out(config: Config, name: str) -> str | None:
         return entry["reason"]
     if (scopes := _scopes(entry)) and not any(players(config, scope["models"]) for scope in scopes):
         return f"no model of this scale plays the role {', '.join(dict.fromkeys(_roles(entry)))}"
+    if entry["kind"] in ("alignment", "reading"):  # nothing to draw without quality
+        (model, *_) = players(config, _roles(entry))
+        if why := config.models[model["name"]].unmeasured("quality"):
+            return why
     other = repeated(config, name)
     return other and f"{other} shows the same records"
 
@@ -77,7 +81,7 @@ def repeated(config: Config, name: str) -> str | None:
         return None
     earlier = itertools.takewhile(lambda item: item[0] != name, config.entries.items())
     for other, entry in earlier:
-        alike = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "matrices"))
+        alike = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "matrices", "families", "share"))
         if alike and mine <= _measured(config, entry) and left_out(config, other) is None:
             return other
     return None

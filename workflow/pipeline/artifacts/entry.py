@@ -42,6 +42,8 @@ class Panel(Section):
     def _check(self) -> Self:
         if not self.columns and self.rows != "statements":
             raise ValueError("needs columns")
+        if self.across and len(self.columns) != 1:
+            raise ValueError("across: variant takes one column")
         return self
 
 

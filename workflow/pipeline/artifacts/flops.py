@@ -89,15 +89,18 @@ def make(entry: Entry, files: Files) -> Table:
         for cell in _published(source, line)
     )
     known |= {"source": "arithmetic", "file": in_project(path)}
-    base, rounded = None, not shown.published.empty
+    rounded = not shown.published.empty
+    base = counted(published_gflops(arch, None, length), source, rounded=rounded)["total"]
     for variant, _ in entry["cases"]:
         fields = entry["specs"][model["name"]][variant]
-        spec = SwiftKVSpec(**fields) if fields else None
-        cells = counted(published_gflops(arch, spec, length), source, rounded=rounded)
-        base = base or cells["total"]
-        rows = {_metric(operation): round(value, 9) for operation, value in cells.items()}
+        try:
+            spec = SwiftKVSpec(**fields) if fields else None
+            cells = counted(published_gflops(arch, spec, length), source, rounded=rounded)
+            allowed = limits(arch, spec, length) if source == "paper" else {}
+        except (TypeError, ValueError) as error:
+            raise UserError(f"variant {variant} of {model['title']}: {error}") from None
+        rows = {_metric(operation): round(value, 9) for operation, value in cells.items()} | allowed
         rows["relative_percent"] = round(100 * cells["total"] / base, 3)
-        rows |= limits(arch, spec, length) if source == "paper" else {}
         digits = {_metric(operation): f"s{DIGITS[source]}" for operation in OPERATIONS[source]} if rounded else {}
         shown.add(
             known

@@ -59,7 +59,8 @@ def settings(entry: Entry, files: Files) -> Table:
     stated = {line["task"]: line for file in files.get("published", ()) for line in read_csv(file)}
     lines = []
     for task, configured in entry["tasks"].items():
-        record = next((record for record in records if record.what == task), None)
+        scores = sorted((record for record in records if record.what == task), key=lambda record: not record.ok)
+        record = scores[0] if scores else None
         used = configured | {"lm_eval_task": configured["task"]} | (record.settings if record else {})
         rule, version, theirs = used.get("filter"), used.get("version"), stated.get(task, {})
         limit = (used.get("generation") or {}).get("max_gen_toks") or "lm-eval's default"

@@ -45,7 +45,9 @@ INPUTS = {
     "reading": "reading", "training": "training", "throughput": "serving", "latency": "serving", "forward_time": "serving",
     "kv_capacity": "serving", "decode": "serving", "answer": "serving",
 }  # fmt: skip
-_GROUPS = yaml.load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+_GROUPS = yaml.load(
+    Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+)
 METRICS: Mapping[str, Metric] = {
     name: Metric(measure, **about) for measure, metrics in _GROUPS.items() for name, about in metrics.items()
 }

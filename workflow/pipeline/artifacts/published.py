@@ -161,7 +161,9 @@ def _on_paper_hardware(records: Sequence[Record], known: Row, line: Mapping[str,
     """Whether a model's serving records ran on as many H100 GPUs as the published ones; one where none is stated."""
     count = number(line.get("gpus")) or 1
     mine = [record for record in records if record.model["name"] == known["model"]]
-    return bool(mine) and all("H100" in record.device and record.devices == count for record in mine)
+    return bool(mine) and all(
+        record.gpus and all("H100" in gpu for gpu in record.gpus) and record.devices == count for record in mine
+    )
 
 
 def _is_at(point: Mapping[str, Any], line: Mapping[str, str]) -> bool:

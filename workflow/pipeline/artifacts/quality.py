@@ -29,10 +29,9 @@ class Line(NamedTuple):
 
 def lines(entry: Entry) -> list[Line]:
     """The rows of an entry, in its order."""
-    whole = {"title": None, "models": [model["name"] for model in entry["models"]], "cases": entry.get("cases", [])}
     return [
         Line(Case(model, *case), part["title"])
-        for part in entry.get("parts", [whole])
+        for part in entry["parts"]
         for model in part["models"] or [None]
         for case in part["cases"]
     ]

@@ -204,7 +204,8 @@ def checked_records(entry: Mapping[str, Any], files: Mapping[str, Iterable[str |
 def _conditions(record: Record) -> dict[str, Any]:
     """What all records of a model have in common."""
     settings, of = record.settings, f"of {record.variant}"
-    found = {f"the number format of {record.measure}": settings.get("dtype")}
+    kind = "serving" if record.measure in POINTS else record.measure
+    found = {f"the number format of {kind}": settings.get("dtype")}
     if record.measure in POINTS:
         found |= {
             "hardware": record.machine,

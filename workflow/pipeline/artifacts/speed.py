@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -22,7 +23,7 @@ from pipeline.artifacts.frame import BASELINE, Row
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
-from pipeline.artifacts.records import provenance
+from pipeline.artifacts.records import Record, provenance
 
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
 _BLANK = {"oom": OOM, "ok": "none"}  # in place of a number, by status
@@ -106,20 +107,30 @@ def _with_gain(served: Served, metric: str, case: Case, point: str) -> Bar:
 
 def _of_node(served: Served, node_gpus: int) -> Iterator[Row]:
     """The throughput of a node of replicas, and over that of the first model's baseline on the same kind of device."""
-    firsts: dict[str, tuple[str, float]] = {}
+    scaled: list[tuple[Record, Row]] = []
     for record in served.records:
         row = served.find(Case(record.model["name"], *record.case), "tokens_per_second", record.what)
         if row is None or row["value"] is None:
             continue
         replicas = node_gpus / record.devices if record.gpus else 1.0
-        scaled = {end: row[end] and row[end] * replicas for end in ("value", "low", "high")}
-        yield row | {"metric": "node_tokens_per_second"} | scaled
-        if record.model["name"] == served.entry["models"][0]["name"] and record.case == BASELINE:
-            firsts[record.what] = record.device, scaled["value"]
-        device, first = firsts.get(record.what, ("", 1.0))
-        if device == record.device:
-            gain = {"value": scaled["value"] / first, "low": None, "high": None, "unit": "×"}
+        of_node = {end: row[end] and row[end] * replicas for end in ("value", "low", "high")}
+        scaled.append((record, row | {"metric": "node_tokens_per_second"} | of_node))
+    first = served.entry["models"][0]["name"]
+    firsts = {
+        (record.what, *_platform(record)): row["value"]
+        for record, row in scaled
+        if record.model["name"] == first and record.case == BASELINE
+    }
+    for record, row in scaled:
+        yield row
+        if base := firsts.get((record.what, *_platform(record))):
+            gain = {"value": row["value"] / base, "low": None, "high": None, "unit": "×"}
             yield row | {"metric": "speedup_over_first_model"} | gain
+
+
+def _platform(record: Record) -> tuple[Any, ...]:
+    """What two models' speeds need in common to be compared."""
+    return record.device, record.engine.get("vllm"), record.engine.get("compilation")
 
 
 def latency(entry: Entry, files: Files) -> Drawing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -128,8 +129,8 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
         if len(grid.frame):
             printed.append((grid, panel.get("caption")))
     grids = [
-        grid._replace(caption=f"({letter}) {caption}" if len(printed) > 1 else caption)
-        for letter, (grid, caption) in zip("abcdefg", printed, strict=False)
+        grid._replace(caption=f"({letter}) {caption or ''}".rstrip() if len(printed) > 1 else caption)
+        for letter, (grid, caption) in zip(string.ascii_lowercase, printed, strict=False)
     ]
     notes = [*entry.get("notes", []), *provenance(shown.records)]
     if shown.averaged and "average" in columns(entry):
