@@ -24,6 +24,7 @@ def test_output_types_are_lm_evals():
     [
         ({"do_sample": True, "temperature": 0.5}, "samples"),
         ({"temperature": 0.5}, "samples"),
+        ({"do_sample": False, "num_beams": 4}, "num_beams"),
         ({"max_gen_toks": 2048}, "2048 tokens of a model that has 2048 positions"),
     ],
 )

@@ -328,7 +328,7 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        logits_to_keep: int | torch.Tensor | list[int] = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """As the architecture's; with `logits_to_keep=1`, as in generate()'s prefill, layers >= l run one position.
@@ -337,7 +337,7 @@ class SwiftKVCausalLMMixin(SwiftKVPreTrainedMixin):
         """
         if self.spec.own_key_values and "full_depth" not in kwargs:
             tokens = torch.zeros((input_ids if inputs_embeds is None else inputs_embeds).shape[:2], dtype=torch.bool)
-            kept = logits_to_keep if isinstance(logits_to_keep, torch.Tensor) else slice(-logits_to_keep, None)
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             tokens[:, kept] = True
             kwargs["full_depth"] = tokens.to(self.device)
         # Recorded outputs cover every position.

@@ -50,7 +50,16 @@ def check_version(installed: str) -> None:
 
     tested = ", ".join(TESTED)
     try:
+        from vllm.config import CacheConfig
+        from vllm.model_executor.models.config import VerifyAndUpdateConfig
+        from vllm.v1.sample.logits_processor import LogitsProcessor
+
+        import swiftkv.serve.hook
         import swiftkv.serve.model  # noqa: F401  (takes seconds, as it imports all that the plugin needs)
+
+        # What vLLM itself calls, or is only assigned to.
+        _ = CacheConfig.kv_sharing_fast_prefill, VerifyAndUpdateConfig.verify_and_update_config
+        _ = LogitsProcessor.validate_params
     except (ImportError, AttributeError, TypeError) as error:
         raise RuntimeError(
             f"the SwiftKV plugin does not fit vLLM {installed} ({error}); install one of {tested}, or set VLLM_PLUGINS= "

@@ -90,7 +90,7 @@ def _fetch_nltk(package: str) -> None:
     try:
         if not nltk.download(package, quiet=True):
             nltk.data.find(f"tokenizers/{package}")
-    except LookupError:
+    except (LookupError, OSError):
         raise HubError(
             f"NLTK's {package} cannot be downloaded: connect to the network, or `nltk.download` it elsewhere into a folder "
             "that NLTK_DATA names"

@@ -114,6 +114,11 @@ class CachedLM(HFLM):
         for _strings, context, continuation in requests:
             fed = (context + continuation)[-(self.max_length + 1) :][:-1]
             rows.append((fed, continuation[-len(fed) :]))
+        window = getattr(self.model.config, "sliding_window", None)
+        if window and max(len(fed) for fed, _ in rows) > window:
+            raise UserError(
+                f"a prompt is longer than the model's sliding window of {window} tokens; score shorter ones"
+            )
         order = sorted(range(len(rows)), key=lambda number: rows[number][0])  # neighbors share most
         # A position that is scored has to be computed, so it must not be in the common start.
         most = min(len(fed) - len(continuation) for fed, continuation in rows)
@@ -155,7 +160,7 @@ class CachedLM(HFLM):
             attention_mask=tree.mask(self.device),
             past_key_values=_fork(start),
             use_cache=True,
-            logits_to_keep=torch.tensor(nodes, device=self.device),
+            logits_to_keep=nodes,  # a list, which stays where a model spread over several GPUs needs it
         ).logits[0]
         # In the logits' bfloat16 a sum of -100 nats has steps of half a nat.
         logits, place = logits.float(), {node: number for number, node in enumerate(nodes)}
@@ -244,7 +249,8 @@ def grouped_attention(
 
     transformers' sdpa function copies every KV head once for each of its query heads whenever there is a mask. Here the
     query heads of a group become rows of one product with their KV head. Products are in the model's dtype, softmax is
-    float32, as in transformers' eager attention. Several rows, or a row without a mask, are left to sdpa.
+    float32, as in transformers' eager attention. Several rows, a row without a mask, and GPUs, whose kernels keep scores
+    in float32, are left to sdpa.
 
     Args:
         query: [batch, heads, queries, head size].
@@ -255,7 +261,7 @@ def grouped_attention(
     Returns:
         [batch, queries, heads, value head size] and None.
     """
-    if attention_mask is None or attention_mask.dtype != torch.bool or len(query) > 1:
+    if query.device.type != "cpu" or attention_mask is None or attention_mask.dtype != torch.bool or len(query) > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **arguments)
     _, heads, queries, size = query.shape
     kv_heads, keys = key.shape[1:3]

@@ -100,7 +100,8 @@ def retrieval(tokenizer: Any, length: int, number: int, draw: random.Random) -> 
     size = len(tokenizer("\n" + fact.format("Tomabeku", "12345"), add_special_tokens=False)["input_ids"])
     for _ in range(number):
         names = [
-            "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(4)) for _ in range(length // size)
+            "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(4))
+            for _ in range(max(1, length // size))
         ]
         codes = {name.capitalize(): f"{draw.randrange(10**5):05}" for name in names}
         name = draw.choice(list(codes))
@@ -278,7 +279,8 @@ def measure_reading(
             print(f"reading of {variant}: {number} of {len(documents)} prompts", flush=True)
     arch, total = Dimensions.from_config(config), config["num_hidden_layers"]
     prompt = round(sum(item.given.prompt for item in items["squad"]) / len(items["squad"]))
-    flops = {layer: sum(prefill_flops(arch, SwiftKVSpec(total, layer), prompt).values()) for layer in (total, *members)}
+    specs = {total: SwiftKVSpec(total, total)} | {layer: member.spec for layer, member in members.items()}
+    flops = {layer: sum(prefill_flops(arch, own, prompt).values()) for layer, own in specs.items()}
     result = {
         "tasks": {
             name: {

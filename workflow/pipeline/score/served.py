@@ -23,6 +23,7 @@ _SAME = {
     "_from_model_config", "bos_token_id", "do_sample", "eos_token_id", "max_length", "min_p", "pad_token_id",
     "repetition_penalty", "temperature", "top_k", "top_p", "transformers_version", "typical_p", "use_cache",
 }  # fmt: skip
+_TASK_SETTINGS = {"do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p", "until"}
 
 
 def score_served(
@@ -94,6 +95,8 @@ def check_task(name: str, settings: dict[str, Any], max_length: int) -> None:
         raise UserError(
             f"lm-eval task {name!r} samples its answers, so they are not comparable; score it with transformers"
         )
+    if unknown := sorted({*settings} - _TASK_SETTINGS):
+        raise UserError(f"lm-eval task {name!r} sets {unknown[0]} of transformers; score it with transformers")
     tokens = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or MAX_GEN_TOKS)
     if tokens >= max_length:
         raise UserError(f"lm-eval task {name!r} asks for {tokens} tokens of a model that has {max_length} positions")

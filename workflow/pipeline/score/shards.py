@@ -42,9 +42,16 @@ def merge_scores(shards: Sequence[Path], output: Path) -> None:
         output: JSON file.
 
     Raises:
-        UserError: a record is missing or damaged, or they do not have each question once.
+        UserError: a record is missing or damaged, were not scored alike, or they do not have each question once.
     """
     records = [read_json(path) for path in shards]
+    examples = ("prompt_example", "response_example")
+    ways = [
+        (record["status"], {key: value for key, value in record["settings"].items() if key not in examples})
+        for record in records
+    ]
+    if any(way != ways[0] for way in ways):
+        raise UserError(f"the shards beside {shards[0]} were not scored alike; delete the older ones and run again")
     merged, origins = dict(records[0]), [record["provenance"] for record in records]
     if merged["status"] == "ok":
         merged["result"] = _merged([record["result"] for record in records], shards[0])

@@ -150,6 +150,8 @@ def _package_files(package: str, pattern: str) -> list[Path]:
     paths = [Path(str(file.locate())) for file in distribution.files or [] if file.match(pattern)]
     if not paths:
         raise UserError(f"package {package!r} {distribution.version} has no file {pattern!r}")
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise UserError(f"{missing[0]} of package {package!r} is missing on disk; reinstall the package")
     return paths
 
 

@@ -121,6 +121,8 @@ def _open(source: dict[str, Any]) -> tuple[Iterable[dict[str, Any]], dict[str, A
         repository = HubRepository("dataset", source)
         part = {"name": source.get("subset"), "split": source["split"]}
         return repository.load(datasets.load_dataset, **part), repository.identity
+    if "local" in source and Path(source["local"]).expanduser().is_dir():
+        raise UserError(f"{source['local']!r} is a folder; name a file of chats as `local`")
     files, pattern = source_files(source), {"file": source["file"]} if "file" in source else {}
     records = (record for file in files for record in _read_file(file, source.get("record")))
     return records, file_identity(source, files) | pattern
