@@ -1,4 +1,4 @@
-"""The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json [--tiny]` runs one of them.
+"""The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json FOLDER [--tiny]` runs one of them.
 
 Each check measures (a function of `Sizes` and a folder) and then judges its numbers by limits stated here, before anything
 was measured. Limits of speed follow from the FLOP count (`swiftkv.cost.speedup_limits`) of the requests.
@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from swiftkv.device import compute_device, compute_dtype
 from swiftkv.distill.packing import PackedRows
 from swiftkv.distill.step import make_step, use_attention
 from swiftkv.distill.trainer import Loop, make_engine, start_distributed, train
+from swiftkv.errors import UserError
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -125,7 +125,9 @@ def graphs_and_caches(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, 
     chunks = {"max_num_batched_tokens": 64, "enforce_eager": not cuda}
     reference = Reference(plain, prompts)
     answers = {"one step": engine(folder, plain, prompts, {"enforce_eager": True})}
-    answers |= {"graphs" if cuda else "chunks": engine(folder, plain, prompts, chunks)}
+    # As served: without a stated cache vLLM captures graphs to measure their memory, and deletes them.
+    measured = chunks | ({"kv_cache_memory_bytes": None} if cuda else {})
+    answers |= {"graphs" if cuda else "chunks": engine(folder, plain, prompts, measured)}
     found = {name: reference.compare(answer) for name, answer in answers.items()}
     other = engine(folder, shared, prompts, chunks)
     found["AcrossKV"] = Reference(shared, prompts).compare(other)
@@ -176,7 +178,7 @@ def serving(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
 
 def decoding(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     """Time steps that only decode."""
-    point = {"measure": "decode", "input_tokens": 64, "output_tokens": 64, "batch_sizes": sizes.decode, "repeats": 4}
+    point = {"measure": "decode", "input_tokens": 64, "output_tokens": 64, "batch_sizes": sizes.decode, "repeats": 2}
     found = in_pairs(sizes, folder, {"decode": point}, enforce_eager=not torch.cuda.is_available())
     return judge_speed(found, dict.fromkeys(found, DECODING if torch.cuda.is_available() else 0.0))
 
@@ -184,7 +186,7 @@ def decoding(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
 def throughput(length: int, output: int, number: int) -> dict[str, Any]:
     """Return the settings of a throughput point of `number` requests."""
     return {"measure": "throughput", "input_tokens": length, "output_tokens": output,
-            "total_tokens": number * (length + output), "repeats": 4}  # fmt: skip
+            "total_tokens": number * (length + output), "repeats": 2}  # fmt: skip
 
 
 def judge_speed(found: dict[str, dict[str, Any]], least: dict[str, float]) -> tuple[bool, str, dict[str, Any]]:
@@ -218,6 +220,10 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
         batches = record.value("batch_sizes")
         for place, batch in enumerate(batches or [None]):
             turns = record.turns("ms", place) if batches else record.turns()
+            if turns is None:
+                raise UserError(
+                    f"{name} was not measured beside the baseline: {record.reason or 'no memory for two engines'}"
+                )
             limit = 1.0 if batches else record.cost["request_speedup_limit"]
             found[f"batch {batch}" if batches else name] = {"speedup": ratio_of_turns(*turns).value, "limit": limit}
     return found
@@ -234,8 +240,14 @@ def rows_of_steps(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]
 
 
 def judge_steps(steps: list[dict[str, Any]]) -> tuple[bool, str, dict[str, Any]]:
-    """Judge by step the rows of upper products: as many as requests that got a token, none where no prompt ends."""
-    wrong = [one for one in steps if set(one["upper"]) != ({one["sampled"]} if one["sampled"] else set())]
+    """Judge by step the rows of upper products: none where no prompt ends, else as many as requests that got a token, and
+    at most one for a prompt that goes on, whose last row vLLM counts as well."""
+
+    def right(one: dict[str, Any]) -> bool:
+        rows, sampled = set(one["upper"]), one["sampled"]
+        return bool(rows) and rows <= {sampled, sampled + 1} if sampled else not rows
+
+    wrong = [one for one in steps if not right(one)]
     idle = sum(not one["sampled"] for one in steps)
     line = f"{len(steps)} steps, {idle} of them without an end of a prompt; upper rows wrong in {len(wrong)}"
     return not wrong and idle > 0, line, {"steps": steps}
@@ -356,9 +368,9 @@ CHECKS = {
     for check in (
         Check(0, "card", 60, card),
         Check(1, "eager answers", 240, exactness),
-        Check(2, "graphs, chunks and caches", 300, graphs_and_caches),
-        Check(3, "prompts alone", 180, prefill),
-        Check(4, "the paper's requests", 300, serving),
+        Check(2, "graphs, chunks and caches", 420, graphs_and_caches),
+        Check(3, "prompts alone", 300, prefill),
+        Check(4, "the paper's requests", 480, serving),
         Check(5, "decoding", 240, decoding),
         Check(6, "rows of the upper half", 90, rows_of_steps),
         Check(7, "training step", 180, training),
@@ -368,9 +380,8 @@ CHECKS = {
 
 
 def main() -> None:
-    number, output, *options = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        passed, summary, numbers = CHECKS[int(number)].run(TINY if "--tiny" in options else GPU, Path(folder))
+    number, output, folder, *options = sys.argv[1:]
+    passed, summary, numbers = CHECKS[int(number)].run(TINY if "--tiny" in options else GPU, Path(folder))
     answer = {"status": "pass" if passed else "fail", "summary": summary, "numbers": numbers}
     Path(output).write_text(json.dumps(answer, indent=1))
 

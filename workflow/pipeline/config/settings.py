@@ -336,7 +336,7 @@ class Artifact(Scope, extra="allow"):
 
 
 class Mix(Section):
-    """How much text a data mix has, until it is packed and counted."""
+    """How much text a data mix has."""
 
     tokens: Quantity = key("Tokens of all its chats.")
     chat_tokens: Quantity = key("Mean tokens of a chat.")

@@ -187,6 +187,8 @@ class Point:
             return {GPU_SHARE: share}
         stated = "bfloat16" if self.engine["dtype"] == "auto" else self.dtype
         if limit is None:
+            if self.engine["cpu_kv_cache_gib"] is None:
+                raise UserError("serving on a processor needs serving.engine.cpu_kv_cache_gib")
             size = int(self.engine["cpu_kv_cache_gib"] * GIBI)
         else:
             weights = parameter_count(subject.config, subject.spec) * BYTES[stated]

@@ -75,7 +75,8 @@ def running(
                 yield Program(process, what, log)
             finally:
                 guard.stdin.close()  # type: ignore[union-attr]
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a guard that was killed itself ends nobody
+                    process.wait(15)
         finally:
             os.killpg(guard.pid, signal.SIGKILL)
             guard.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.measure.point import BASELINE, Point, Subject
-from pipeline.measure.worker import worker
+from pipeline.measure.worker import Worker, worker
 
 OWN = "own"  # the other side of a measurement in turns
 
@@ -75,10 +75,12 @@ class Run:
         """
         log = self.engines.log
         logs = {OWN: log, BASELINE: log.with_suffix(".baseline.log")}
-        programs = {
-            side: self.engines.get(side, partial(worker, command, logs[side], environment, "the vLLM engine"))
-            for side, (command, environment) in self.starts.items()
-        }
+        programs: dict[str, Worker] = {}
+        for side, (command, environment) in self.starts.items():
+            start = partial(worker, command, logs[side], environment, "the vLLM engine")
+            programs[side] = self.engines.get(side, start)
+            if self.point.gpus:  # vLLM takes what another engine allocates meanwhile for its own
+                programs[side].ask({"do": "ready"})
         for program in programs.values():  # nothing starts while another is measured
             program.ask({"do": "ready"})
         answers: dict[str, list[dict[str, Any]]] = {side: [] for side in programs}

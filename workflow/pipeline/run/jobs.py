@@ -178,7 +178,7 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
     return Profile(
         folder=folder,
         configfiles=tuple(map(Path, [*(args.configfile or []), *configfiles])),
-        jobs=args.jobs if cluster and isinstance(args.jobs, int) else None,
+        jobs=args.jobs if cluster and isinstance(args.jobs, int) and args.jobs < sys.maxsize else None,
         cores=None if cluster else args.cores or os.cpu_count(),
         resources=limits if cluster else machine_resources() | limits,
         attempts=1 + args.retries,
