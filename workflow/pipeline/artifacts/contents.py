@@ -81,7 +81,7 @@ def repeated(config: Config, name: str) -> str | None:
         return None
     earlier = itertools.takewhile(lambda item: item[0] != name, config.entries.items())
     for other, entry in earlier:
-        alike = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "matrices", "families", "share"))
+        alike = all(entry.get(key) == raw.get(key) for key in ("kind", "questions", "matrices", "share"))
         if alike and mine <= _measured(config, entry) and left_out(config, other) is None:
             return other
     return None
@@ -242,6 +242,7 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
             what = MEASURED[need][1]
             names = members(config, f"{what}s", raw[f"{what}s"]) if what else [""]
             found |= {(model["name"], *case, need, name) for model in models for case in shown for name in names}
+        found |= {(model["name"], family) for model in models for family in raw.get("families", ())}
     return found
 
 
