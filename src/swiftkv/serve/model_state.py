@@ -14,10 +14,11 @@ class SwiftKVModelState(DefaultModelState):
     vLLM counts a row with logits for each of those too, and discards the sampled token.
     """
 
-    def initialize_kv_cache(self, *arguments: Any) -> None:
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         """Forget the graphs that vLLM captured to measure their memory, before it made these caches, and has deleted."""
-        super().initialize_kv_cache(*arguments)
-        self.model.model.graphs.captured.clear()
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        decoder: Any = self.model.model
+        decoder.graphs.captured.clear()
 
     def prepare_attn(self, input_batch: InputBatch, *arguments: Any, **named: Any) -> dict[str, Any]:
         """Return the attention metadata by layer, without rows for layers >= l if the step samples no token."""
