@@ -15,8 +15,10 @@ class SwiftKVModelState(DefaultModelState):
     """
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
-        """Forget the graphs that vLLM captured to measure their memory, before it made these caches, and has deleted."""
-        super().initialize_kv_cache(kv_cache_config, block_tables)
+        """Forget the graphs that vLLM captured to measure their memory, before it made these caches, and has deleted.
+
+        vLLM calls it when caches are made; its own does nothing, and releases before 0.30 have none.
+        """
         decoder: Any = self.model.model
         decoder.graphs.captured.clear()
 
