@@ -1,9 +1,6 @@
-"""`make check-gpu`: each check passes on tiny shapes, and its judgement fails with the fault that it is there to see."""
+"""`make check-gpu`: each judgement passes, and fails with the fault that it is there to see."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import check_gpu
 import gpu_checks
@@ -15,8 +12,6 @@ from swiftkv.cost import Dimensions, speedup_limits
 from swiftkv.distill import attention
 from swiftkv.distill.step import make_step
 from swiftkv.errors import UserError
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("tokens, logprob, passes", [(0, 0.02, True), (1, 0.02, False), (0, 0.04, False)])
@@ -98,12 +93,3 @@ def test_choosing_checks():
 def test_without_a_gpu(tmp_path):
     with pytest.raises(SystemExit, match="no GPU"):
         check_gpu.main(["--output", str(tmp_path)])
-
-
-@pytest.mark.thorough
-def test_all_checks_on_tiny_shapes(tmp_path):
-    command = [sys.executable, "performance/check_gpu.py", "--tiny", "--minutes", "20", "--output", tmp_path]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
-    records = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
-    assert {record["check"] for record in records} == set(gpu_checks.CHECKS)
