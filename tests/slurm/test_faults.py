@@ -117,13 +117,13 @@ def test_the_job_is_requeued(cluster, undisturbed, disturbed):
 
 
 def test_the_time_limit_comes(cluster, undisturbed, disturbed):
-    """A job may take a minute; it saves its state before that is over, and the next one goes on."""
-    disturbed.profile["set-resources"]["distill"]["runtime"] = 1
+    """The first job may take three minutes; it saves its state before they are over, and the next one goes on."""
+    disturbed.profile["set-resources"]["distill"]["runtime"] = "3 if attempt == 1 else 30"
     controller, _ = begin(disturbed)
     processes = ranks(disturbed)
     for process in processes:
         process.suspend()
-    time.sleep(max(0, processes[0].create_time() + 50 - time.time()))
+    time.sleep(max(0, processes[0].create_time() + 150 - time.time()))  # a fifth of the time is kept for saving
     for process in processes:
         process.resume()
     assert controller.wait(300) == 0

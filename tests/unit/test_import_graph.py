@@ -21,7 +21,6 @@ FLOORS = [
     "artifacts score",
     "run",
 ]
-PLUGINS = "pipeline.artifacts.kinds"  # imports all modules of its folder by name
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"): path
     for files in ("src/swiftkv/**/*.py", "workflow/pipeline/**/*.py")
@@ -47,8 +46,6 @@ def imported(module, source):
             assert node.level == 0, f"{module} imports relatively"
             places = [f"{node.module}.{alias.name}" for alias in node.names]
             names |= {place if place in FILES else node.module for place in places}
-    if module == PLUGINS:
-        names |= {name for name in FILES if name.startswith(f"{PLUGINS}.")}
     return (names & FILES.keys()) - {module}
 
 

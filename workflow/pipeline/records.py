@@ -56,7 +56,8 @@ def measurement(
     """Return the content of a measurement file; all measurements have these keys in these places.
 
     Args:
-        measure: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode, training or early_exit.
+        measure: score, fidelity, similarity, throughput, latency, forward_time, kv_capacity, decode, answer, training,
+            early_exit or reading.
         model: the model's source.json; its identity is kept, its place on this machine is not.
         settings: a score names its `task` in them, a serving measurement its `point`.
         result: the numbers; None if there are none, for the `reason`.

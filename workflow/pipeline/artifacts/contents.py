@@ -144,11 +144,8 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
 
 def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
-    kind, place, titles = (
-        entry["kind"],
-        f"config, at artifacts.{entry['name']}",
-        [model["name"] for model in entry["models"]],
-    )
+    kind, place = entry["kind"], f"config, at artifacts.{entry['name']}"
+    models = [model["name"] for model in entry["models"]]
     if "early_exit" in needed(entry):
         for variant, kv_cache in entry["cases"]:
             try:
@@ -164,9 +161,9 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
         return {"threshold": config.early_exit.threshold}
     if kind == "wiring":
-        return {"num_hidden_layers": config.models[titles[0]].num_hidden_layers}
+        return {"num_hidden_layers": config.models[models[0]].num_hidden_layers}
     if kind == "similarity":
-        reasons = {model: config.models[model].unmeasured("quality") for model in titles}
+        reasons = {model: config.models[model].unmeasured("quality") for model in models}
         return {"unmeasured": {model: why for model, why in reasons.items() if why}}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}

@@ -2,8 +2,9 @@
 
 A row is one number of one model, variant and KV-cache format: `metric` says which (a score's is its task), `point` is the
 serving point, `at` the rate, batch, layer or confidence on its axis. `low` to `high` is its 95 % interval, empty where
-nothing was measured twice; that of a count is the count itself. A row without a value has `text`, or a `status` and
-`reason`. `against` names the variant whose number was subtracted. `file` is the record, or the published file.
+nothing was measured twice; that of a count is the count itself, and of a sustained rate the rates that bracket it. A row
+without a value has `text`, or a `status` and `reason`. `against` names the variant whose number was subtracted. `file` is
+the record, or the published file.
 """
 
 from __future__ import annotations

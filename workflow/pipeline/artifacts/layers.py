@@ -20,7 +20,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def similarity(entry: Entry, files: Files) -> Drawing:
-    """SimScore (Eq. 1) over depth, or with `matrices` of one model the similarity of every pair of layer inputs, else both.
+    """SimScore (Eq. 1) over depth; with `matrices` also the similarity of every pair of layer inputs, of one model that alone.
 
     Layer l counts from 0; its SimScore is the mean cosine similarity between its input and the inputs of layers l+1 to L-1,
     so there is none for the last layer. Stars are values that the paper states of this very model.

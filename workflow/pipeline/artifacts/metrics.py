@@ -24,7 +24,7 @@ class Metric(NamedTuple):
         form: ".2f" and the like, "s3" for three significant digits; the part behind a bar follows the number: ".2f|×".
         unit: of its values.
         path: its place in the result of a record, in dots; empty where it is computed otherwise.
-        factor: that is multiplied with.
+        factor: what the number at `path` is multiplied by.
         counted: whether it has no error.
         limit: its place among the costs of a record, by the FLOP count or the cost model.
     """

@@ -56,7 +56,7 @@ def make(entry: Entry, files: Files) -> Drawing:
         for name in names:
             curve = rows[(rows["variant"] == name) & (rows["point"] == task) & (rows["at"] < layers)]
             draw_curve(axis, curve, look(name))
-            best = curve[curve["value"] >= entry["share"]].sort_values("at")[:1]
+            best = lasting(curve, entry["share"])[:1]
             axis.plot(best["at"], best["value"], "o", color=look(name).color, markerfacecolor="none", markersize=8)
         kind, _, size = task.partition("-")
         axis.set(title=TITLES[kind].format(size), ylabel=METRICS["kept"].header, ylim=(LOWEST, 1.1))
@@ -66,10 +66,18 @@ def make(entry: Entry, files: Files) -> Drawing:
     return Drawing(figure, shown.data)
 
 
+def lasting(curve: pd.DataFrame, share: float) -> pd.DataFrame:
+    """The points of a curve over l that keep the share, and all measured points above them too; sorted by l."""
+    curve = curve.sort_values("at")
+    below = curve.loc[curve["value"] < share, "at"].max()
+    return curve if pd.isna(below) else curve[curve["at"] > below]
+
+
 def _smallest(entry: Entry, rows: pd.DataFrame, layers: int) -> Iterator[str]:
-    """The smallest l of each family that keeps the stated share of SQuAD, and the reduction that it is."""
-    kept = rows[(rows["point"] == "squad") & (rows["value"] >= entry["share"]) & rows["variant"].isin(FAMILIES)]
-    for family, least in kept.groupby("variant")["at"].min().items():
+    """The smallest l of each family from which on it keeps the stated share of SQuAD, and the reduction that it is."""
+    squad = rows[(rows["point"] == "squad") & rows["variant"].isin(FAMILIES)]
+    for family, curve in squad.groupby("variant"):
+        least = lasting(curve, entry["share"])["at"].min()
         saved = f"l = {least:g}, {percent(1 - least / layers)} fewer layers for a prompt" if least < layers else "none"
         yield f"Smallest l measured that keeps {percent(entry['share'])} of SQuAD in chats, {family}: {saved}."
 

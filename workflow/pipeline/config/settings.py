@@ -280,7 +280,7 @@ class Scored(Section):
     filter: Text = key("Output filter of the lm-eval task.")
     limit: Whole | None = key("Score a seeded random subset of this size; null scores all.")
     max_gen_toks: Whole | None = key("Generation limit in tokens; null keeps the task's own.", None)
-    batch_size: Whole = key("Requests computed at once; fixed so that scores repeat.")
+    batch_size: Whole = key("Answers generated at once; fixed so that scores repeat.")
     source: QuestionSource | None = key("Where the questions are; absent: the hub data set lm-eval names.", None)
 
 

@@ -40,14 +40,12 @@ def chat_openings(folder: str | Path, heldout: str | Path, longest: int, seed: i
 
     Args:
         folder: the model, with its tokenizer.
-        heldout: chats, as `data.read.read_chats` reads them.
+        heldout: chats, as `swiftkv.chats.read_chats` reads them.
 
     Raises:
         UserError: no chat is that short, or the chat template refuses more than 1 % of them.
     """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     prompts, chats, refusals = [], choose_chats(heldout, 10**9, seed), Refusals()
     for chat in chats:
         if chat["messages"][0]["role"] == "user":
@@ -62,6 +60,15 @@ def chat_openings(folder: str | Path, heldout: str | Path, longest: int, seed: i
     if not prompts:
         raise UserError(f"{heldout} has no chat whose opening fits into {longest} tokens")
     return prompts
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """Return the tokenizer of a checkpoint; transformers warns of one whose classes it does not know."""
+    from transformers import AutoTokenizer
+
+    import swiftkv.models  # noqa: F401 - registers SwiftKV's classes; late, as planning imports this module without torch
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def opening(tokenizer: Any, message: dict[str, str]) -> list[int]:
@@ -92,7 +99,6 @@ def measure_rate(
         EngineFailure: no request succeeded.
     """
     import numpy as np
-    from transformers import AutoTokenizer
     from vllm.benchmarks.datasets import SampleRequest
     from vllm.benchmarks.serve import TaskType, benchmark
 
@@ -110,7 +116,7 @@ def measure_rate(
             base_url=url,
             model_id=str(folder),
             model_name=name,
-            tokenizer=AutoTokenizer.from_pretrained(folder),  # vLLM 0.26 reports no latencies without one
+            tokenizer=load_tokenizer(folder),  # vLLM 0.26 reports no latencies without one
             input_requests=list(map(sample, prompts)),
             logprobs=None,
             request_rate=rate,

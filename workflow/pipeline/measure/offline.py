@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from pipeline.measure.client import chat_openings
+from pipeline.measure.client import chat_openings, load_tokenizer
 from pipeline.measure.engine import EngineFailure, cache_size
 from pipeline.measure.point import BASELINE, CACHE_BYTES, Point
 from pipeline.measure.turns import OWN, Run, samples
@@ -178,12 +178,10 @@ class Answer(Point):
 
     def numbers(self, run: Run) -> dict[str, Any]:
         """The question, the answers by side, and the times; greedy, so every turn gives the same answer."""
-        from transformers import AutoTokenizer
-
         longest, output = self.lengths
         chats = chat_openings(run.subject.folder, run.heldout, longest, self.seed)
         question, prompt = max(chats, key=lambda chat: len(chat[1]))
-        tokenizer = AutoTokenizer.from_pretrained(run.subject.folder)
+        tokenizer = load_tokenizer(run.subject.folder)
         job = {"do": "reply", "prompt": prompt, "output": output, "stop": [tokenizer.eos_token_id]}
         found = run.in_turns(job, self.repeats(run.subject.variant), warm_up=job)
         first = samples(found, "ms", lambda answer: 1000 * answer["first_token_seconds"])

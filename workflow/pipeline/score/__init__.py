@@ -1,3 +1,3 @@
-"""Benchmark scores with lm-eval, and fidelity to the teacher on held-out chats."""
+"""Quality: scores with lm-eval, fidelity on held-out chats, reading, early exit, and similarity of layer inputs."""
 
 BROKEN = "the weights are damaged, or numbers in the model overflow; compare the checkpoint with where it is from"

@@ -59,8 +59,8 @@ def measure_scores(
         spec: the variant's rewiring; None where nothing is rewired.
         kv_cache: "auto" or "fp8".
         tasks: entries of the config by name: task, shots, chat_template, fewshot_as_multiturn, metric, filter, limit,
-            batch_size, and optionally max_gen_toks, source, and the engine (`config.scoring_engine`) with which vLLM
-            generates its answers.
+            batch_size, max_gen_toks and source (null for none), and optionally the engine (`config.scoring_engine`) with
+            which vLLM generates its answers.
         seed: the seed of subsets and random few-shot examples.
         outputs: JSON files, one a task.
         engine_log: file for what vLLM prints; needed with an engine.
