@@ -21,13 +21,17 @@ SAMPLE = 2**20  # bytes per read of `digest`
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path for a file, folder or link, and move it to `path` if the block succeeds.
 
-    What exists at `path` is replaced.
+    What exists at `path` is replaced. Files get the modes of the umask, which safetensors does not give its own.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield scratch / path.name
+        os.umask(umask := os.umask(0o077))  # it cannot be read without being set
+        for file in [scratch / path.name, *(scratch / path.name).rglob("*")]:
+            if file.is_file() and not file.is_symlink():
+                file.chmod(0o666 & ~umask)
         if path.is_symlink():
             path.unlink()
         elif path.is_dir():

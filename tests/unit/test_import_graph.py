@@ -17,7 +17,7 @@ FLOORS = [
     "cost models tensor_file",
     "distill gpus serve sources statistics",
     "config records",
-    "measure stages training",
+    "card measure stages training",
     "artifacts score",
     "run",
 ]

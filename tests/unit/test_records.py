@@ -39,6 +39,15 @@ def test_spec_with_its_exact_reductions():
     assert key_value_heads({"num_key_value_heads": None, "num_attention_heads": 8}) == 8
 
 
+def test_others_may_read_what_was_written(tmp_path):
+    """safetensors makes files that only their owner can read."""
+    with atomic_path(tmp_path / "folder") as scratch:
+        scratch.mkdir()
+        (scratch / "plain").touch()
+        (scratch / "closed").touch(mode=0o600)
+    assert (tmp_path / "folder/closed").stat().st_mode == (tmp_path / "folder/plain").stat().st_mode
+
+
 def test_provenance_says_whether_the_checkout_was_changed(tmp_path, monkeypatch):
     def git(*words: str) -> None:
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=tmp_path, check=True)

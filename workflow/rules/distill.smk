@@ -3,10 +3,15 @@
 REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/data/{data}/train.jsonl
 OUTPUTS: <results>/packed/{model}/{recipe}.safetensors, <results>/teacher/{model}/{recipe}.safetensors (if stored),
          <results>/moments/{model}/{recipe}.safetensors (for a fitted start),
-         <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.{csv,json}
+         <results>/checkpoints/{model}/{variant}, <results>/training/{model}/{variant}.{csv,json},
+         <results>/cards/{model}/{variant}.md
 
 Recipes that agree in what decides a file share it; it has the name of the first of them.
 """
+
+
+localrules:
+    model_card,
 
 
 rule pack:
@@ -149,4 +154,29 @@ rule distill:
             --checkpoint {output.checkpoint:q} \
             --loss-log {output.losses:q} \
             --record {output.record:q}
+        """
+
+
+rule model_card:
+    """The model card of a trained checkpoint, with what its training and its closeness to the base model came to."""
+    input:
+        model="<results>/models/{model}/source.json",
+        training="<results>/training/{model}/{variant}.json",
+        fidelity="<results>/fidelity/{model}/{variant}/auto.json",
+    output:
+        "<results>/cards/{model}/{variant}.md",
+    log:
+        "<logs>/model_card/{model}/{variant}.log",
+    benchmark:
+        "<benchmarks>/model_card/{model}/{variant}.tsv"
+    wildcard_constraints:
+        variant=variants_with(recipe=True),
+    shell:
+        """
+        exec &> >(tee {log:q})
+        python -m pipeline.stages model_card \
+            --model-source {input.model:q} \
+            --training {input.training:q} \
+            --fidelity {input.fidelity:q} \
+            --output {output:q}
         """

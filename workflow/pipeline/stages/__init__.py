@@ -71,6 +71,7 @@ STAGES = {
         more=("training/{model}/{variant}.csv", "checkpoints/{model}/{variant}"),
         gpus="distill",
     ),
+    "model_card": Stage("cards/{model}/{variant}.md", "pipeline.card:write_card", local=True),
     # Quality
     "score": Stage(
         "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.run:measure_scores", gpus="score"
