@@ -1,11 +1,12 @@
 """The vLLM plugin can be installed alone, and pyproject.toml names what the code imports, part by part."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,14 +74,20 @@ def test_the_method_knows_nothing_of_the_pipeline():
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_method_alone(tmp_path):
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, ROOT], check=True)
-    (wheel,) = tmp_path.glob("swiftkv-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        folders = {name.split("/")[0] for name in archive.namelist()}
-        assert any(name.endswith("serve/model.py") for name in archive.namelist())
-    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"swiftkv"}
+def test_what_is_built_installs_the_method_alone(tmp_path):
+    """`python -m build` makes a source archive, and from it a wheel, which works beside the libraries it needs."""
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT], check=True)
+    (wheel,), (archive,) = tmp_path.glob("swiftkv-*.whl"), tmp_path.glob("swiftkv-*.tar.gz")
+    with tarfile.open(archive) as files:
+        assert not [name for name in files.getnames() if "/workflow/" in name]
+    place = tmp_path / "installed"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", place, wheel]
+    subprocess.run(command, check=True)
+    assert {path.name for path in place.iterdir() if path.suffix != ".dist-info"} == {"swiftkv"}
+    code = "import swiftkv.serve, swiftkv.models; swiftkv.serve.register(); print(swiftkv.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(place)}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(place / "swiftkv/__init__.py")
 
 
 def run_without(modules, code):
