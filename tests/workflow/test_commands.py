@@ -1,9 +1,10 @@
-"""Every command that the README and docs/ print is one that works: Make and Snakemake plan it, or another test does it."""
+"""Every command of README, docs/ and the workflow file is one that works: Make and Snakemake plan it, or a test does it."""
 
 import re
 import shlex
 
 import pytest
+import yaml
 from tests.programs import ROOT, run
 
 DONE = {  # what neither of them plans, and the tests that do it
@@ -12,15 +13,18 @@ DONE = {  # what neither of them plans, and the tests that do it
     r"git clone|export HF_|cp -rL profiles/slurm": "tests/slurm/conftest.py",
     r".*\bCONFIG=mine\.yaml": "tests/serve/test_own_model.py",
     r"python -m pipeline plan": "tests/workflow/test_costs.py",
+    r"pip install build|python -m build": "tests/unit/test_packaging.py",
 }
+GITHUB = ROOT / ".github/workflows/tests.yml"
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 FOLLOWED = "docs/adding/"  # whole pages, by test_adding.py
 COMMAND = re.compile(r"(?:\w+=\S+ )*(?:make|snakemake|git|vllm|pip|cp|export|python|timeout|curl) \S")
 
 
 def commands():
-    """Each command once, with the page that prints it first: lines of blocks without a language, and code of numbered lists."""
-    found = {}
+    """Each command once, with its first place: steps of jobs, lines of blocks without a language, code of numbered lists."""
+    jobs = yaml.safe_load(GITHUB.read_text())["jobs"].values()
+    found = {step["run"]: GITHUB.name for job in jobs for step in job["steps"] if "run" in step}
     for page in PAGES:
         text = (ROOT / page).read_text()
         blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
