@@ -29,9 +29,10 @@ case $kind in
         [ "$(uname -sm)" = "Linux x86_64" ] || fail "envs/gpu.lock is for Linux on x86_64, and this is $(uname -sm)"
         glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || fail "glibc 2.31 or newer is needed, and this system has another C library"
         at_least 2.31 "${glibc#glibc }" || fail "glibc 2.31 or newer is needed, and this is $glibc; use the Apptainer image (make image)"
-        command -v "$python" >/dev/null || fail "Python 3.13 is needed, and $python was not found; set PYTHON=/path/to/python3.13"
-        "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' ||
-            fail "envs/gpu.lock is for Python 3.13, and this is $("$python" --version); set PYTHON=/path/to/python3.13"
+        version=$("$python" -c 'import platform; print(platform.python_version())') ||
+            fail "Python 3.13 is needed, and $python does not run; set PYTHON=/path/to/python3.13"
+        # 3.13.0 makes compiled attention slow: torch checks its guards in Python there.
+        [[ $version =~ ^3\.13\.[1-9] ]] || fail "envs/gpu.lock is for Python 3.13.1 or a later 3.13, and this is $version; set PYTHON=/path/to/python3.13"
         command -v gcc >/dev/null || command -v clang >/dev/null || [ -n "${CC:-}" ] ||
             fail "a C compiler is needed, because Triton compiles small programs as it runs: install gcc"
         "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||

@@ -17,7 +17,7 @@ PIN = re.compile(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.]*)")
 # Tools that setup.sh uses besides those that a test replaces.
 TOOLS = ("bash", "cat", "dirname", "head", "sort", "uname", "getconf")
 SUITABLE = {
-    "python3": '[ "$1" != --version ] || echo Python 3.13.0',
+    "python3": 'case "$2" in *platform*) echo 3.13.1;; esac',
     "gcc": "",
     "nvidia-smi": "echo 580.65.06",
     "uname": "echo Linux x86_64",
@@ -81,15 +81,16 @@ def setup_gpu(folder, replaced, word="gpu"):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-NOT_313 = 'case "$2" in *"3, 13"*) exit 1;; esac; [ "$1" != --version ] || echo Python 3.11.7'
-NO_HEADERS = 'case "$2" in *Python.h*) exit 1;; esac'
+NO_HEADERS = 'case "$2" in *platform*) echo 3.13.1;; *Python.h*) exit 1;; esac'
 
 
 @pytest.mark.parametrize(
     "replaced, named",
     [
         ({"uname": "echo Linux aarch64"}, "aarch64"),
-        ({"python3": NOT_313}, "3.11.7"),
+        ({"python3": "echo 3.11.7"}, "3.11.7"),
+        ({"python3": "echo 3.13.0"}, "3.13.0"),
+        ({"python3": "exit 1"}, "does not run"),
         ({"python3": NO_HEADERS}, "headers"),
         ({"nvidia-smi": None}, "NVIDIA driver"),
         ({"nvidia-smi": "echo 575.57.08"}, "575.57.08"),

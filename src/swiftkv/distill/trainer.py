@@ -293,8 +293,10 @@ def start_distributed() -> None:
     with quiet_deepspeed():
         import deepspeed
 
-        # Use gloo's collectives; DeepSpeed's shared-memory ones take half a minute to compile.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        if not torch.cuda.is_available():
+            # Use gloo's collectives; DeepSpeed's shared-memory ones take half a minute to compile. On a GPU to look at this
+            # would probe all of DeepSpeed's operators, which warn of a CUDA toolkit that is not needed.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(
             "nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False, verbose=False
         )
