@@ -18,10 +18,10 @@ help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 # The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
-demo: .venv/.ready  ## the method from wiring to served answer on a small real model, checked (5 to 20 minutes on two cores, set-up included)
+demo: .venv/.ready  ## the method from wiring to served answer on a small real model, compared with the reference run (5 to 20 minutes on two cores)
 	@$(ACTIVATE) && python -m pipeline run --profile local demo
 	@$(MAKE) --no-print-directory report PROFILE=local
-	@$(ACTIVATE) && python -m pipeline.artifacts.checks results/local/tables/demo.csv
+	@$(ACTIVATE) && python -m pipeline compare --profile local demo
 
 reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (75 minutes on two cores with AMX)
 	$(ACTIVATE) && python -m pipeline run $(SCALE)

@@ -136,18 +136,6 @@ def test_dimensions_that_cannot_be_used_are_named(tmp_path):
             made(contents.resolve(typed(scale()), "table1"), dimensions=[tmp_path / name])
 
 
-def test_checks_pass_within_bounds_and_name_a_row_that_is_not_there(tmp_path):
-    (tmp_path / "t.csv").write_text("metric,at,value\nkl,1,0.25\nkl,2,\n")
-    bounds = [{"expected": 0.26, "tolerance": 0.01}, {"least": 0.3}, {"most": 1}]
-    entry = {"name": "c", "title": "checks", "label": "x", "models": []}
-    checks = [{"what": "x", "artifact": "t", "where": {"metric": "kl", "at": 1.0}, **each} for each in bounds]
-    found = made(entry | {"kind": "checks", "checks": checks}, tables=[tmp_path / "t.csv"])
-    assert found.values["verdict"].tolist() == ["passed", "FAILED", "passed"]
-    for where, message in (({"metric": "kl"}, "2 rows"), ({"metric": "top1"}, "no row")):
-        with pytest.raises(UserError, match=message):
-            made(entry | {"kind": "checks", "checks": [checks[0] | {"where": where}]}, tables=[tmp_path / "t.csv"])
-
-
 def test_numbers():
     assert [percent(value) for value in (0.46875, 16 / 30, 0)] == ["46.875%", "53.3%", "0%"]
     assert (show(0.0199, "s2"), show(9.96, "s2"), show(1.256, ".2f|×")) == ("0.020", "10", "1.26×")

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 
 from pipeline.artifacts.records import Record
-from pipeline.run.compare import EXACT, compare, folder, leaves, records, report, tolerance, verdicts
+from pipeline.run.compare import EXACT, compare, folder, inputs, leaves, records, report, tolerance, verdicts
 from pipeline.run.reference_run import keep, redraw
 from pipeline.statistics import mean_and_stderr
 from swiftkv.errors import UserError
@@ -134,6 +134,12 @@ def test_a_claim_that_turned_is_a_disagreement(run, compared, tmp_path, now, dis
         lines = f"id,text,place,verdict\na,it is fast,Sec. 1,{verdict}\n"
         (tmp_path / name / "tables/claims.csv").write_text(lines)
     assert len(compared(run).disagreements) == disagreements
+
+
+def test_the_demo_is_compared_by_its_own_records():
+    only = inputs(typed(scale("local")), ["demo"])
+    assert {SIMILARITY, ANSWER} < only and SCORE not in only
+    assert compare(SHIPPED, SHIPPED, only).records == 4
 
 
 def test_nothing_to_compare_is_said(tmp_path):

@@ -53,7 +53,11 @@ def test_the_demo_is_a_part_of_the_local_run():
         )
     alike = {job.outputs: (job.rule, job.inputs, job.wildcards) for job in everything}
     assert demo and all(alike[job.outputs] == (job.rule, job.inputs, job.wildcards) for job in demo)
-    assert {job.wildcards["artifact"] for job in demo if "artifact" in job.wildcards} >= {"table1", "figure1", "demo"}
+    assert {job.wildcards["artifact"] for job in demo if "artifact" in job.wildcards} >= {
+        "table1",
+        "figure1",
+        "demo_answer",
+    }
     assert Counter(job.rule for job in demo)["distill"] == 1
     (serving,) = (job for job in demo if job.points)
     assert serving.points == ["answer"]  # not what other artifacts show of its engine

@@ -64,12 +64,12 @@ def report(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Compare the scale's results with its reference run."""
-    from pipeline.run.compare import compare, report
+    """Compare the scale's results, or those of some artifacts, with its reference run."""
+    from pipeline.run.compare import compare, inputs, report
 
     config, reference = _config(options)
     results = options.results or Path(config.pathvars.results)
-    found = compare(reference, results)
+    found = compare(reference, results, inputs(config, options.targets) if options.targets else None)
     print(report(found, reference, results))
     if found.disagreements:
         raise UserError(f"disagreements with the reference run: {len(found.disagreements)}")

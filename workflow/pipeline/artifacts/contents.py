@@ -167,8 +167,6 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
         return {"unmeasured": {model: why for model, why in reasons.items() if why}}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}
-    if kind == "checks":
-        return {"judged_on": _checked(config, entry)}
     return _judged(config) if kind == "claims" else {}
 
 
@@ -190,19 +188,6 @@ def _line(config: Config, name: str) -> dict[str, Any]:
         "files": None if missing else f"{form}s/{name}.{{{','.join(FORMS[form])}}}",
         "reason": missing,
     }
-
-
-def _checked(config: Config, entry: Entry) -> dict[str, str]:
-    """Return the forms of the artifacts that are checked, by name."""
-    place, found = f"config, at artifacts.{entry['name']}.checks", {}
-    others = [other for other in config.artifacts if other != entry["name"]]
-    for name in dict.fromkeys(check["artifact"] for check in entry["checks"]):
-        if name not in others:
-            raise UserError(f"{place}: {undefined(name, 'artifacts', others)}")
-        if reason := left_out(config, name):
-            raise UserError(f"{place}: {name} is not made at this scale: {reason}")
-        found[name] = kind_of(config, name).form
-    return found
 
 
 def _judged(config: Config) -> dict[str, Any]:

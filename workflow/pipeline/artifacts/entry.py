@@ -145,32 +145,6 @@ class Settings(Variants):
     tasks: NamesOrSet = key("Tasks, or a set of them.")
 
 
-class Check(Section):
-    """One number of an artifact's CSV with its expected value and tolerance, or its least or largest value."""
-
-    what: Text = key("What the number is, in words.")
-    artifact: Text = key("The artifact whose CSV has it.")
-    where: dict[str, str | float] = key("Columns and their values, which only its row has.", min_length=1)
-    expected: float | None = key("Its value in an earlier run.", None)
-    tolerance: Annotated[float, Field(ge=0)] | None = key("How far from that it may be.", None)
-    least: float | None = key("The least it may be.", None)
-    most: float | None = key("The most it may be.", None)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.expected is None) != (self.tolerance is None):
-            raise ValueError("expected and tolerance go together")
-        if (self.expected is None) == (self.least is None and self.most is None):
-            raise ValueError("needs either expected and tolerance, or least, most or both")
-        return self
-
-
-class Checks(Entry):
-    """Numbers of other artifacts beside expected values."""
-
-    checks: Annotated[list[Check], Field(min_length=1), Unique] = key("The checks.")
-
-
 class Absent(Entry):
     """An item that no measurement can regenerate."""
 
@@ -203,7 +177,6 @@ KINDS = {
     "flops": Kind("table", Flops, f"{_HERE}.flops:make", ("dimensions",), {"models": 1}),
     "answers": Kind("table", Answers, f"{_HERE}.lists:answers", ("early_exit",), {"models": 1, "cases": 1}),
     "settings": Kind("table", Settings, f"{_HERE}.lists:settings", ("scores",), {"models": 1}),
-    "checks": Kind("table", Checks, f"{_HERE}.checks:make", ("tables",)),
     "contents": Kind("table", Entry, f"{_HERE}.lists:contents"),
     "claims": Kind("table", Entry, f"{_HERE}.judge:make", ("tables", "architectures")),
     "throughput": Kind("figure", Throughput, f"{_HERE}.speed:throughput", ("serving",)),

@@ -9,7 +9,7 @@ and the other contradicts are disagreements, whatever their size.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from pipeline.artifacts import contents
 from pipeline.artifacts.claims import CONTRADICTS, UNDECIDED, UNMEASURED
 from pipeline.artifacts.metrics import INPUTS, some
 from pipeline.artifacts.records import Record
@@ -148,17 +149,18 @@ class Comparison:
             self.agreed += 1
 
 
-def compare(reference: Path, results: Path) -> Comparison:
+def compare(reference: Path, results: Path, only: Collection[str] | None = None) -> Comparison:
     """Compare a run's records and verdicts with those of the reference run.
 
     Args:
         reference: folder with the reference's records.
         results: folder of the run's results.
+        only: records to compare, as paths in both; all where it is None.
 
     Raises:
         UserError: a record is damaged, or the run has none that the reference has.
     """
-    found, wanted = Comparison(), records(reference)
+    found, wanted = Comparison(), [name for name in records(reference) if only is None or name in only]
     absent = [name for name in wanted if not (results / name).exists()]
     if len(absent) == len(wanted):
         raise UserError(f"{results} has none of the {len(wanted)} records of the reference run in {reference}")
@@ -191,6 +193,15 @@ def report(found: Comparison, reference: Path, results: Path) -> str:
 def folder(root: Path, config: Config) -> Path:
     """Return the folder of a scale's reference run, which need not exist; it is called like the scale's results."""
     return root / FOLDER / Path(config.pathvars.results).name
+
+
+def inputs(config: Config, targets: Collection[str]) -> set[str]:
+    """Return the files that artifacts, or sets of them, are made of, as paths from the folder of results."""
+    names = [name for target in targets for name in config.sets.artifacts.get(target, [target])]
+    for name in names:
+        contents.check_made(config, name)
+    files = (file for name in names for group in contents.needs(config, name).values() for file in group)
+    return {file.removeprefix(f"{config.pathvars.results}/") for file in files}
 
 
 def records(place: Path) -> list[str]:
