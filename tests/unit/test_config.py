@@ -82,6 +82,7 @@ def point(name, **changes):
         (model(num_key_value_layers={"50": 32}), ", at models.llama-3.1-8b", "leave none of 32"),
         (model(num_key_value_layers={"50": 4}), ", at models.llama-3.1-8b", "write 16"),
         (random_model(num_hidden_layers=5), ", at models.tiny", "5 layers"),
+        (random_model(model_type="lama"), ", at models.tiny.source.random.model_type", "deepseek_v2"),
         ({"fidelity": {"documents": 501}}, ", at fidelity", "500 chats"),
         (point("forward", batch_tokens=[4096]), ", at serving.points.forward", "4096"),
         # 64 prompts of 1,000 tokens take 32 steps of 2,048; by then the first has 32 tokens.

@@ -107,7 +107,8 @@ class Model(Section):
     @property
     def family(self) -> str | None:
         """transformers' model_type where the configuration says it; a few families lack something."""
-        return self.model_type or (getattr(self.source, "random", None) or {}).get("model_type")
+        shape = getattr(self.source, "random", None)
+        return self.model_type or (shape and shape.model_type)
 
     def unmeasured(self, what: Literal["quality", "serving"]) -> str | None:
         """Why its quality, or how it serves, cannot be measured, or None."""
@@ -134,9 +135,11 @@ class Model(Section):
         gpus, nodes = self.gpus.distill, self.nodes.distill
         if max(1, gpus) % nodes:
             raise ValueError(f"{gpus} GPUs for distill cannot be spread evenly over {nodes} nodes")
-        layers = (getattr(self.source, "random", None) or {}).get("num_hidden_layers", self.num_hidden_layers)
-        if layers != self.num_hidden_layers:
-            raise ValueError(f"source.random has {layers} layers, but num_hidden_layers is {self.num_hidden_layers}")
+        shape = getattr(self.source, "random", None)
+        if shape and shape.num_hidden_layers not in (None, self.num_hidden_layers):
+            raise ValueError(
+                f"source.random has {shape.num_hidden_layers} layers, but num_hidden_layers is {self.num_hidden_layers}"
+            )
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Tag, model_validator
+from pydantic import Tag, model_validator
 
 from swiftkv.section import Count, HubId, Section, Text, Whole, by_key, key
 
@@ -28,21 +28,35 @@ class LocalModel(Section):
     local: Text = key("A folder on this machine.")
 
 
-# Fields of config.json; those of the second line are DeepSeek-V2's.
-Dimension = Literal[
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "max_position_embeddings", "model_type",
-    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
-    "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace",
-]  # fmt: skip
+class Shape(Section):
+    """Dimensions of random weights, as config.json names them; what is absent is as in the packaged model."""
 
+    model_type: Literal["deepseek_v2"] | None = key("Another architecture, whose sizes are all to be stated.", None)
+    hidden_size: Count | None = None
+    intermediate_size: Count | None = None
+    num_hidden_layers: Count | None = None
+    num_attention_heads: Count | None = None
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    max_position_embeddings: Count | None = None
+    # DeepSeek-V2's
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count | None = None
+    qk_nope_head_dim: Count | None = None
+    qk_rope_head_dim: Count | None = None
+    v_head_dim: Count | None = None
+    n_routed_experts: Count | None = None
+    n_shared_experts: Count | None = None
+    num_experts_per_tok: Count | None = None
+    moe_intermediate_size: Count | None = None
+    first_k_dense_replace: Count | None = None
 
-def _shape(shape: dict[str, int | str | None]) -> dict[str, int | str | None]:
-    """A possible shape, in an order that does not depend on its writer's."""
-    heads, shared = shape.get("num_attention_heads"), shape.get("num_key_value_heads")
-    if heads and shared and heads % shared:
-        raise ValueError(f"{heads} attention heads cannot share {shared} key/value heads evenly")
-    return dict(sorted(shape.items()))
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        heads, shared = self.num_attention_heads, self.num_key_value_heads
+        if heads and shared and heads % shared:
+            raise ValueError(f"{heads} attention heads cannot share {shared} key/value heads evenly")
+        return self
 
 
 class PackagedModel(Section):
@@ -50,11 +64,7 @@ class PackagedModel(Section):
 
     package: Text = key("Name of an installed Python distribution.")
     gguf: Text = key("Path of a GGUF file in that distribution.")
-    random: Annotated[dict[Dimension, Count | Literal["deepseek_v2"] | None], AfterValidator(_shape)] | None = key(
-        "Random weights instead, in this shape; what is not said is the file's. Of another `model_type` the file gives no "
-        "sizes.",
-        None,
-    )
+    random: Shape | None = key("Random weights of this shape instead.", None)
 
 
 HUB, PACKAGE, LOCAL = Tag("[hub]"), Tag("[package]"), Tag("[local]")

@@ -82,7 +82,7 @@ class Size:
             found = read_json(root / entry.architecture)["config"]
         elif isinstance(source, PackagedModel):
             found = _gguf(package_file(source.package, source.gguf))
-            found |= source.random or {}
+            found |= source.random.model_dump(exclude_unset=True) if source.random else {}
         elif isinstance(source, LocalModel) and (file := Path(source.local).expanduser() / "config.json").exists():
             found = read_json(file)
         else:
