@@ -111,24 +111,6 @@ def tasks_of(w, group):
     return scale.sets.tasks[group] if group else [w.task]
 
 
-def scored_models(sharded):
-    """A regular expression for a score's model, if the task at the end of its path has shards on it, or has none."""
-    pairs = "|".join(
-        rf"{re.escape(model)}/[^/]+/[^/]+/{re.escape(task)}\.json$"
-        for model in scale.models
-        for task in scale.tasks
-        if scale.shards(model, task) > 1
-    )
-    return f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{pattern(scale.models)})"
-
-
-def shard_records(w):
-    """The records of the shards of a score."""
-    shards = scale.shards(w.model, w.task)
-    folder = f"<results>/score-shards/{w.model}/{w.variant}/{w.kv_cache}/{w.task}"
-    return [f"{folder}/{shard}-of-{shards}.json" for shard in range(1, shards + 1)]
-
-
 def question_folders(w, group):
     """The folders with the questions of a job's tasks, of those that come from the hub."""
     return [

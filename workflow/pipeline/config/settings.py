@@ -13,7 +13,6 @@ from swiftkv.section import Count, Fraction, Name, Names, Quantity, Section, See
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
 MaxLength = Annotated[Whole, Field(description="Longer chats are cut at this many tokens.")]
 DrawSeed = Annotated[Seed, Field(description="Seed of the choice of chats.")]
-Shards = Whole | Annotated[dict[Name, Whole], Field(min_length=1)]
 NamedSets = dict[Name, Names]
 NamesOrSet = Names | Text
 # A prefill reduction in percent, also without quotes.
@@ -293,7 +292,6 @@ class Task(Scored):
     asks: Asks | None = key(
         "How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None
     )
-    shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
 
     @property

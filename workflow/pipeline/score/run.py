@@ -18,8 +18,8 @@ from pipeline.config.catalogue import asked
 from pipeline.records import describe_spec, measurement, project_code, provenance, weights_of
 from pipeline.score.fetch import Unavailable
 from pipeline.score.served import score_served
-from pipeline.score.shards import summary
 from pipeline.sources import read_source, with_state
+from pipeline.statistics import mean_and_stderr
 from swiftkv.architectures import key_value_heads
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
@@ -42,7 +42,6 @@ def measure_scores(
     outputs: Sequence[Path],
     engine_log: Path | None = None,
     fetched: Sequence[Path] = (),
-    shard: tuple[int, int] = (1, 1),
     state: Path | None = None,
 ) -> None:
     """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
@@ -65,7 +64,6 @@ def measure_scores(
         outputs: JSON files, one a task.
         engine_log: file for what vLLM prints; needed with an engine.
         fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
-        shard: which part of the questions to ask, and how many parts there are; see `pipeline.score.shards`.
         state: folder for the answers so far, from which another call goes on; gone when all tasks are scored. Where a source
             was unavailable it stays, for when the source comes back.
 
@@ -90,7 +88,7 @@ def measure_scores(
 
     def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return result, settings it ran with, and further sections of the record."""
-        request = (task, seed, folders.get(name), shard)
+        request = (task, seed, folders.get(name))
         if "engine" in task:
             return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
         if (key := asked(task)) not in answered:
@@ -178,10 +176,7 @@ def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[
 def read_off(
     samples: list[dict[str, Any]], benchmark: Benchmark, task: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the result of a score and the settings it ran with, from `lm_eval_samples` of a task that asks the same.
-
-    Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
-    """
+    """Return the result of a score and the settings it ran with, from `lm_eval_samples` of a task that asks the same."""
     from pipeline.score.tasks import BITS_PER_BYTE, check_metric
 
     config = benchmark.config
@@ -190,12 +185,17 @@ def read_off(
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
     identities = ["".join(sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")) for sample in samples]
-    result = summary(values, identities, benchmark.n, benchmark.n_total)
-    if len(benchmark.numbers) < benchmark.n:
-        result["shard"] = {"numbers": benchmark.numbers, "identities": identities}
+    value, stderr = mean_and_stderr(values)
+    result = {
+        "value": value,
+        "stderr": stderr,
+        "n": len(values),
+        "n_total": benchmark.n_total,
+        "questions": {"sha256": hashlib.sha256("".join(identities).encode()).hexdigest(), "values": values},
+    }
     settings = {
         "version": (config.get("metadata") or {}).get("version"),
-        "tasks": benchmark.n_tasks,
+        "tasks": len(benchmark.tasks),
         "output_type": config["output_type"],
         "chat_template": task["chat_template"],
         "fewshot_as_multiturn": task["chat_template"] and task["fewshot_as_multiturn"],

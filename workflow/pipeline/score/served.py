@@ -35,9 +35,8 @@ def score_served(
     task: dict[str, Any],
     seed: int,
     fetched: Path | None,
-    shard: tuple[int, int],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Score a task that has an `engine`; the last four arguments are those of `build_benchmark`.
+    """Score a task that has an `engine`; the last three arguments are those of `build_benchmark`.
 
     Returns:
         The result and the settings of its record, and the record's sections `data` and `engine`, the latter as vLLM printed
@@ -59,7 +58,7 @@ def score_served(
     engine = task["engine"]
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
     environment = engine_environment(engine["gpus"], torch.get_num_threads())
-    job = (folder, tokenizer, task | {"engine": engine}, seed, fetched, shard)
+    job = (folder, tokenizer, task | {"engine": engine}, seed, fetched)
     with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
         printed = log.read_text(errors="replace")

@@ -90,9 +90,9 @@ def positions(folder: Path, tokenizer: Path) -> int:
 
 def score(job: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | Exception:
     """Return result, settings and data of a task, or why there are none."""
-    folder, tokenizer, task, seed, fetched, shard = job
+    folder, tokenizer, task, seed, fetched = job
     try:
-        benchmark = build_benchmark(task, seed, fetched, shard)
+        benchmark = build_benchmark(task, seed, fetched)
         for part in benchmark.tasks.values():
             check_task(part.config.task, part.config.generation_kwargs or {}, positions(folder, tokenizer))
         lm = ServedLM(folder, tokenizer, task["engine"], seed)

@@ -75,14 +75,6 @@ STAGES = {
     "score": Stage(
         "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.run:measure_scores", gpus="score"
     ),
-    "score_shard": Stage(
-        "score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
-        "pipeline.score.run:measure_scores",
-        gpus="score",
-    ),
-    "merge_scores": Stage(
-        "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.shards:merge_scores", local=True
-    ),
     "fidelity": Stage(
         "fidelity/{model}/{variant}/{kv_cache}.json", "pipeline.score.fidelity:measure_fidelity", gpus="score"
     ),
