@@ -51,7 +51,7 @@ class Scale:
     def run(self, *names, variant="baseline", gpus=0, **changes):
         """The job of some points, whose outputs Snakemake has deleted; their records by name."""
         shared = {"seed": 0, "engine": ENGINE, "in_turns": self.in_turns}
-        settings = ServingSettings("original", None, variant == MERGED, None, None,
+        settings = ServingSettings("original", None, variant == MERGED, None,
                                    {name: self.points[name] | shared for name in names})  # fmt: skip
         outputs = {name: self.folder / f"serving/{name}/tiny/{variant}/auto.json" for name in names}
         for output in outputs.values():

@@ -242,18 +242,12 @@ def model_file(w):
     return f"<results>/models/{w.model}/source.json"
 
 
-def served_variant(w):
-    """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
-    served = scale.variants[w.variant].model_copy(update={"plugin": None})
-    return next((name for name, variant in scale.variants.items() if variant == served), w.variant)
-
-
 def served_folder(w):
     """The folder that is served: a trained checkpoint or one without weights; none for the source model itself."""
     variant = scale.variants[w.variant]
     if serves_dummy(w):
-        return f"<results>/dummy/{w.model}/{served_variant(w) if variant.rewired else 'baseline'}"
-    return f"<results>/checkpoints/{w.model}/{served_variant(w)}" if variant.changed else []
+        return f"<results>/dummy/{w.model}/{w.variant if variant.rewired else 'baseline'}"
+    return f"<results>/checkpoints/{w.model}/{w.variant}" if variant.changed else []
 
 
 def baseline_folder(w, points):
@@ -283,7 +277,6 @@ def serving_json(w, points):
         spec and spec.fields,
         variant.merge_all_layers,
         scale.models[w.model].quantization,
-        variant.plugin,
         {point: scale.point(point) for point in points or [w.point]},
     ).text
 

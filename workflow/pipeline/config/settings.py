@@ -155,7 +155,6 @@ class Variant(Section):
         None,
     )
     merge_all_layers: bool = key("Served only: one layer's KV cache is kept (Section 5.1).", False)
-    plugin: Literal["arctic-inference"] | None = key("Served by this vLLM plugin in place of this project's.", None)
 
     @property
     def rewired(self) -> bool:
@@ -170,9 +169,7 @@ class Variant(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.prefill_reduction is None:
-            if given := [
-                key for key in ("acrosskv", "kv_heads", "plugin", "early_exit", "own_key_values") if getattr(self, key)
-            ]:
+            if given := [key for key in ("acrosskv", "kv_heads", "early_exit", "own_key_values") if getattr(self, key)]:
                 raise ValueError(f"{given[0]} needs a prefill_reduction")
             if self.merge_all_layers and self.recipe:
                 raise ValueError("merge_all_layers serves the model as it is, so it has no recipe")

@@ -30,7 +30,6 @@ class ServingSettings:
         spec: fields of the variant's `SwiftKVSpec`; None serves the model as it is.
         merge_all_layers: whether one layer's KV cache is kept (Section 5.1).
         quantization: vLLM's --quantization.
-        plugin: arctic-inference serves with the authors' vLLM plugin.
         points: key under serving.points -> the point as `Config.point` gives it; all need the same engine.
     """
 
@@ -38,7 +37,6 @@ class ServingSettings:
     spec: dict[str, Any] | None
     merge_all_layers: bool
     quantization: str | None
-    plugin: str | None
     points: dict[str, dict[str, Any]]
 
     @property
