@@ -15,7 +15,6 @@ import json
 import math
 import random
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -29,6 +28,7 @@ from pipeline.config.settings import Prompts
 from pipeline.records import describe_spec, measurement, weights_of
 from pipeline.score.chats import require_spec
 from pipeline.score.fidelity import compare
+from pipeline.score.kept import KeptAnswers
 from pipeline.sources import read_source
 from swiftkv.architectures import key_value_heads
 from swiftkv.chats import choose_chats, tokenize_chat
@@ -254,9 +254,6 @@ def measure_reading(
     Raises:
         UserError: a file is missing or damaged, or the model is too short for an item.
     """
-    from pipeline.score.lm import KeptAnswers
-    from pipeline.score.run import answers_file
-
     started, model = time.monotonic(), read_source(model_source)
     tokenizer, config = load_tokenizer(model["path"]), model["config"]
     items = tasks(tokenizer, questions, settings)
@@ -269,7 +266,7 @@ def measure_reading(
     members = load_members(teacher, layers, moments, checkpoint, spec)
     conditions = {"variant": variant, "layers": [*members]}
     sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
-    kept = KeptAnswers(state and answers_file(state, conditions, sources, "reading"))
+    kept = KeptAnswers(state, conditions, sources)
 
     found = {}
     for number, document in enumerate(documents, 1):
@@ -319,6 +316,5 @@ def measure_reading(
         seconds=time.monotonic() - started,
     )
     write_json(output, record)
-    if state is not None:
-        shutil.rmtree(state, ignore_errors=True)
+    kept.delete()
     return record
