@@ -17,6 +17,7 @@ FLOORS = [
     "cost models tensor_file",
     "distill gpus serve sources statistics",
     "config records",
+    "kept",
     "measure stages training",
     "artifacts score",
     "run",

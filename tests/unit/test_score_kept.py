@@ -13,7 +13,7 @@ from score_helpers import SHAPE, byte_tokenizer, write_source
 from score_tasks import PANEL, TASKS, TRUTHFULQA
 from transformers import LlamaForCausalLM
 
-from pipeline.score.kept import KeptAnswers
+from pipeline.kept import KeptAnswers
 from pipeline.score.lm import NODES, CachedLM
 from pipeline.score.run import measure_scores
 from swiftkv.io import read_json
@@ -105,7 +105,7 @@ def test_answers_of_something_else_are_not_taken(changed, source, tasks, passes,
         other.model.layers[0].mlp.up_proj.weight.data.neg_()
         other.save_pretrained(source.parent / "checkpoint")
     else:
-        monkeypatch.setattr("pipeline.score.kept.project_code", lambda: "other code")
+        monkeypatch.setattr("pipeline.kept.project_code", lambda: "other code")
     every = passes(lambda: score(source, tasks, None))
     fresh = written(source, tasks)
     assert passes(lambda: score(source, tasks, state)) == every

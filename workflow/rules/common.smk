@@ -123,8 +123,8 @@ def question_folders(w, group):
 def answers_folder(w, output):
     """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
     results = Path(scale.pathvars.results)
-    place = Path(*Path(output[0]).relative_to(results).parts[1:])
-    return str(results / "score-state" / place.with_name(place.stem))
+    place = Path(output[0]).relative_to(results)
+    return str(results / "job-state" / place.with_name(place.stem))
 
 
 def questions_of(w):

@@ -20,8 +20,8 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel, PreT
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from pipeline.kept import KeptAnswers
 from pipeline.score import BROKEN
-from pipeline.score.kept import KeptAnswers
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
 from swiftkv.quantize.kv_cache import Peak, new_cache

@@ -25,10 +25,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pipeline.config.settings import Prompts
+from pipeline.kept import KeptAnswers, machine
 from pipeline.records import describe_spec, measurement, weights_of
 from pipeline.score.chats import require_spec
 from pipeline.score.fidelity import compare
-from pipeline.score.kept import KeptAnswers
 from pipeline.sources import read_source
 from swiftkv.architectures import key_value_heads
 from swiftkv.chats import choose_chats, tokenize_chat
@@ -264,7 +264,7 @@ def measure_reading(
         raise UserError(f"{model['title']} has too few positions for {longest} tokens; shorten reading.retrieval")
     teacher = load_base(model["path"], device_map=device_map())
     members = load_members(teacher, layers, moments, checkpoint, spec)
-    conditions = {"variant": variant, "layers": [*members]}
+    conditions = {"variant": variant, "layers": [*members], "machine": machine()}
     sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
     kept = KeptAnswers(state, conditions, sources)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.kept import KeptAnswers, machine
 from pipeline.records import describe_spec, measurement, weights_of
 from pipeline.score.fetch import Unavailable
-from pipeline.score.kept import KeptAnswers
 from pipeline.score.served import score_served
 from pipeline.sources import read_source
 from pipeline.statistics import mean_and_stderr
@@ -81,7 +81,7 @@ def measure_scores(
     }
     tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
     folder = checkpoint or tokenizer
-    kept = KeptAnswers(state, subject, [folder, tokenizer])
+    kept = KeptAnswers(state, subject | {"machine": machine()}, [folder, tokenizer])
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
     places, said = dict(zip(tasks, outputs, strict=True)), dict[str, str]()

@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.records import project_code, provenance
+from pipeline.records import hardware, libraries, project_code
 from pipeline.sources import with_state
 
 
 class KeptAnswers:
-    """The answers of a job, a line a batch: a killed job loses its last batch only.
+    """The answers of a job, a line each: a killed job loses the one at hand only.
 
-    A batch is found again by its tokens. So a job that goes on computes the very batches that it lacks, and its numbers
-    are those of an undisturbed one.
+    An answer to a batch is found again by its tokens. So a job that goes on computes the very batches that it lacks, and its
+    numbers are those of an undisturbed one.
 
     Args:
         state: folder of the file, which is created if need be; None keeps answers in memory alone.
-        conditions: what the answers are of. Other conditions, other files, code, libraries or kinds of machine have a file
-            of their own.
+        conditions: what the answers are of. Other conditions, other files, code or libraries have a file of their own.
         files: checkpoints and other files that the answers follow from.
     """
 
@@ -32,13 +31,11 @@ class KeptAnswers:
     ) -> None:
         self.state, self.file, self._answers = state, None, dict[str, Any]()
         if state is not None:
-            origin = provenance(0)
             known = {
                 "conditions": conditions,
                 "code": project_code(),
                 "files": [with_state({"local": str(file)})["files"] for file in files],
-                "libraries": origin["libraries"],
-                "hardware": origin["hardware"]["gpus"] or origin["hardware"],
+                "libraries": libraries(),
             }
             digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
             self.file = state / f"{digest[:16]}.jsonl"
@@ -64,3 +61,9 @@ class KeptAnswers:
         """Delete the folder, once all is measured."""
         if self.state is not None:
             shutil.rmtree(self.state, ignore_errors=True)
+
+
+def machine() -> Any:
+    """The GPUs of this machine; where it has none, its processor, cores and threads."""
+    found = hardware()
+    return found["gpus"] or found
