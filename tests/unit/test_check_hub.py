@@ -139,7 +139,6 @@ def test_the_sources_of_planned_jobs():
     found = fetched(
         ("resolve_model", {"model": "llama-3.1-8b-base"}),
         ("resolve_model", {"model": "llama-3.1-8b"}),
-        ("dummy_checkpoint", {"model": "qwen2.5-7b"}),
         ("fetch_checkpoint", {"model": "llama-3.1-8b", "variant": "swiftkv-50-published"}),
         ("heldout", {}),
         ("corpus", {"data": "ultrachat"}),
@@ -147,7 +146,7 @@ def test_the_sources_of_planned_jobs():
         ("table", {"artifact": "table2"}),
     )
     assert {name: item.what for name, item in found.items()} == {
-        "meta-llama/Llama-3.1-8B": "model", "meta-llama/Llama-3.1-8B-Instruct": "model", "Qwen/Qwen2.5-7B-Instruct": "tokenizer",
+        "meta-llama/Llama-3.1-8B": "model", "meta-llama/Llama-3.1-8B-Instruct": "model",
         "Snowflake/Llama-3.1-SwiftKV-8B-Instruct": "checkpoint", "HuggingFaceH4/ultrachat_200k": "data set",
         "teknium/OpenHermes-2.5": "data set", "openai/gsm8k": "questions",
     }  # fmt: skip

@@ -194,8 +194,8 @@ def test_a_dummy_of_an_unknown_family_is_refused(tmp_path):
         write_dummy({"model_type": "deepseek_v2"}, spec, tmp_path / "m")
 
 
-def test_a_tokenizer_that_cannot_be_had_is_one_of_numbered_words(tmp_path):
-    write_dummy(LLAMA, None, tmp_path / "m", "/no/such/tokenizer")
+def test_the_tokenizer_of_a_dummy_is_one_of_numbered_words(tmp_path):
+    write_dummy(LLAMA, None, tmp_path / "m")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
     tokens = [5, 0, 511, 17]
     assert len(tokenizer) == 512 and tokenizer(tokenizer.decode(tokens))["input_ids"] == tokens

@@ -18,14 +18,12 @@ rule dummy_checkpoint:
         "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
     params:
         spec=spec_json,
-        tokenizer=lambda w: getattr(scale.models[w.model].source, "hub", []),
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m pipeline.stages dummy_checkpoint \
+        python -m pipeline.stages dummy_checkpoint \
             --source {input.source:q} \
             --spec {params.spec:q} \
-            --tokenizer {params.tokenizer:q} \
             --output {output:q}
         """
 
