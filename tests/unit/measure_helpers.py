@@ -46,10 +46,10 @@ def subject(folder: Path, **changes) -> Subject:
     return Subject(**fields | {"folder": folder} | changes)
 
 
-def write_dummy(config: dict, spec: SwiftKVSpec | None, folder: Path, tokenizer: str | None = None) -> None:
+def write_dummy(config: dict, spec: SwiftKVSpec | None, folder: Path) -> None:
     """A folder without weights for a model with these dimensions."""
     write_json(folder.with_suffix(".json"), {"config": config})
-    dummy_checkpoint(folder.with_suffix(".json"), spec, folder, tokenizer)
+    dummy_checkpoint(folder.with_suffix(".json"), spec, folder)
 
 
 def alive(pid: int) -> bool:

@@ -1,7 +1,6 @@
 """Hub repositories that jobs could not load are named before anything is downloaded."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,12 +34,11 @@ DESCRIPTION = {
 @pytest.fixture
 def api(monkeypatch):
     """The answers of a hub that has one model of 2 GB; `fails` and `refuses` are raised, `cached` is the local cache."""
-    answers = SimpleNamespace(gated=False, fails=None, refuses=None, seconds=0, cached=False, asked=0, **DESCRIPTION)
+    answers = SimpleNamespace(gated=False, fails=None, refuses=None, cached=False, asked=0, **DESCRIPTION)
 
     class Api:
         def repo_info(self, identifier, **settings):
             answers.asked += 1
-            time.sleep(answers.seconds)
             if answers.fails:
                 raise answers.fails
             return SimpleNamespace(gated=answers.gated, siblings=FILES)
@@ -113,14 +111,12 @@ def test_a_model_is_refused_by_its_description(api, changed, words):
     ("settings", "asked", "words"),
     [
         ({"fails": httpx.ConnectError("no route")}, 1, "cannot be reached (ConnectError)"),
-        ({"seconds": 5}, 1, "cannot be reached (TimeoutError)"),
         ({"offline": True}, 0, "HF_HUB_OFFLINE is set"),
     ],
 )
 def test_a_silent_hub_is_asked_once_and_is_one_failure(api, monkeypatch, settings, asked, words):
     vars(api).update(settings)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", "offline" in settings)
-    monkeypatch.setattr(check, "HUB_SECONDS", 0.01)
     items = [MODEL, replace(MODEL, hub="org/other"), replace(MODEL, hub="org/more", optional=True)]
     _, (sentence,), missing = checked(*items)
     assert words in sentence and "local cache: org/name, org/other;" in sentence and api.asked == asked and not missing
@@ -143,7 +139,6 @@ def test_the_sources_of_planned_jobs():
     found = fetched(
         ("resolve_model", {"model": "llama-3.1-8b-base"}),
         ("resolve_model", {"model": "llama-3.1-8b"}),
-        ("dummy_checkpoint", {"model": "qwen2.5-7b"}),
         ("fetch_checkpoint", {"model": "llama-3.1-8b", "variant": "swiftkv-50-published"}),
         ("heldout", {}),
         ("corpus", {"data": "ultrachat"}),
@@ -151,7 +146,7 @@ def test_the_sources_of_planned_jobs():
         ("table", {"artifact": "table2"}),
     )
     assert {name: item.what for name, item in found.items()} == {
-        "meta-llama/Llama-3.1-8B": "model", "meta-llama/Llama-3.1-8B-Instruct": "model", "Qwen/Qwen2.5-7B-Instruct": "tokenizer",
+        "meta-llama/Llama-3.1-8B": "model", "meta-llama/Llama-3.1-8B-Instruct": "model",
         "Snowflake/Llama-3.1-SwiftKV-8B-Instruct": "checkpoint", "HuggingFaceH4/ultrachat_200k": "data set",
         "teknium/OpenHermes-2.5": "data set", "openai/gsm8k": "questions",
     }  # fmt: skip

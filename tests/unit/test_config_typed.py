@@ -48,14 +48,6 @@ def test_generated_answers_come_from_vllm_where_asked_for(config):
     assert engine() and engine(task="mmlu") is None
 
 
-def test_shards_are_of_all_models_or_of_some(config):
-    def shards(value):
-        config["tasks"]["gsm8k"]["shards"] = value
-        return typed(config).shards("llama-3.1-8b", "gsm8k")
-
-    assert list(map(shards, (None, 3, {"llama-3.1-8b": 4}, {"llama-3.1-70b": 4}))) == [1, 3, 4, 1]
-
-
 def test_a_teacher_s_states_are_stored_for_every_start_and_every_comparison(config):
     config["recipes"]["distillation"] |= {"hidden_state_weight": 1.0, "teacher_states": "stored"}
     for layer, stored in ((-2, [31, 24]), (30, [30, 24]), (-1, [24])):  # what leaves the last layer is there anyway
@@ -68,19 +60,6 @@ def test_only_what_is_repeated_is_measured_in_turns(config):
     config["serving"]["in_turns"], config["serving"]["points"]["batch-2k"]["repeats"] = True, 2
     points = ("batch-2k", "batch-8k", "interactive-2k", "kv-capacity")
     assert ["in_turns" in typed(config).point(name) for name in points] == [True, False, False, False]
-
-
-def test_impossible_shards_are_refused(config):
-    config["roles"] = {"large": "llama-3.1-70b"}
-    config["tasks"]["gsm8k"]["shards"] = {"huge": 2}
-    with pytest.raises(UserError, match="tasks.gsm8k.shards: 'huge' is not defined under models"):
-        check(config)
-    config["tasks"]["gsm8k"]["shards"], config["scoring"]["together"] = {"llama-3.1-405b": 2}, ["alone"]
-    config["sets"]["tasks"]["alone"] = ["gsm8k"]
-    check(config)
-    config["roles"]["largest"] = "llama-3.1-405b"
-    with pytest.raises(UserError, match="one job scores all tasks of 'alone'"):
-        check(config)
 
 
 def test_what_vllm_cannot_score_is_refused(config):

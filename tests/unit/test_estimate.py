@@ -134,7 +134,7 @@ def test_what_makes_a_training_longer(config, cheaper, dearer):
 
 def test_a_benchmark_is_priced_by_one_entry(config):
     config["tasks"]["new"] = config["tasks"]["arc-easy"] | {"task": "new_one", "source": {"hub": "org/new"}}
-    scoring = job("score", 1, model="llama-3.1-8b", variant="baseline", kv_cache="auto", task="new")
+    scoring = job("score", 1, outputs=["new.json"], model="llama-3.1-8b", variant="baseline", kv_cache="auto")
     plan = estimate_plan(ROOT, CLUSTER, typed(config), [scoring, job("fetch_questions", task="new")])
     assert plan.downloads[0].hub == "org/new"
     text = report(plan)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.measure_helpers import ENGINE, LLAMA, REPORT
 
+import pipeline.records
 from pipeline.artifacts.records import Record
 from pipeline.measure import job, latency, turns
 from pipeline.measure.client import rate_result
@@ -51,7 +52,7 @@ class Scale:
     def run(self, *names, variant="baseline", gpus=0, **changes):
         """The job of some points, whose outputs Snakemake has deleted; their records by name."""
         shared = {"seed": 0, "engine": ENGINE, "in_turns": self.in_turns}
-        settings = ServingSettings("original", None, variant == MERGED, None, None,
+        settings = ServingSettings("original", None, variant == MERGED, None,
                                    {name: self.points[name] | shared for name in names})  # fmt: skip
         outputs = {name: self.folder / f"serving/{name}/tiny/{variant}/auto.json" for name in names}
         for output in outputs.values():
@@ -171,23 +172,17 @@ def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
     assert records["long"]["status"] == records["short"]["status"] == "ok"
 
 
-def test_a_finished_job_measures_anew_but_one_of_other_points_only_what_is_new(scale, asked):
+def test_a_finished_job_measures_anew(scale, asked):
     scale.run("short", "long")
     scale.run("short", "long")  # its records were deleted, or it is forced
     assert asked.starts() == [3200, 3200]
-    asked.said.clear()
-    scale.run("short", "long", "steps")
-    assert {what for what in asked.said if what[0] != START} == {("decode", 32)}
-    asked.said.clear()
-    scale.run("long", "steps")
-    assert not asked.said
 
 
 CHANGES = {
-    "code": ("project_code", "another"),
-    "libraries": ("libraries", {"vllm": "0.33.0"}),
-    "processor": ("processor", "Another CPU"),
-    "GPU": ("devices", [Device("NVIDIA H200", 1, 1)]),
+    "code": (pipeline.records, "project_code", "another"),
+    "libraries": (pipeline.records, "libraries", {"vllm": "0.33.0"}),
+    "processor": (job, "processor", "Another CPU"),
+    "GPU": (job, "devices", [Device("NVIDIA H200", 1, 1)]),
 }
 
 
@@ -195,27 +190,22 @@ CHANGES = {
 def test_what_was_measured_under_other_conditions_is_not_taken_up(scale, asked, change, monkeypatch):
     monkeypatch.setattr(job, "devices", lambda: [Device("NVIDIA H100", 1, 1)])
     monkeypatch.setattr(latency, "chat_prompts", lambda *_: [[5] * 7])
-    chats, scale.points["slow"]["dataset"] = scale.folder / "chats.jsonl", "heldout"
+    chats = scale.folder / "chats.jsonl"
+    scale.points["slow"] |= {"dataset": "heldout", "input_tokens": 300}
     chats.touch()
     given = {"heldout": chats, "gpus": int(change == "GPU")}
-    ended(scale, asked, ("throughput", 100), "long", "short", **given)
-    scale.run("slow", **given)
-    asked.said.clear()
+    ended(scale, asked, (200, 1), "slow", "slower", **given)
     if change in CHANGES:
-        name, value = CHANGES[change]
-        monkeypatch.setattr(job, name, lambda: value)
+        module, name, value = CHANGES[change]
+        monkeypatch.setattr(module, name, lambda: value)
     elif change == "weights":
         (scale.folder / "m/model.safetensors").write_bytes(b"others")
     elif change == "chats":
         chats.write_text("others")
     elif change == "point":
-        scale.points["long"]["total_tokens"] = 7000
-    given["threads"] = 2 if change == "threads" else 1
-    scale.run("long", "short", **given)
-    assert (("throughput", 3000) in asked.said) == (change not in ("chats", "nothing"))
-    asked.said.clear()
-    scale.run("slow", "slower", **given)
-    assert ((7, 2) in asked.said) == (change not in ("point", "nothing"))
+        scale.points["slow"]["min_requests"] = 9
+    scale.run("slow", "slower", **given, threads=2 if change == "threads" else 1)
+    assert ((7, 2) in asked.said) == (change != "nothing")
 
 
 def test_a_server_is_warmed_up_once_for_all_its_points_and_checked_after_each_rate(scale, asked):

@@ -39,7 +39,7 @@ def command(source, tmp_path, **points):
         for kind, own in points.items()
     }
     options = {
-        "settings": ServingSettings("original", None, False, None, None, asked).text,
+        "settings": ServingSettings("original", None, False, None, asked).text,
         **{"model": "tiny", "title": "Tiny", "variant": "baseline", "kv-cache": "auto", "source": source},
         **{"heldout": tmp_path / "heldout.jsonl", "start-timeout": 300, "threads": 1, "gpus": 0},
         **{"log": tmp_path / "vllm.log", "state": tmp_path / "state"},

@@ -13,7 +13,8 @@ from score_helpers import SHAPE, byte_tokenizer, write_source
 from score_tasks import PANEL, TASKS, TRUTHFULQA
 from transformers import LlamaForCausalLM
 
-from pipeline.score.lm import NODES, CachedLM, KeptAnswers
+from pipeline.records import KeptAnswers
+from pipeline.score.lm import NODES, CachedLM
 from pipeline.score.run import measure_scores
 from swiftkv.io import read_json
 from swiftkv.models import load_any
@@ -104,7 +105,7 @@ def test_answers_of_something_else_are_not_taken(changed, source, tasks, passes,
         other.model.layers[0].mlp.up_proj.weight.data.neg_()
         other.save_pretrained(source.parent / "checkpoint")
     else:
-        monkeypatch.setattr("pipeline.score.run.project_code", lambda: "other code")
+        monkeypatch.setattr("pipeline.records.project_code", lambda: "other code")
     every = passes(lambda: score(source, tasks, None))
     fresh = written(source, tasks)
     assert passes(lambda: score(source, tasks, state)) == every
@@ -125,11 +126,10 @@ def test_answers_stay_until_an_unavailable_source_is_back(source, tasks, passes,
 
 @pytest.mark.parametrize("end", [b'\n["b", 2, 0.', b"\n\0\0\n"])
 def test_a_line_that_was_cut_short_is_computed_again(end, tmp_path):
-    file = tmp_path / "t.jsonl"
-    first = KeptAnswers(file)
+    first = KeptAnswers(tmp_path / "state")
     assert [first.answer([1], lambda: 0.1), first.answer([2], lambda: [0.2, True])] == [0.1, [0.2, True]]
-    file.write_bytes(file.read_bytes() + end)
-    second = KeptAnswers(file)
+    first.file.write_bytes(first.file.read_bytes() + end)
+    second = KeptAnswers(tmp_path / "state")
     assert second.answer([2], lambda: pytest.fail("computed again")) == [0.2, True]
     assert second.answer([3], lambda: 3) == 3
-    assert KeptAnswers(file).answer([3], lambda: pytest.fail("computed again")) == 3
+    assert KeptAnswers(tmp_path / "state").answer([3], lambda: pytest.fail("computed again")) == 3

@@ -15,6 +15,7 @@ from score_helpers import SHAPE, SPEC, arrow_file, byte_tokenizer, write_source
 from score_tasks import PANEL, TASKS, TOTALS, entry
 
 from pipeline.config.catalogue import KNOWN, OWN, leaf_entries
+from pipeline.score.lm import CachedLM
 from pipeline.score.run import bits_per_byte, measure_scores
 from pipeline.score.tasks import build_benchmark, read_table
 from swiftkv.errors import UserError
@@ -75,15 +76,14 @@ def test_bits_per_byte_are_those_of_the_model(name, begins, source, tiny_teacher
 
 
 def test_the_right_choice_in_bits_is_read_off_the_answers_of_an_accuracy(source, monkeypatch):
-    """The questions are asked once, and the bits are those of the right choice alone."""
-    from pipeline.score import run
-
-    asked, ask, names = [], run.lm_eval_samples, ("arc-easy-bits", "arc-easy")
-    monkeypatch.setattr(run, "lm_eval_samples", lambda *what: asked.append(what) or ask(*what))
+    """The questions are computed once, and the bits are those of the right choice alone."""
+    computed, compute, names = [], CachedLM._score, ("arc-easy-bits", "arc-easy")
+    monkeypatch.setattr(CachedLM, "_score", lambda *what: computed.append(what) or compute(*what))
     outputs = [source.parent / f"{name}.json" for name in names]
     measure_scores(source, None, "v", None, "auto", {name: PANEL[name] for name in names}, seed=3, outputs=outputs)
     in_bits, accurate = (json.loads(output.read_text())["result"] for output in outputs)
-    assert len(asked) == 1 and score(source, "arc-easy", PANEL["arc-easy"])["result"] == accurate
+    together = len(computed)
+    assert score(source, "arc-easy", PANEL["arc-easy"])["result"] == accurate and len(computed) == 2 * together
     (built,) = build_benchmark(PANEL["arc-easy-bits"], seed=3).tasks.values()
     model, tokenizer = load_base(source.parent / "checkpoint"), byte_tokenizer()
     expected = [

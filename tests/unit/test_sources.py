@@ -24,6 +24,7 @@ CHATS = {"hub": "org/chats"}
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr("pipeline.sources.hub._patiently.retry.sleep", lambda _seconds: None)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 def write_checkpoint(folder):
@@ -161,7 +162,6 @@ def test_a_repository_is_loaded_at_the_commit_that_a_hub_gave_after_failing_for_
 
 
 def test_a_silent_hub_leaves_the_cached_copy(monkeypatch, capsys):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     asked = answer(monkeypatch, ConnectionError("no network"))
     repository = HubRepository("dataset", CHATS | {"revision": "v1"})
     assert huggingface_hub.constants.HF_HUB_OFFLINE  # nothing else waits for it

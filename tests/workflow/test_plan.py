@@ -65,14 +65,14 @@ def test_the_demo_is_a_part_of_the_local_run():
     assert len(demo) < len(everything) / 5
 
 
-def test_the_405b_model_is_trained_on_four_nodes_and_scored_in_shards():
+def test_the_405b_model_is_trained_on_four_nodes():
     jobs = plan("--profile", "profiles/slurm", "results/tables/tableB3.tex")
     assert Counter(rule for rule, _, _ in jobs) == {
-        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "fetch_questions": 7, "score": 8,
-        "score_shard": 26, "merge_scores": 6, "fidelity": 2, "table": 1,
+        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "fetch_questions": 7, "score": 14,
+        "fidelity": 2, "table": 1,
     }  # fmt: skip
     gpus = {rule: (resources["gpu"], resources["nodes"]) for rule, _, resources in jobs if "gpu" in resources}
-    assert gpus == {"distill": (32, 4), "score": (8, 1), "score_shard": (8, 1), "fidelity": (8, 1)}
+    assert gpus == {"distill": (32, 4), "score": (8, 1), "fidelity": (8, 1)}
 
 
 SERVING = "results/serving/{}/{}/{}/auto.json"
@@ -129,8 +129,8 @@ def test_a_measurement_has_the_machine_to_itself():
 
 def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
-        "resolve_model": 13, "heldout": 1, "corpus": 4, "pack": 11, "distill": 44, "fetch_questions": 23, "score": 360,
-        "score_shard": 36, "merge_scores": 11, "score_panel": 10, "fidelity": 57,
+        "resolve_model": 13, "heldout": 1, "corpus": 4, "pack": 11, "distill": 44, "fetch_questions": 23, "score": 371,
+        "score_panel": 10, "fidelity": 57,
         "similarity": 6, "moments": 1, "reading_moments": 1, "reading": 12, "dummy_checkpoint": 4, "measure": 77, "table": 33,
         "figure": 18, "report_page": 1, "fetch_checkpoint": 1, "early_exit": 1,
     }  # fmt: skip

@@ -35,7 +35,7 @@ FOLDERS = [
     f"checkpoints/{EIGHT}/swiftkv-25",
     f"checkpoints/{EIGHT}/swiftkv-50-early-exit",
     f"dummy/{HUGE}/baseline",
-    *(f"questions/{task}" for task in (*PANEL, "gsm8k", "mmlu-cot")),
+    *(f"questions/{task}" for task in (*PANEL, "gsm8k")),
 ]
 TARGETS = [
     f"similarity/{EIGHT}.json", f"moments/{EIGHT}/tuned.safetensors",
@@ -44,7 +44,7 @@ TARGETS = [
     f"fidelity/{EIGHT}/swiftkv-25/auto.json",
     f"early_exit/{EIGHT}/swiftkv-50-early-exit.json",
     f"serving/batch-2k/{EIGHT}/baseline/auto.json", f"serving/interactive-2k/{SEVENTY}/baseline/auto.json",
-    f"serving/kv-capacity/{HUGE}/baseline/auto.json", f"score-shards/{HUGE}/baseline/auto/mmlu-cot/1-of-6.json",
+    f"serving/kv-capacity/{HUGE}/baseline/auto.json",
 ]  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def backwards(content):
     return list(map(backwards, content)) if isinstance(content, list) else content
 
 
-SCORES = {"score", "score_panel", "score_benchmarks", "score_shard", "merge_scores"}
+SCORES = {"score", "score_panel", "score_benchmarks"}
 BELOW = {"distill", *SCORES, "fidelity", "reading", "early_exit", "measure"}  # a recipe
 TRIGGERS = {
     "a point's length": ({"serving": {"points": {"batch-2k": {"total_tokens": 600}}}}, {"measure"}),

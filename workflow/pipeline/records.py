@@ -1,18 +1,21 @@
-"""Measurement files: one JSON a measurement, written whole or not at all, with where it came from."""
+"""Measurement files: one JSON a measurement, with where it came from; and the answers that a killed job goes on from."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import hashlib
+import json
 import os
 import platform
+import shutil
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import swiftkv
-from pipeline.sources import ORIGIN
+from pipeline.sources import ORIGIN, with_state
 from swiftkv import installed_version
 from swiftkv.chats import CHAT_DATE
 from swiftkv.io import read_json
@@ -150,6 +153,12 @@ def _git(*arguments: str) -> str | None:
     return run.stdout.strip()
 
 
+def machine() -> Any:
+    """The GPUs of this machine; where it has none, its processor, cores and threads."""
+    found = hardware()
+    return found["gpus"] or found
+
+
 def processor() -> str:
     """The name of this machine's processor."""
     return _of_processor("model name") or platform.processor() or platform.machine()
@@ -166,3 +175,52 @@ def _of_processor(field: str) -> str:
             if line.startswith(field):
                 return line.split(":", 1)[1].strip()
     return ""
+
+
+class KeptAnswers:
+    """The answers of a job, a line each: a killed job loses the one at hand only.
+
+    An answer to a batch is found again by its tokens. So a job that goes on computes the very batches that it lacks, and its
+    numbers are those of an undisturbed one.
+
+    Args:
+        state: folder of the file, which is created if need be; None keeps answers in memory alone.
+        conditions: what the answers are of. Other conditions, other files, code or libraries have a file of their own.
+        files: checkpoints and other files that the answers follow from.
+    """
+
+    def __init__(
+        self, state: Path | None = None, conditions: Mapping[str, Any] | None = None, files: Sequence[Path] = ()
+    ) -> None:
+        self.state, self.file, self._answers = state, None, dict[str, Any]()
+        if state is not None:
+            known = {
+                "conditions": conditions,
+                "code": project_code(),
+                "files": [with_state({"local": str(file)})["files"] for file in files],
+                "libraries": libraries(),
+            }
+            digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+            self.file = state / f"{digest[:16]}.jsonl"
+            state.mkdir(parents=True, exist_ok=True)
+            self.file.touch()
+            for line in self.file.read_bytes().splitlines():
+                # Cut short when a job was killed, or zeros of a machine that went down.
+                with contextlib.suppress(ValueError):
+                    key, self._answers[key] = json.loads(line)
+
+    def answer(self, inputs: Any, compute: Callable[[], Any]) -> Any:
+        """Return the answer kept for `inputs`, or `compute()`; both as JSON has them, numbers bit for bit."""
+        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+        if key not in self._answers:
+            text = json.dumps(compute())
+            if self.file is not None:
+                with self.file.open("a") as lines:
+                    lines.write(f'\n["{key}", {text}]')  # the line before may have been cut short
+            self._answers[key] = json.loads(text)
+        return self._answers[key]
+
+    def delete(self) -> None:
+        """Delete the folder, once all is measured."""
+        if self.state is not None:
+            shutil.rmtree(self.state, ignore_errors=True)

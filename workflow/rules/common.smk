@@ -111,24 +111,6 @@ def tasks_of(w, group):
     return scale.sets.tasks[group] if group else [w.task]
 
 
-def scored_models(sharded):
-    """A regular expression for a score's model, if the task at the end of its path has shards on it, or has none."""
-    pairs = "|".join(
-        rf"{re.escape(model)}/[^/]+/[^/]+/{re.escape(task)}\.json$"
-        for model in scale.models
-        for task in scale.tasks
-        if scale.shards(model, task) > 1
-    )
-    return f"(?{'=' if sharded else '!'}{pairs or '(?!)'})(?:{pattern(scale.models)})"
-
-
-def shard_records(w):
-    """The records of the shards of a score."""
-    shards = scale.shards(w.model, w.task)
-    folder = f"<results>/score-shards/{w.model}/{w.variant}/{w.kv_cache}/{w.task}"
-    return [f"{folder}/{shard}-of-{shards}.json" for shard in range(1, shards + 1)]
-
-
 def question_folders(w, group):
     """The folders with the questions of a job's tasks, of those that come from the hub."""
     return [
@@ -141,8 +123,8 @@ def question_folders(w, group):
 def answers_folder(w, output):
     """Where a job keeps its answers so far. Not an output: Snakemake would delete those of a job that was killed."""
     results = Path(scale.pathvars.results)
-    place = Path(*Path(output[0]).relative_to(results).parts[1:])
-    return str(results / "score-state" / place.with_name(place.stem))
+    place = Path(output[0]).relative_to(results)
+    return str(results / "job-state" / place.with_name(place.stem))
 
 
 def questions_of(w):
@@ -260,18 +242,12 @@ def model_file(w):
     return f"<results>/models/{w.model}/source.json"
 
 
-def served_variant(w):
-    """The variant whose checkpoint is served: one that differs in the plugin alone has none of its own."""
-    served = scale.variants[w.variant].model_copy(update={"plugin": None})
-    return next((name for name, variant in scale.variants.items() if variant == served), w.variant)
-
-
 def served_folder(w):
     """The folder that is served: a trained checkpoint or one without weights; none for the source model itself."""
     variant = scale.variants[w.variant]
     if serves_dummy(w):
-        return f"<results>/dummy/{w.model}/{served_variant(w) if variant.rewired else 'baseline'}"
-    return f"<results>/checkpoints/{w.model}/{served_variant(w)}" if variant.changed else []
+        return f"<results>/dummy/{w.model}/{w.variant if variant.rewired else 'baseline'}"
+    return f"<results>/checkpoints/{w.model}/{w.variant}" if variant.changed else []
 
 
 def baseline_folder(w, points):
@@ -301,7 +277,6 @@ def serving_json(w, points):
         spec and spec.fields,
         variant.merge_all_layers,
         scale.models[w.model].quantization,
-        variant.plugin,
         {point: scale.point(point) for point in points or [w.point]},
     ).text
 

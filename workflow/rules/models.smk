@@ -4,7 +4,7 @@ REQUIRED INPUTS: the sources named in the configuration
 OUTPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{model}/{variant} (of others' training),
          <results>/data/heldout.jsonl, <results>/data/{data}/train.jsonl, <results>/questions/{task} (of the hub)
 
-All that is downloaded is downloaded here, and the tokenizer of a model served without weights in serve.smk.
+All that is downloaded is downloaded here.
 """
 
 

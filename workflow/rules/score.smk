@@ -4,14 +4,8 @@ REQUIRED INPUTS: <results>/models/{model}/source.json, <results>/checkpoints/{mo
                  <results>/questions/{task} (of the hub), <results>/data/heldout.jsonl,
                  <results>/moments/{model}/{recipe}.safetensors (of fitted starts)
 OUTPUTS: <results>/scores/{model}/{variant}/{kv_cache}/{task}.json, <results>/fidelity/{model}/{variant}/{kv_cache}.json,
-         <results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json,
          <results>/early_exit/{model}/{variant}.json
 """
-
-
-localrules:
-    merge_scores,
-
 
 # Small tasks take less time than a start of the model, so one job may score several: the sets of scoring.together.
 for group in [None, *scale.scoring.together]:
@@ -35,8 +29,6 @@ for group in [None, *scale.scoring.together]:
             engine=f"<logs>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.vllm.log",
         benchmark:
             f"<benchmarks>/score/{{model}}/{{variant}}/{{kv_cache}}/{scored}.tsv"
-        wildcard_constraints:
-            model=scored_models(sharded=False),
         priority: if_granted("score")
         threads: 1
         resources:
@@ -46,8 +38,6 @@ for group in [None, *scale.scoring.together]:
             tasks=lambda w, group=group: tasks_json(w, group),
             seed=scale.scoring.seed,
             state=answers_folder,
-            # Asks for the output, whose place says it, only to be no trigger.
-            shard=lambda w, output: [1, 1],
         shell:
             """
             exec &> >(tee {log.run:q})
@@ -60,50 +50,12 @@ for group in [None, *scale.scoring.together]:
                 --tasks {params.tasks:q} \
                 --fetched {input.questions:q} \
                 --seed {params.seed} \
-                --shard {params.shard} \
                 --threads {threads} \
                 --gpus {resources.gpu} \
                 --engine-log {log.engine:q} \
                 --state {params.state:q} \
                 --outputs {output:q}
             """
-
-
-use rule score as score_shard with:
-    # A part of a score: every so many-th question, where one job would take too long for all.
-    output:
-        "<results>/score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
-    log:
-        run="<logs>/score/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.log",
-        engine="<logs>/score/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.vllm.log",
-    benchmark:
-        "<benchmarks>/score/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.tsv"
-    wildcard_constraints:
-        shard="[1-9][0-9]*",
-        shards="[1-9][0-9]*",
-    params:
-        shard=lambda w, output: [w.shard, w.shards],
-
-
-rule merge_scores:
-    """The score that one job would have written, from its shards."""
-    input:
-        shard_records,
-    output:
-        "<results>/scores/{model}/{variant}/{kv_cache}/{task}.json",
-    log:
-        "<logs>/merge_scores/{model}/{variant}/{kv_cache}/{task}.log",
-    benchmark:
-        "<benchmarks>/merge_scores/{model}/{variant}/{kv_cache}/{task}.tsv"
-    wildcard_constraints:
-        model=scored_models(sharded=True),
-    shell:
-        """
-        exec &> >(tee {log:q})
-        python -m pipeline.stages merge_scores \
-            --shards {input:q} \
-            --output {output:q}
-        """
 
 
 rule fidelity:

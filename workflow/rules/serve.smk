@@ -18,14 +18,12 @@ rule dummy_checkpoint:
         "<benchmarks>/dummy_checkpoint/{model}/{variant}.tsv"
     params:
         spec=spec_json,
-        tokenizer=lambda w: getattr(scale.models[w.model].source, "hub", []),
     shell:
         """
         exec &> >(tee {log:q})
-        online python -m pipeline.stages dummy_checkpoint \
+        python -m pipeline.stages dummy_checkpoint \
             --source {input.source:q} \
             --spec {params.spec:q} \
-            --tokenizer {params.tokenizer:q} \
             --output {output:q}
         """
 
@@ -68,8 +66,7 @@ for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
             # These ask for the input only to be no triggers: they change no number.
             title=lambda w, input: scale.models[w.model].title,
             start_timeout=lambda w, input: scale.serving.engine.start_timeout,
-            # Not an output: Snakemake would delete what a killed job had finished.
-            state=lambda w, input: f"{scale.pathvars.results}/serving-state/{w.model}/{w.variant}/{w.kv_cache}",
+            state=answers_folder,
         shell:
             """
             exec &> >(tee {log.run:q})

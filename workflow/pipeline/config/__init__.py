@@ -178,11 +178,6 @@ class Config(Section):
         layers = settings.num_hidden_layers
         return sorted({*range(layers // 3, layers - 1, self.reading.every), *settings.layers_below})
 
-    def shards(self, model: str, task: str) -> int:
-        """How many jobs score a task on a model; 1 where `shards` says nothing of it."""
-        shards = self.tasks[task].shards or 1
-        return shards.get(model, 1) if isinstance(shards, dict) else shards
-
     def scored_together(self, task: str) -> list[str]:
         """The tasks that one job scores with this one, itself among them: a set of `scoring.together`, or it alone."""
         sets = (self.sets.tasks[name] for name in self.scoring.together)

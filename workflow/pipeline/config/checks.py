@@ -116,14 +116,8 @@ def _check_together(config: Config) -> None:
 
 
 def _check_task(config: Config, name: str) -> None:
-    """Its shards are of models that there are; its backend can score it; its files have the split that is scored."""
-    task, divided = config.tasks[name], any(config.shards(model, name) > 1 for model in config.in_use)
-    with at(f"tasks.{name}.shards"):
-        for model in task.shards if isinstance(task.shards, dict) else ():
-            _require(model, "models", config.models)
-        for group in config.scoring.together if divided else ():
-            if name in config.sets.tasks[group]:
-                raise UserError(f"one job scores all tasks of {group!r} (scoring.together), so it has no shards")
+    """Its backend can score it; its files have the split that is scored."""
+    task = config.tasks[name]
     with at(f"tasks.{name}"):
         if task.backend == "vllm" and not task.generated:
             raise UserError(

@@ -13,7 +13,6 @@ from swiftkv.section import Count, Fraction, Name, Names, Quantity, Section, See
 Documents = Annotated[Whole, Field(description="Number of chats used.")]
 MaxLength = Annotated[Whole, Field(description="Longer chats are cut at this many tokens.")]
 DrawSeed = Annotated[Seed, Field(description="Seed of the choice of chats.")]
-Shards = Whole | Annotated[dict[Name, Whole], Field(min_length=1)]
 NamedSets = dict[Name, Names]
 NamesOrSet = Names | Text
 # A prefill reduction in percent, also without quotes.
@@ -159,7 +158,6 @@ class Variant(Section):
         None,
     )
     merge_all_layers: bool = key("Served only: one layer's KV cache is kept (Section 5.1).", False)
-    plugin: Literal["arctic-inference"] | None = key("Served by this vLLM plugin in place of this project's.", None)
 
     @property
     def rewired(self) -> bool:
@@ -174,9 +172,7 @@ class Variant(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.prefill_reduction is None:
-            if given := [
-                key for key in ("acrosskv", "kv_heads", "plugin", "early_exit", "own_key_values") if getattr(self, key)
-            ]:
+            if given := [key for key in ("acrosskv", "kv_heads", "early_exit", "own_key_values") if getattr(self, key)]:
                 raise ValueError(f"{given[0]} needs a prefill_reduction")
             if self.merge_all_layers and self.recipe:
                 raise ValueError("merge_all_layers serves the model as it is, so it has no recipe")
@@ -296,7 +292,6 @@ class Task(Scored):
     asks: Asks | None = key(
         "How much it asks, for plans; absent: as workflow/pipeline/config/benchmarks.yaml says.", None
     )
-    shards: Shards | None = key("Jobs that ask its questions, for all models or by model; else 1.", None)
     chance: Fraction | None = key("Share that guessing gets right; tables mark what is not above it.", None)
 
     @property

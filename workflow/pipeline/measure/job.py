@@ -7,6 +7,7 @@ import json
 import os
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,10 @@ from pipeline.measure.memory import devices
 from pipeline.measure.point import BASELINE, Subject
 from pipeline.measure.run import engine_key, headline, measure, read_point
 from pipeline.measure.turns import Engines
-from pipeline.records import libraries, processor, project_code
-from pipeline.sources import read_source
+from pipeline.records import KeptAnswers, processor
+from pipeline.sources import read_source, with_state
 from swiftkv.errors import UserError
-from swiftkv.io import read_json, write_json
+from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -30,7 +31,6 @@ class ServingSettings:
         spec: fields of the variant's `SwiftKVSpec`; None serves the model as it is.
         merge_all_layers: whether one layer's KV cache is kept (Section 5.1).
         quantization: vLLM's --quantization.
-        plugin: arctic-inference serves with the authors' vLLM plugin.
         points: key under serving.points -> the point as `Config.point` gives it; all need the same engine.
     """
 
@@ -38,7 +38,6 @@ class ServingSettings:
     spec: dict[str, Any] | None
     merge_all_layers: bool
     quantization: str | None
-    plugin: str | None
     points: dict[str, dict[str, Any]]
 
     @property
@@ -83,8 +82,7 @@ def measure_points(
         threads: processor threads.
         gpus: GPUs the model is spread over; 0 is the processor.
         log: file for what vLLM prints; one beside it gets what the baseline's engine prints.
-        state: folder for finished records. A job that was killed goes on from there, and one with other points takes over
-            those that are the same.
+        state: folder for finished records, from which a job that was killed goes on; gone at the end.
         outputs: a JSON file for each point, <point>/<model>/<variant>/<KV cache>.json.
 
     Raises:
@@ -97,50 +95,41 @@ def measure_points(
     ]
     if len(set(map(engine_key, points))) > 1:
         raise UserError(f"{', '.join(settings.points)} are not measured on one engine; ask for them apart")
-    folders = [subject.folder, *([subject.baseline.folder] if subject.baseline else [])]
-    shared = {
+    conditions = {
         **dataclasses.asdict(dataclasses.replace(settings, points={})),
-        "model": [model, variant, kv_cache],
         **machine,
-        "files": list(map(_state_of, folders)),
-        "code": project_code(),
-        "libraries": libraries(),
         "devices": [device.name for device in devices()[:gpus]] if gpus else [],
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
     }
-    finished: dict[str, dict[str, Any]] = {}
+    kept = KeptAnswers(state, conditions, [each.folder for each in (subject, subject.baseline) if each])
+    records: dict[str, dict[str, Any]] = {}
     failures: dict[str, Exception] = {}
     with Engines(log) as engines:
         for point in sorted(points, key=lambda point: -sum(point.lengths)):
-            file, asked = state / f"{point.name}.json", settings.points[point.name]
-            sent = heldout and _state_of(heldout) if getattr(point.settings, "dataset", None) else None
-            same = json.loads(json.dumps(shared | {"point": asked, "sent": sent, "dtype": point.dtype}))
-            kept = read_json(file) if file.exists() else {}
-            # A finished job of the same settings that runs again measures anew.
-            if kept.get("identity") != same or kept.get("written_by") == settings.text:
-                try:
-                    kept = {"identity": same, "result": measure(subject, point, engines, heldout)}
-                except Exception as error:  # the others are measured all the same
-                    engines.close()
-                    if not isinstance(error, UserError):
-                        traceback.print_exc()
-                    failures[point.name] = error
-                    print(f"{point.name} failed: {error}", flush=True)
-                    continue
-                write_json(file, kept)
-            finished[point.name], record = kept, kept["result"]
+            asked: dict[str, Any] = {"point": settings.points[point.name], "dtype": point.dtype}
+            if getattr(point.settings, "dataset", None):
+                asked["chats"] = with_state({"local": str(heldout)})["files"]
+            try:
+                record = kept.answer([point.name, asked], partial(measure, subject, point, engines, heldout))
+            except Exception as error:  # the others are measured all the same
+                engines.close()
+                if not isinstance(error, UserError):
+                    traceback.print_exc()
+                failures[point.name] = error
+                print(f"{point.name} failed: {error}", flush=True)
+                continue
+            records[point.name] = record
             print(f"{point.name}: {headline(record)}", flush=True)
             if record["status"] == "ok":
                 engines.longest = engines.longest or point.max_model_len(subject.config)
     if failures:
-        others = f"; kept: {', '.join(finished)}" if finished else ""
+        others = f"; kept: {', '.join(records)}" if records else ""
         raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + others)
     for output in outputs:
-        write_json(output, finished[output.parts[-4]]["result"])
-    for name, kept in finished.items():
-        write_json(state / f"{name}.json", kept | {"written_by": settings.text})
-    print("; ".join(f"{name} {headline(kept['result'])}" for name, kept in finished.items()))
+        write_json(output, records[output.parts[-4]])
+    kept.delete()
+    print("; ".join(f"{name} {headline(record)}" for name, record in records.items()))
 
 
 def _subject(
@@ -167,9 +156,3 @@ def _subject(
     fields = dataclasses.asdict(settings) | {"spec": settings.spec and SwiftKVSpec(**settings.spec)}
     del fields["points"]
     return Subject(served, variant, kv_cache, Path(folder).resolve(), baseline=other, **fields)
-
-
-def _state_of(place: Path) -> dict[str, list[int]]:
-    """Size and time of a file, or of every file in a folder, by name; they stand for the model, which takes long to read."""
-    files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
-    return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in files}

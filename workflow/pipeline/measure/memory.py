@@ -1,15 +1,12 @@
-"""The memory of GPUs, and whether others hold some of it; GiB are 2^30 bytes."""
+"""The GPUs of a job and their memory."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.measure.engine import EngineFailure
-from swiftkv.cost import GIBI
 from swiftkv.errors import UserError
 
 
@@ -32,22 +29,3 @@ def devices() -> list[Device]:
     if not found:
         raise UserError("this point is served on GPUs, and torch finds none")
     return found
-
-
-def refuse_neighbors(share: float, found: Sequence[Device]) -> None:
-    """Tell a neighbor's memory from the model's, where vLLM has run out of it and has ended.
-
-    Args:
-        share: of each GPU's memory, what vLLM was given.
-        found: the GPUs, on which this job now holds nothing.
-
-    Raises:
-        EngineFailure: one of them has less than that free, so others hold some of what vLLM needed.
-    """
-    for device in found:
-        if device.free < share * device.total:
-            raise EngineFailure(
-                f"vLLM ran out of memory that others hold, which is no result: with vLLM gone, {device.free / GIBI:.1f} of the "
-                f"{device.total / GIBI:.1f} GiB of a {device.name} are free, but vLLM was given {share:g} of them; end what else "
-                "runs there (nvidia-smi lists it) and run again"
-            )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.memory import devices
 from pipeline.measure.worker import module
-from pipeline.records import installed_version
 from swiftkv.cost import GIBI, Dimensions, parameter_count
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from pipeline.measure.turns import Run
 
 BASELINE = "baseline"
-REFERENCE = "arctic-inference"  # the authors' vLLM plugin
-REFERENCE_NEEDS = {REFERENCE: "0.3.0", "vllm": "0.26.0"}
 CACHE_BYTES, GPU_SHARE = "--kv-cache-memory-bytes", "--gpu-memory-utilization"  # vLLM arguments
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
@@ -43,7 +40,6 @@ class Subject:
         spec: the rewiring; None serves the model as it is.
         merge_all_layers: every layer computes its keys and values, one layer's are kept (Sec. 5.1).
         quantization: vLLM's --quantization, or None.
-        plugin: "arctic-inference" for the authors' own vLLM plugin; None is this project's.
         baseline: what it is measured in turns with, at points that ask for it; None where that is itself.
     """
 
@@ -55,7 +51,6 @@ class Subject:
     spec: SwiftKVSpec | None = None
     merge_all_layers: bool = False
     quantization: str | None = None
-    plugin: str | None = None
     baseline: Subject | None = None
 
     @property
@@ -67,24 +62,6 @@ class Subject:
     def architecture(self) -> Dimensions:
         """The dimensions of the model, for the cost model."""
         return Dimensions.from_config(self.config)
-
-    def check_reference(self) -> None:
-        """Make sure that this environment can serve the variant with the reference plugin, before an engine starts.
-
-        Raises:
-            UserError: the plugin is not installed, vLLM is not the version it was made for, or it cannot serve the variant.
-        """
-        present = {name: (installed_version(name) or "missing").partition("+")[0] for name in REFERENCE_NEEDS}
-        if present != REFERENCE_NEEDS:
-            needs, has = (" and ".join(map(" ".join, one.items())) for one in (REFERENCE_NEEDS, present))
-            raise UserError(
-                f"variant {self.variant!r} is served by the reference plugin, which needs {needs}, but this Python "
-                f"environment has {has}"
-            )
-        if self.spec is None or self.spec.key_value_group_size > 1:
-            raise UserError(
-                f"variant {self.variant!r}: the reference plugin serves SwiftKV without AcrossKV, and nothing else"
-            )
 
 
 @dataclass(frozen=True)
@@ -249,16 +226,13 @@ def vllm_command(subject: Subject, point: Point, length: int, memory: dict[str, 
     return module("pipeline.measure.engine_program", "--model", str(subject.folder), "--skip-tokenizer-init", *words)
 
 
-def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> dict[str, str]:
+def engine_environment(gpus: int, threads: int) -> dict[str, str]:
     """The environment vLLM is served in on so many GPUs (0: the processor) and processor threads.
 
-    It reports nothing and downloads nothing. Only one plugin is loaded: an installed reference plugin would change how every
-    model runs. On a CPU, one process computes with all of the point's threads. vLLM by itself keeps a core free for each
-    server process, which would leave one of two cores idle. And glibc keeps the memory of large activations: given back
+    It reports nothing and downloads nothing. Only this project's plugin is loaded: an installed arctic-inference would change
+    how every model runs. On a CPU, one process computes with all of the point's threads. vLLM by itself keeps a core free for
+    each server process, which would leave one of two cores idle. And glibc keeps the memory of large activations: given back
     after each step, they cost a page fault every 4 KiB in the next, up to 40 % of a step in a virtual machine, by chance.
-
-    Args:
-        plugin: as in `Subject`.
     """
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
@@ -271,12 +245,10 @@ def engine_environment(gpus: int, threads: int, plugin: str | None = None) -> di
         "TOKENIZERS_PARALLELISM": "false",
         # Else torch's gloo listens on whatever address the host's name has.
         "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_PLUGINS": "swiftkv",
+        "ARCTIC_INFERENCE_ENABLED": "0",
     }
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would win over the memory this point states
-    if plugin == REFERENCE:
-        environment |= {"VLLM_PLUGINS": "arctic_inference", "ARCTIC_INFERENCE_ENABLED": "1"}
-    else:
-        environment |= {"VLLM_PLUGINS": "swiftkv", "ARCTIC_INFERENCE_ENABLED": "0"}
     if gpus:
         # It would be compiled at the first start, and decoding is greedy.
         environment["VLLM_USE_FLASHINFER_SAMPLER"] = "0"

@@ -11,13 +11,9 @@ from typing import Any
 from pipeline.config.points import POINTS
 from pipeline.measure.engine import OutOfMemory, Unsupported, observed, require_fp8_cache
 from pipeline.measure.latency import Latency
-from pipeline.measure.memory import devices, refuse_neighbors
 from pipeline.measure.offline import Answer, Decode, ForwardTime, KvCapacity, Throughput
 from pipeline.measure.point import (
     BASELINE,
-    GPU_SHARE,
-    REFERENCE,
-    REFERENCE_NEEDS,
     Point,
     Subject,
     engine_environment,
@@ -91,15 +87,11 @@ def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | No
 
     Raises:
         UserError: the point cannot be measured on this model or in this environment; said before vLLM starts.
-        EngineFailure: vLLM failed for another reason than memory, or for memory that other processes hold.
+        EngineFailure: vLLM failed for another reason than memory.
     """
     started = time.monotonic()
     if subject.spec is not None:
         check_served(subject.config["model_type"])
-    plugin = "swiftkv"
-    if subject.plugin == REFERENCE:
-        subject.check_reference()
-        plugin = f"{REFERENCE} {REFERENCE_NEEDS[REFERENCE]}"
     costs = cost(subject, *point.lengths)
     memory = command = result = reason = None
     status = "ok"
@@ -123,8 +115,6 @@ def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | No
     except OutOfMemory as error:
         status, reason = "oom", str(error)
         engines.close()
-        if point.gpus and memory:
-            refuse_neighbors(memory[GPU_SHARE], devices()[: point.gpus])
     engine = observed(engines.text, kv_cache_dtype=subject.kv_cache, swiftkv=subject.spec is not None)
     return measurement(
         point.settings.measure,
@@ -147,7 +137,7 @@ def measure(subject: Subject, point: Point, engines: Engines, heldout: Path | No
             "dtype": point.dtype,
             "command": command,
         },
-        engine=engine | {"plugin": plugin},
+        engine=engine | {"plugin": "swiftkv"},
         cost=costs,
         result=result,
         seconds=time.monotonic() - started,
@@ -159,7 +149,7 @@ def _start(
 ) -> tuple[list[str], dict[str, str]]:
     """Command and environment of vLLM for a point."""
     length = max(engines.longest, point.max_model_len(subject.config))
-    environment = engine_environment(point.gpus, point.threads, subject.plugin)
+    environment = engine_environment(point.gpus, point.threads)
     if point.single and point.tensor_parallel_size == 1:
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return vllm_command(subject, point, length, memory), environment

@@ -23,7 +23,7 @@ from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
 from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
-from pipeline.sources.hub import SECOND_COPIES, answer
+from pipeline.sources.hub import SECOND_COPIES
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
@@ -249,7 +249,7 @@ def check_hub(report: Report, found: Iterable[Download]) -> int:
         try:
             # If the catalogue lacks a task, lm-eval's files name its data set.
             item = item if "/" in item.hub else replace(item, hub=data_set(item.hub))
-            size = None if silence else answer(lambda item=item: _ask(item), 3 * HUB_SECONDS)
+            size = None if silence else _ask(item)
         except UserError as error:
             problem = str(error)
         except Exception as error:  # a network fails in many ways

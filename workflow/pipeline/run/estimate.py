@@ -168,22 +168,22 @@ class Work:
     def _scoring(self) -> float:
         """Every prompt token once, where a processor shares what prompts have in common; then the steps of answers."""
         job, config = self.job, self.config
-        # A shard's file is called by its number. Tasks that read other metrics off the same answers are asked once.
-        names = [job.wildcards["task"]] if "task" in job.wildcards else [Path(path).stem for path in job.outputs]
+        # Tasks that read other metrics off the same answers are asked once.
+        names = [Path(path).stem for path in job.outputs]
         names = list({asked(config.tasks[name].model_dump()): name for name in names}.values())
-        shards, total = int(job.wildcards.get("shards", 1)), 0.0
+        total = 0.0
         for name in names:
             entry, amount = config.tasks[name], asks(config.tasks[name], name)
             prompt, choices = amount.shots + amount.prompt, max(1, amount.choices) * amount.choice
             if config.scoring_engine(job.wildcards["model"], job.wildcards["variant"], job.wildcards["kv_cache"], name):
-                total += self.speeds.engine + self.busy(amount.questions * (prompt + amount.answer)) / shards
+                total += self.speeds.engine + self.busy(amount.questions * (prompt + amount.answer))
                 continue
             if job.gpus:
                 tokens = amount.questions * max(1, amount.choices) * (prompt + amount.choice)
             else:
                 tokens = amount.questions * (amount.prompt + choices) + amount.shots
             steps = math.ceil(amount.questions / entry.batch_size) * LONGEST * amount.answer
-            total += (self.forward(tokens + steps * entry.batch_size) + self.decode(steps)) / shards
+            total += self.forward(tokens + steps * entry.batch_size) + self.decode(steps)
         return total + len(names) * self.speeds.task
 
     def _chats(self) -> float:

@@ -14,7 +14,7 @@ from swiftkv.cost import GIGA
 
 PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
-UNFINISHED = ("training-state", "serving-state", "score-state")  # folders that only unfinished work goes on from
+UNFINISHED = ("training-state", "job-state")  # folders that only unfinished work goes on from
 FIRST = ("claims", "panel", "contents", "demo_answer")  # artifacts to look at first
 OWN_SHARE = 0.1  # of the plan's time, before which a run's own pace says little; of a step, that a late one has left
 FIRST_LINE, NEXT_LINE = 60, 300  # seconds after which a running step has a line, and between further ones

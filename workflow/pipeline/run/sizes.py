@@ -164,8 +164,6 @@ def downloads(job: PlannedJob, config: Config, root: Path) -> list[Download]:
         task = config.tasks[named["task"]]
         known = KNOWN[task.task].hub if task.task in KNOWN else task.task
         return _download("questions", task.source) if task.source else [Download("questions", known)]
-    if rule == "dummy_checkpoint":
-        return _download("tokenizer", config.models[named["model"]].source, **tokenizer)
     if rule not in ("resolve_model", "fetch_checkpoint"):
         return []
     model, variant, size = config.models[named["model"]], named.get("variant"), None

@@ -7,14 +7,10 @@ those of separate rows, up to the order in which floating-point sums are taken.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
-import json
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +20,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel, PreT
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from pipeline.records import KeptAnswers
 from pipeline.score import BROKEN
 from swiftkv.chats import TEMPLATE_ARGUMENTS
 from swiftkv.errors import UserError
@@ -32,38 +29,6 @@ from swiftkv.quantize.kv_cache import Peak, new_cache
 Request = tuple[Any, list[int], list[int]]  # strings, context tokens, continuation tokens
 NODES = {"cpu": 256, "cuda": 2048}  # of a tree, about: so many tokens run in one forward pass
 SCORES = 2**19  # attention scores in flight: what stays in a core's cache
-
-
-class KeptAnswers:
-    """A file with the answers to a task, a line a batch, so that a job that is killed loses its last batch only.
-
-    A batch is found again by its tokens. So a score that goes on computes the very batches that it lacks, and its numbers
-    are those of an undisturbed one.
-
-    Args:
-        file: created if need be; None keeps nothing.
-    """
-
-    def __init__(self, file: Path | None = None) -> None:
-        self.file, self._answers = file, dict[str, Any]()
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-            for line in file.read_bytes().splitlines():
-                # Cut short when a job was killed, or zeros of a machine that went down.
-                with contextlib.suppress(ValueError):
-                    key, self._answers[key] = json.loads(line)
-
-    def answer(self, inputs: Any, compute: Callable[[], Any]) -> Any:
-        """Return the answer kept for `inputs`, or `compute()`; both as JSON has them, numbers bit for bit."""
-        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
-        if key not in self._answers:
-            text = json.dumps(compute())
-            if self.file is not None:
-                with self.file.open("a") as lines:
-                    lines.write(f'\n["{key}", {text}]')  # the line before may have been cut short
-            return json.loads(text)
-        return self._answers[key]
 
 
 class CachedLM(HFLM):
@@ -76,8 +41,8 @@ class CachedLM(HFLM):
         options: further ones of HFLM, such as `batch_size`.
 
     Attributes:
-        kept: the answers found again and kept; by default none are.
-        peak: the largest key that an FP8 cache was given since `keep`.
+        kept: the answers found again and kept.
+        peak: the largest key that an FP8 cache was given.
     """
 
     def __init__(
@@ -87,11 +52,7 @@ class CachedLM(HFLM):
         model.set_attn_implementation("grouped")
         self.kv_cache = kv_cache
         self.chat_template_args = TEMPLATE_ARGUMENTS
-        self.keep(None)
-
-    def keep(self, file: Path | None) -> None:
-        """Keep the answers from here on in a file."""
-        self.kept, self.peak = KeptAnswers(file), Peak()
+        self.kept, self.peak = KeptAnswers(), Peak()
 
     def _new_cache(self) -> DynamicCache:
         return new_cache(self.kv_cache, self.model.config, self.peak)

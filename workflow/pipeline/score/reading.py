@@ -15,7 +15,6 @@ import json
 import math
 import random
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pipeline.config.settings import Prompts
-from pipeline.records import describe_spec, measurement, weights_of
+from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
 from pipeline.score.chats import require_spec
 from pipeline.score.fidelity import compare
 from pipeline.sources import read_source
@@ -254,9 +253,6 @@ def measure_reading(
     Raises:
         UserError: a file is missing or damaged, or the model is too short for an item.
     """
-    from pipeline.score.lm import KeptAnswers
-    from pipeline.score.run import answers_file
-
     started, model = time.monotonic(), read_source(model_source)
     tokenizer, config = load_tokenizer(model["path"]), model["config"]
     items = tasks(tokenizer, questions, settings)
@@ -267,9 +263,9 @@ def measure_reading(
         raise UserError(f"{model['title']} has too few positions for {longest} tokens; shorten reading.retrieval")
     teacher = load_base(model["path"], device_map=device_map())
     members = load_members(teacher, layers, moments, checkpoint, spec)
-    conditions = {"variant": variant, "layers": [*members]}
+    conditions = {"variant": variant, "layers": [*members], "machine": machine()}
     sources = [path for path in (Path(model["path"]), moments, checkpoint) if path]
-    kept = KeptAnswers(state and answers_file(state, conditions, sources, "reading"))
+    kept = KeptAnswers(state, conditions, sources)
 
     found = {}
     for number, document in enumerate(documents, 1):
@@ -319,6 +315,5 @@ def measure_reading(
         seconds=time.monotonic() - started,
     )
     write_json(output, record)
-    if state is not None:
-        shutil.rmtree(state, ignore_errors=True)
+    kept.delete()
     return record

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import math
 import os
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.config.catalogue import asked
-from pipeline.records import describe_spec, measurement, project_code, provenance, weights_of
+from pipeline.records import KeptAnswers, describe_spec, machine, measurement, weights_of
 from pipeline.score.fetch import Unavailable
 from pipeline.score.served import score_served
-from pipeline.score.shards import summary
-from pipeline.sources import read_source, with_state
+from pipeline.sources import read_source
+from pipeline.statistics import mean_and_stderr
 from swiftkv.architectures import key_value_heads
 from swiftkv.io import write_json
 from swiftkv.spec import SwiftKVSpec
@@ -42,7 +39,6 @@ def measure_scores(
     outputs: Sequence[Path],
     engine_log: Path | None = None,
     fetched: Sequence[Path] = (),
-    shard: tuple[int, int] = (1, 1),
     state: Path | None = None,
 ) -> None:
     """Score one variant of a model on tasks, which share one loading of it, and write a measurement "score" for each.
@@ -65,7 +61,6 @@ def measure_scores(
         outputs: JSON files, one a task.
         engine_log: file for what vLLM prints; needed with an engine.
         fetched: folders of the questions that come from the hub (`fetch_questions`), each with the name of its task.
-        shard: which part of the questions to ask, and how many parts there are; see `pipeline.score.shards`.
         state: folder for the answers so far, from which another call goes on; gone when all tasks are scored. Where a source
             was unavailable it stays, for when the source comes back.
 
@@ -85,29 +80,8 @@ def measure_scores(
     }
     tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
     folder = checkpoint or tokenizer
+    kept = KeptAnswers(state, subject | {"machine": machine()}, [folder, tokenizer])
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
-    answered: dict[str, tuple[Any, ...]] = {}  # by all that was asked: several metrics are read off the same answers
-
-    def score(name: str, task: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Return result, settings it ran with, and further sections of the record."""
-        request = (task, seed, folders.get(name), shard)
-        if "engine" in task:
-            return score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
-        if (key := asked(task)) not in answered:
-            from pipeline.score.tasks import build_benchmark
-
-            benchmark, lm = build_benchmark(*request), load()
-            lm.batch_size_per_gpu = task["batch_size"]
-            lm.keep(state and answers_file(state, subject, [folder, tokenizer], name))
-            samples = lm_eval_samples(lm, benchmark, task)
-            ran = {"dtype": str(lm.model.dtype).removeprefix("torch.")}
-            keys = {"fp8_keys": found} if (found := lm.peak.found()) else {}
-            lm.peak.warn()
-            answered[key] = benchmark, samples, ran, keys
-        benchmark, samples, ran, keys = answered[key]
-        result, settings = read_off(samples, benchmark, task)
-        return result | keys, settings | ran, {"data": benchmark.data}
-
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
     places, said = dict(zip(tasks, outputs, strict=True)), dict[str, str]()
     # vLLM's come first, while no model of ours holds the GPU's memory.
@@ -118,7 +92,12 @@ def measure_scores(
         settings |= {key: task[key] for key in ("metric", "filter", "shots", "limit")}
         settings["backend"] = "vllm" if "engine" in task else "transformers"
         try:
-            outcome["result"], ran, sections = score(name, task)
+            request = (task, seed, folders.get(name))
+            if "engine" in task:
+                found = score_served(folder, tokenizer, spec is not None, kv_cache, engine_log, *request)
+            else:
+                found = score(load, kept, *request)
+            outcome["result"], ran, sections = found
             settings |= ran
             said[name] = format(outcome["result"]["value"], ".4f")
         except Unavailable as absence:
@@ -131,21 +110,32 @@ def measure_scores(
         )
     if len(said) > 1:  # a run shows a step's last line
         print(", ".join(f"{name} {value}" for name, value in said.items()), flush=True)
-    if state is not None and "unavailable" not in said.values():
-        shutil.rmtree(state, ignore_errors=True)
+    if "unavailable" not in said.values():
+        kept.delete()
 
 
-def answers_file(state: Path, subject: dict[str, Any], folders: list[Path], task: str) -> Path:
-    """Return the file for the answers to a task; other files, code, libraries or kinds of machine have another one."""
-    origin = provenance(0)
-    conditions = subject | {
-        "code": project_code(),
-        "files": [with_state({"local": str(folder)})["files"] for folder in folders],
-        "libraries": origin["libraries"],
-        "hardware": origin["hardware"]["gpus"] or origin["hardware"],
-    }
-    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
-    return state / f"{task}-{digest[:16]}.jsonl"
+def score(
+    load: Callable[[], CachedLM], kept: KeptAnswers, task: dict[str, Any], seed: int, fetched: Path | None
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Score a task with transformers; the last three arguments are those of `build_benchmark`.
+
+    Returns:
+        The result and the settings of its record, and the record's section `data`.
+
+    Raises:
+        Unavailable, UserError: as `build_benchmark`, before `load` is called.
+    """
+    from pipeline.score.tasks import build_benchmark
+    from swiftkv.quantize.kv_cache import Peak
+
+    benchmark, lm = build_benchmark(task, seed, fetched), load()
+    # Tasks that read other metrics off the same answers find them kept.
+    lm.batch_size_per_gpu, lm.kept, lm.peak = task["batch_size"], kept, Peak()
+    result, settings = read_off(lm_eval_samples(lm, benchmark, task), benchmark, task)
+    keys = {"fp8_keys": largest} if (largest := lm.peak.found()) else {}
+    lm.peak.warn()
+    dtype = str(lm.model.dtype).removeprefix("torch.")
+    return result | keys, settings | {"dtype": dtype}, {"data": benchmark.data}
 
 
 def load_lm(folder: Path, tokenizer: Path, kv_cache: str) -> CachedLM:
@@ -178,10 +168,7 @@ def lm_eval_samples(lm: LM, benchmark: Benchmark, task: dict[str, Any]) -> list[
 def read_off(
     samples: list[dict[str, Any]], benchmark: Benchmark, task: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the result of a score and the settings it ran with, from `lm_eval_samples` of a task that asks the same.
-
-    Of a shard, `n` is of all shards, value, error and `questions` are of its own answers, and `shard` says which those are.
-    """
+    """Return the result of a score and the settings it ran with, from `lm_eval_samples` of a task that asks the same."""
     from pipeline.score.tasks import BITS_PER_BYTE, check_metric
 
     config = benchmark.config
@@ -190,12 +177,17 @@ def read_off(
     in_bits = task["metric"] == BITS_PER_BYTE
     values = [bits_per_byte(sample) if in_bits else float(sample[task["metric"]]) for sample in samples]
     identities = ["".join(sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")) for sample in samples]
-    result = summary(values, identities, benchmark.n, benchmark.n_total)
-    if len(benchmark.numbers) < benchmark.n:
-        result["shard"] = {"numbers": benchmark.numbers, "identities": identities}
+    value, stderr = mean_and_stderr(values)
+    result = {
+        "value": value,
+        "stderr": stderr,
+        "n": len(values),
+        "n_total": benchmark.n_total,
+        "questions": {"sha256": hashlib.sha256("".join(identities).encode()).hexdigest(), "values": values},
+    }
     settings = {
         "version": (config.get("metadata") or {}).get("version"),
-        "tasks": benchmark.n_tasks,
+        "tasks": len(benchmark.tasks),
         "output_type": config["output_type"],
         "chat_template": task["chat_template"],
         "fewshot_as_multiturn": task["chat_template"] and task["fewshot_as_multiturn"],

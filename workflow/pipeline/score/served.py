@@ -18,12 +18,6 @@ from swiftkv.errors import UserError
 from swiftkv.io import read_json
 
 MAX_GEN_TOKS = 256  # tokens of an answer where the task says nothing, as in HFLM
-# Keys of generation_config.json that do not change greedy generation, or change it alike in both back ends.
-_SAME = {
-    "_from_model_config", "bos_token_id", "do_sample", "eos_token_id", "max_length", "min_p", "pad_token_id",
-    "repetition_penalty", "temperature", "top_k", "top_p", "transformers_version", "typical_p", "use_cache",
-}  # fmt: skip
-_TASK_SETTINGS = {"do_sample", "max_gen_toks", "max_new_tokens", "temperature", "top_k", "top_p", "until"}
 
 
 def score_served(
@@ -35,9 +29,8 @@ def score_served(
     task: dict[str, Any],
     seed: int,
     fetched: Path | None,
-    shard: tuple[int, int],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Score a task that has an `engine`; the last four arguments are those of `build_benchmark`.
+    """Score a task that has an `engine`; the last three arguments are those of `build_benchmark`.
 
     Returns:
         The result and the settings of its record, and the record's sections `data` and `engine`, the latter as vLLM printed
@@ -59,7 +52,7 @@ def score_served(
     engine = task["engine"]
     engine = engine | {"dtype": dtype_name(engine["dtype"], "cuda" if engine["gpus"] else "cpu")}
     environment = engine_environment(engine["gpus"], torch.get_num_threads())
-    job = (folder, tokenizer, task | {"engine": engine}, seed, fetched, shard)
+    job = (folder, tokenizer, task | {"engine": engine}, seed, fetched)
     with worker(module("pipeline.score.served_program"), log, environment, "vLLM") as program:
         answer = program.ask(job)
         printed = log.read_text(errors="replace")
@@ -71,32 +64,14 @@ def score_served(
 
 
 def repetition_penalty(folder: Path) -> float:
-    """Return the repetition penalty of generation_config.json, which transformers applies; 1 is none.
-
-    Raises:
-        UserError: the file has a setting that vLLM would ignore.
-    """
+    """Return the repetition penalty of generation_config.json, which transformers applies; 1 is none."""
     file = folder / "generation_config.json"
-    settings = read_json(file) if file.exists() else {}
-    for name, value in settings.items():
-        if value and name not in _SAME:
-            raise UserError(
-                f"{file} sets {name}, which transformers heeds and vLLM does not; score it with transformers"
-            )
-    return float(settings.get("repetition_penalty") or 1.0)
+    return float((read_json(file) if file.exists() else {}).get("repetition_penalty") or 1.0)
 
 
-def check_task(name: str, settings: dict[str, Any], max_length: int) -> None:
-    """Refuse a generative task, by name and generation_kwargs of its lm-eval config, that vLLM would answer otherwise.
-
-    `max_length` is the number of positions of the model.
-    """
+def check_task(name: str, settings: dict[str, Any]) -> None:
+    """Refuse a task, by name and generation_kwargs of its lm-eval config, whose answers are drawn at random."""
     if settings.get("do_sample") or (settings.get("temperature") and settings.get("do_sample") is None):
         raise UserError(
             f"lm-eval task {name!r} samples its answers, so they are not comparable; score it with transformers"
         )
-    if unknown := sorted({*settings} - _TASK_SETTINGS):
-        raise UserError(f"lm-eval task {name!r} sets {unknown[0]} of transformers; score it with transformers")
-    tokens = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or MAX_GEN_TOKS)
-    if tokens >= max_length:
-        raise UserError(f"lm-eval task {name!r} asks for {tokens} tokens of a model that has {max_length} positions")

@@ -36,9 +36,6 @@ class ServedLM(VLLM):
         tokenizer: the folder of its tokenizer.
         engine: as `config.scoring_engine` gives it.
         seed: vLLM's, which greedy answers do not depend on.
-
-    Raises:
-        UserError: as `repetition_penalty`.
     """
 
     def __init__(self, folder: Path, tokenizer: Path, engine: dict[str, Any], seed: int = 0) -> None:
@@ -55,7 +52,8 @@ class ServedLM(VLLM):
             dtype=engine["dtype"],
             tensor_parallel_size=max(1, engine["gpus"]),
             max_gen_toks=MAX_GEN_TOKS,
-            max_model_len=positions(folder, tokenizer),
+            # As HFLM determines it; prompts are cut on the left so that answers fit too.
+            max_model_len=resolve_max_length(AutoConfig.from_pretrained(folder), words),
             max_num_batched_tokens=engine["max_num_batched_tokens"],
             max_num_seqs=engine["max_num_seqs"],
             enforce_eager=engine["enforce_eager"],
@@ -83,18 +81,13 @@ class ServedLM(VLLM):
         return outputs
 
 
-def positions(folder: Path, tokenizer: Path) -> int:
-    """Return the longest sequence as HFLM determines it; prompts are cut on the left so that answers fit too."""
-    return resolve_max_length(AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(tokenizer))
-
-
 def score(job: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | Exception:
     """Return result, settings and data of a task, or why there are none."""
-    folder, tokenizer, task, seed, fetched, shard = job
+    folder, tokenizer, task, seed, fetched = job
     try:
-        benchmark = build_benchmark(task, seed, fetched, shard)
+        benchmark = build_benchmark(task, seed, fetched)
         for part in benchmark.tasks.values():
-            check_task(part.config.task, part.config.generation_kwargs or {}, positions(folder, tokenizer))
+            check_task(part.config.task, part.config.generation_kwargs or {})
         lm = ServedLM(folder, tokenizer, task["engine"], seed)
         return *read_off(lm_eval_samples(lm, benchmark, task), benchmark, task), benchmark.data
     except (Unavailable, UserError) as reason:

@@ -15,7 +15,7 @@ Prompts, filters and generation are lm-eval's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,50 +113,20 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> datasets
 class Benchmark:
     """The lm-eval tasks of one score."""
 
-    tasks: dict[
-        str, ConfigurableTask
-    ]  # by name; several of a group such as MMLU; of a shard, those with questions in it
-    n_tasks: int  # over all shards
-    n: int  # chosen questions, over all tasks and shards
+    tasks: dict[str, ConfigurableTask]  # by name; several of a group such as MMLU
     n_total: int  # questions there are to choose from
     fewshot: str  # where the examples come from, in words
     config: dict[str, Any]  # the first task's lm-eval config as it is run
     data: dict[str, Any]  # identity of the questions' source
-    numbers: list[int]  # indices of those that are asked among the chosen ones: of a shard, its own
 
 
-class PartialTask(ConfigurableTask):
-    """A task that asks only the questions at some indices.
-
-    Prompts are made for all of them, as random examples are drawn for one question after the other.
-    """
-
-    def __init__(self, config: dict[str, Any], places: Collection[int]) -> None:
-        self.places = frozenset(places)
-        self._instances = None  # lm-eval's, until prompts are made
-        super().__init__(config=config)
-
-    def build_all_requests(self, **options: Any) -> None:
-        """Make the requests of the questions that are asked."""
-        super().build_all_requests(**options)
-        self._instances = [instance for instance in self._instances if instance.doc_id in self.places]
-
-    def doc_iterator(self, **options: Any) -> Iterator[tuple[int, Any]]:
-        """Iterate over all questions while prompts are made, then over those that are asked."""
-        questions = super().doc_iterator(**options)
-        return questions if self._instances is None else (pair for pair in questions if pair[0] in self.places)
-
-
-def build_benchmark(
-    task: dict[str, Any], seed: int, fetched: Path | None = None, shard: tuple[int, int] = (1, 1)
-) -> Benchmark:
+def build_benchmark(task: dict[str, Any], seed: int, fetched: Path | None = None) -> Benchmark:
     """Build the lm-eval tasks of one config entry, cut to its `limit`.
 
     Args:
         task: the task entry of the config (task, shots, limit, max_gen_toks, metric, filter, ...).
         seed: for the subset and for few-shot examples drawn at random.
         fetched: the folder that its questions were fetched to, if they come from the hub.
-        shard: which part of the chosen questions to ask, and how many parts there are: every so many-th question.
 
     Raises:
         Unavailable: an `optional` source could not be had when it was fetched.
@@ -178,12 +148,8 @@ def build_benchmark(
         process = config.get("process_docs") or (lambda questions: questions)
         leaves.append((config, splits, split, process(splits[split])))
     sizes = [len(questions) for *_, questions in leaves]
-    chosen = choose(sizes, task["limit"], seed)
-    n, (part, parts) = sum(map(len, chosen)), shard
-    if parts > n:
-        raise UserError(f"task {task['task']!r} has {n} questions, too few for {parts} shards")
-    tasks, described, fewshot, numbers, first = {}, {}, "", [], 0
-    for (config, splits, split, questions), indices in zip(leaves, chosen, strict=True):
+    tasks, described, fewshot = {}, {}, ""
+    for (config, splits, split, questions), indices in zip(leaves, choose(sizes, task["limit"], seed), strict=True):
         if not indices:
             continue
         fewshot = _fewshot(task, config, splits, split, questions, indices, seed)
@@ -194,13 +160,9 @@ def build_benchmark(
         if task["max_gen_toks"] and config.get("generation_kwargs"):
             config["generation_kwargs"] = config["generation_kwargs"] | {"max_gen_toks": task["max_gen_toks"]}
         described = described or config
-        places = [place for place in range(len(indices)) if (first + place) % parts == part - 1]
-        numbers += [first + place for place in places]
-        first += len(indices)
-        if places:
-            tasks[config["task"]] = PartialTask(config, places)
-            tasks[config["task"]].set_fewshot_seed(seed)
-    return Benchmark(tasks, sum(map(bool, chosen)), n, sum(sizes), fewshot, described, data.identity, numbers)
+        tasks[config["task"]] = ConfigurableTask(config=config)
+        tasks[config["task"]].set_fewshot_seed(seed)
+    return Benchmark(tasks, sum(sizes), fewshot, described, data.identity)
 
 
 def choose(sizes: list[int], limit: int | None, seed: int) -> list[list[int]]:

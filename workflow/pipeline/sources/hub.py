@@ -6,21 +6,19 @@ wrong size. Added are retries of a hub that does not answer, and the cached copy
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tenacity
+from huggingface_hub import constants, errors
 
 from swiftkv.errors import UserError
 
-HUB_SECONDS = 15  # after which the hub counts as silent, whatever the resolver or a proxy does
-LOCAL_CACHE = "local cache"
+HUB_SECONDS = 15  # after which the hub counts as silent
 # Weights that some models have a second time, in a form that transformers does not read.
 SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
+REFUSALS = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)  # the former also of a gated one
 
 
 class HubError(UserError):
@@ -45,23 +43,20 @@ class HubRepository:
     """
 
     def __init__(self, kind: str, source: dict[str, Any]) -> None:
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi
 
         self.kind, self.identifier, self.revision = kind, source["hub"], source.get("revision", "main")
+        self.commit = None
         asked = {"repo_type": kind, "revision": self.revision, "timeout": HUB_SECONDS}
-        self.commit, self._silence = None, None
         try:
-            self.commit = _patiently(
-                lambda: answer(lambda: HfApi().repo_info(self.identifier, **asked).sha, HUB_SECONDS)
-            )
-        except Exception as error:  # a network fails in many ways; a cached copy is as good
-            if _is_refusal(error):
-                raise self._error(error) from None
+            self.commit = _patiently(HfApi().repo_info, self.identifier, **asked).sha
+        except REFUSALS as error:
+            raise self._error(error) from None
+        except Exception:  # a network fails in many ways; a cached copy is as good
             import datasets
 
-            self._silence = error
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-        resolved = self.commit or LOCAL_CACHE
+        resolved = self.commit or "local cache"
         self.identity = {"kind": "hub", "id": self.identifier, "revision": self.revision, "resolved": resolved}
 
     def load(self, function: Callable[..., Any], **options: Any) -> Any:
@@ -70,11 +65,10 @@ class HubRepository:
         Raises:
             HubError: it fails.
         """
-        attempt = partial(function, self.identifier, revision=self.commit or self.revision, **options)
         try:
-            return _patiently(attempt) if self.commit else attempt()
+            return _patiently(function, self.identifier, revision=self.commit or self.revision, **options)
         except Exception as error:  # gates, typing errors and networks all surface here
-            raise self._error(self._silence or error) from None
+            raise self._error(error) from None
 
     def download(self, patterns: list[str]) -> Path:
         """Download the files of a model that match, without second copies of weights.
@@ -93,54 +87,25 @@ class HubRepository:
 
     def _error(self, error: Exception) -> HubError:
         """Say in one sentence which source failed, why, and what to do."""
-        from huggingface_hub import errors
-
         if isinstance(error, errors.GatedRepoError):
             said = "is gated: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
         elif isinstance(error, errors.RepositoryNotFoundError):
             said = "does not exist on the hub or is private: check the id in the config, or log in with `hf auth login`"
         elif isinstance(error, errors.RevisionNotFoundError):
             said = "has no such revision on the hub; check `revision` in the config"
-        elif self._silence:
+        elif self.commit is None:
             said = (
-                f"cannot be reached and is not in the local hub cache ({type(error).__name__}): connect to the hub, or "
-                "download it elsewhere and name it as a `local` source"
+                "cannot be reached and is not in the local hub cache: connect to the hub, or download it elsewhere and name "
+                "it as a `local` source"
             )
         else:
             said = f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         return HubError(f"{self.kind} {self.identifier!r} (revision {self.revision!r}) {said}")
 
 
-def answer(question: Callable[[], Any], seconds: float) -> Any:
-    """Return `question()`, called in a thread: a resolver or a proxy may have no time limit of its own.
-
-    Raises:
-        TimeoutError: it has not returned after so many seconds; the thread is abandoned.
-    """
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(question())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future.result(seconds)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Tell whether the hub itself refuses, which waiting does not change."""
-    from huggingface_hub import errors
-
-    return isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError))
-
-
 def _may_pass(error: BaseException) -> bool:
-    from huggingface_hub import errors
-
     network = isinstance(error, OSError) or type(error).__module__.startswith("httpx")
-    return network and not _is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled)
+    return network and not isinstance(error, REFUSALS) and not constants.HF_HUB_OFFLINE
 
 
 def _say(state: tenacity.RetryCallState) -> None:
@@ -154,6 +119,6 @@ def _say(state: tenacity.RetryCallState) -> None:
     before_sleep=_say,
     reraise=True,
 )
-def _patiently(function: Callable[[], Any]) -> Any:
-    """Return `function()`, called again after 2 and 10 seconds if it fails for what may pass."""
-    return function()
+def _patiently(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function, and again after 2 and 10 seconds if it fails for what may pass."""
+    return function(*arguments, **options)

@@ -21,7 +21,6 @@ class Stage:
         more: patterns of what the rule writes besides.
         gpus: which of a model's `gpus` its jobs ask for: "distill", "score" or "serve"; None runs no model.
         local: whether its jobs run beside Snakemake, also where others go to a cluster.
-        online: whether its jobs may ask the network; all others are offline.
     """
 
     output: str
@@ -29,7 +28,6 @@ class Stage:
     more: tuple[str, ...] = ()
     gpus: str | None = None
     local: bool = False
-    online: bool = False
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -49,18 +47,14 @@ class Stage:
 
 STAGES = {
     # Sources
-    "resolve_model": Stage("models/{model}/source.json", "pipeline.sources:resolve_model", online=True),
-    "fetch_checkpoint": Stage(
-        "checkpoints/{model}/{variant}", "pipeline.sources.published:fetch_checkpoint", online=True
-    ),
-    "dummy_checkpoint": Stage("dummy/{model}/{variant}", "pipeline.measure.dummy:dummy_checkpoint", online=True),
-    "heldout": Stage(
-        "data/heldout.jsonl", "pipeline.sources.chats:draw_heldout", more=("data/heldout.json",), online=True
-    ),
+    "resolve_model": Stage("models/{model}/source.json", "pipeline.sources:resolve_model"),
+    "fetch_checkpoint": Stage("checkpoints/{model}/{variant}", "pipeline.sources.published:fetch_checkpoint"),
+    "dummy_checkpoint": Stage("dummy/{model}/{variant}", "pipeline.measure.dummy:dummy_checkpoint"),
+    "heldout": Stage("data/heldout.jsonl", "pipeline.sources.chats:draw_heldout", more=("data/heldout.json",)),
     "corpus": Stage(
-        "data/{data}/train.jsonl", "pipeline.sources.chats:build_corpus", more=("data/{data}/source.json",), online=True
+        "data/{data}/train.jsonl", "pipeline.sources.chats:build_corpus", more=("data/{data}/source.json",)
     ),
-    "fetch_questions": Stage("questions/{task}", "pipeline.score.fetch:fetch_questions", online=True),
+    "fetch_questions": Stage("questions/{task}", "pipeline.score.fetch:fetch_questions"),
     # Training
     "pack": Stage("packed/{model}/{recipe}.safetensors", "pipeline.training:pack"),
     "teacher_states": Stage("teacher/{model}/{recipe}.safetensors", "pipeline.training:teacher_states", gpus="score"),
@@ -75,14 +69,6 @@ STAGES = {
     # Quality
     "score": Stage(
         "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.run:measure_scores", gpus="score"
-    ),
-    "score_shard": Stage(
-        "score-shards/{model}/{variant}/{kv_cache}/{task}/{shard}-of-{shards}.json",
-        "pipeline.score.run:measure_scores",
-        gpus="score",
-    ),
-    "merge_scores": Stage(
-        "scores/{model}/{variant}/{kv_cache}/{task}.json", "pipeline.score.shards:merge_scores", local=True
     ),
     "fidelity": Stage(
         "fidelity/{model}/{variant}/{kv_cache}.json", "pipeline.score.fidelity:measure_fidelity", gpus="score"
