@@ -1,10 +1,6 @@
 """Features of vLLM that look at the rows with logits: the same with fast prefill as at full depth, and as they should."""
 
-import json
-
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from tests.serve.conftest import FULL_DEPTH
 
 pytestmark = pytest.mark.thorough
@@ -29,31 +25,7 @@ def folder(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def few(checkpoint):
-    """A model with few possible answers, which another model may guess."""
-    return checkpoint("llama", 4, 4, answers=24)
-
-
-@pytest.fixture(scope="module")
-def heads(few, tmp_path_factory):
-    """Medusa heads that guess the token just chosen, three times: the model's own head, whose layer before adds nothing."""
-    folder = tmp_path_factory.mktemp("medusa")
-    head = load_file(few / "model.safetensors")["lm_head.weight"]
-    vocabulary, hidden = head.shape
-    weights = {f"lm_heads.{number}.weight": head.clone() for number in range(3)}
-    weights |= {f"blocks.{number}.layers.0.weight": torch.zeros(hidden, hidden) for number in range(3)}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {"model_type": "medusa", "vocab_size": vocabulary, "hidden_size": hidden, "num_heads": 3}
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def answers(engines, folder, few, heads, checkpoint, eight, tmp_path_factory):
-    # A drafter that starts with the model's own embedding: its guesses are sometimes right.
-    drafter = str(checkpoint("llama", None, num_hidden_layers=1, answers=24))
-    draft = {"method": "draft_model", "model": drafter, "num_speculative_tokens": 3}
-    medusa = {"method": "medusa", "model": heads, "num_speculative_tokens": 3}
+def answers(engines, folder, eight, tmp_path_factory):
     runs = [{"prompts": eight[4:]} | settings for settings in SETTINGS.values()]
     # Room for some of the requests only: later ones push earlier ones out, which then are computed again.
     scarce = PARTS | {"num_gpu_blocks_override": 20}
@@ -66,16 +38,14 @@ def answers(engines, folder, few, heads, checkpoint, eight, tmp_path_factory):
         {"kv_transfer_config": connector | {"kv_role": f"kv_{role}"}} for role in ("producer", "consumer")
     )
     cases = {
-        "saving": (folder, WHOLE | saving, [{"prompts": eight}]),
-        "loading": (folder, WHOLE | loading, [{"prompts": eight}]),
-        "fast": (folder, ENGINE, runs),
-        "full depth": (folder, ENGINE | FULL_DEPTH, runs),
-        "preempted": (folder, scarce, [{"prompts": eight, "max_tokens": 24}, long]),
-        "draft model": (few, PARTS | FULL_DEPTH | {"speculative_config": draft}, [{"prompts": eight}]),
-        "Medusa": (few, PARTS | {"speculative_config": medusa}, [{"prompts": eight, "max_tokens": 24}]),
+        "saving": (WHOLE | saving, [{"prompts": eight}]),
+        "loading": (WHOLE | loading, [{"prompts": eight}]),
+        "fast": (ENGINE, runs),
+        "full depth": (ENGINE | FULL_DEPTH, runs),
+        "preempted": (scarce, [{"prompts": eight, "max_tokens": 24}, long]),
     }
-    cases = {name: dict(zip(("model", "engine", "runs"), case, strict=True)) for name, case in cases.items()}
-    return dict(zip(cases, engines(list(cases.values())), strict=True))
+    given = [{"model": folder, "engine": engine, "runs": runs} for engine, runs in cases.values()]
+    return dict(zip(cases, engines(given), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +65,6 @@ def test_answers_are_those_of_full_depth(by_settings, name):
     assert (fast["all_tokens"] == plain) == (name in ("greedy", "embedded"))
 
 
-def test_greedy_answers_equal_huggingface(by_settings, folder, eight, compare):
-    compare(folder, eight[4:], by_settings["greedy"][0])
-
-
 def test_preempted_requests_equal_huggingface(answers, folder, eight, compare):
     run, _ = answers["preempted"]["runs"]
     assert run["preemptions"] > 0
@@ -113,21 +79,6 @@ def test_the_upper_half_runs_where_a_token_is_sampled(answers, folder, eight, co
     sampled = [[len(prompt) - 1 + token] for token in range(8)]
     assert [step["upper"] for step in run["steps"]] == [[]] * (parts - 1) + sampled
     compare(folder, [prompt], run)
-
-
-def test_a_draft_model_changes_no_answer_at_full_depth(answers, few, eight, compare):
-    (run,) = answers["draft model"]["runs"]
-    assert 0 < run["accepted_drafts"] < 8 * 11
-    compare(few, eight, run)
-
-
-def test_medusa_reads_the_states_tokens_are_chosen_from(answers, few, eight, compare):
-    """Its heads guess three times that the token just chosen comes again, which finds most repeats if the states are right."""
-    (run,) = answers["Medusa"]["runs"]
-    assert answers["Medusa"]["fast_prefill"]
-    compare(few, eight, run)
-    again = sum(one == other for tokens in run["tokens"] for one, other in zip(tokens, tokens[1:], strict=False))
-    assert run["accepted_drafts"] > again / 2
 
 
 def test_a_prompt_whose_caches_a_connector_restores_equals_huggingface(answers, folder, eight, compare):
