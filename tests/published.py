@@ -2,9 +2,9 @@
 
 **None of their files was read.** The configurations are those that the hub's pages show; of the 405B's the page was cut after
 `quantization_config`, and what follows is taken from the 8B's. The tensors are derived from the modules of the reference
-implementation. They agree with all that the hub's file lists say, which are copied here: how many files there are, what each
-weighs, and the length of the index, which is that of all names. Sizes leave open the dtype of norms and scales, here the
-embedding's. The configurations of August 2025 (967 bytes) and of Llama-3.3-SwiftKV-70B-Instruct were not found.
+implementation. In November 2026 they agreed with all that the hub's file lists say: how many files there are, what each weighs,
+and the length of the index. Sizes leave open the dtype of norms and scales, here the embedding's. The configurations of August
+2025 (967 bytes) and of Llama-3.3-SwiftKV-70B-Instruct were not found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
 FP8 = torch.float8_e4m3fn
@@ -76,36 +75,17 @@ FP8_DYNAMIC = {
 
 @dataclass(frozen=True)
 class Published:
-    """One checkpoint, and what the hub lists of its files.
-
-    Attributes:
-        config: of config.json.
-        dtype: of all tensors but FP8 weights.
-        largest_file: as the library that wrote the files was told it.
-        files: their number.
-        gigabytes: of the first files, in 10^9 bytes.
-        index_kilobytes: of the index, in 10^3 bytes; None where the list does not show it.
-    """
+    """One checkpoint: its config.json, and the dtype of all tensors but FP8 weights."""
 
     config: dict[str, Any]
     dtype: torch.dtype
-    largest_file: str
-    files: int
-    gigabytes: tuple[float, ...]
-    index_kilobytes: float | None
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Without data, in the order of the model."""
-        return tensors(self.config, self.dtype)
 
 
 CHECKPOINTS = {
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct/tree/3182bfb09587a6724f463cffabc5fdb12ab07ef4
-    "8B": Published(LLAMA_8B, torch.float32, "4GB", 9, (3.95, 3.79, 3.96, 3.89), 28.4),
+    "8B": Published(LLAMA_8B, torch.float32),
     # .../tree/main, since August 2025
-    "8B in 16 bits": Published(
-        LLAMA_8B | {"torch_dtype": "bfloat16"}, torch.bfloat16, "4GB", 5, (3.99, 3.93, 3.89, 3.89), None
-    ),
+    "8B in 16 bits": Published(LLAMA_8B | {"torch_dtype": "bfloat16"}, torch.bfloat16),
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-8B-Instruct-FP8/tree/main
     "8B-FP8": Published(
         LLAMA_8B
@@ -114,10 +94,6 @@ CHECKPOINTS = {
             "quantization_config": FP8_DYNAMIC | {"global_compression_ratio": 2.014836000728121},
         },
         torch.float32,
-        "5GB",
-        3,
-        (4.98, 4.51, 2.10),
-        52.6,
     ),
     # https://huggingface.co/Snowflake/Llama-3.1-SwiftKV-405B-Instruct-FP8/tree/7dcd17b12ae8bb783ca3ee72d91b2942b641bb7a
     "405B-FP8": Published(
@@ -134,10 +110,6 @@ CHECKPOINTS = {
             "transformers_version": "4.46.2",
         },
         torch.bfloat16,
-        "5GB",
-        92,
-        (4.77, 4.93, 4.63, 4.93, 4.63),
-        207,
     ),
 }
 # A model of 6 layers in the same form.
@@ -219,11 +191,3 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
         listed |= dict.fromkeys(mine, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
     return folder
-
-
-def written(tensors: dict[str, torch.Tensor], largest_file: str) -> tuple[list[int], int]:
-    """What the library that wrote the published files makes of tensors: bytes of weights a file, and of the index."""
-    split = split_torch_state_dict_into_shards(tensors, max_shard_size=largest_file)
-    sizes = [sum(tensors[name].nbytes for name in names) for names in split.filename_to_tensors.values()]
-    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-    return sizes, len(json.dumps(index, indent=2, sort_keys=True) + "\n")

@@ -3,8 +3,8 @@
     python tests/serve/generate.py cases.json answers.json
 
 A case is {"model": folder, "engine": arguments of vllm.LLM, "runs": [{"prompts": [[token id, ...], ...],
-arguments of `run`}, ...], "pretend": that its tensors were "checked", that this is a "sleeping platform", which has vLLM's
-sleep mode, or that attention "reads on host" where rows start}. Its answer is {"error": sentence} if the engine did not
+arguments of `run`}, ...], "pretend": that this is a "sleeping platform", which has vLLM's sleep mode, or that attention
+"reads on host" where rows start}. Its answer is {"error": sentence} if the engine did not
 start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
@@ -30,7 +30,7 @@ from vllm.inputs import EmbedsPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 
-from swiftkv.serve import hook, refusals
+from swiftkv.serve import refusals
 
 DEFAULTS = dict(
     dtype="float32",
@@ -70,7 +70,6 @@ def answer(case: dict) -> dict:
     """One case from start to stop of its engine."""
     gc.freeze()  # each of vLLM's collections would look at all that its libraries hold
     pretended = {
-        "checked": patch.object(hook, "check_tensors", lambda path, config: None),
         "sleeping platform": patch.object(type(current_platform), "is_sleep_mode_available", lambda self: True),
         "reads on host": patch.object(refusals, "DEVICE_STARTS", set()),
     }

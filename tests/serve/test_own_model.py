@@ -66,6 +66,6 @@ def test_an_own_model_becomes_a_checkpoint_a_table_and_an_answer(checkpoint, tok
 
     with serving(folder, tmp_path) as server:
         tokens = asyncio.run(answer())
-        assert "SwiftKV: layers 4 to 7" in server.log.read_text()
+        assert "SwiftKV: layers 4 to 7" in server.program.text
     expected, _, _ = reference(load_swiftkv(folder, torch.float32), question, tokens)
     assert len(tokens) == 12 and tokens == expected

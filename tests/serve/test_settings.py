@@ -44,7 +44,7 @@ LET_THROUGH = {
     "graphs of any batch at full depth": {"graphs": "FULL", "fast": False},
     "FlashInfer": {"attends_with": FLASHINFER},
     "drafts with Triton": {"drafter": "ngram_gpu", "attends_with": TRITON},
-    "drafts with FlashInfer at full depth": {"drafter": "draft_model", "attends_with": FLASHINFER, "fast": False},
+    "drafts with FlashInfer at full depth": {"drafter": "ngram", "attends_with": FLASHINFER, "fast": False},
 }
 
 

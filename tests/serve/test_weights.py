@@ -114,6 +114,20 @@ def test_a_missing_tensor_is_named(model, config, form):
 
 
 @pytest.mark.parametrize(
+    ("name", "rows", "sentence"),
+    [
+        ("3.self_attn.k_proj_swiftkv", 24, r"shape \[24, 64\], but .* \[32, 64\]"),
+        ("2.self_attn.k_proj_swiftkv", 32, "layer 2 has no such projection"),
+        ("3.self_attn.x_proj", 32, "has no place for"),
+    ],
+)
+def test_a_tensor_of_another_shape_or_name_is_named(model, name, rows, sentence):
+    tensors = model.state_dict() | {f"model.layers.{name}.weight": torch.ones(rows, 64)}
+    with pytest.raises(UserError, match=f"{name}.weight.*{sentence}"):
+        load_weights(model.config, Placed(model, "float8"), None, tensors.items())
+
+
+@pytest.mark.parametrize(
     ("kind", "empty", "telling"),
     [("bias", [0, 0, 0, 0], [0, 0, 1, 0]), ("g_idx", [0, 0, 1, 1], [0, 1, 1, 0])],  # the groups of inputs, by GPTQ
 )

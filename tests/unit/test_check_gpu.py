@@ -13,29 +13,48 @@ from swiftkv.distill import attention
 from swiftkv.distill.step import make_step
 from swiftkv.errors import UserError
 
+GOOD_ANSWERS = {"tokens": 0, "logprob": 0.001}
+IDLE, ENDING = {"lower": [128], "upper": [], "sampled": 0}, {"lower": [100], "upper": [3, 3], "sampled": 3}
+TRAINING = {"losses": {"sdpa": 1.0, "flex": 1.0}, "recompiled": 0, "tokens_per_second": 1.0, "tflops": 400,
+            "peak_tflops": 989, "peak_gib": 44}  # fmt: skip
+# By judgement: what passes, and what does not.
+JUDGED = {
+    gpu_checks.judge_answers: (
+        {"a": GOOD_ANSWERS},
+        [{"a": GOOD_ANSWERS, "b": bad} for bad in ({"tokens": 1, "logprob": 0.02}, {"tokens": 0, "logprob": 0.04})],
+    ),
+    gpu_checks.judge_graphs: ({"graphs": ([1, 2, 4], [1, 2, 4])}, [{"eager": ([], []), "graphs": ([1, 4], [1, 2, 4])}]),
+    gpu_checks.judge_capacity: ({"AcrossKV": (1.66, 20 / 12)}, [{"AcrossKV": (20 / 13, 20 / 12)}]),
+    gpu_checks.judge_steps: (
+        [IDLE, ENDING],
+        # With all rows, with a half that should be left out, and no step in which it could have been.
+        [[IDLE, ENDING | {"upper": [100, 100]}], [IDLE | {"upper": [128]}, ENDING], [ENDING]],
+    ),
+    gpu_checks.judge_training: (
+        TRAINING,
+        [
+            TRAINING | fault
+            for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.01}})
+        ],
+    ),
+    gpu_checks.judge_resume: (
+        {"whole": ["step", "1,2.5"], "parts": ["step", "1,2.5"]},
+        [{"whole": ["step", "1,2.5"], "parts": ["step", "1,2.500001"]}],
+    ),
+}
 
-@pytest.mark.parametrize("tokens, logprob, passes", [(0, 0.02, True), (1, 0.02, False), (0, 0.04, False)])
-def test_answers_that_differ_from_the_reference(tokens, logprob, passes):
-    good = {"tokens": 0, "logprob": 0.001}
-    assert gpu_checks.judge_answers({"a": good, "b": {"tokens": tokens, "logprob": logprob}})[0] is passes
 
-
-def test_a_stale_set_of_graphs():
-    assert gpu_checks.judge_graphs({"eager": ([], []), "graphs": ([1, 2, 4], [1, 2, 4])})[0]
-    passed, line = gpu_checks.judge_graphs({"eager": ([], []), "graphs": ([1, 4], [1, 2, 4])})
-    assert not passed and "graphs" in line
-
-
-def test_a_lost_cache_group():
-    assert gpu_checks.judge_capacity({"AcrossKV": (1.66, 20 / 12)})[0]
-    assert not gpu_checks.judge_capacity({"AcrossKV": (20 / 13, 20 / 12)})[0]
+@pytest.mark.parametrize("judge", JUDGED, ids=lambda judge: judge.__name__)
+def test_a_judgement_passes_and_sees_its_faults(judge):
+    good, faults = JUDGED[judge]
+    assert judge(good)[0]
+    for fault in faults:
+        assert not judge(fault)[0]
 
 
 def test_no_speed_up():
-    point = {"limit": 1.7}
-    limits = {"prompts-2000": 1.45}
-    assert gpu_checks.judge_speed({"prompts-2000": point | {"speedup": 1.5}}, limits)[0]
-    assert not gpu_checks.judge_speed({"prompts-2000": point | {"speedup": 1.0}}, limits)[0]
+    for speedup, passes in ((1.5, True), (1.0, False)):
+        assert gpu_checks.judge_speed({"a": {"limit": 1.7, "speedup": speedup}}, {"a": 1.45})[0] is passes
 
 
 def test_limits_of_speed_lie_below_those_of_the_flops():
@@ -46,22 +65,6 @@ def test_limits_of_speed_lie_below_those_of_the_flops():
             assert length in GPU.batches
 
 
-def test_rows_of_the_upper_half():
-    idle, ending = {"lower": [128], "upper": [], "sampled": 0}, {"lower": [100], "upper": [3, 3], "sampled": 3}
-    assert gpu_checks.judge_steps([idle, ending])[0]
-    assert not gpu_checks.judge_steps([idle, ending | {"upper": [100, 100]}])[0]
-    assert not gpu_checks.judge_steps([idle | {"upper": [128]}, ending])[0]
-    assert not gpu_checks.judge_steps([ending])[0]  # no step in which the upper half could have been left out
-
-
-def test_a_training_that_is_slow_large_or_compiles_again():
-    good = {"losses": {"sdpa": 1.0, "flex": 1.0}, "recompiled": 0, "tokens_per_second": 1.0, "tflops": 400,
-            "peak_tflops": 989, "peak_gib": 44}  # fmt: skip
-    assert gpu_checks.judge_training(good)[0]
-    for fault in ({"recompiled": 1}, {"tflops": 300}, {"peak_gib": 60}, {"losses": {"sdpa": 1.0, "flex": 1.01}}):
-        assert not gpu_checks.judge_training(good | fault)[0]
-
-
 def test_a_wrong_mask_changes_the_loss(tmp_path, monkeypatch):
     recipe, rows = make_recipe(TINY.row), make_rows(tmp_path / "rows", TINY.row, TINY.large["vocab_size"], 1)
     step = make_step(random_model(TINY.large, "cpu"), half(TINY.large), recipe)
@@ -69,11 +72,6 @@ def test_a_wrong_mask_changes_the_loss(tmp_path, monkeypatch):
     assert gpu_checks.judge_training(found | {"losses": gpu_checks.kernel_losses(step, recipe, rows)})[0]
     monkeypatch.setattr(attention, "sample_lengths", lambda position_ids: [position_ids.numel()])
     assert not gpu_checks.judge_training(found | {"losses": gpu_checks.kernel_losses(step, recipe, rows)})[0]
-
-
-def test_another_loss_after_a_stop():
-    assert gpu_checks.judge_resume({"whole": ["step", "1,2.5"], "parts": ["step", "1,2.5"]})[0]
-    assert not gpu_checks.judge_resume({"whole": ["step", "1,2.5"], "parts": ["step", "1,2.500001"]})[0]
 
 
 def test_a_check_that_takes_too_long_is_stopped(tmp_path):

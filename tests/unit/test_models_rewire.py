@@ -19,31 +19,13 @@ def test_start_values(grouped_query, group, tiny_teacher):
     teacher = tiny_teacher(grouped_query)
     randomise_biases(teacher)
     spec = SwiftKVSpec(L, 2, group)
-    added = rewire(teacher, spec).swiftkv_parameters()
-    kinds = {
-        "qwen2": ("proj_swiftkv.weight", "proj_swiftkv.bias"),
-        "qwen3": ("proj_swiftkv.weight", "norm_swiftkv.weight"),
-    }
-    names = {
-        f"model.layers.{layer}.self_attn.{part}_{kind}"
-        for layer in range(2, L)
-        for part in ("qkv" if layer in spec.owners else "q")
-        for kind in kinds.get(grouped_query, ("proj_swiftkv.weight",))
-        if (part, kind) != ("v", "norm_swiftkv.weight")
-    }
-    assert added.keys() == names | {"model.norm_swiftkv.weight"}
-    original = teacher.state_dict()
+    added, original = rewire(teacher, spec).swiftkv_parameters(), teacher.state_dict()
+    torch.testing.assert_close(added.pop("model.norm_swiftkv.weight"), teacher.model.layers[2].input_layernorm.weight)
     for name, value in added.items():
-        if name == "model.norm_swiftkv.weight":
-            expected = original["model.layers.2.input_layernorm.weight"]
-        elif ".q_" in name:
-            expected = original[name.replace("_swiftkv", "")]
-        else:
-            first = int(name.split(".")[2])
-            members = range(first, min(first + group, L))
-            expected = sum(
-                original[name.replace("_swiftkv", "").replace(f".{first}.", f".{member}.")] for member in members
-            ) / len(members)
+        _, _, first, rest = name.replace("_swiftkv", "").split(".", 3)
+        # Queries are the layer's own, keys and values the mean of the group's.
+        members = [int(first)] if rest.startswith("self_attn.q_") else spec.groups[spec.owners.index(int(first))]
+        expected = torch.stack([original[f"model.layers.{member}.{rest}"] for member in members]).mean(0)
         torch.testing.assert_close(value.detach(), expected, atol=1e-6, rtol=0)
 
 

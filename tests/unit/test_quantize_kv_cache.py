@@ -22,24 +22,6 @@ def test_values_are_fp8_with_one_scale_a_token_over_all_heads():
     assert torch.equal(round_trip(states()), values.float() * scale)
 
 
-def test_error_is_within_half_a_unit_in_the_last_place_of_e4m3():
-    exact = states()
-    _, scale = quantize(exact, (1, 3))
-    # 3 mantissa bits: 2^-4 relative; below 2^-6 * scale e4m3 has subnormals in steps of 2^-9 * scale.
-    bound = torch.maximum(exact.abs() * 2**-4, scale * 2**-10) * (1 + 1e-6)
-    error = (round_trip(exact) - exact).abs()
-    assert (error <= bound).all()
-    assert error.max() > 0
-
-
-def test_representable_values_come_back_exactly():
-    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-    codes = codes[codes.isfinite()]  # all 254 finite values, 448 among them
-    for scale in (1.0, 2.0**-7, 2.0**5):
-        exact = (codes * scale).view(1, 1, 1, -1)
-        assert torch.equal(round_trip(exact), exact)
-
-
 def test_zeros_and_denormals_stay_finite():
     exact = torch.zeros(1, 2, 3, 4)
     exact[0, 0, 1, 0] = 1e-42

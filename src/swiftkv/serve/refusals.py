@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # KV connectors tested to restore the owners' caches. NixlConnector is NixlPullConnector.
 CONNECTORS = {"ExampleConnector", "OffloadingConnector", "NixlConnector", "NixlPullConnector"}
-# Speculation from token ids only, or, with Medusa, from the final states of sampled rows. Others also read hidden states of
-# prompt tokens, which skip layers.
+# Speculation from token ids only, or, with Medusa, from the final states of sampled rows. Others read hidden states of prompt
+# tokens, which skip layers, or, as draft models do, let vLLM run all prompt tokens through all layers.
 DRAFTERS = {"ngram", "ngram_gpu", "suffix", "custom_class", "medusa"}
 # Cache types without scales or with one per layer; others keep scales beside the cache, which a layer that shares it
 # overwrites or lacks (vLLM pull request 51091).
@@ -116,6 +116,7 @@ def _key_value_heads(config: PretrainedConfig) -> int:
 
 def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    speculation = vllm_config.speculative_config
     fewer_heads = _key_value_heads(model.hf_config) != model.hf_config.num_key_value_heads
     own = getattr(model.hf_config, "swiftkv_own_key_values", False)
     yield (
@@ -159,7 +160,12 @@ def _of_the_settings(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tupl
         )
         yield own, f"SwiftKV models with swiftkv_own_key_values do not support KV connectors ({connector})"
         yield fewer_heads, f"SwiftKV models with swiftkv_num_key_value_heads do not support KV connectors ({connector})"
-    yield from _of_the_speculation(vllm_config, full_depth)
+    if speculation is not None:
+        yield (
+            speculation.method not in DRAFTERS,
+            f"SwiftKV models do not support {speculation.method} speculation, which needs states or caches of prompt tokens "
+            "that skip layers; n-gram speculation works",
+        )
 
 
 def _connectors(vllm_config: VllmConfig) -> list[str]:
@@ -173,26 +179,3 @@ def _connectors(vllm_config: VllmConfig) -> list[str]:
         native = "SimpleCPUOffloadConnector" if envs.VLLM_USE_SIMPLE_KV_OFFLOAD else "OffloadingConnector"
         names.append(native if cache.kv_offloading_backend == "native" else "LMCacheMPConnector")
     return names
-
-
-def _of_the_speculation(vllm_config: VllmConfig, full_depth: bool) -> Iterator[tuple[bool, str]]:
-    speculation = vllm_config.speculative_config
-    if speculation is None or speculation.method in DRAFTERS:
-        return
-    yield (
-        speculation.method != "draft_model",
-        f"SwiftKV models do not support {speculation.method} speculation, which may read hidden states that prompt "
-        "tokens do not have; n-gram speculation works",
-    )
-    yield (
-        not full_depth,
-        "with a draft model vLLM runs all prompt tokens through all layers; to have that, add --additional-config "
-        "'{\"swiftkv_full_depth\": true}'; n-gram speculation keeps the fast prefill",
-    )
-    draft, model, parallel = speculation.draft_model_config, vllm_config.model_config, vllm_config.parallel_config
-    sizes = [(config.get_num_kv_heads(parallel), config.get_head_size()) for config in (draft, model)]
-    yield (
-        sizes[0] != sizes[1],
-        "vLLM cannot share caches between layers where the draft model has {} key/value heads of {} and the model {} of "
-        "{}; n-gram speculation works".format(*sizes[0], *sizes[1]),
-    )
