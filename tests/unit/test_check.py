@@ -6,7 +6,6 @@ import pytest
 from tests.programs import write_program
 from tests.unit.slurm_stand_ins import CPU_JOB, FAULTS, GPU_JOB, SETTINGS, install, jobs
 
-from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.check import (
     Report,
@@ -14,13 +13,11 @@ from pipeline.run.check import (
     check_environment,
     check_gpus,
     check_memory,
-    other_libraries,
     problems_at_start,
 )
 from pipeline.run.jobs import PlannedJob, Profile, Resources
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
-from swiftkv.io import write_json
 
 
 def job(mem_mb, threads=1, rule="distill"):
@@ -58,13 +55,6 @@ def test_too_few_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="nvidia-smi is not here"):
         check_gpus(1)
-
-
-def test_records_of_another_environment(tmp_path):
-    for number, version in enumerate((libraries()["torch"], "0.1", "0.1")):
-        record = {"provenance": {"libraries": {"torch": version, "gone": "1"}}}
-        write_json(tmp_path / f"scores/m/v/auto/{number}.json", record)
-    assert other_libraries(tmp_path) == "2 made with torch 0.1"
 
 
 # SLURM

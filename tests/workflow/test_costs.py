@@ -7,7 +7,6 @@ import sys
 import pytest
 from tests.programs import ROOT, run
 
-from pipeline.run import estimate
 from pipeline.run.jobs import plan_jobs, read_config, read_profile
 from pipeline.run.plan import estimate_plan
 from swiftkv.errors import UserError
@@ -21,16 +20,13 @@ def plan(*arguments):
 
 def test_the_local_scale_takes_about_as_long_as_was_measured(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(estimate, "processor_speed", lambda config: 1.0)
     profile = dataclasses.replace(
         read_profile("local", ROOT), cores=2, resources={}
     )  # no matter how much memory is free now
-    config = read_config(ROOT, profile)
-    # As if nothing had run yet, whatever this folder holds.
-    jobs = [dataclasses.replace(job, benchmark=None) for job in plan_jobs(profile, ROOT, everything=True)]
-    cold = estimate_plan(ROOT, profile, config, jobs)
-    assert 1 / 1.5 < cold.wall_seconds / 60 / LOCAL_MINUTES < 1.5
-    assert not cold.times.gpu_hours.any() and not cold.times.measured.any()
+    jobs = plan_jobs(profile, ROOT, everything=True)
+    found = estimate_plan(ROOT, profile, read_config(ROOT, profile), jobs)
+    assert 1 / 1.5 < found.wall_seconds / 60 / LOCAL_MINUTES < 1.5
+    assert not found.times.gpu_hours.any()
 
 
 def test_the_paper_scale_is_planned():

@@ -156,10 +156,8 @@ def hand_over_progress(profile):
     from pipeline.run.estimate import estimates
     from pipeline.run.progress import Progress
 
-    dag = workflow.dag
-    jobs = {job.jobid: planned(job) for job in dag.needrun_jobs() if job.output}
-    finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
-    logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
-    found = estimates(Path(PROJECT), profile, scale, list(jobs.values()), finished)
+    jobs = {job.jobid: planned(job) for job in workflow.dag.needrun_jobs() if job.output}
+    logs = {job.jobid: list(job.log) for job in workflow.dag.needrun_jobs()}
+    found = estimates(Path(PROJECT), scale, list(jobs.values()))
     progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})

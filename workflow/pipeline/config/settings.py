@@ -371,16 +371,10 @@ class Gpu(Device):
     node: Whole = key("GPUs of a node, which a job counts that has the node to itself.")
 
 
-class Core(Device):
-    """One core of the processor that the speeds were measured on."""
-
-    product: Quantity = key("GFLOP/s of torch.nn.Linear(576, 1536) over 512 rows on one thread.")
-
-
 class Planning(Section):
     """Lengths of text and speeds of machines."""
 
     data: dict[Name, Mix] = key("By data mix.")
     host: Host
     gpu: Gpu
-    cpu: Core
+    cpu: Device

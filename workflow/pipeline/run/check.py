@@ -7,16 +7,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.metrics import INPUTS
 from pipeline.config import Config
 from pipeline.gpus import asked_for, cuda_of
-from pipeline.records import libraries
 from pipeline.run import slurm
 from pipeline.run.estimate import estimates
 from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_profile
@@ -26,7 +23,6 @@ from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
 from pipeline.sources.hub import SECOND_COPIES, answer
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
-from swiftkv.io import read_json
 
 HUB_SECONDS = 10  # of each answer
 DESCRIPTION = ["config.json", "tokenizer_config.json", "chat_template.jinja"]  # of a model, a few KB
@@ -76,29 +72,16 @@ def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles
     profile, report = read_profile(name, root, configfiles), Report()
     config, jobs = read_config(root, profile), plan_jobs(profile, root, targets)
     report.show(f"ok    plan: {len(jobs)} jobs of {os.path.relpath(profile.folder)}")
-    if other := other_libraries(Path(config.pathvars.results)):
-        report.show(
-            f"note  records: {other}; new ones may differ for that alone: delete these, or keep the environment"
-        )
     # Later attempts may ask for more.
     again = plan_jobs(profile, root, targets, attempt=profile.attempts) if profile.slurm else []
     for sentence in check_environment(report, profile, [*jobs, *again]):
         report.fail("request", sentence)
     report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
     missing = check_hub(report, (item for job in jobs for item in downloads(job, config, root)))
-    written = estimates(root, profile, config, jobs).written.sum()
+    written = estimates(root, config, jobs).written.sum()
     report.check("disk", check_disk, Path(config.pathvars.results), written, missing)
     if report.failures:
         raise UserError(f"{len(report.failures)} of the checks failed; mend what they name and check again")
-
-
-def other_libraries(results: Path) -> str:
-    """Count the measurements made with other versions of libraries than are installed; empty if there are none."""
-    here, other = libraries(), Counter[str]()
-    for file in (file for folder in set(INPUTS.values()) for file in (results / folder).rglob("*.json")):
-        made_with = read_json(file).get("provenance", {}).get("libraries", {}).items()
-        other.update(f"{name} {version}" for name, version in made_with if here.get(name, version) != version)
-    return ", ".join(f"{number} made with {library}" for library, number in sorted(other.items()))
 
 
 def problems_at_start(profile: Profile, jobs: Sequence[PlannedJob]) -> list[str]:

@@ -1,14 +1,11 @@
 """How long planned jobs take, and what they leave on the disk.
 
-A job takes the time it took before, or what jobs of its rule and model took of their estimates, where there are such. All
-others are estimated from their tokens and the speeds under `planning` in the configuration; the aim is a factor of two.
-Nothing here imports torch but `processor_speed`.
+Each job's tokens or FLOPs are divided by a speed that the configuration states under `planning`; the aim is a factor of two.
 """
 
 from __future__ import annotations
 
 import math
-import timeit
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +14,10 @@ import pandas as pd
 
 from pipeline.config import Config
 from pipeline.config.catalogue import asked, asks
+from pipeline.config.points import Answer, AnyPoint, Decode, ForwardTime, KvCapacity, Latency, Throughput
 from pipeline.config.settings import Mix
 from pipeline.config.sources import PackagedModel
-from pipeline.run.jobs import EXCLUSIVE, PlannedJob, Profile
+from pipeline.run.jobs import EXCLUSIVE, PlannedJob
 from pipeline.run.sizes import Size
 from pipeline.stages import stage_of
 from swiftkv.cost import GIGA
@@ -41,11 +39,10 @@ class Work:
         job: the job.
         config: the configuration.
         root: folder of the project.
-        speed: of this processor, as `processor_speed` measures it.
     """
 
-    def __init__(self, job: PlannedJob, config: Config, root: Path, speed: float = 1.0) -> None:
-        self.job, self.config, self.root, self.product = job, config, root, speed
+    def __init__(self, job: PlannedJob, config: Config, root: Path) -> None:
+        self.job, self.config, self.root = job, config, root
         self.speeds = config.planning.gpu if job.gpus else config.planning.cpu
         self.devices = job.gpus or job.threads
 
@@ -124,15 +121,8 @@ class Work:
         return self.speeds.start + weights + functions.get(rule, self._scoring)()
 
     def compute(self, flops: float, work: str, devices: int) -> float:
-        """Return the seconds of so many FLOPs; `work` is training, forward or serving.
-
-        On a processor only the time within matrix products follows this machine's; that between them is taken as it was
-        measured.
-        """
-        seconds = 1 / (getattr(self.speeds, work) * TERA)
-        if not self.job.gpus:
-            seconds += (1 / self.product - 1) / (self.config.planning.cpu.product * GIGA)
-        return flops * seconds / devices
+        """Return the seconds of so many FLOPs; `work` is training, forward or serving."""
+        return flops / getattr(self.speeds, work) / TERA / devices
 
     def forward(self, tokens: float) -> float:
         """Return the seconds of forward passes of transformers, in which one GPU works at a time."""
@@ -166,25 +156,22 @@ class Work:
         return self.compute(tokens * flops, "training", self.devices) + saved
 
     def _scoring(self) -> float:
-        """Every prompt token once, where a processor shares what prompts have in common; then the steps of answers."""
-        job, config = self.job, self.config
+        """Prompts, of log-likelihoods their common start once; then the steps of answers that are generated."""
+        job, config, total = self.job, self.config, 0.0
         # A shard's file is called by its number. Tasks that read other metrics off the same answers are asked once.
         names = [job.wildcards["task"]] if "task" in job.wildcards else [Path(path).stem for path in job.outputs]
         names = list({asked(config.tasks[name].model_dump()): name for name in names}.values())
-        shards, total = int(job.wildcards.get("shards", 1)), 0.0
         for name in names:
-            entry, amount = config.tasks[name], asks(config.tasks[name], name)
-            prompt, choices = amount.shots + amount.prompt, max(1, amount.choices) * amount.choice
+            amount = asks(config.tasks[name], name)
+            starts = amount.questions if amount.answer else 1
+            tokens = amount.questions * amount.prompt + starts * amount.shots
             if config.scoring_engine(job.wildcards["model"], job.wildcards["variant"], job.wildcards["kv_cache"], name):
-                total += self.speeds.engine + self.busy(amount.questions * (prompt + amount.answer)) / shards
-                continue
-            if job.gpus:
-                tokens = amount.questions * max(1, amount.choices) * (prompt + amount.choice)
+                total += self.speeds.engine + self.busy(tokens + amount.questions * amount.answer)
             else:
-                tokens = amount.questions * (amount.prompt + choices) + amount.shots
-            steps = math.ceil(amount.questions / entry.batch_size) * LONGEST * amount.answer
-            total += (self.forward(tokens + steps * entry.batch_size) + self.decode(steps)) / shards
-        return total + len(names) * self.speeds.task
+                batch = config.tasks[name].batch_size
+                steps = math.ceil(amount.questions / batch) * LONGEST * amount.answer
+                total += self.forward(tokens + steps * batch) + self.decode(steps)
+        return total / int(job.wildcards.get("shards", 1)) + len(names) * self.speeds.task
 
     def _chats(self) -> float:
         """Forward passes: four of fidelity of a changed model (teacher, student, start), three and answers of early exit."""
@@ -206,28 +193,33 @@ class Work:
         """One start of the engine, and of the baseline's where a point is measured in turns with it; then all points."""
         changed = self.job.wildcards["variant"] != "baseline"
         sides = {name: 2 if changed and self.config.in_turns(name) else 1 for name in self.job.points}
-        measuring = sum(sides[name] * self._point(name) for name in sides)
+        measuring = sum(side * self._point(self.config.serving.points[name]) for name, side in sides.items())
         return self.speeds.engine * max(sides.values()) + measuring
 
-    def _point(self, name: str) -> float:
+    def _point(self, point: AnyPoint) -> float:
         """Tokens at the speed of a busy engine; at a request rate, the time in which requests come."""
-        point = self.config.serving.points[name]
-        prompt = getattr(point, "input_tokens", None) or sum(getattr(point, "batch_tokens", ()))
-        output = getattr(point, "output_tokens", None) or self.config.serving.output_tokens
-        repeats, answer = getattr(point, "repeats", 1), self.decode(output)
-        if point.measure == "throughput":
-            return repeats * self.busy(point.total_tokens)
-        if point.measure == "forward_time":
-            return 2 * repeats * self.busy(prompt)
-        if point.measure == "decode":
-            return (1 + repeats) * sum(self.busy(batch * prompt) + answer for batch in point.batch_sizes)
-        if point.measure == "answer":
-            return 2 * repeats * (self.busy(prompt) + answer)
+        if isinstance(point, KvCapacity):
+            return 0.0
+        if isinstance(point, Throughput):
+            return point.repeats * self.busy(point.total_tokens)
+        if isinstance(point, ForwardTime):
+            return 2 * point.repeats * self.busy(sum(point.batch_tokens))
+        output = point.output_tokens or self.config.serving.output_tokens
+        answer = self.decode(output)
+        if isinstance(point, Decode):
+            prefill = self.busy(sum(point.batch_sizes) * point.input_tokens)
+            return (1 + point.repeats) * (prefill + len(point.batch_sizes) * answer)
+        if isinstance(point, Answer):
+            return 2 * point.repeats * (self.busy(point.input_tokens) + answer)
+        return self._rates(point, point.input_tokens + output, answer)
+
+    def _rates(self, point: Latency, tokens: int, answer: float) -> float:
+        """Rates up to the first at which requests wait, the first of all twice to warm up; then the steps between."""
         seconds = 0.0
-        for rate in sorted(getattr(point, "request_rates", ())):
-            busy = self.busy(rate * (prompt + output))  # of each second
+        for rate in sorted(point.request_rates):
+            busy = self.busy(rate * tokens)  # of each second
             spent = max(point.min_requests / rate, point.seconds) * max(1, busy) + answer
-            seconds += spent if seconds else 2 * spent  # the first once more, to warm up
+            seconds += spent if seconds else 2 * spent
             if busy > BUSY:
                 return seconds + point.refine_steps * spent
         return seconds
@@ -244,69 +236,24 @@ class Work:
         return self.size.bytes if rule == "resolve_model" and self.packaged else 0.0
 
 
-def processor_speed(config: Config) -> float:
-    """Return how fast this processor is, relative to the one that `planning.cpu` was measured on.
-
-    Times one matrix product on one thread, in the number format that models compute in here; the fastest of many counts.
-    """
-    import torch
-
-    from swiftkv.device import compute_dtype
-
-    threads, dtype = torch.get_num_threads(), compute_dtype("cpu")
-    torch.set_num_threads(1)
-    layer, rows = torch.nn.Linear(576, 1536, dtype=dtype), torch.ones(512, 576, dtype=dtype)
-    with torch.inference_mode():
-        fastest = min(timeit.repeat(lambda: layer(rows), number=1, repeat=30))  # the others waited for other programs
-    torch.set_num_threads(threads)
-    return 2 * 512 * 576 * 1536 / fastest / GIGA / config.planning.cpu.product
-
-
-def estimates(
-    root: Path, profile: Profile, config: Config, jobs: Sequence[PlannedJob], finished: Sequence[PlannedJob] = ()
-) -> pd.DataFrame:
-    """Return what each job takes: the time it took before, else its estimate, corrected by those of finished jobs.
-
-    Where jobs run models on this processor, it is timed.
+def estimates(root: Path, config: Config, jobs: Sequence[PlannedJob]) -> pd.DataFrame:
+    """Return what each job takes.
 
     Args:
         root: folder of the project.
-        profile, config, jobs: of the run.
-        finished: other jobs of the same configuration; those with a benchmark file count.
+        config: the configuration.
+        jobs: all that are planned.
 
     Returns:
-        A row for each job: rule, model, GPUs, seconds, GPU-hours, bytes written, whether the time is measured, and why it
-        is not known, where it counts as nothing.
+        A row for each job: rule, GPUs, seconds, GPU-hours, bytes written, and why they are not known, where they count as
+        nothing.
     """
-    here = profile.cores is not None and any(stage_of(job.rule).gpus and not job.gpus for job in jobs)
-    speed = processor_speed(config) if here else 1.0
     rows = []
-    for job in [*jobs, *finished]:
-        work = Work(job, config, root, speed)
-        row = {
-            "rule": job.rule,
-            "model": job.wildcards.get("model", ""),
-            "gpus": work.gpus,
-            "took": measured_seconds(job),
-        }
+    for job in jobs:
+        work, seconds, written, why = Work(job, config, root), 0.0, 0.0, ""
         try:
-            row |= {"seconds": work.seconds(), "written": work.written(), "why": ""}
+            seconds, written = work.seconds(), work.written()
         except UserError as error:
-            row |= {"seconds": 0.0, "written": 0.0, "why": "" if row["took"] else str(error)}
-        rows.append(row)
-    found = pd.DataFrame(rows, columns=["rule", "model", "gpus", "took", "seconds", "written", "why"])
-    found["took"] = found.took.astype(float)
-    timed = found.took.notna() & (found.seconds > 0)
-    alike = found[["took", "seconds"]].where(timed).groupby([found.rule, found.model]).transform("sum")
-    found["measured"] = found.took.notna() | (alike.seconds > 0) & (found.seconds > 0)
-    found["seconds"] = found.took.fillna(found.seconds * (alike.took / alike.seconds).fillna(1))
-    found["gpu_hours"] = found.gpus * found.seconds / HOUR
-    return found.head(len(jobs))
-
-
-def measured_seconds(job: PlannedJob) -> float | None:
-    """Return the wall time of a job by Snakemake's benchmark file; None if it has not run to its end."""
-    try:
-        return float(pd.read_csv(job.benchmark or "", sep="\t")["s"].iloc[-1])
-    except (OSError, IndexError, KeyError, ValueError):
-        return None  # Snakemake writes it at the job's end; a damaged one says nothing
+            why = str(error)
+        rows.append((job.rule, work.gpus, seconds, work.gpus * seconds / HOUR, written, why))
+    return pd.DataFrame(rows, columns=["rule", "gpus", "seconds", "gpu_hours", "written", "why"])

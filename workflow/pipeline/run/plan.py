@@ -48,21 +48,13 @@ def make_plan(
 ) -> Plan:
     """Plan a run and estimate it; the arguments are those of `read_profile` and `plan_jobs`."""
     found = read_profile(profile, root, configfiles)
-    config = read_config(root, found)
     jobs = plan_jobs(found, root, targets, everything=everything)
-    # Finished jobs tell how long others take; a dry run that names them is worth its seconds only if there are any.
-    finished: list[PlannedJob] = []
-    if not everything and any(Path(config.pathvars.benchmarks).rglob("*.tsv")):
-        left = {job.outputs for job in jobs}
-        finished = [job for job in plan_jobs(found, root, everything=True) if job.outputs not in left]
-    return estimate_plan(root, found, config, jobs, finished)
+    return estimate_plan(root, found, read_config(root, found), jobs)
 
 
-def estimate_plan(
-    root: Path, profile: Profile, config: Config, jobs: list[PlannedJob], finished: Sequence[PlannedJob] = ()
-) -> Plan:
+def estimate_plan(root: Path, profile: Profile, config: Config, jobs: list[PlannedJob]) -> Plan:
     """Estimate planned jobs; the arguments are those of `estimates`."""
-    times, numbered = estimates(root, profile, config, jobs, finished), dict(enumerate(jobs))
+    times, numbered = estimates(root, config, jobs), dict(enumerate(jobs))
     fetched = once(item for job in jobs for item in downloads(job, config, root))
     least = wall_seconds(numbered, dict(enumerate(times.seconds)), parents(numbered), profile)
     return Plan(profile, config, jobs, times, fetched, least)
@@ -115,10 +107,9 @@ def _by_rule(plan: Plan) -> str:
                 "longest job": duration(jobs.seconds.max()) + open_end,
                 "all, one by one": duration(jobs.seconds.sum()) + open_end,
                 "disk, GB": gigabytes(jobs.written.sum()),
-                "measured": jobs.measured.sum() or "-",
             }
         )
-    return "By rule; measured: jobs that have run before, or others of the same rule and model\n" + _printed(rows)
+    return "By rule\n" + _printed(rows)
 
 
 def _downloads(plan: Plan) -> str:

@@ -23,15 +23,6 @@ from swiftkv.spec import SwiftKVSpec
 
 DOWNLOADED = ("model", "checkpoint", "tokenizer", "data set", "questions")  # in the order in which plans list them
 TOKENIZER_BYTES = 10**7
-# What config.json calls a GGUF file's fields, with their ending there.
-GGUF = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "vocab_size": "vocab_size",
-}
 
 
 class Size:
@@ -81,8 +72,7 @@ class Size:
         elif entry.architecture:
             found = read_json(root / entry.architecture)["config"]
         elif isinstance(source, PackagedModel):
-            found = _gguf(package_file(source.package, source.gguf))
-            found |= source.random or {}
+            found = _gguf(package_file(source.package, source.gguf)) | (source.random or {})
         elif isinstance(source, LocalModel) and (file := Path(source.local).expanduser() / "config.json").exists():
             found = read_json(file)
         else:
@@ -105,13 +95,9 @@ class Size:
 
 @cache  # reading one takes seconds
 def _gguf(file: Path) -> dict[str, Any]:
-    from gguf import GGUFReader
+    from transformers import AutoConfig
 
-    fields = GGUFReader(file).fields
-    kind = fields["general.architecture"].contents()
-    found = {name: fields[f"{kind}.{field}"].contents() for name, field in GGUF.items() if f"{kind}.{field}" in fields}
-    # The head is the embedding where the file has none, which its tensors tell; packaged models so far tie them.
-    return {"model_type": kind, "tie_word_embeddings": True, **found}
+    return AutoConfig.from_pretrained(file.parent, gguf_file=file.name).to_dict()
 
 
 @dataclass(frozen=True)
