@@ -54,7 +54,6 @@ def api(monkeypatch):
             Path(local_dir, "tokenizer_config.json").write_text(json.dumps(answers.tokenizer))
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(check, "in_cache", lambda item: answers.cached)
     return answers
@@ -80,10 +79,14 @@ def test_an_accessible_model_tells_its_size(api):
 @pytest.mark.parametrize(
     ("raises", "error", "words"),
     [
-        ("refuses", errors.GatedRepoError("gated", response=RESPONSE), "org/name is gated and there is no token here"),
-        ("fails", errors.RepositoryNotFoundError("none", response=RESPONSE), "the hub has no model org/name"),
-        ("fails", errors.RevisionNotFoundError("none", response=RESPONSE), "org/name has no revision 'main'"),
-        ("fails", errors.HfHubHTTPError("denied", response=RESPONSE), "the hub refuses org/name (403)"),
+        ("refuses", errors.GatedRepoError("gated", response=RESPONSE), "org/name (revision 'main') is gated"),
+        (
+            "fails",
+            errors.RepositoryNotFoundError("none", response=RESPONSE),
+            "org/name (revision 'main') does not exist",
+        ),
+        ("fails", errors.RevisionNotFoundError("none", response=RESPONSE), "has no such revision"),
+        ("fails", errors.HfHubHTTPError("denied", response=RESPONSE), "is refused by the hub (403)"),
     ],
 )
 def test_a_refusal_is_named(api, raises, error, words):

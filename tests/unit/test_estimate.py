@@ -44,7 +44,7 @@ def seconds(config, planned):
 def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
     monkeypatch.setattr("pipeline.run.jobs.memory_mb", lambda: 16000)
     slurm, local = (read_profile(name, ROOT) for name in ("slurm", "local"))
-    assert (slurm.jobs, slurm.cores, slurm.attempts) == (32, None, 4) and slurm.configfiles
+    assert (slurm.jobs, slurm.cores) == (32, None) and slurm.configfiles
     assert slurm.slurm.requeue and slurm.slurm.qos is None and not local.slurm
     assert local.jobs is None and local.cores >= 1
     assert [file.name for file in local.configfiles] == ["override.yaml"]
@@ -62,13 +62,6 @@ def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
             {"pod/memory.max": "8000000000", "pod/memory.current": "5000000000", "pod/job/memory.max": "max",
              "pod/memory.stat": "anon 1\ninactive_file 3000000000\n"},
             6000,
-        ),
-        # Of version 1: the group's own limit.
-        (
-            "4:memory:/pod\n3:cpuset:/\n0::/\n",
-            {"memory/pod/memory.limit_in_bytes": "3000000000", "memory/pod/memory.usage_in_bytes": "1000000000",
-             "memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7000000000"},
-            2000,
         ),
     ],
 )  # fmt: skip

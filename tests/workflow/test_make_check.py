@@ -34,7 +34,8 @@ def site(tmp_path):
 
 def test_all_faults_are_seen_at_once_each_in_one_line(site):
     site.profile["default-resources"]["slurm_partition"] = "standard"
-    site.site["mem_mb_per_node"] = 2000000  # only reached when jobs are tried again
+    site.site["mem_mb_per_gpu"] = 250000  # more than a node has
+    site.site["mem_mb_per_node"] = 2000000
     (site.folder / "queue").write_text(f"7|{site.folder}|rule_distill_wildcards_x\n")
     ended = site(sys.executable, "-m", "pipeline", "check", "--profile", site.folder, TABLE)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr

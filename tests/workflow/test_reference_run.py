@@ -4,13 +4,9 @@ import csv
 import shutil
 import sys
 
-from tests.programs import ROOT, run
+from tests.programs import run
 from tests.unit.test_reference import SHIPPED, SIMILARITY
 
-from pipeline.artifacts.report import read_artifacts
-from pipeline.run.compare import folder
-from pipeline.run.jobs import read_config, read_profile
-from pipeline.run.reference_run import BEGIN, END, FIGURE, PAGE, REDRAWN, TABLE, page_part, redraw
 from swiftkv.io import read_json, write_json
 
 
@@ -38,12 +34,3 @@ def test_a_reference_run_is_drawn_from_and_compared_with(tmp_path):
     write_json(results / SIMILARITY, planted)
     wrong = scale("compare", "--reference", place, cwd=tmp_path)
     assert wrong.returncode == 1 and "simscore[0] is " in wrong.stdout and "Traceback" not in wrong.stderr
-
-
-def test_the_page_shows_what_the_shipped_records_give(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = read_config(ROOT, read_profile("local", ROOT))
-    assert [why for _, why in redraw(config, folder(ROOT, config), (FIGURE, TABLE))] == [None, None]
-    made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE])

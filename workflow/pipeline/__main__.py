@@ -88,7 +88,7 @@ def redraw(options: argparse.Namespace) -> None:
 
 
 def keep(options: argparse.Namespace) -> None:
-    """Make the scale's results its reference run, which at local scale docs/reproduced.md and the gallery show."""
+    """Make the scale's results its reference run, which at local scale the gallery shows."""
     from pipeline.run.reference_run import keep, show
 
     config, reference = _config(options)

@@ -20,7 +20,7 @@ from pipeline.run.jobs import PlannedJob, Profile, plan_jobs, read_config, read_
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.score.fetch import data_set
 from pipeline.sources import MODEL_FILES, check_checkpoint, check_description
-from pipeline.sources.hub import SECOND_COPIES, answer
+from pipeline.sources.hub import SECOND_COPIES, answer, refusal
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
 
@@ -72,9 +72,7 @@ def check(root: Path, name: str | Path, targets: Sequence[str] = (), configfiles
     profile, report = read_profile(name, root, configfiles), Report()
     config, jobs = read_config(root, profile), plan_jobs(profile, root, targets)
     report.show(f"ok    plan: {len(jobs)} jobs of {os.path.relpath(profile.folder)}")
-    # Later attempts may ask for more.
-    again = plan_jobs(profile, root, targets, attempt=profile.attempts) if profile.slurm else []
-    for sentence in check_environment(report, profile, [*jobs, *again]):
+    for sentence in check_environment(report, profile, jobs):
         report.fail("request", sentence)
     report.check("benchmarks", lambda: f"{check_tasks(config, jobs)} to be scored")
     missing = check_hub(report, (item for job in jobs for item in downloads(job, config, root)))
@@ -236,7 +234,8 @@ def check_hub(report: Report, found: Iterable[Download]) -> int:
         except UserError as error:
             problem = str(error)
         except Exception as error:  # a network fails in many ways
-            problem = _refusal(item, error)
+            said = refusal(error)
+            problem = f"{item.hub} (revision {item.revision!r}) {said}" if said else ""
             silence = silence if problem else f"the hub cannot be reached ({type(error).__name__})"
         if not problem and in_cache(item):
             text = f"in the local cache ({silence})" if silence else "accessible, and in the local cache"
@@ -283,29 +282,6 @@ def _ask(item: Download) -> int:
         key=lambda file: file.rfilename,
     )
     return sum(file.size or 0 for file in files)
-
-
-def _refusal(item: Download, error: Exception) -> str:
-    """The sentence for a refusal of the hub; empty if it is the network that fails."""
-    from huggingface_hub import errors, get_token
-
-    name = item.hub
-    login = "the token here has no access to it" if get_token() else "there is no token here"
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{name} is gated and {login}: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"the hub has no {item.origin} {name} that you may see, and {login}: check the id in the configuration, or log "
-            "in with `hf auth login`"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} has no revision {item.revision!r}: check `revision` in the configuration"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403):
-        return f"the hub refuses {name} ({status}): the token here may have expired; log in with `hf auth login`"
-    return ""
 
 
 def in_cache(item: Download) -> bool:

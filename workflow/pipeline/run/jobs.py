@@ -76,7 +76,6 @@ class Profile:
         jobs: jobs in a cluster's queue at once; None is any number.
         cores: cores of this machine that jobs share; None on a cluster.
         resources: limits over all jobs, such as gpu; on this machine also `machine_resources`, unless others are stated.
-        attempts: how often a job is tried; what it asks for may grow each time.
         directory: the folder that the run works in.
         python: how jobs start Python.
         slurm: settings of Snakemake's SLURM plugin; None where jobs do not go to SLURM.
@@ -87,7 +86,6 @@ class Profile:
     jobs: int | None = None
     cores: int | None = None
     resources: Mapping[str, int] = field(default_factory=dict)
-    attempts: int = 1
     directory: Path = Path()
     python: tuple[str, ...] = (sys.executable,)
     slurm: Any = None
@@ -105,7 +103,7 @@ def machine_resources() -> dict[str, int]:
 
 
 def memory_mb(root: Path = Path("/")) -> int:
-    """Return the free memory of this machine in MB, as far as control groups let this process use it.
+    """Return the free memory of this machine in MB, as far as control groups (version 2) let this process use it.
 
     That is the kernel's estimate, or less where a control group of this process, or one above it, has a limit: the limit
     less what its processes use. Pages of files that were read and can be dropped count as free.
@@ -114,20 +112,13 @@ def memory_mb(root: Path = Path("/")) -> int:
         root: folder in which /proc and /sys lie.
     """
     free = [1024 * (_number(root / "proc/meminfo", "MemAvailable:") or 0)]
-    groups = root / "proc/self/cgroup"
-    for line in groups.read_text().splitlines() if groups.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        # The names of version 2, where all controllers share one tree, and of version 1.
-        names, top = ("memory.max", "memory.current", "inactive_file"), root / "sys/fs/cgroup"
-        if controllers:
-            names, top = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"), top / "memory"
-        folder = top / path.strip("/")
+    top, groups = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    if path := re.search("^0::/(.*)$", groups.read_text() if groups.is_file() else "", re.MULTILINE):
+        folder = top / path[1]
         for group in (folder, *(parent for parent in folder.parents if parent.is_relative_to(top))):
-            if (limit := _number(group / names[0])) is not None:
-                cached = _number(group / "memory.stat", names[2]) or 0
-                free.append(max(0, limit - max(0, (_number(group / names[1]) or 0) - cached)))
+            if (limit := _number(group / "memory.max")) is not None:
+                cached = _number(group / "memory.stat", "inactive_file") or 0
+                free.append(max(0, limit - max(0, (_number(group / "memory.current") or 0) - cached)))
     return min(free) // 10**6
 
 
@@ -181,7 +172,6 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
         jobs=args.jobs if cluster and isinstance(args.jobs, int) and args.jobs < sys.maxsize else None,
         cores=None if cluster else args.cores or os.cpu_count(),
         resources=limits if cluster else machine_resources() | limits,
-        attempts=1 + args.retries,
         directory=Path(args.directory or ""),
         python=tuple(python_of_jobs(map(str, args.software_deployment_method), root)),
         slurm=slurm,
@@ -219,7 +209,7 @@ def checked(config: dict[str, Any], directory: Path = Path()) -> Config:
 
 
 def plan_jobs(
-    profile: Profile, root: Path, targets: Sequence[str] = (), *, everything: bool = False, attempt: int = 1
+    profile: Profile, root: Path, targets: Sequence[str] = (), *, everything: bool = False
 ) -> list[PlannedJob]:
     """Return the jobs that Snakemake would run; none where nothing is left to do.
 
@@ -228,12 +218,11 @@ def plan_jobs(
         root: folder of the project.
         targets: files or rules; none stands for all artifacts.
         everything: also what is finished.
-        attempt: what jobs ask for may grow with it.
 
     Raises:
         UserError: Snakemake cannot plan; its own sentence.
     """
-    words = ["--attempt", attempt, *(["--forceall"] if everything else [])]
+    words = ["--forceall"] if everything else []
     return dry_run(*words, *profile.command(root, targets))
 
 

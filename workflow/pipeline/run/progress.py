@@ -10,14 +10,11 @@ from pathlib import Path
 from pipeline.artifacts.metrics import some
 from pipeline.run.jobs import PlannedJob, Profile, parents
 from pipeline.run.plan import count, duration, wall_seconds
-from swiftkv.cost import GIGA
 
 PAGE = "report_page"  # the rule that ends a whole run
 ARTIFACT = "artifact"  # the wildcard of rules that make one
-UNFINISHED = ("training-state", "serving-state", "score-state")  # folders that only unfinished work goes on from
 FIRST = ("claims", "panel", "contents", "demo")  # artifacts to look at first
 OWN_SHARE = 0.1  # of the plan's time, before which a run's own pace says little; of a step, that a late one has left
-FIRST_LINE, NEXT_LINE = 60, 300  # seconds after which a running step has a line, and between further ones
 LONGEST = 160  # characters of a step's last line of output
 
 
@@ -44,7 +41,7 @@ class Progress:
     ) -> None:
         self.jobs, self.seconds, self.logs = jobs, seconds, dict(logs)
         self.profile, self.results, self.clock, self.graph = profile, results, clock, parents(jobs)
-        self.began, self.starts, self.due = clock(), dict[int, float](), dict[int, float]()
+        self.began, self.starts = clock(), dict[int, float]()
         self.took: dict[int, float] = {}
         self.failures: dict[int, str] = {}
 
@@ -56,7 +53,6 @@ class Progress:
         """Note that a step begins."""
         if number in self.jobs:
             self.starts[number] = self.clock()
-            self.due[number] = self.clock() + FIRST_LINE
             self.failures.pop(number, None)  # it is tried again
 
     def finish(self, number: int) -> str | None:
@@ -90,15 +86,6 @@ class Progress:
         steps = [self._step(number, now - since) for number, since in list(self.starts.items())]
         return f"{self._head()}  now: {'; '.join(steps) or 'waiting'}"
 
-    def long_running(self) -> list[str]:
-        """Return a line for each step that has run for a minute, and again every five minutes, for output to a file."""
-        lines, now = [], self.clock()
-        for number, since in list(self.starts.items()):  # a copy: steps begin and end meanwhile
-            if now >= self.due[number]:
-                self.due[number] += NEXT_LINE
-                lines.append(f"{self._head()}  still running: {self._step(number, now - since)}")
-        return lines
-
     def left(self) -> float:
         """Return the seconds until all is done: the plan's, at the run's own pace once a tenth of it is done."""
         lost, spent = self._lost(), self.clock() - self.began
@@ -108,7 +95,7 @@ class Progress:
         return left * spent / done if done > 0 and done >= OWN_SHARE * whole else left
 
     def summary(self) -> list[str]:
-        """Return lines with what was made, failures, times by rule, files to look at first, and folders to delete."""
+        """Return lines with what was made, failures, times by rule, and files to look at first."""
         made, wanted = self._artifacts(self.took), self._artifacts(self.jobs)
         done = len(self.took) == len(self.jobs)
         lines = [
@@ -125,11 +112,6 @@ class Progress:
         pages = [self.jobs[number] for number in self.took if self.jobs[number].rule == PAGE]
         if first := pages + ([job for job in made if job.wildcards[ARTIFACT] in FIRST] or made[-1:]):
             lines.append(f"  look first  {', '.join(map(_shown, first))}")
-        folders = [place for name in UNFINISHED if (place := Path(self.results, name)).is_dir()]
-        if done and folders:
-            size = sum(file.stat().st_size for place in folders for file in place.rglob("*") if file.is_file())
-            places = " ".join(map(str, folders))
-            lines.append(f"  disk        {size / GIGA:.1f} GB only let ended work go on: rm -r {places}")
         return lines
 
     def _wall(self, gone: Collection[int], starts: Mapping[int, float]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from PIL import Image
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.metrics import some
-from pipeline.artifacts.report import Artifact, read_artifacts, write_gallery
+from pipeline.artifacts.report import read_artifacts, write_gallery
 from pipeline.config import Config
 from pipeline.run.compare import CLAIMS, records
 from pipeline.stages import STAGES
@@ -21,9 +20,7 @@ from swiftkv.errors import UserError
 from swiftkv.io import atomic_path
 
 REDRAWN = Path("results/reference")
-PAGE, GALLERY = Path("docs/reproduced.md"), Path("docs/gallery")
-FIGURE, TABLE = "figure3", "speed_and_quality"  # shown on the page
-BEGIN, END = "<!-- `make reference` writes what follows -->\n", "<!-- until here -->\n"
+GALLERY = Path("docs/gallery")
 WIDTH, COLORS = 1200, 128  # of pictures for a screen; a color map needs most of the colors
 
 
@@ -118,7 +115,7 @@ def _measured(config: Config, name: str) -> list[str]:
 
 
 def show(results: Path, root: Path) -> str:
-    """Write docs/gallery and the page's figure and table anew from artifacts that were made.
+    """Write docs/gallery anew from figures that were made.
 
     Args:
         results: folder of the finished run.
@@ -126,14 +123,8 @@ def show(results: Path, root: Path) -> str:
 
     Returns:
         A sentence on what was written.
-
-    Raises:
-        UserError: the page's figure or table was not made.
     """
-    made = {artifact.name: artifact for artifact in read_artifacts(results)}
-    if lacking := {FIGURE, TABLE} - made.keys():
-        raise UserError(f"{results} has no {' and no '.join(sorted(lacking))}, which {PAGE} shows; make it first")
-    figures = [artifact for artifact in made.values() if artifact.about["form"] == "figure"]
+    figures = [artifact for artifact in read_artifacts(results) if artifact.about["form"] == "figure"]
     with atomic_path(root / GALLERY) as scratch:
         scratch.mkdir()
         for figure in figures:
@@ -142,16 +133,4 @@ def show(results: Path, root: Path) -> str:
             small.thumbnail((WIDTH, small.height), Image.Resampling.LANCZOS)
             small.quantize(COLORS).save(scratch / f"{figure.name}.png", optimize=True)
         write_gallery(figures, scratch / "README.md")
-    text = (root / PAGE).read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    part = page_part(made[FIGURE], made[TABLE])
-    (root / PAGE).write_text(f"{before}{BEGIN}{part}{END}{rest.partition(END)[2]}", encoding="utf-8")
-    return f"{root / GALLERY}: {len(figures)} figures; {root / PAGE}: {FIGURE} and {TABLE}"
-
-
-def page_part(figure: Artifact, table: Artifact) -> str:
-    """Return the page's part: a figure, and the grid of a table with its title, without marks of notes."""
-    text = re.sub(r" \[\d+\]", "", table.file("md").read_text(encoding="utf-8"))
-    title, grid = re.search(r"## (.*)\n\n((?:\|.*\n)+)", text).groups()
-    picture = f"[![{figure.about['title']}]({GALLERY.name}/{figure.name}.png)]({GALLERY.name}/README.md)"
-    return f"{picture}\n\n{grid}\n{title}; [all figures]({GALLERY.name}/README.md).\n"
+    return f"{root / GALLERY}: {len(figures)} figures"

@@ -55,7 +55,7 @@ class HubRepository:
                 lambda: answer(lambda: HfApi().repo_info(self.identifier, **asked).sha, HUB_SECONDS)
             )
         except Exception as error:  # a network fails in many ways; a cached copy is as good
-            if _is_refusal(error):
+            if refusal(error):
                 raise self._error(error) from None
             import datasets
 
@@ -93,20 +93,13 @@ class HubRepository:
 
     def _error(self, error: Exception) -> HubError:
         """Say in one sentence which source failed, why, and what to do."""
-        from huggingface_hub import errors
-
-        if isinstance(error, errors.GatedRepoError):
-            said = "is gated: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
-        elif isinstance(error, errors.RepositoryNotFoundError):
-            said = "does not exist on the hub or is private: check the id in the config, or log in with `hf auth login`"
-        elif isinstance(error, errors.RevisionNotFoundError):
-            said = "has no such revision on the hub; check `revision` in the config"
-        elif self._silence:
+        said = refusal(error)
+        if not said and self._silence:
             said = (
                 f"cannot be reached and is not in the local hub cache ({type(error).__name__}): connect to the hub, or "
                 "download it elsewhere and name it as a `local` source"
             )
-        else:
+        elif not said:
             said = f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
         return HubError(f"{self.kind} {self.identifier!r} (revision {self.revision!r}) {said}")
 
@@ -129,18 +122,27 @@ def answer(question: Callable[[], Any], seconds: float) -> Any:
     return future.result(seconds)
 
 
-def _is_refusal(error: BaseException) -> bool:
-    """Tell whether the hub itself refuses, which waiting does not change."""
+def refusal(error: BaseException) -> str:
+    """Say why the hub itself refuses a repository, which waiting does not change; empty for other errors."""
     from huggingface_hub import errors
 
-    return isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError))
+    if isinstance(error, errors.GatedRepoError):
+        return "is gated: accept its license on its hub page, then run `hf auth login` or set HF_TOKEN"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "does not exist on the hub or is private: check the id in the config, or log in with `hf auth login`"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "has no such revision on the hub; check `revision` in the config"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403):
+        return f"is refused by the hub ({status}): the token may have expired; log in with `hf auth login`"
+    return ""
 
 
 def _may_pass(error: BaseException) -> bool:
     from huggingface_hub import errors
 
     network = isinstance(error, OSError) or type(error).__module__.startswith("httpx")
-    return network and not _is_refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled)
+    return network and not refusal(error) and not isinstance(error, errors.OfflineModeIsEnabled)
 
 
 def _say(state: tenacity.RetryCallState) -> None:
