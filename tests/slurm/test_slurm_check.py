@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slurm
 
 
 def test_what_slurm_takes_is_not_refused(cluster):
-    assert slurm.controller()
+    assert slurm.programs()
     assert slurm.verdict(jobs(("distill", GPU_JOB), ("pack", CPU_JOB)), SETTINGS) == ([], [])
 
 

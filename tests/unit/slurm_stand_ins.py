@@ -45,7 +45,7 @@ echo "sbatch: Job 1 to start at 2026-01-01T00:00:00 using 1 processors on nodes 
 STAND_INS = {
     "sbatch": SAYS + SBATCH,
     "squeue": 'cat "$QUEUE"',
-    "scontrol": '[[ $1 == ping ]] && echo "Slurmctld(primary) at pretend is ${CONTROLLER:-UP}" || echo "MinJobAge = 3600 sec"',
+    "scontrol": 'echo "MinJobAge = 3600 sec"',
     "sacctmgr": "echo swiftkv",
     "scancel": "",
 }

@@ -101,14 +101,11 @@ def test_nodes_that_are_down_stop_no_run(cluster, monkeypatch, capsys):
     assert len(check_environment(Report(), profile, jobs(("pack", CPU_JOB)))) == 1
 
 
-def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch):
-    assert slurm.controller()
-    monkeypatch.setenv("CONTROLLER", "DOWN")
-    with pytest.raises(UserError, match="SLURM's controller does not answer"):
-        slurm.controller()
+def test_missing_programs_are_named(cluster, monkeypatch):
+    assert slurm.programs()
     monkeypatch.setenv("PATH", str(install(cluster / "fewer", sbatch=None, scontrol=None)))
     with pytest.raises(UserError, match="^sbatch, scontrol not found"):
-        slurm.controller()
+        slurm.programs()
 
 
 def test_jobs_of_an_earlier_controller_are_named(cluster):

@@ -1,12 +1,9 @@
 """Only jobs that say so ask the hub."""
 
 import os
-import re
 import subprocess
 
 from tests.programs import ROOT
-
-from pipeline.stages import STAGES
 
 
 def job(command, **variables):
@@ -34,9 +31,3 @@ def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):
     assert not list(tmp_path.iterdir())
     printed, said = job('echo "$HF_HOME"', CUDA_VISIBLE_DEVICES="0", LOCAL_CACHE="/no/such", HF_HOME="/shared")
     assert printed == "/shared\n" and "warning: gpu_jobs.local_cache" in said
-
-
-def test_only_rules_that_download_ask_the_hub():
-    rules = "".join(file.read_text() for file in ROOT.glob("workflow/rules/*.smk"))
-    online = re.findall(r"^rule (\w+):(?:(?!^rule ).)*?^\s+online python ", rules, re.MULTILINE | re.DOTALL)
-    assert set(online) == {name for name, stage in STAGES.items() if stage.online}

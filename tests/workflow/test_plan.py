@@ -155,8 +155,6 @@ def test_several_nodes_need_a_cluster():
         ("modles: {}\n", "modles"),
         ("models: {}\nmodels: {}\n", "key 'models' stands twice"),
         ("artifacts: {table2: {models: [llama-9]}}\n", "artifacts.table2: 'llama-9' is neither a role"),
-        ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "num_key_value_layers.50"),
-        ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
     ],
 )
 def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):

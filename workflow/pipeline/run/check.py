@@ -106,7 +106,7 @@ def check_environment(report: Report, profile: Profile, jobs: Sequence[PlannedJo
             report.check("gpus", check_gpus, profile.resources.get("gpu", 0))
         report.check("memory", check_memory, jobs, profile.cores or 1, profile.resources["mem_mb"])
         return []
-    if not report.check("slurm", slurm.controller):
+    if not report.check("slurm", slurm.programs):
         return []
     report.check("queue", slurm.earlier_jobs, profile.directory)
     try:
