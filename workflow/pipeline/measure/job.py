@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.kept import KeptAnswers
-from pipeline.measure.memory import devices
-from pipeline.measure.point import BASELINE, Subject
+from pipeline.measure.point import BASELINE, Subject, devices
 from pipeline.measure.run import engine_key, headline, measure, read_point
 from pipeline.measure.turns import Engines
 from pipeline.records import processor
