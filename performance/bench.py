@@ -55,7 +55,7 @@ def bench(
     model, rows = config.models[config.roles["small"]], {}
     spec = SwiftKVSpec(model.num_hidden_layers, layers)
     asked = {name: config.point(name) | {"in_turns": True} for name in points}
-    settings = ServingSettings("trained", spec.fields, False, None, None, asked)
+    settings = ServingSettings("trained", spec.fields, False, None, asked)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         resolve_model("bench", model.title, model.source.model_dump(exclude_unset=True), folder / "source.json")

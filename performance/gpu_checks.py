@@ -211,7 +211,7 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     asked = {name: point | {"engine": engine, "seed": 0, "in_turns": True} for name, point in points.items()}
     files = [folder / f"{name}/shape/swiftkv/auto.json" for name in points]
     measure_points(
-        ServingSettings("dummy", spec.fields, False, None, None, asked), "shape", "random weights", "swiftkv", "auto",
+        ServingSettings("dummy", spec.fields, False, None, asked), "shape", "random weights", "swiftkv", "auto",
         folder / "source.json", folder / "swiftkv", folder / "baseline", None, 600, 1, gpus, folder / "vllm.log",
         folder / "state", files,
     )  # fmt: skip

@@ -8,7 +8,6 @@ import torch
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
 
-from pipeline.measure import memory
 from pipeline.measure import point as served
 from pipeline.measure.engine import OutOfMemory
 from pipeline.measure.offline import peak_tflops
@@ -112,7 +111,7 @@ def test_a_cache_that_the_processor_has_no_kernel_for_is_a_record(tmp_path, monk
     assert (record["status"], record["result"]) == ("unavailable", None) and "AVX-512" in record["reason"]
 
 
-DEVICE = memory.Device("NVIDIA H100 80GB HBM3", 79 * GIBI, 80 * GIBI)
+DEVICE = served.Device("NVIDIA H100 80GB HBM3", 80 * GIBI)
 
 
 @pytest.mark.parametrize(("limit", "share"), [(None, 0.9), (40, 0.5), (80, 0.9)])

@@ -56,11 +56,7 @@ def test_random_weights_of_another_architecture(tmp_path):
         "num_hidden_layers": 2, "num_attention_heads": 2, "q_lora_rank": None, "kv_lora_rank": 16, "v_head_dim": 8,
         "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
     }  # fmt: skip
-    made = []
-    for name in ("again", "tiny"):
-        record = resolve_model(name, "Tiny", GGUF | {"random": shape}, tmp_path / name / "source.json")
-        made.append(Path(record["path"], "model.safetensors").read_bytes())
-    assert made[0] == made[1]
+    record = resolve_model("tiny", "Tiny", GGUF | {"random": shape}, tmp_path / "source.json")
     model, words = load_base(record["path"]), load_tokenizer(record["path"])
     assert record["config"]["model_type"] == "deepseek_v2" and model.config.qk_head_dim == 12
     assert model.config.vocab_size == len(words) and model.config.eos_token_id == words.eos_token_id

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.measure.memory import devices
-from pipeline.measure.point import BASELINE, Subject
+from pipeline.measure.point import BASELINE, Subject, devices
 from pipeline.measure.run import engine_key, headline, measure, read_point
 from pipeline.measure.turns import Engines
 from pipeline.records import KeptAnswers, processor

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pipeline.measure.engine import OutOfMemory
-from pipeline.measure.memory import devices
 from pipeline.measure.worker import module
 from swiftkv.cost import GIBI, Dimensions, parameter_count
 from swiftkv.errors import UserError
@@ -25,6 +26,26 @@ BASELINE = "baseline"
 CACHE_BYTES, GPU_SHARE = "--kv-cache-memory-bytes", "--gpu-memory-utilization"  # vLLM arguments
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SLACK = 64  # tokens: a server may count a little more than a prompt's length
+
+
+class Device(NamedTuple):
+    """A GPU and the bytes of its memory."""
+
+    name: str
+    total: int
+
+
+def devices() -> list[Device]:
+    """The GPUs; asked in another process, so that this one holds no memory there while vLLM runs."""
+    question = (
+        "import json; from torch.cuda import device_count, get_device_name, mem_get_info; "
+        "print(json.dumps([[get_device_name(gpu), mem_get_info(gpu)[1]] for gpu in range(device_count())]))"
+    )
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
+    found = [Device(*device) for device in json.loads(answer.stdout or "[]")]
+    if not found:
+        raise UserError("this point is served on GPUs, and torch finds none")
+    return found
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,9 @@ def measure_scores(
     }
     tokenizer, folders = Path(model["path"]), {path.name: path for path in fetched}
     folder = checkpoint or tokenizer
-    kept = KeptAnswers(state, subject | {"machine": machine()}, [folder, tokenizer])
     load = functools.cache(lambda: load_lm(folder, tokenizer, kv_cache))
+    # Not before vLLM is done: to ask a GPU for its name takes some of its memory.
+    kept = functools.cache(lambda: KeptAnswers(state, subject | {"machine": machine()}, [folder, tokenizer]))
     print(f"{model['title']} {variant}, KV cache {kv_cache}: {', '.join(tasks)} ...", flush=True)
     places, said = dict(zip(tasks, outputs, strict=True)), dict[str, str]()
     # vLLM's come first, while no model of ours holds the GPU's memory.
@@ -111,11 +112,15 @@ def measure_scores(
     if len(said) > 1:  # a run shows a step's last line
         print(", ".join(f"{name} {value}" for name, value in said.items()), flush=True)
     if "unavailable" not in said.values():
-        kept.delete()
+        kept().delete()
 
 
 def score(
-    load: Callable[[], CachedLM], kept: KeptAnswers, task: dict[str, Any], seed: int, fetched: Path | None
+    load: Callable[[], CachedLM],
+    kept: Callable[[], KeptAnswers],
+    task: dict[str, Any],
+    seed: int,
+    fetched: Path | None,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Score a task with transformers; the last three arguments are those of `build_benchmark`.
 
@@ -130,7 +135,7 @@ def score(
 
     benchmark, lm = build_benchmark(task, seed, fetched), load()
     # Tasks that read other metrics off the same answers find them kept.
-    lm.batch_size_per_gpu, lm.kept, lm.peak = task["batch_size"], kept, Peak()
+    lm.batch_size_per_gpu, lm.kept, lm.peak = task["batch_size"], kept(), Peak()
     result, settings = read_off(lm_eval_samples(lm, benchmark, task), benchmark, task)
     keys = {"fp8_keys": largest} if (largest := lm.peak.found()) else {}
     lm.peak.warn()
