@@ -7,6 +7,7 @@ import pytest
 from tests.conftest import GROUPED_QUERY, SHAPE
 from tests.conftest import LATENT as LATENT_SHAPE
 
+from pipeline.artifacts.flops import limits, published_gflops
 from swiftkv.cost import (
     Dimensions,
     added_weights,
@@ -34,6 +35,15 @@ SMOLLM2 = {
 
 def architecture_config(name: str) -> dict:
     return json.loads((RESOURCES / f"architectures/{name}.json").read_text())["config"]
+
+
+def test_paper_counts_attention_in_units_of_two_to_the_thirty():
+    arch = Dimensions.from_config(architecture_config("llama-3.1-70b"))
+    exact = prefill_flops(arch, None, 131072)
+    assert published_gflops(arch, None, 131072)["attention"] == 160.0
+    assert published_gflops(arch, None, 131072)["vocab"] == 4 * 131072 * 8192 / 1e9  # "128K"
+    assert exact["attention"] == 80 * 4 * 8192 * (131072 * 131073 // 2)
+    assert published_gflops(arch, None, 131072)["mlp"] == pytest.approx(exact["mlp"] / 131072 / 1e9, rel=1e-12)
 
 
 def test_requests():
@@ -108,6 +118,15 @@ def test_parameters_are_those_that_are_published():
     assert parameter_count(architecture_config("llama-3.1-8b")) == 8_030_261_248
     assert parameter_count(architecture_config("llama-3.1-70b")) == 70_553_706_496
     assert parameter_count(SMOLLM2 | {"tie_word_embeddings": True}) == 134_515_008
+
+
+def test_limits_of_a_variant():
+    arch = Dimensions.from_config(TINY)
+    found = limits(arch, SwiftKVSpec(6, 3, 3), 32)
+    assert found["exact_relative_percent"] * found["prefill_speedup_limit"] == pytest.approx(100)
+    assert found["kv_capacity_limit_fp8"] == 2 * found["kv_capacity_limit_bfloat16"] == pytest.approx(2 * 6 / 4)
+    assert 1 < found["request_speedup_limit"] < found["prefill_speedup_limit"]
+    assert limits(arch, None, 32)["request_speedup_limit"] == 1
 
 
 @pytest.mark.parametrize(
