@@ -16,10 +16,13 @@ def backend(kind="FlashAttentionBackend", name="FLASH_ATTN", attends=False):
     return type(kind, (), {"get_name": staticmethod(lambda: name), "forward_includes_kv_cache_update": attends})
 
 
-def refused(graphs="FULL_AND_PIECEWISE", fast=True, drafter=None, attends_with=None):
+def refused(graphs="FULL_AND_PIECEWISE", fast=True, drafter=None, attends_with=None, own=False, split=True):
     """The sentence, or None."""
     settings = SimpleNamespace(
-        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[graphs]),
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=CUDAGraphMode[graphs], splitting_ops_contain_kv_cache_update=lambda: split
+        ),
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(swiftkv_own_key_values=own)),
         cache_config=SimpleNamespace(kv_sharing_fast_prefill=fast),
         speculative_config=drafter and SimpleNamespace(method=drafter),
     )
@@ -35,6 +38,7 @@ TRITON = backend("TritonAttentionBackend", "TRITON_ATTN")
 REFUSED = {
     "a backend that attends where it writes": ({"attends_with": backend(attends=True)}, "--attention-backend"),
     "graphs of any batch": ({"graphs": "FULL"}, "cudagraph_mode FULL,"),
+    "caches written within graphs": ({"own": True, "split": False}, "unified_kv_cache_update"),
     "drafts with FlashInfer": ({"drafter": "ngram", "attends_with": FLASHINFER}, "backend FLASHINFER"),
     "drafts with AITER": ({"drafter": "suffix", "attends_with": AITER}, "TRITON_ATTN"),
 }
@@ -42,6 +46,8 @@ LET_THROUGH = {
     "defaults": {},
     "graphs of decoding": {"graphs": "FULL_DECODE_ONLY"},
     "graphs of any batch at full depth": {"graphs": "FULL", "fast": False},
+    "caches written between graphs": {"own": True},
+    "caches written without graphs": {"own": True, "split": False, "graphs": "NONE"},
     "FlashInfer": {"attends_with": FLASHINFER},
     "drafts with Triton": {"drafter": "ngram_gpu", "attends_with": TRITON},
     "drafts with FlashInfer at full depth": {"drafter": "ngram", "attends_with": FLASHINFER, "fast": False},

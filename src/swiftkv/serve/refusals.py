@@ -58,6 +58,7 @@ def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> It
     `backend` is the attention backend of layers >= l.
     """
     graphs, fast = vllm_config.compilation_config.cudagraph_mode, vllm_config.cache_config.kv_sharing_fast_prefill
+    own = getattr(vllm_config.model_config.hf_config, "swiftkv_own_key_values", False)
     yield (
         backend.forward_includes_kv_cache_update,
         f"the attention backend {backend.get_name()} cannot fill a cache without attending to it, which SwiftKV "
@@ -74,6 +75,15 @@ def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> It
         fast and graphs.mixed_mode() == CUDAGraphMode.FULL,
         f"SwiftKV's fast prefill does not support cudagraph_mode {graphs.name}, which captures prompts and decoding in the "
         "same graphs (empty splitting_ops and fuse_attn_quant lead to it); add -cc.cudagraph_mode=FULL_DECODE_ONLY",
+    )
+    yield (
+        # A graph would write to the slots of the step that it was captured in.
+        own
+        and fast
+        and graphs.mixed_mode() == CUDAGraphMode.PIECEWISE
+        and not vllm_config.compilation_config.splitting_ops_contain_kv_cache_update(),
+        "SwiftKV models with swiftkv_own_key_values write caches between CUDA graphs, so splitting_ops has to contain "
+        "vllm::unified_kv_cache_update, which is vLLM's default without use_inductor_graph_partition",
     )
     yield (
         fast and vllm_config.speculative_config is not None and backend.__name__ not in DEVICE_STARTS,
