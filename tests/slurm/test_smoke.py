@@ -15,6 +15,7 @@ TARGETS = [  # the fewest that need every rule; `make smoke` makes the other art
     *(f"{SMOKE}/scores/tiny-random/baseline/auto/{task}.json" for task in ("hellaswag", "ifeval", "mmlu")),
     *(f"{SMOKE}/figures/{figure}.png" for figure in ("figure2_left", "figure4")),
     f"{SMOKE}/moments/tiny-random/tuned.safetensors",
+    f"{SMOKE}/reading/tiny-random/fitted.json",
     *(f"{SMOKE}/tables/{table}.tex" for table in ("tableB5", "early_exit")),
 ]
 
