@@ -103,6 +103,15 @@ def test_a_wrong_number_is_found(run, compared, name, path, wrong, said):
     assert any(sentence.startswith(f"{name}: ") and said in sentence for sentence in disagreements), disagreements
 
 
+def test_an_uncertain_speed_up_is_gone_only_where_less_than_half_of_it_is_left(run, compared):
+    own = run[SERVING]["result"]["samples_seconds"]
+    put(run[SERVING], "result.baseline_samples_seconds", [1.4 * own[0], 4 * own[1], 1.4 * own[2]])  # one slow turn
+    assert compared(run).disagreements == []
+    put(run[SERVING], "result.baseline_samples_seconds", own)
+    (sentence,) = compared(run).disagreements
+    assert sentence.startswith(f"{SERVING}: speed-up is gone")
+
+
 def test_answers_of_another_model_are_found(run, compared):
     values = run[SCORE]["result"]["questions"]["values"]
     answer(run, [place for place, value in enumerate(values) if value == 0][:40])
