@@ -9,7 +9,7 @@ import pytest
 from score_helpers import byte_tokenizer
 from tests.unit.measure_helpers import LLAMA, REPORT, point, write_dummy
 
-from pipeline.measure.client import chat_openings, measure_rate, random_prompts, rate_result
+from pipeline.measure.client import chat_prompts, measure_rate, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, search, sustained
 from swiftkv.errors import UserError
@@ -53,11 +53,10 @@ def test_chats_go_through_the_template(tmp_path):
         {"id": "3", "source": "x", "messages": [{"role": "assistant", "content": "Four."}]},
     ]
     chats.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ((question, prompt),) = chat_openings(tmp_path / "m", chats, 100, 0)
     opened = tokenizer.apply_chat_template(lines[0]["messages"], add_generation_prompt=True)["input_ids"]
-    assert question == "What is two and two?" and prompt == opened
+    assert chat_prompts(tmp_path / "m", chats, 100, 0) == [opened]
     with pytest.raises(UserError, match="no chat whose opening fits into 3 tokens"):
-        chat_openings(tmp_path / "m", chats, 3, 0)
+        chat_prompts(tmp_path / "m", chats, 3, 0)
 
 
 def test_requests_are_sent_as_token_ids(tmp_path, monkeypatch):

@@ -65,12 +65,10 @@ def vllm_processes(folder):
 
 
 def test_points_of_one_engine(source, tmp_path):
-    texts = ("Why?", "Why is the sky blue?", "why " * 99)
-    chats = [{"messages": [{"role": "user", "content": text}]} for text in texts]
-    (tmp_path / "heldout.jsonl").write_text("".join(f"{json.dumps(chat)}\n" for chat in chats))
+    question = {"repeats": 2, "question": "Why is the sky blue?"}
     sizes = {"batch_sizes": [1, 4], "repeats": 3, "input_tokens": 64, "output_tokens": 12}
     throughput, decode, answer, capacity = measured(
-        source, tmp_path, throughput={"total_tokens": 520}, decode=sizes, answer={"repeats": 2}, kv_capacity={}
+        source, tmp_path, throughput={"total_tokens": 520}, decode=sizes, answer=question, kv_capacity={}
     )
     assert (tmp_path / "vllm.log").read_text().count("Initializing a V1 LLM engine") == 1
 
@@ -88,7 +86,7 @@ def test_points_of_one_engine(source, tmp_path):
         assert len(samples) == 3 and min(samples) > 0 and middle in samples
 
     result = answer["result"]
-    assert "Why is the sky blue?" in result["question"] and 5 < result["prompt_tokens"] <= 100  # the longest that fits
+    assert answer["settings"]["question"] == question["question"] and 5 < result["prompt_tokens"] <= 100
     assert 1 <= result["tokens"] <= 4 and isinstance(result["text"], str) and result["baseline_text"] is None
     assert 0 < result["first_token_ms"] / 1000 <= result["seconds"]
 

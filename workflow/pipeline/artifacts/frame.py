@@ -306,7 +306,7 @@ def _median(value: float, samples: Sequence[float]) -> Estimate:
 
 def _answer(record: Record, base: Record | None) -> Found:
     """Also the baseline's answer, where both took turns."""
-    question, turns = " ".join(record.value("question").split()), record.turns("ms")
+    question, turns = " ".join(record.settings["question"].split()), record.turns("ms")
     if len(question) > QUESTION:
         question = f"{question[: QUESTION // 2]} [...] {question[-QUESTION // 2 :]}"
     cases: dict[str, Row] = {"": {}}

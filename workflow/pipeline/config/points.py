@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from swiftkv.section import (
     Section,
     Seed,
     Share,
+    Text,
     Unique,
     Whole,
     key,
@@ -170,10 +171,10 @@ class Decode(Requests):
 
 
 class Answer(Requests):
-    """The longest opening of a held-out chat that fits into input_tokens, answered."""
+    """One question, answered; input_tokens is the longest prompt that fits."""
 
     measure: Literal["answer"]
-    dataset: ClassVar[str] = "heldout"
+    question: Text = key("The whole message of the user, with the text that it asks about.")
     repeats: Whole = key("Answers, each after one to warm up.")
 
 

@@ -31,12 +31,7 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[
 
 
 def chat_prompts(folder: str | Path, heldout: str | Path, longest: int, seed: int) -> list[list[int]]:
-    """The ids of `chat_openings`."""
-    return [ids for _, ids in chat_openings(folder, heldout, longest, seed)]
-
-
-def chat_openings(folder: str | Path, heldout: str | Path, longest: int, seed: int) -> list[tuple[str, list[int]]]:
-    """Opening user messages of all chats that fit into `longest` tokens, and their ids through the chat template, in drawn order.
+    """Token ids of the opening user messages of all chats that fit into `longest` tokens, in drawn order.
 
     Args:
         folder: the model, with its tokenizer.
@@ -55,7 +50,7 @@ def chat_openings(folder: str | Path, heldout: str | Path, longest: int, seed: i
                 refusals.add(f"chat {chat.get('id')}: {error}")
                 continue
             if len(ids) <= longest:
-                prompts.append((chat["messages"][0]["content"], ids))
+                prompts.append(ids)
     refusals.check(len(chats))
     if not prompts:
         raise UserError(f"{heldout} has no chat whose opening fits into {longest} tokens")

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, ClassVar
 
-from pipeline.measure.client import chat_openings, load_tokenizer
+from pipeline.measure.client import load_tokenizer, opening
 from pipeline.measure.engine import EngineFailure, cache_size
 from pipeline.measure.point import BASELINE, CACHE_BYTES, Point
 from pipeline.measure.turns import OWN, Run, samples
 from pipeline.records import hardware
 from swiftkv.cost import GIBI, Dimensions, parameter_count, request_flops
+from swiftkv.errors import UserError
 
 # The GPUs whose utilization is stated, by CUDA's name, and their dense TFLOP/s by quantization, as their data sheets have them;
 # of Hopper SXM boards, as PCIe and NVL ones have other clocks.
@@ -174,21 +175,24 @@ class Answer(Point):
 
     @property
     def recorded(self) -> dict[str, Any]:
-        return {"dataset": self.settings.dataset, "prompts": "the longest opening of a chat"}
+        return {}
 
     def numbers(self, run: Run) -> dict[str, Any]:
-        """The question, the answers by side, and the times; greedy, so every turn gives the same answer."""
-        longest, output = self.lengths
-        chats = chat_openings(run.subject.folder, run.heldout, longest, self.seed)
-        question, prompt = max(chats, key=lambda chat: len(chat[1]))
-        tokenizer = load_tokenizer(run.subject.folder)
+        """The answers by side, and the times; greedy, so every turn gives the same answer.
+
+        Raises:
+            UserError: the question is longer than the point says.
+        """
+        (longest, output), tokenizer = self.lengths, load_tokenizer(run.subject.folder)
+        prompt = opening(tokenizer, {"role": "user", "content": self.settings.question})
+        if len(prompt) > longest:
+            raise UserError(f"the question has {len(prompt)} tokens, more than input_tokens = {longest}")
         job = {"do": "reply", "prompt": prompt, "output": output, "stop": [tokenizer.eos_token_id]}
         found = run.in_turns(job, self.repeats(run.subject.variant), warm_up=job)
         first = samples(found, "ms", lambda answer: 1000 * answer["first_token_seconds"])
         whole = samples(found, "seconds", itemgetter("seconds"))
         own, theirs = found[OWN][-1]["tokens"], found[BASELINE][-1]["tokens"] if BASELINE in found else None
         return {
-            "question": question,
             "prompt_tokens": len(prompt),
             "text": tokenizer.decode(own, skip_special_tokens=True),
             "baseline_text": None if theirs is None else tokenizer.decode(theirs, skip_special_tokens=True),
