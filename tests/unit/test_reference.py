@@ -20,7 +20,7 @@ FIDELITY = f"fidelity/{SMOL}/swiftkv-50/auto.json"
 TRAINING = f"training/{SMOL}/swiftkv-50.json"
 SIMILARITY = f"similarity/{SMOL}.json"
 SERVING = f"serving/batch-2k/{SMOL}/swiftkv-50/auto.json"
-ANSWER = f"serving/answer/{SMOL}/swiftkv-50-tuned-quarter/auto.json"
+ANSWER = f"serving/answer/{SMOL}/swiftkv-33-tuned-quarter/auto.json"
 FEW = (SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING, ANSWER)
 
 
