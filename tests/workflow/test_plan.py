@@ -33,13 +33,11 @@ def test_table2_at_paper_scale_plans_every_job_with_the_right_gpus():
             assert "gpu" not in resources
 
 
-def test_vllm_scores_on_the_gpus_of_the_model_where_it_is_asked_for(tmp_path):
-    file = tmp_path / "vllm.yaml"
-    file.write_text("scoring: {backend: vllm}\n")
+def test_vllm_scores_a_model_of_several_gpus():
     targets = [
         f"results/scores/llama-3.1-70b/baseline/{cell}.json" for cell in ("auto/gsm8k", "fp8/gsm8k", "auto/hellaswag")
     ]
-    arguments = ["--profile", "profiles/slurm", "--configfile", str(file), "--", *targets]
+    arguments = ["--profile", "profiles/slurm", "--", *targets]
     assert all(resources["gpu"] == 4 for rule, _, resources in plan(*arguments) if rule == "score")
     printed = snakemake("--dry-run", "--forceall", "--printshellcmds", *arguments).stdout
     assert printed.count('"gpus": 4') == 1, [line for line in printed.splitlines() if "--tasks" in line]

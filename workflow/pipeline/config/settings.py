@@ -255,14 +255,17 @@ class EarlyExit(Fidelity):
     questions: Names = key("Further questions that are answered; artifacts show the answers.")
 
 
-Backend = Literal["transformers", "vllm"]
+Backend = Literal["auto", "transformers", "vllm"]
 
 
 class Scoring(Section):
     """What all benchmarks share."""
 
     seed: Seed = key("Seed of question subsets and of few-shot examples drawn at random.")
-    backend: Backend = key("What computes scores: `transformers`, or for generated answers `vllm`, with fast prefill.")
+    backend: Backend = key(
+        "What computes scores: `transformers`, or for generated answers `vllm`, with fast prefill; `auto` takes `vllm` for "
+        "models that are scored on more than one GPU, of which transformers uses one at a time."
+    )
     together: Annotated[list[Text], Unique] = key("Sets of tasks that one job scores with one start of the model.")
 
 
