@@ -43,6 +43,22 @@ def test_vllm_scores_a_model_of_several_gpus():
     assert printed.count('"gpus": 4') == 1, [line for line in printed.splitlines() if "--tasks" in line]
 
 
+def test_a_cluster_gives_jobs_twice_their_estimate_or_what_the_profile_says():
+    target = "results/checkpoints/llama-3.1-8b/swiftkv-50"
+
+    def minutes(*words):
+        return next(
+            r["runtime"]
+            for rule, _, r in plan("--profile", "profiles/slurm", *words, "--", target)
+            if rule == "distill"
+        )
+
+    first = minutes()
+    assert 2 * 2.2 * 60 <= first <= 2 * 2.2 * 60 + 60  # the plan's estimate, in hours
+    assert minutes("--attempt", 2) == 2 * first and minutes("--attempt", 9) == 24 * 60
+    assert minutes("--set-resources", "distill:runtime=99") == 99
+
+
 def test_the_demo_is_a_part_of_the_local_run():
     """So what one has made, the other finds made: the same jobs, from the same inputs, in the same places."""
     with contextlib.chdir(ROOT):

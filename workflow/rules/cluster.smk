@@ -1,6 +1,7 @@
 """What jobs ask of a cluster or this machine, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
 
-from pipeline.run.jobs import EXCLUSIVE
+from pipeline.run.jobs import EXCLUSIVE, PlannedJob
+from pipeline.stages import rule_of
 
 
 def on_gpus(stage, alone=None):
@@ -19,6 +20,15 @@ def on_gpus(stage, alone=None):
         wanted = attempt * site.mem_mb_per_gpu * gpus(w) // nodes(w)
         return min(wanted, site.mem_mb_per_node) if gpus(w) else None
 
+    def runtime(w, threads, attempt, rulename):
+        from pipeline.run.estimate import Work, time_limit
+        from pipeline.run.jobs import Resources
+
+        outputs, _ = workflow.get_rule(rulename).expand_output(w)
+        own = {"outputs": tuple(outputs), "threads": threads, "resources": Resources(gpu=gpus(w))}
+        job = PlannedJob(rule_of(rulename), dict(w.items()), **own)
+        return min(attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime)
+
     site = scale.gpu_jobs
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
     asked = {"gpu": gpus, "nodes": nodes, "gpu_turn": lambda w: 1 if gpus(w) else None}
@@ -32,6 +42,8 @@ def on_gpus(stage, alone=None):
         asked[name] = lambda w, value=value: value if gpus(w) else None
     if site.mem_mb_per_gpu:
         asked["mem_mb"] = mem_mb
+    if site.longest_runtime:
+        asked["runtime"] = runtime
     if alone is not None:
         own = asked.get("slurm_extra", lambda w: None)
         asked["slurm_extra"] = lambda w: " ".join(filter(None, [own(w), EXCLUSIVE if alone(w) else None]))
@@ -103,8 +115,7 @@ def share_machine():
 
 def planned(job):
     """Return a job of this run as plans have it."""
-    from pipeline.run.jobs import PlannedJob, Resources
-    from pipeline.stages import rule_of
+    from pipeline.run.jobs import Resources
 
     return PlannedJob(
         rule_of(job.rule.name),

@@ -48,6 +48,11 @@ class GpuJobs(Section):
     )
     mem_mb_per_gpu: Whole | None = key("Memory with each GPU; a second attempt asks for twice as much.", None)
     mem_mb_per_node: Whole | None = key("The most a job asks for on one node.", None)
+    longest_runtime: Whole | None = key(
+        "The longest time limit that the partition allows, in minutes. Jobs ask for twice what `make plan` estimates, at least "
+        "two hours, and for more with each attempt; absent: what the profile says.",
+        None,
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
