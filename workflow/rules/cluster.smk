@@ -25,9 +25,15 @@ def on_gpus(stage, alone=None):
         from pipeline.run.jobs import Resources
 
         outputs, _ = workflow.get_rule(rulename).expand_output(w)
-        own = {"outputs": tuple(outputs), "threads": threads, "resources": Resources(gpu=gpus(w))}
+        own = {
+            "outputs": tuple(outputs),
+            "threads": threads,
+            "resources": Resources(gpu=gpus(w)),
+        }
         job = PlannedJob(rule_of(rulename), dict(w.items()), **own)
-        return min(attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime)
+        return min(
+            attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime
+        )
 
     site = scale.gpu_jobs
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
@@ -46,7 +52,9 @@ def on_gpus(stage, alone=None):
         asked["runtime"] = runtime
     if alone is not None:
         own = asked.get("slurm_extra", lambda w: None)
-        asked["slurm_extra"] = lambda w: " ".join(filter(None, [own(w), EXCLUSIVE if alone(w) else None]))
+        asked["slurm_extra"] = lambda w: " ".join(
+            filter(None, [own(w), EXCLUSIVE if alone(w) else None])
+        )
     return asked
 
 
@@ -90,10 +98,14 @@ def launcher(w, resources):
     # it the job's number only, so srun has to be told again what the job may use.
     nodes, gpus = resources.nodes, resources.gpu // resources.nodes
     cpus = resources.get("cpus_per_gpu")
+    on_nodes = f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1"
+    # torchrun would try for 90 seconds, and not name the host for which a node knows no address.
+    unknown = "error: a node of this job, named above, finds no address of $(hostname), on which the ranks meet"
     # At the end torchrun warns, with host names and folders, where another node's was gone first; errors are still said.
     return (
+        f'{on_nodes} getent hosts "$(hostname)" > /dev/null || {{ echo "{unknown}"; exit 1; }}; '
         f"{patience} TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic "
-        f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} --kill-on-bad-exit "
+        f"{on_nodes} --gpus-per-node {gpus} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
         + f'"${{IN_IMAGE[@]}}" torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d '
         f'--rdzv-endpoint "$(hostname):$(python -c "{free_port}")" --rdzv-id "$SLURM_JOB_ID"'
@@ -110,7 +122,11 @@ def share_machine():
             workflow.scheduler.global_resources[name] = amount
             workflow.register_resource(name, amount)
     # Snakemake's own limits, such as _nodes, may be none.
-    return {name: limit.value for name, limit in workflow.global_resources.items() if limit.value is not None}
+    return {
+        name: limit.value
+        for name, limit in workflow.global_resources.items()
+        if limit.value is not None
+    }
 
 
 def planned(job):
@@ -150,7 +166,8 @@ def refuse_what_cannot_run():
     )
     problems = problems_at_start(profile, jobs)
     if executor == "slurm" and any(
-        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra") for job in jobs
+        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra")
+        for job in jobs
     ):
         problems.append(
             f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "
@@ -172,5 +189,7 @@ def hand_over_progress(profile):
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
     found = estimates(Path(PROJECT), profile, scale, list(jobs.values()), finished)
-    progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
+    progress = Progress(
+        jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results
+    )
     logger.info(progress.beginning(), extra={"progress": progress})
