@@ -45,8 +45,7 @@ class Workflow:
             recipe["micro_batch_size"] = 1  # two ranks share a batch of two
         # vLLM looks for real GPUs where a model is served on some; here its jobs ask for one and compute on the processor.
         site = yaml.safe_load((ROOT / "profiles/slurm/site.yaml").read_text())["gpu_jobs"]
-        served = self.profile["set-resources"]["measure"]
-        self.profile["set-resources"]["measure"] = site["resources"] | served | {"gpu": 1, "mem_mb": 4000}
+        self.profile["set-resources"]["measure"] = site["resources"] | {"gpu": 1, "mem_mb": 4000}
         self.profile |= {
             "jobs": 8,
             "retries": 0,

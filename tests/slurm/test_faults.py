@@ -118,7 +118,7 @@ def test_the_job_is_requeued(cluster, undisturbed, disturbed):
 
 def test_the_time_limit_comes(cluster, undisturbed, disturbed):
     """The first job may take three minutes; it saves its state before they are over, and the next one goes on."""
-    disturbed.profile["set-resources"]["distill"]["runtime"] = "3 if attempt == 1 else 30"
+    disturbed.profile["set-resources"]["distill"] = {"runtime": "3 if attempt == 1 else 30"}
     controller, _ = begin(disturbed)
     processes = ranks(disturbed)
     for process in processes:

@@ -29,12 +29,15 @@ def test_only_a_variant_with_a_head_can_exit_early(config):
         typed(config).check_early_exit("baseline")
 
 
-def test_generated_answers_come_from_vllm_where_asked_for(config):
-    def engine(variant="swiftkv-50", kv_cache="auto", task="gsm8k"):
-        return typed(config).scoring_engine("llama-3.1-70b", variant, kv_cache, task)
+def test_generated_answers_come_from_vllm_on_several_gpus_or_where_asked_for(config):
+    def engine(variant="swiftkv-50", kv_cache="auto", task="gsm8k", model="llama-3.1-70b"):
+        return typed(config).scoring_engine(model, variant, kv_cache, task)
 
+    assert engine()["gpus"] == 4 and engine(model="llama-3.1-8b") is None
+    config["scoring"]["backend"] = "transformers"
     assert engine() is None
     config["scoring"]["backend"] = "vllm"
+    assert engine(model="llama-3.1-8b")["gpus"] == 1
     shared = {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
     assert engine() == engine("baseline", task="mmlu") == {"gpus": 4, **shared}
     # log-likelihoods of prompts, one scale a token, and heads that vLLM cannot serve stay with transformers

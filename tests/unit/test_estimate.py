@@ -6,10 +6,11 @@ import pytest
 import yaml
 from tests.unit.artifact_helpers import typed
 
-from pipeline.run.estimate import Work, estimates
+from pipeline.run.estimate import Work, estimates, time_limit
 from pipeline.run.jobs import PlannedJob, Profile, Resources, memory_mb, parents, read_profile
 from pipeline.run.plan import estimate_plan, report, wall_seconds
 from pipeline.run.sizes import Size
+from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
@@ -171,6 +172,20 @@ def test_measured_times_take_the_place_of_estimates(config, tmp_path):
     assert 1234.5 / seconds(config, same) < found.seconds[1] / seconds(config, like) < 2
     (tmp_path / same.benchmark).write_text("s\th:m:s\n")
     assert not taken([same]).measured[0]
+
+
+@pytest.mark.parametrize(("factor", "minutes"), [(1.0, 300), (0.001, 120), (5.0, 1320)])
+def test_a_time_limit_is_twice_the_estimate(config, factor, minutes):
+    config["planning"]["gpu"]["training"] /= factor
+    assert time_limit(Work(distilling(), typed(config), ROOT)) == minutes
+
+
+def test_what_cannot_be_estimated_has_a_time_limit_too(config):
+    config["planning"]["data"] = {}
+    planned = distilling()
+    with pytest.raises(UserError):
+        seconds(config, planned)
+    assert time_limit(Work(planned, typed(config), ROOT)) >= 120
 
 
 def point(*names, variant="baseline", **more):

@@ -33,16 +33,30 @@ def test_table2_at_paper_scale_plans_every_job_with_the_right_gpus():
             assert "gpu" not in resources
 
 
-def test_vllm_scores_on_the_gpus_of_the_model_where_it_is_asked_for(tmp_path):
-    file = tmp_path / "vllm.yaml"
-    file.write_text("scoring: {backend: vllm}\n")
+def test_vllm_scores_a_model_of_several_gpus():
     targets = [
         f"results/scores/llama-3.1-70b/baseline/{cell}.json" for cell in ("auto/gsm8k", "fp8/gsm8k", "auto/hellaswag")
     ]
-    arguments = ["--profile", "profiles/slurm", "--configfile", str(file), "--", *targets]
+    arguments = ["--profile", "profiles/slurm", "--", *targets]
     assert all(resources["gpu"] == 4 for rule, _, resources in plan(*arguments) if rule == "score")
     printed = snakemake("--dry-run", "--forceall", "--printshellcmds", *arguments).stdout
     assert printed.count('"gpus": 4') == 1, [line for line in printed.splitlines() if "--tasks" in line]
+
+
+def test_a_cluster_gives_jobs_twice_their_estimate_or_what_the_profile_says():
+    target = "results/checkpoints/llama-3.1-8b/swiftkv-50"
+
+    def minutes(*words):
+        return next(
+            r["runtime"]
+            for rule, _, r in plan("--profile", "profiles/slurm", *words, "--", target)
+            if rule == "distill"
+        )
+
+    first = minutes()
+    assert 2 * 2.2 * 60 <= first <= 2 * 2.2 * 60 + 60  # the plan's estimate, in hours
+    assert minutes("--attempt", 2) == 2 * first and minutes("--attempt", 9) == 24 * 60
+    assert minutes("--set-resources", "distill:runtime=99") == 99
 
 
 def test_the_demo_is_a_part_of_the_local_run():

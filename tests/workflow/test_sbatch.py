@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 
 import pytest
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
@@ -26,7 +27,6 @@ MODELS = (EIGHT, SEVENTY, HUGE)
 THERE = [
     "data/ultrachat/train.jsonl",
     "data/heldout.jsonl",
-    *(f"models/{model}/source.json" for model in MODELS),
     *(f"packed/{model}/distillation.safetensors" for model in MODELS),
 ]
 BITS = [f"{task}-bits" for task in ("arc-easy", "arc-challenge", "hellaswag", "mmlu", "gsm8k", "mbpp", "humaneval")]
@@ -56,9 +56,13 @@ def controller(folder, profile, *arguments):
     for name in THERE:
         (folder / "results" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "results" / name).touch()
+    sources = {f"models/{model}/source.json": ROOT / f"resources/architectures/{model}.json" for model in MODELS}
+    for name, architecture in sources.items():
+        (folder / "results" / name).parent.mkdir(parents=True)
+        shutil.copyfile(architecture, folder / "results" / name)
     for name in FOLDERS:
         (folder / "results" / name).mkdir(parents=True)
-    for name in THERE:  # none is newer than what is made of it
+    for name in [*THERE, *sources]:  # none is newer than what is made of it
         os.utime(folder / "results" / name, (1e9, 1e9))
     taken = folder / "taken"
     taken.touch()

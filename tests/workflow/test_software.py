@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+import socket
 
 import pytest
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
@@ -21,7 +22,8 @@ STAND_INS = {
         while [ "$1" != bash ]; do shift; done
         APPTAINER_CONTAINER=gpu.sif PATH="$IMAGE_PATH" exec "$@" """,
     "conda": """echo '{"conda_prefix": "/nowhere", "platform": "linux-64"}' """,
-    "srun": """printf '%q ' srun "$@" >> "$NOTES"; echo >> "$NOTES"; exit 1 """,
+    # All nodes find the first one's address, but where the test says otherwise.
+    "srun": """printf '%q ' srun "$@" >> "$NOTES"; echo >> "$NOTES"; [[ " $* " == *" getent "* && -z $UNKNOWN ]] """,
 }
 
 
@@ -80,16 +82,28 @@ def test_jobs_use_the_conda_environment_and_nothing_of_the_users_own(project):
     [("", ""), ("software-deployment-method: apptainer", "apptainer exec --home {} --nv envs/gpu.sif ")],
 )
 def test_srun_starts_the_image_on_each_of_several_nodes(project, line, before):
+    notes, said = train_70b(project, line)
+    assert len(notes) == 2, said
+    escaped = str(project).replace(" ", "\\ ")
+    program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(escaped)}torchrun --nnodes 4 "
+    assert notes[1].startswith("srun --nodes 4 ") and program in notes[1], notes
+
+
+def test_a_training_whose_nodes_do_not_find_the_first_one_says_so_and_ends(project, monkeypatch):
+    monkeypatch.setenv("UNKNOWN", "1")
+    notes, said = train_70b(project)
+    assert len(notes) == 1 and "torchrun" not in notes[0], notes
+    assert f"finds no address of {socket.gethostname()}" in said
+
+
+def train_70b(project, line=""):
+    """A training on four nodes; what `start` returns."""
     for name in ("models/llama-3.1-70b/source.json", "packed/llama-3.1-70b/distillation.safetensors"):
         (project / "results" / name).parent.mkdir(parents=True)
         (project / "results" / name).touch()
     local = ["--executor", "local", "--cores", "1", "--retries", "0", "--rerun-triggers", "mtime"]
     local += ["--resources", "mem_mb=900000"]
-    notes, said = start(project, "slurm", line, *local, "--", SEVENTY)
-    assert len(notes) == 1, said
-    escaped = str(project).replace(" ", "\\ ")
-    program = f"--kill-on-bad-exit --cpus-per-task 96 {before.format(escaped)}torchrun --nnodes 4 "
-    assert notes[0].startswith("srun --nodes 4 ") and program in notes[0], notes[0]
+    return start(project, "slurm", line, *local, "--", SEVENTY)
 
 
 @pytest.mark.parametrize(

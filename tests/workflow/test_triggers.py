@@ -16,6 +16,7 @@ from pipeline.stages import rule_of
 ROOT = Path(__file__).parents[2]
 RECIPES = yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]
 FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png"}
+SIZES = (ROOT / "resources/architectures/llama-3.2-1b.json").read_text()
 DRAWN = {"table", "figure", "report_page"}
 MODEL = "results/smoke/models/mine/source.json"
 MINE = {
@@ -65,7 +66,7 @@ def finished(tmp_path_factory):
         for path in map(folder.joinpath, job.output):
             if path.suffix in FILES:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("{}")
+                path.write_text(SIZES if path.name == "source.json" else "{}")
             else:
                 path.mkdir(parents=True)
     snakemake(folder, "--touch", "--forceall")
@@ -110,6 +111,7 @@ TRIGGERS = {
     ),
     "saving": (recipes(checkpoint_minutes=1, checkpoint_every=1, gradient_checkpointing=True), set()),
     "another recipe": ({"recipes": {"another": RECIPES["tuned"]}}, set()),
+    "time limits": ({"gpu_jobs": {"longest_runtime": 600}}, set()),
     "start": ({"serving": {"engine": {"start_timeout": 5}}}, set()),
     "order of keys": (backwards(yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())), set()),
 }

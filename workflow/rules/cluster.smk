@@ -1,6 +1,7 @@
 """What jobs ask of a cluster or this machine, and how a training starts on several GPUs or nodes (docs/cluster.md)."""
 
-from pipeline.run.jobs import EXCLUSIVE
+from pipeline.run.jobs import EXCLUSIVE, PlannedJob
+from pipeline.stages import rule_of
 
 
 def on_gpus(stage, alone=None):
@@ -19,6 +20,21 @@ def on_gpus(stage, alone=None):
         wanted = attempt * site.mem_mb_per_gpu * gpus(w) // nodes(w)
         return min(wanted, site.mem_mb_per_node) if gpus(w) else None
 
+    def runtime(w, threads, attempt, rulename):
+        from pipeline.run.estimate import Work, time_limit
+        from pipeline.run.jobs import Resources
+
+        outputs, _ = workflow.get_rule(rulename).expand_output(w)
+        own = {
+            "outputs": tuple(outputs),
+            "threads": threads,
+            "resources": Resources(gpu=gpus(w)),
+        }
+        job = PlannedJob(rule_of(rulename), dict(w.items()), **own)
+        return min(
+            attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime
+        )
+
     site = scale.gpu_jobs
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
     asked = {"gpu": gpus, "nodes": nodes, "gpu_turn": lambda w: 1 if gpus(w) else None}
@@ -32,9 +48,13 @@ def on_gpus(stage, alone=None):
         asked[name] = lambda w, value=value: value if gpus(w) else None
     if site.mem_mb_per_gpu:
         asked["mem_mb"] = mem_mb
+    if site.longest_runtime:
+        asked["runtime"] = runtime
     if alone is not None:
         own = asked.get("slurm_extra", lambda w: None)
-        asked["slurm_extra"] = lambda w: " ".join(filter(None, [own(w), EXCLUSIVE if alone(w) else None]))
+        asked["slurm_extra"] = lambda w: " ".join(
+            filter(None, [own(w), EXCLUSIVE if alone(w) else None])
+        )
     return asked
 
 
@@ -78,10 +98,14 @@ def launcher(w, resources):
     # it the job's number only, so srun has to be told again what the job may use.
     nodes, gpus = resources.nodes, resources.gpu // resources.nodes
     cpus = resources.get("cpus_per_gpu")
+    on_nodes = f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1"
+    # torchrun would try for 90 seconds, and not name the host for which a node knows no address.
+    unknown = "error: a node of this job, named above, finds no address of $(hostname), on which the ranks meet"
     # At the end torchrun warns, with host names and folders, where another node's was gone first; errors are still said.
     return (
+        f'{on_nodes} getent hosts "$(hostname)" > /dev/null || {{ echo "{unknown}"; exit 1; }}; '
         f"{patience} TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-torch.distributed.elastic "
-        f"srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1 --gpus-per-node {gpus} --kill-on-bad-exit "
+        f"{on_nodes} --gpus-per-node {gpus} --kill-on-bad-exit "
         + (f"--cpus-per-task {cpus * gpus} " if cpus else "")
         + f'"${{IN_IMAGE[@]}}" torchrun --nnodes {nodes} --nproc-per-node {gpus} --rdzv-backend c10d '
         f'--rdzv-endpoint "$(hostname):$(python -c "{free_port}")" --rdzv-id "$SLURM_JOB_ID"'
@@ -98,13 +122,16 @@ def share_machine():
             workflow.scheduler.global_resources[name] = amount
             workflow.register_resource(name, amount)
     # Snakemake's own limits, such as _nodes, may be none.
-    return {name: limit.value for name, limit in workflow.global_resources.items() if limit.value is not None}
+    return {
+        name: limit.value
+        for name, limit in workflow.global_resources.items()
+        if limit.value is not None
+    }
 
 
 def planned(job):
     """Return a job of this run as plans have it."""
-    from pipeline.run.jobs import PlannedJob, Resources
-    from pipeline.stages import rule_of
+    from pipeline.run.jobs import Resources
 
     return PlannedJob(
         rule_of(job.rule.name),
@@ -139,7 +166,8 @@ def refuse_what_cannot_run():
     )
     problems = problems_at_start(profile, jobs)
     if executor == "slurm" and any(
-        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra") for job in jobs
+        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra")
+        for job in jobs
     ):
         problems.append(
             f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "
@@ -161,5 +189,7 @@ def hand_over_progress(profile):
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
     found = estimates(Path(PROJECT), profile, scale, list(jobs.values()), finished)
-    progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
+    progress = Progress(
+        jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results
+    )
     logger.info(progress.beginning(), extra={"progress": progress})

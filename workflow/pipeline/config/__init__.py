@@ -183,9 +183,10 @@ class Config(Section):
         sets = (self.sets.tasks[name] for name in self.scoring.together)
         return next((tasks for tasks in sets if task in tasks), [task])
 
-    def backend(self, task: str) -> Literal["transformers", "vllm"]:
-        """What computes a task's score where nothing speaks against it."""
-        return self.tasks[task].backend or self.scoring.backend
+    def backend(self, model: str, task: str) -> Literal["transformers", "vllm"]:
+        """What computes a model's score of a task where nothing speaks against it."""
+        stated = self.tasks[task].backend or self.scoring.backend
+        return stated if stated != "auto" else "vllm" if self.models[model].gpus.score > 1 else "transformers"
 
     def scoring_engine(self, model: str, variant: str, kv_cache: str, task: str) -> dict[str, Any] | None:
         """The vLLM engine that generates the answers of a task; None where transformers computes the score.
@@ -196,7 +197,7 @@ class Config(Section):
         Returns:
             gpus, the tensor parallel size (0 is the processor), and what `serving.engine` says of a run.
         """
-        if self.backend(task) == "transformers" or kv_cache != "auto":
+        if self.backend(model, task) == "transformers" or kv_cache != "auto":
             return None
         if self.unmeasured(model, variant, served=True) or not self.tasks[task].generated:
             return None

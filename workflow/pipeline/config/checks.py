@@ -124,8 +124,8 @@ def _check_task(config: Config, name: str) -> None:
                 f"{task.task} is scored by log-likelihoods of prompts, which vLLM with fast prefill does not compute; "
                 "its backend can only be transformers"
             )
-        for model in config.in_use if config.backend(name) == "vllm" else ():
-            if config.models[model].gpus.score == 0 and config.serving.engine.cpu_kv_cache_gib is None:
+        for model in config.in_use if config.serving.engine.cpu_kv_cache_gib is None else ():
+            if config.models[model].gpus.score == 0 and config.backend(model, name) == "vllm":
                 raise UserError(
                     f"model {model!r} is scored with vLLM on the processor, which needs serving.engine.cpu_kv_cache_gib"
                 )

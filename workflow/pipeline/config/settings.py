@@ -48,6 +48,11 @@ class GpuJobs(Section):
     )
     mem_mb_per_gpu: Whole | None = key("Memory with each GPU; a second attempt asks for twice as much.", None)
     mem_mb_per_node: Whole | None = key("The most a job asks for on one node.", None)
+    longest_runtime: Whole | None = key(
+        "The longest time limit that the partition allows, in minutes. Jobs ask for twice what `make plan` estimates, at least "
+        "two hours, and for more with each attempt; absent: what the profile says.",
+        None,
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -255,14 +260,17 @@ class EarlyExit(Fidelity):
     questions: Names = key("Further questions that are answered; artifacts show the answers.")
 
 
-Backend = Literal["transformers", "vllm"]
+Backend = Literal["auto", "transformers", "vllm"]
 
 
 class Scoring(Section):
     """What all benchmarks share."""
 
     seed: Seed = key("Seed of question subsets and of few-shot examples drawn at random.")
-    backend: Backend = key("What computes scores: `transformers`, or for generated answers `vllm`, with fast prefill.")
+    backend: Backend = key(
+        "What computes scores: `transformers`, or for generated answers `vllm`, with fast prefill; `auto` takes `vllm` for "
+        "models that are scored on more than one GPU, of which transformers uses one at a time."
+    )
     together: Annotated[list[Text], Unique] = key("Sets of tasks that one job scores with one start of the model.")
 
 

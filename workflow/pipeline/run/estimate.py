@@ -240,6 +240,18 @@ class Work:
         return self.size.bytes if rule == "resolve_model" and self.packaged else 0.0
 
 
+def time_limit(work: Work) -> int:
+    """Return the minutes after which a cluster may end a job: twice its estimate, at least two hours, in whole hours.
+
+    Measured times have no part in it, because a running job has to come to the limit that it was submitted with.
+    """
+    try:
+        seconds = work.seconds()
+    except UserError:  # nothing says how long it takes; further attempts get more
+        seconds = 4 * HOUR
+    return 60 * max(2, math.ceil(2 * seconds / HOUR))
+
+
 def processor_speed(config: Config) -> float:
     """Return how fast this processor is, relative to the one that `planning.cpu` was measured on.
 
