@@ -73,10 +73,10 @@ STAGES = {
     "fidelity": Stage(
         "fidelity/{model}/{variant}/{kv_cache}.json", "pipeline.score.fidelity:measure_fidelity", gpus="score"
     ),
-    "reading": Stage("reading/{model}/{variant}.json", "pipeline.score.reading:measure_reading", gpus="score"),
+    "evaluate_reading": Stage("reading/{model}/{variant}.json", "pipeline.score.reading:measure_reading", gpus="score"),
     "reading_moments": Stage("reading/{model}/{recipe}.safetensors", "pipeline.training:moments", gpus="score"),
     "similarity": Stage("similarity/{model}.json", "pipeline.score.similarity:measure_similarity", gpus="score"),
-    "early_exit": Stage(
+    "evaluate_early_exit": Stage(
         "early_exit/{model}/{variant}.json", "pipeline.score.early_exit:measure_early_exit", gpus="score"
     ),
     # Serving
