@@ -11,7 +11,7 @@ MISSPELT := TARGET=TARGETS CONFIGS=CONFIG CONFIGFILE=CONFIG PROFIL=PROFILE PROFI
 $(foreach pair,$(MISSPELT),$(if $(filter command line,$(origin $(firstword $(subst =, ,$(pair))))),\
     $(error there is no variable $(firstword $(subst =, ,$(pair))): did you mean $(lastword $(subst =, ,$(pair)))?)))
 
-# PROFILE names the scale, CONFIG files that are added to its own, TARGETS files to be made.
+# PROFILE names the scale, CONFIG files that are added to its own, TARGETS what is to be made: artifacts, sets of them, or files.
 SCALE = --profile $(PROFILE) $(addprefix --configfile ,$(CONFIG)) $(TARGETS)
 
 help:  ## what there is to make

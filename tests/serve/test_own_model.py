@@ -17,9 +17,13 @@ ROOT = Path(__file__).parents[2]
 def readme() -> tuple[dict, Path, Path]:
     """README's entry of an own model, and what it says becomes of it: the table, and the folder that is served."""
     section = re.search("## Your own model\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-    table = re.search(r"TARGETS=results/(\S+)\.tex", section)[1]
+    table = re.search(r"TARGETS=(\w+)$", section, re.MULTILINE)[1]
     served = re.search(r"^vllm serve results/(\S+)", section, re.MULTILINE)[1]
-    return yaml.safe_load(re.search("```yaml\n(.*?)```", section, re.DOTALL)[1]), Path(f"{table}.md"), Path(served)
+    return (
+        yaml.safe_load(re.search("```yaml\n(.*?)```", section, re.DOTALL)[1]),
+        Path(f"tables/{table}.md"),
+        Path(served),
+    )
 
 
 @pytest.mark.slow
@@ -38,7 +42,7 @@ def test_an_own_model_becomes_a_checkpoint_and_a_table(checkpoint, tmp_path):
     command = [
         *(Path(sys.executable).with_name("snakemake"), "--snakefile", ROOT / "Snakefile", "--directory", tmp_path),
         *("--profile", profile, "--configfile", profile / "override.yaml", tmp_path / "mine.yaml"),
-        *("--", made / table, made / served),
+        *("--", table.stem, made / served),
     ]
     environment = engine_environment(tmp_path) | {"PYTHONPATH": f"{ROOT}/src:{ROOT}/workflow"}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -2,10 +2,13 @@
 
 import re
 import shlex
+import sys
 
 import pytest
 import yaml
 from tests.programs import ROOT, run
+
+from pipeline import __main__ as pipeline
 
 DONE = {  # what neither of them plans, and the tests that do it
     r"vllm serve|curl|-d '\{": "tests/serve/test_own_model.py",
@@ -61,6 +64,12 @@ def test_every_command_is_made_planned_or_done_by_a_test():
     assert not [pattern for pattern in DONE if not any(re.match(pattern, command) for command in rest)]
 
 
+def test_help_says_what_each_command_does():
+    said = run(sys.executable, "-m", "pipeline", "--help").stdout
+    for name, function in pipeline.COMMANDS.items():
+        assert re.search(rf"^ +{name} +{re.escape(function.__doc__)}$", said, re.MULTILINE)
+
+
 def test_make_knows_its_targets():
     words = [re.sub(r"^(\w+=\S+ )*make ", "", mine(command)) for command in sorted(MADE)]
     for line in words:
@@ -81,6 +90,6 @@ def test_snakemake_plans_its_targets(command):
 def test_table2_costs_what_the_readme_says():
     pattern = r"Table 2 takes (\S+) GPU-hours, (\S+) hours and (\S+) GB"
     hours, wall, disk = re.search(pattern, (ROOT / "README.md").read_text()).groups()
-    words = ["PROFILE=slurm", "TARGETS=results/tables/table2.tex", "--assume-old=.venv/.ready"]
+    words = ["PROFILE=slurm", "TARGETS=table2", "--assume-old=.venv/.ready"]
     plan = run("make", "--silent", "plan", *words).stdout
     assert f"GPU-hours   {hours}," in plan and f"at least {wall} h," in plan and f"disk        {disk} GB," in plan

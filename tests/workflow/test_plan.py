@@ -59,6 +59,16 @@ def test_a_cluster_gives_jobs_twice_their_estimate_or_what_the_profile_says():
     assert minutes("--set-resources", "distill:runtime=99") == 99
 
 
+@pytest.mark.parametrize(("name", "file"), [("table1", "tables/table1.html"), ("reading", "figures/reading.pdf")])
+def test_the_name_of_an_artifact_stands_for_all_its_files(name, file):
+    with contextlib.chdir(ROOT):
+        by_name, by_file = (
+            dry_run("--forceall", "--profile", "profiles/local", "--", target)
+            for target in (name, f"results/local/{file}")
+        )
+    assert by_name and {job.outputs for job in by_name} == {job.outputs for job in by_file}
+
+
 def test_the_demo_is_a_part_of_the_local_run():
     """So what one has made, the other finds made: the same jobs, from the same inputs, in the same places."""
     with contextlib.chdir(ROOT):
@@ -144,8 +154,8 @@ def test_the_whole_paper_plans_every_measurement_once():
     assert Counter(rule for rule, _, _ in plan("--profile", "profiles/slurm")) == {
         "resolve_model": 13, "heldout": 1, "corpus": 4, "pack": 11, "distill": 44, "fetch_questions": 23, "score": 371,
         "score_panel": 10, "fidelity": 57,
-        "similarity": 6, "moments": 1, "reading_moments": 1, "reading": 12, "dummy_checkpoint": 4, "measure": 77, "table": 33,
-        "figure": 18, "report_page": 1, "fetch_checkpoint": 1, "early_exit": 1,
+        "similarity": 6, "moments": 1, "reading_moments": 1, "evaluate_reading": 12, "dummy_checkpoint": 4, "measure": 77,
+        "table": 33, "figure": 18, "report_page": 1, "fetch_checkpoint": 1, "evaluate_early_exit": 1,
     }  # fmt: skip
 
 
@@ -174,6 +184,7 @@ def test_several_nodes_need_a_cluster():
         ("artifacts: {table2: {models: [llama-9]}}\n", "artifacts.table2: 'llama-9' is neither a role"),
         ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "num_key_value_layers.50"),
         ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
+        ("sets: {artifacts: {score: [table1]}}\n", "a rule or an artifact is called 'score' already"),
     ],
 )
 def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):
@@ -198,8 +209,9 @@ def test_the_workflow_runs_in_any_directory(tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "neither a profile nor a file is named, .* snakemake --profile profiles/local "),
-        (("table2",), "table2 is a table of this scale, such as results/tables/table2.csv\n"),
+        ((), "neither a profile nor a target is named, .* snakemake --profile profiles/local "),
+        (("tabel2",), r"there is no artifact 'tabel2' \(did you mean 'table2'\?\)"),
+        (("tables/table2.md",), "table2 is a table of this scale, such as results/tables/table2.md\n"),
         (("--set-resources", "distil:gpu=1"), r"set-resources names 'distil', .* \(did you mean 'distill'\?\)\n"),
     ],
 )

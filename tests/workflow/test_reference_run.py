@@ -23,7 +23,7 @@ def test_a_reference_run_is_drawn_from_and_compared_with(tmp_path):
     for folder_of in (place, results):
         (folder_of / "similarity").mkdir(parents=True)
         shutil.copy(SHIPPED / SIMILARITY, folder_of / SIMILARITY)
-    targets = ("results/local/figures/figure2_left.csv", "results/local/tables/table2.csv")
+    targets = ("results/local/figures/figure2_left.csv", "table2")
     drawn = scale("redraw", "--reference", place, *targets, cwd=tmp_path)
     file = "results/reference/local/figures/figure2_left.csv"
     lacking = "results/reference/local/tables/table2.csv is not drawn: the run has no scores/"

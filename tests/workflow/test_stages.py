@@ -24,7 +24,7 @@ def workflow():
 @pytest.fixture(scope="module")
 def rules(workflow):
     """The rules that run a stage, by name."""
-    return {rule.name: rule for rule in workflow.rules if rule.name != "all"}
+    return {rule.name: rule for rule in workflow.rules if rule.output}
 
 
 def test_every_rule_is_a_stage_and_every_stage_a_rule(rules):

@@ -91,15 +91,15 @@ def backwards(content):
 
 
 SCORES = {"score", "score_panel", "score_benchmarks"}
-BELOW = {"distill", *SCORES, "fidelity", "reading", "early_exit", "measure"}  # a recipe
+BELOW = {"distill", *SCORES, "fidelity", "evaluate_reading", "evaluate_early_exit", "measure"}  # a recipe
 TRIGGERS = {
     "a point's length": ({"serving": {"points": {"batch-2k": {"total_tokens": 600}}}}, {"measure"}),
     "engine": ({"serving": {"engine": {"max_num_seqs": 64}}}, {"measure"}),
     "quantization": ({"models": {"tiny-random": {"quantization": "fp8"}}}, {"measure"}),
     "questions": ({"tasks": {"mmlu": {"limit": 3}}}, {"score_benchmarks"}),
     "chats": ({"fidelity": {"documents": 3}}, {"fidelity"}),
-    "passages": ({"reading": {"among": 1}}, {"reading"}),
-    "threshold": ({"early_exit": {"threshold": 0.5}}, {"early_exit"}),
+    "passages": ({"reading": {"among": 1}}, {"evaluate_reading"}),
+    "threshold": ({"early_exit": {"threshold": 0.5}}, {"evaluate_early_exit"}),
     "learning rate": (recipes(learning_rate=0.01), BELOW),
     "ZeRO stage": ({"models": {"tiny-random": {"zero_stage": 3}, "tiny-random-moe": {"zero_stage": 3}}}, BELOW),
     "ridge": (recipes(start_ridge=0.1), BELOW | {"moments", "reading_moments"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import signal
 import sys
@@ -18,20 +19,25 @@ HERE = Path(os.path.relpath(ROOT))  # for paths in messages
 @command_line
 def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=COMMANDS)
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline",
+        description=__doc__,
+        epilog="\n".join(["commands:", *(f"  {name:10} {inspect.getdoc(one)}" for name, one in COMMANDS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="see below")
     parser.add_argument("--profile", required=True, help="folder of the profile, or its name under profiles/")
     parser.add_argument("--configfile", action="append", default=[], help="added to the profile's; may be repeated")
     parser.add_argument("--all", action="store_true", help="plan finished jobs too")
     parser.add_argument("--results", type=Path, help="results to compare or to report on; default: the scale's")
     parser.add_argument("--reference", type=Path, help="a folder of records in place of the shipped reference run")
-    parser.add_argument("targets", nargs="*", help="files to make; default: all artifacts")
+    parser.add_argument("targets", nargs="*", help="artifacts, sets of them, or files; default: all artifacts")
     options = parser.parse_intermixed_args()
     COMMANDS[options.command](options)
 
 
 def plan(options: argparse.Namespace) -> None:
-    """Print what a run would cost."""
+    """Print what a run would cost: jobs, hours, disk, downloads and licenses."""
     from pipeline.run.plan import make_plan, report
 
     where = (ROOT, options.profile, options.targets, options.configfile)
@@ -39,22 +45,23 @@ def plan(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Check what a run needs."""
+    """Check what would stop a run, before it starts."""
     from pipeline.run.check import check
 
     check(ROOT, options.profile, options.targets, options.configfile)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run Snakemake in place of this program."""
+    """Make targets with Snakemake."""
     from pipeline.run.jobs import read_profile
 
     profile = read_profile(options.profile, ROOT, options.configfile)
+    # In place of this program, so that signals reach it.
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *profile.command(ROOT, options.targets)])
 
 
 def report(options: argparse.Namespace) -> None:
-    """Write the report and the gallery of what the scale has made."""
+    """Write report.html and gallery.md of what the scale has made."""
     from pipeline.artifacts.report import write_report
 
     places = _config(options)[0].pathvars
@@ -76,7 +83,7 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def redraw(options: argparse.Namespace) -> None:
-    """Draw tables and figures of the reference run."""
+    """Draw tables and figures of the reference run, in results/reference."""
     from pipeline.run.reference_run import redraw
 
     failed = 0

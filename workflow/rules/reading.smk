@@ -7,7 +7,7 @@ OUTPUTS: <results>/reading/{model}/{variant}.json (copied, fitted: the families)
 """
 
 
-rule reading:
+rule evaluate_reading:
     """Bits that a passage saves on answers, of a variant or of all members of a family, and of the unchanged model."""
     input:
         model="<results>/models/{model}/source.json",
@@ -19,9 +19,9 @@ rule reading:
     output:
         "<results>/reading/{model}/{variant}.json",
     log:
-        "<logs>/reading/{model}/{variant}.log",
+        "<logs>/evaluate_reading/{model}/{variant}.log",
     benchmark:
-        "<benchmarks>/reading/{model}/{variant}.tsv"
+        "<benchmarks>/evaluate_reading/{model}/{variant}.tsv"
     wildcard_constraints:
         variant=pattern([*FAMILIES, *(name for name, variant in scale.variants.items() if variant.rewired)]),
     priority: if_granted("score")
@@ -36,7 +36,7 @@ rule reading:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m pipeline.stages reading \
+        python -m pipeline.stages evaluate_reading \
             --model-source {input.model:q} \
             --questions {input.questions:q} \
             --variant {wildcards.variant:q} \

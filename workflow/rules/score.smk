@@ -96,7 +96,7 @@ rule fidelity:
         """
 
 
-rule early_exit:
+rule evaluate_early_exit:
     """Agreement of the early exit head with the full model, and answers decoded with and without early exit."""
     input:
         model="<results>/models/{model}/source.json",
@@ -105,9 +105,9 @@ rule early_exit:
     output:
         "<results>/early_exit/{model}/{variant}.json",
     log:
-        "<logs>/early_exit/{model}/{variant}.log",
+        "<logs>/evaluate_early_exit/{model}/{variant}.log",
     benchmark:
-        "<benchmarks>/early_exit/{model}/{variant}.tsv"
+        "<benchmarks>/evaluate_early_exit/{model}/{variant}.tsv"
     priority: if_granted("score")
     threads: 1
     resources:
@@ -118,7 +118,7 @@ rule early_exit:
     shell:
         """
         exec &> >(tee {log:q})
-        python -m pipeline.stages early_exit \
+        python -m pipeline.stages evaluate_early_exit \
             --model-source {input.model:q} \
             --checkpoint {input.checkpoint:q} \
             --variant {wildcards.variant:q} \

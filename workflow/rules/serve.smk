@@ -28,17 +28,15 @@ rule dummy_checkpoint:
         """
 
 
-# A start of vLLM takes longer than most points, so one job measures all points that artifacts show of one engine.
+# A start of vLLM takes longer than most points, so one job measures all points that artifacts show of one engine, in rule
+# `measure_<group>`: a single one that is wanted brings the others. `measure` makes any other point alone. A profile's
+# settings of `measure` are those of all.
 for group, (points, cases) in {"measure": ([], []), **serving_groups()}.items():
     apply_settings_of("measure", group)
     point = points[0] if points else "{point}"
 
     rule:
-        """Serving points of one model, variant and KV cache that need the same engine.
-
-        Rule `measure_<group>` has the points that artifacts of the configuration show, so a single one that is wanted brings
-        the others of its group; `measure` makes any other point alone. A profile's settings of `measure` are those of all.
-        """
+        """Serving points of one model, variant and KV cache that need the same engine."""
         name:
             group
         input:

@@ -27,10 +27,10 @@ def every_artifact(w):
     named = workflow.dag_settings.targets or workflow.overwrite_configfiles
     if not named and workflow.global_resources.get("gpu").value is None:
         sys.exit(
-            "error: neither a profile nor a file is named, and everything at the paper's scale takes thousands of "
+            "error: neither a profile nor a target is named, and everything at the paper's scale takes thousands of "
             "GPU-hours. You may have meant one of\n"
             "  snakemake --profile profiles/local                    everything on a small real model, on this machine\n"
-            "  snakemake --cores 2 results/tables/table1.tex         one file of the paper's scale\n"
+            "  snakemake --cores 2 table1                            one table of the paper's scale\n"
             "  snakemake --profile profiles/slurm                    all of the paper's scale, on a cluster\n"
             "  make plan PROFILE=slurm                               what that costs\n"
             "  make help                                             what else there is"
@@ -48,14 +48,20 @@ def say_where_results_are():
         )
 
 
-for group, members in scale.sets.artifacts.items():
+# Names of artifacts and of sets of them are targets.
+for name, members in [*((name, [name]) for name in contents.names(scale)), *scale.sets.artifacts.items()]:
+    if workflow.is_rule(name):
+        sys.exit(f"error: config, at artifacts: a rule or an artifact is called {name!r} already; choose another name")
 
     rule:
-        """The tables and figures of one of `sets.artifacts`, such as those of `make demo`."""
+        """All files of the table, of the figure, or of all in the set of this name."""
         name:
-            group
+            name
         input:
-            files_of_artifacts(members),
+            lambda w, members=members: files_of_artifacts(members),
+
+    # for `snakemake --list`
+    workflow.get_rule(name).docstring = "; ".join(scale.artifacts[member].title for member in members)
 
 
 if workflow.is_main_process:

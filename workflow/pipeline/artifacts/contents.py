@@ -54,6 +54,19 @@ def check_made(config: Config, name: str) -> None:
         raise UserError(f"{name} is not made at this scale: {reason} (artifacts.yaml)")
 
 
+def named(config: Config, targets: Iterable[str]) -> list[str]:
+    """The artifacts that targets stand for: names, sets of them, or files in whatever folder.
+
+    Raises:
+        UserError: this scale does not make one of them.
+    """
+    stems = (Path(target).stem for target in targets)
+    found = [name for stem in stems for name in config.sets.artifacts.get(stem, [stem])]
+    for name in found:
+        check_made(config, name)
+    return found
+
+
 def left_out(config: Config, name: str) -> str | None:
     """Why this scale does not make an artifact; None if it does."""
     entry = config.entries[name]

@@ -14,8 +14,8 @@ PAPER = "resources/paper"  # the folder of published numbers
 # The stage that measures an input, and the key of an entry with what it is measured on.
 MEASURED = {
     "scores": ("score", "task"), "serving": ("measure", "point"), "fidelity": ("fidelity", ""),
-    "early_exit": ("early_exit", ""), "training": ("distill", ""), "similarity": ("similarity", ""),
-    "reading": ("reading", ""),
+    "early_exit": ("evaluate_early_exit", ""), "training": ("distill", ""), "similarity": ("similarity", ""),
+    "reading": ("evaluate_reading", ""),
 }  # fmt: skip
 Entry = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ def _files(config: Config, entry: Entry, name: str) -> Iterator[str]:
     elif name == "reading":  # families, and the variants that are trained
         trained = [variant for _, variant, _ in rows(entry) if config.variants[variant].rewired]
         for variant in () if entry["unmeasured"] else [*entry.get("families", ()), *trained]:
-            yield STAGES["reading"].file(config, model=models[0], variant=variant)
+            yield STAGES["evaluate_reading"].file(config, model=models[0], variant=variant)
     else:
         stage, what = MEASURED[name]
         for member, (model, variant, kv_cache) in itertools.product(

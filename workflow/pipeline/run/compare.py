@@ -198,10 +198,8 @@ def folder(root: Path, config: Config) -> Path:
 
 
 def inputs(config: Config, targets: Collection[str]) -> set[str]:
-    """Return the files that artifacts, or sets of them, are made of, as paths from the folder of results."""
-    names = [name for target in targets for name in config.sets.artifacts.get(target, [target])]
-    for name in names:
-        contents.check_made(config, name)
+    """Return the files that some targets are made of, as paths from the folder of results."""
+    names = contents.named(config, targets)
     files = (file for name in names for group in contents.needs(config, name).values() for file in group)
     return {file.removeprefix(f"{config.pathvars.results}/") for file in files}
 

@@ -12,6 +12,7 @@ import timeit
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -72,6 +73,11 @@ class Work:
         return self.config.recipe(named["model"], name)
 
     @property
+    def settings(self) -> Any:
+        """The section of the configuration that the job's rule measures by."""
+        return getattr(self.config, self.job.rule.removeprefix("evaluate_"))
+
+    @property
     def text(self) -> Mix:
         """The length of the data mix that the job reads.
 
@@ -81,8 +87,8 @@ class Work:
         mix = self.job.wildcards.get("data", self.config.heldout.data)
         if "recipe" in self.job.wildcards or self.job.rule == "distill":
             mix = self.recipe.data
-        elif self.job.rule in ("similarity", "reading"):
-            mix = getattr(self.config, self.job.rule).data
+        elif self.job.rule in ("similarity", "evaluate_reading"):
+            mix = self.settings.data
         if mix not in self.config.planning.data:
             raise UserError(
                 f"nothing says how long data mix {mix!r} is before it is built; state it under planning.data"
@@ -117,8 +123,8 @@ class Work:
             return host.start
         functions = {
             "teacher_states": self._teacher, "moments": self._teacher, "distill": self._training, "measure": self._serving,
-            "fidelity": self._chats, "similarity": self._chats, "early_exit": self._chats,
-            "reading": self._reading, "reading_moments": self._teacher,
+            "fidelity": self._chats, "similarity": self._chats, "evaluate_early_exit": self._chats,
+            "evaluate_reading": self._reading, "reading_moments": self._teacher,
         }  # fmt: skip
         weights = self.size.bytes / GIGA / self.speeds.load_gb
         return self.speeds.start + weights + functions.get(rule, self._scoring)()
@@ -184,9 +190,9 @@ class Work:
 
     def _chats(self) -> float:
         """Forward passes: four of fidelity of a changed model (teacher, student, start), three and answers of early exit."""
-        rule, settings = self.job.rule, getattr(self.config, self.job.rule)
+        rule, settings = self.job.rule, self.settings
         tokens = settings.documents * min(self.text.chat_tokens, settings.max_length)
-        if rule == "early_exit":
+        if rule == "evaluate_early_exit":
             answers = 2 * (settings.prompts + len(settings.questions) + 1)
             return self.forward(3 * tokens) + self.decode(answers * settings.max_new_tokens)
         changed = rule == "fidelity" and self.config.variants[self.job.wildcards["variant"]].changed

@@ -64,7 +64,7 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
     Args:
         config: of the scale.
         place: folder of its reference run, or any folder of results.
-        targets: files, in whatever folder, whose names say which artifacts are meant; none means all but those of a kind of
+        targets: artifacts, sets or files of them; none means all but those of a kind of
             measurement that the run is without.
 
     Yields:
@@ -75,13 +75,11 @@ def redraw(config: Config, place: Path, targets: Sequence[str] = ()) -> Iterator
     """
     records(place)
     config = config.model_copy(update={"pathvars": config.pathvars.model_copy(update={"results": str(place)})})
-    wanted = [Path(target).stem for target in targets] or [
+    wanted = contents.named(config, targets) or [
         name
         for name in contents.names(config)
         if all((place / Path(file).parts[0]).is_dir() for file in _measured(config, name))
     ]
-    for name in wanted:
-        contents.check_made(config, name)
     # Claims are judged by other tables, which come first.
     tables = {name: [Path(file).stem for file in contents.needs(config, name).get("tables", ())] for name in wanted}
     judged = [name for names in tables.values() for name in names]

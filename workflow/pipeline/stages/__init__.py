@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
+import importlib.util
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
@@ -44,6 +46,14 @@ class Stage:
         module, _, name = self.run.partition(":")
         return getattr(importlib.import_module(module), name)
 
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring, read from its file: importing all functions takes long."""
+        module, _, name = self.run.partition(":")
+        tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8"))
+        (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+        return ast.get_docstring(function).partition("\n")[0]
+
 
 STAGES = {
     # Sources
@@ -73,10 +83,10 @@ STAGES = {
     "fidelity": Stage(
         "fidelity/{model}/{variant}/{kv_cache}.json", "pipeline.score.fidelity:measure_fidelity", gpus="score"
     ),
-    "reading": Stage("reading/{model}/{variant}.json", "pipeline.score.reading:measure_reading", gpus="score"),
+    "evaluate_reading": Stage("reading/{model}/{variant}.json", "pipeline.score.reading:measure_reading", gpus="score"),
     "reading_moments": Stage("reading/{model}/{recipe}.safetensors", "pipeline.training:moments", gpus="score"),
     "similarity": Stage("similarity/{model}.json", "pipeline.score.similarity:measure_similarity", gpus="score"),
-    "early_exit": Stage(
+    "evaluate_early_exit": Stage(
         "early_exit/{model}/{variant}.json", "pipeline.score.early_exit:measure_early_exit", gpus="score"
     ),
     # Serving
