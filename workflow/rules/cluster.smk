@@ -31,9 +31,7 @@ def on_gpus(stage, alone=None):
             "resources": Resources(gpu=gpus(w)),
         }
         job = PlannedJob(rule_of(rulename), dict(w.items()), **own)
-        return min(
-            attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime
-        )
+        return min(attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime)
 
     site = scale.gpu_jobs
     # Nothing gives a job GPUs of its own where there is no scheduler, so jobs with GPUs take turns there (share_machine).
@@ -52,9 +50,7 @@ def on_gpus(stage, alone=None):
         asked["runtime"] = runtime
     if alone is not None:
         own = asked.get("slurm_extra", lambda w: None)
-        asked["slurm_extra"] = lambda w: " ".join(
-            filter(None, [own(w), EXCLUSIVE if alone(w) else None])
-        )
+        asked["slurm_extra"] = lambda w: " ".join(filter(None, [own(w), EXCLUSIVE if alone(w) else None]))
     return asked
 
 
@@ -122,11 +118,7 @@ def share_machine():
             workflow.scheduler.global_resources[name] = amount
             workflow.register_resource(name, amount)
     # Snakemake's own limits, such as _nodes, may be none.
-    return {
-        name: limit.value
-        for name, limit in workflow.global_resources.items()
-        if limit.value is not None
-    }
+    return {name: limit.value for name, limit in workflow.global_resources.items() if limit.value is not None}
 
 
 def planned(job):
@@ -166,8 +158,7 @@ def refuse_what_cannot_run():
     )
     problems = problems_at_start(profile, jobs)
     if executor == "slurm" and any(
-        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra")
-        for job in jobs
+        measured_alone(job.points) and EXCLUSIVE not in job.resources.get("slurm_extra") for job in jobs
     ):
         problems.append(
             f"the profile's slurm_extra of rule measure replaces {EXCLUSIVE}, without which latencies are measured "
@@ -189,7 +180,5 @@ def hand_over_progress(profile):
     finished = [planned(job) for job in dag.jobs if job.output and not dag.needrun(job)]
     logs = {job.jobid: list(job.log) for job in dag.needrun_jobs()}
     found = estimates(Path(PROJECT), profile, scale, list(jobs.values()), finished)
-    progress = Progress(
-        jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results
-    )
+    progress = Progress(jobs, dict(zip(jobs, found.seconds)), logs, profile, scale.pathvars.results)
     logger.info(progress.beginning(), extra={"progress": progress})
