@@ -10,7 +10,7 @@ from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 from pipeline.artifacts.records import Record
 from pipeline.run.compare import EXACT, compare, folder, inputs, leaves, records, report, tolerance, verdicts
 from pipeline.run.reference_run import keep, redraw
-from pipeline.statistics import mean_and_stderr
+from pipeline.statistics import mean_and_stderr, ratio_of_turns
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
 
@@ -101,6 +101,15 @@ def test_a_wrong_number_is_found(run, compared, name, path, wrong, said):
     put(run[name], path, wrong)
     disagreements = compared(run).disagreements
     assert any(sentence.startswith(f"{name}: ") and said in sentence for sentence in disagreements), disagreements
+
+
+def test_a_gain_with_a_wide_interval_above_one_is_not_gone(run, compared):
+    times = run[ANSWER]["result"]["samples_ms"]
+    ratios = [1.45, 1.55, 2.1, 3.0] + [2.0] * (len(times) - 4)
+    run[ANSWER]["result"]["baseline_samples_ms"] = [ratio * time for ratio, time in zip(ratios, times, strict=True)]
+    estimate = ratio_of_turns(run[ANSWER]["result"]["baseline_samples_ms"], times)
+    assert estimate.low > 1 > estimate.value - (estimate.high - estimate.low) / 2
+    assert not compared(run).disagreements
 
 
 def test_answers_of_another_model_are_found(run, compared):
