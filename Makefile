@@ -20,8 +20,8 @@ help:  ## what there is to make
 # The artifacts of sets.artifacts.demo at local scale, so the full run finds them made.
 demo: .venv/.ready  ## the method from wiring to served answer on a small real model, compared with the reference run (5 to 20 minutes on two cores)
 	@$(ACTIVATE) && python -m pipeline run --profile local demo
-	@$(MAKE) --no-print-directory report PROFILE=local
-	@$(ACTIVATE) && python -m pipeline compare --profile local demo
+	@$(ACTIVATE) && { python -m pipeline compare --profile local demo; agrees=$$?; \
+	    python -m pipeline report --profile local; exit $$agrees; }
 
 reproduce: .venv/.ready  ## every table and figure, on a small real model if PROFILE says nothing else (75 minutes on two cores with AMX)
 	$(ACTIVATE) && python -m pipeline run $(SCALE)

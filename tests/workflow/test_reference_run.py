@@ -5,9 +5,9 @@ import shutil
 import sys
 
 from tests.programs import ROOT, run
-from tests.unit.test_reference import SHIPPED, SIMILARITY
+from tests.unit.test_reference import FIDELITY, SHIPPED, SIMILARITY
 
-from pipeline.artifacts.report import read_artifacts
+from pipeline.artifacts.report import read_artifacts, result
 from pipeline.run.compare import folder
 from pipeline.run.jobs import read_config, read_profile
 from pipeline.run.reference_run import BEGIN, END, FIGURE, PAGE, REDRAWN, TABLE, page_part, redraw
@@ -47,3 +47,13 @@ def test_the_page_shows_what_the_shipped_records_give(tmp_path, monkeypatch):
     made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE])
+
+
+def test_the_demo_ends_with_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = read_config(ROOT, read_profile("local", ROOT))
+    assert [why for _, why in redraw(config, folder(ROOT, config), ["demo"]) if why] == []
+    closeness = read_json(SHIPPED / FIDELITY.replace("swiftkv-50", "swiftkv-33-tuned-quarter"))
+    numbers = closeness["spec"]["num_key_value_layers"], closeness["result"]["kl"]["value"]
+    said = result(read_artifacts(REDRAWN / "local"))
+    assert f" {numbers[0]} of " in said and f" {numbers[1]:.3f} " in said

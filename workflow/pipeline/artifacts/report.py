@@ -22,10 +22,12 @@ from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.metrics import enumeration
 from pipeline.artifacts.records import PROJECT, Record, provenance
 from pipeline.artifacts.writers import STYLE, read_html
+from pipeline.statistics import ratio_of_turns
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
 
 FIGURE, TABLE = ("blog_figure1", "figure1"), ("speed_and_quality", "demo_quality", "table1")  # shown first, where made
+DEMO = ("demo_quality", "demo_answer")
 WIDTH = 700  # pixels of the widest picture
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -120,12 +122,13 @@ def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> 
         UserError: nothing is made there, or a file is damaged.
     """
     artifacts = read_artifacts(results)
+    sentence = result(artifacts)
     made, records = {one.name: one for one in artifacts}, _records(artifacts)
     listed = [line["name"] for line in _lines(artifacts, "contents") if line["made"] == "True"]
     _render(
         "report.html",
         page,
-        result=result(artifacts),
+        result=sentence,
         origin=provenance(records),
         first=[
             next(made[name] for name in names if name in made) for names in (FIGURE, TABLE) if made.keys() & set(names)
@@ -140,6 +143,8 @@ def write_report(results: Path, benchmarks: Path, page: Path, gallery: Path) -> 
     print(
         f"{page}: {len(artifacts)} tables and figures, {len(records)} measurements, {page.stat().st_size / 1e6:.1f} MB"
     )
+    if sentence:
+        print(sentence)
 
 
 def _render(template: str, page: Path, **values: Any) -> None:
@@ -148,16 +153,31 @@ def _render(template: str, page: Path, **values: Any) -> None:
 
 
 def result(artifacts: Iterable[Artifact]) -> str:
-    """The result in a sentence: how many claims have each verdict; empty where none is judged."""
-    lines = _lines(artifacts, "claims")
+    """The result in a sentence: how many claims have each verdict, or else what the demo shows; empty without both."""
+    if not (lines := _lines(artifacts, "claims")):
+        return _demonstrated(_records([one for one in artifacts if one.name in DEMO]))
     counts = Counter(line["verdict"] for line in lines)
     stated = sum(line["verdict"] == VERDICTS[0] and line["as_stated"] == "True" for line in lines)
     words = [f"{counts[verdict]} {said}" for verdict, said in zip(VERDICTS, _SAID, strict=True)]
     words[0] += f" ({stated} with the value as stated)"
-    return f"Of {len(lines)} claims of the paper and the blog post, {enumeration(words)}." if lines else ""
+    return f"Of {len(lines)} claims of the paper and the blog post, {enumeration(words)}."
 
 
 _SAID = ("agree", "are contradicted", "are undecided by the measured 95 % intervals", "are not measured")
+
+
+def _demonstrated(records: Iterable[Record]) -> str:
+    """What the demo's records say of its variant."""
+    found = {record.measure: record for record in records if record.ok and record.spec}
+    if not found.keys() >= {"fidelity", "answer"}:
+        return ""
+    closeness, answer = found["fidelity"], found["answer"]
+    kl, start, sooner = closeness.value("kl"), closeness.value("start")["kl"], ratio_of_turns(*answer.turns("ms"))
+    return (
+        f"Prompts ran {answer.spec['num_key_value_layers']} of {answer.spec['num_hidden_layers']} layers: KL to "
+        f"{answer.model['title']} is {kl['value']:.3f} nats a token after training ({start['value']:.3f} before), and "
+        f"the first token comes {sooner.value:.2f} [{sooner.low:.2f}, {sooner.high:.2f}] times as fast."
+    )
 
 
 def write_gallery(artifacts: Sequence[Artifact], page: Path, folder: str = "") -> None:
