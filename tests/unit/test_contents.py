@@ -16,7 +16,6 @@ from tests.unit.artifact_helpers import PAPER, made, typed
 from pipeline.artifacts import contents
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.records import checked_records
-from pipeline.config.points import POINTS
 from pipeline.measure import run
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
@@ -250,6 +249,12 @@ def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
         ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens"),
         ("figure3", {"serving": {"engine": {"gpu_memory_utilization": 0.5}}}, "gpu_memory_utilization"),
         ("figureB1", {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}}, "request_rates"),
+        (
+            "blog_figure7",
+            {"serving": {"points": {"ngram-on": {"speculative": {"num_speculative_tokens": 2}}}}},
+            "speculative",
+        ),
+        ("figure3", {"serving": {"points": {"batch-2k": {"enforce_eager": False}}}}, "enforce_eager"),
         ("kv_capacity", {"serving": {"seed": 7}}, "seed"),
         ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec"),
         ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit"),
@@ -268,30 +273,3 @@ def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
     update_config(config, change)
     with pytest.raises(UserError, match=rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):
         checked_records(contents.resolve(typed(config), artifact), needed)
-
-
-VALUES = {
-    "warmups": 2, "memory_gib": 3, "enforce_eager": False, "dataset": "heldout", "min_requests": 7,
-    "refine_steps": 2, "speculative": {"method": "ngram", "num_speculative_tokens": 2},
-    "request_rates": [9], "batch_tokens": [9], "batch_sizes": [9],
-    "input_tokens": 99, "output_tokens": 99,
-    "total_tokens": 999, "seconds": 99, "repeats": 99,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", POINTS)
-def test_a_record_holds_all_that_its_point_says(kind):
-    keys = {name: key for name, key in POINTS[kind].model_fields.items() if name != "measure"}
-    required = {name for name, key in keys.items() if key.is_required()}
-    engine = typed(helpers.scale()).serving.engine.of_a_run
-    shared = {"measure": kind, "seed": 0, "engine": engine} | ({"output_tokens": 9} if "output_tokens" in keys else {})
-    least = shared | {key: [1] if isinstance(VALUES[key], list) else 1 for key in required}
-
-    def settings(**changes):
-        return run.recorded_settings(run.read_point("a-point", least | changes, gpus=0, threads=1))
-
-    for change in [{key: VALUES[key]} for key in keys] + [
-        {"seed": 1},
-        {"engine": engine | {"dtype": "x"}},
-    ]:
-        assert settings(**change) != settings(), change

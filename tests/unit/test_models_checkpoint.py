@@ -15,7 +15,7 @@ from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
-from swiftkv.models.checkpoint import _dispatch, check_places, check_swiftkv
+from swiftkv.models.checkpoint import _dispatch, check_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -119,12 +119,6 @@ def test_load_base_and_any(architecture, tiny_teacher, tmp_path, tokens):
     assert load_base(tmp_path / "base").dtype == compute_dtype()
     with pytest.raises(UserError, match=f"config.json is of a '{architecture}' model"):
         load_swiftkv(tmp_path / "base")
-
-
-def test_a_part_beside_the_gpus_is_named(tmp_path):
-    check_places({"model.layers.0": 0, "model.layers.1": torch.device("cuda", 1)}, tmp_path)
-    with pytest.raises(UserError, match=f"the model in {tmp_path} .*: model.layers.1 is left over, one of 2 parts"):
-        check_places({"model.layers.0": 0, "model.layers.1": "disk", "lm_head": torch.device("cpu")}, tmp_path)
 
 
 def edit_config(folder: Path, **fields) -> None:
