@@ -1,7 +1,5 @@
 """Tiny random models that every test may use."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

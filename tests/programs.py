@@ -1,7 +1,5 @@
 """Programs as users start them, and stand-ins for those that they call."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -22,7 +20,6 @@ def environment(path: Iterable[Path] = (), **variables: str) -> dict[str, str]:
 
 
 def run(*words: Any, cwd: Path = ROOT, path: Iterable[Path] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
     command = [str(word) for word in words]
     return subprocess.run(command, cwd=cwd, env=environment(path, **variables), capture_output=True, text=True)
 

@@ -7,8 +7,6 @@ and the length of the index. Sizes leave open the dtype of norms and scales, her
 2025 (967 bytes) and of Llama-3.3-SwiftKV-70B-Instruct were not found.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

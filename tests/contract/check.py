@@ -7,8 +7,6 @@ run with, and once against the sources of each release: what it finds only there
 absent or another one, breaks the contract. `facts.py` lists what names and signatures do not say.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json
@@ -21,8 +19,8 @@ from pathlib import Path
 
 from tests.contract.facts import FACTS
 from tests.contract.sources import fetch, releases
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[2]
 LOWEST = "0.26.0"
 _IMPORTS = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
 

@@ -1,7 +1,5 @@
 """What the plugin relies on in vLLM's sources beyond names and signatures, in both model runners."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

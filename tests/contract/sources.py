@@ -1,7 +1,5 @@
 """vLLM's releases and their sources, read from the wheels of the package index; nothing is installed or run."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tiny checkpoints on the real tokenizer, real prompts, and vLLM engines that run in processes of their own."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -45,7 +43,6 @@ def smollm2(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(smollm2):
-    """SmolLM2's tokenizer."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(smollm2)

@@ -8,8 +8,6 @@ arguments of `run`}, ...], "pretend": that this is a "sleeping platform", which 
 start, else what `report` and `run` return. Runs of a case share the engine and its prefix cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -5,8 +5,6 @@
 A job has the arguments of `ServedLM` and requests [[prompt, generation settings], ...].
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -76,7 +76,6 @@ def answers(engines, folder, few, heads, eight, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_settings(answers):
-    """(fast, full depth) by name."""
     assert answers["fast"]["fast_prefill"] and not answers["full depth"]["fast_prefill"]
     pairs = zip(answers["fast"]["runs"], answers["full depth"]["runs"], strict=True)
     return dict(zip(SETTINGS, pairs, strict=True))

@@ -97,7 +97,6 @@ class Step:
 
     @property
     def rows(self):
-        """All rows with logits."""
         ends = accumulate(self.queries)
         spans = [range(end - count, end) for end, count in zip(ends, self.logits, strict=True)]
         return torch.tensor([row for span in spans for row in span], dtype=torch.int32)

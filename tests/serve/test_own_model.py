@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.programs import ROOT
 from tests.serve.conftest import engine_environment
 
 from swiftkv.io import read_json
-
-ROOT = Path(__file__).parents[2]
 
 
 def readme() -> tuple[dict, Path, Path]:

@@ -1,7 +1,5 @@
 """lm-eval gives the same answers and scores over vLLM with fast prefill as over transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from tests.serve.conftest import ENGINE_SECONDS, engine_environment
-from tests.unit.score_tasks import entry
+from tests.unit.score_helpers import entry
 from transformers import AutoTokenizer
 
 from pipeline.score.lm import CachedLM

@@ -17,7 +17,6 @@ def backend(kind="FlashAttentionBackend", name="FLASH_ATTN", attends=False):
 
 
 def refused(graphs="FULL_AND_PIECEWISE", fast=True, drafter=None, attends_with=None, own=False, split=True):
-    """The sentence, or None."""
     settings = SimpleNamespace(
         compilation_config=SimpleNamespace(
             cudagraph_mode=CUDAGraphMode[graphs], splitting_ops_contain_kv_cache_update=lambda: split

@@ -7,18 +7,16 @@ has with CUDA only.
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[2]
 VERSIONS = ("0.26.0", "0.29.0")  # and 0.32.0, the installed one
 FILES = ("registration", "one_step", "equal_to_huggingface", "cache", "architectures", "refusals", "features")
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def python(request):
-    """The interpreter of an environment with another vLLM."""
     folder = ROOT / "results/vllm" / request.param
     if not (folder / "ready").exists():
         made = subprocess.run(

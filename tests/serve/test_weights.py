@@ -35,7 +35,6 @@ def model():
 
 @pytest.fixture
 def config(model):
-    """The configuration of a quantized checkpoint."""
     changed = deepcopy(model.config)
     changed.quantization_config = {"quant_method": "any"}
     return changed

@@ -6,8 +6,6 @@ enforced. Jobs that get a pretend GPU compute on the processor, which they refus
 their environment; `Workflow` in conftest.py sets it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A pretend cluster for each file of tests, and the project's own SLURM profile fitted to it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,11 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.programs import ROOT
 from tests.slurm.cluster import running
 
 from pipeline.gpus import PRETEND
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

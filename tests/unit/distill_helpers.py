@@ -1,7 +1,5 @@
 """A tiny model on disk, packed rows for it, and the training program as a subprocess."""
 
-from __future__ import annotations
-
 import csv
 import json
 import multiprocessing
@@ -18,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import tiny_teacher
+from tests.programs import ROOT
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -26,7 +25,6 @@ from swiftkv.distill.recipe import Distilling, Packing, Recipe
 from swiftkv.distill.trainer import Loop
 from swiftkv.models import load_any
 
-ROOT = Path(__file__).resolve().parents[2]
 STAGE = ("-m", "pipeline.stages")
 GOLDEN = ROOT / "tests" / "golden"
 SPEC = {"num_hidden_layers": 6, "num_key_value_layers": 3, "key_value_group_size": 2}
@@ -112,7 +110,6 @@ def command(
 
 
 def stage(name: str, options: dict[str, Any], ranks: int = 1) -> list[str]:
-    """The command line of a stage."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     return [sys.executable, *launcher, *STAGE, name, *(str(word) for pair in options.items() for word in pair)]
 

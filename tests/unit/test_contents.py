@@ -1,19 +1,25 @@
-"""The contents page against the paper's and the blog post's own lists of tables and figures."""
+"""The contents page has all of the paper's and the blog post's; every entry is made of made-up measurements of its settings."""
 
+import json
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from tests.unit import artifact_helpers
-from tests.unit.artifact_helpers import made, typed
+from matplotlib.figure import Figure
+from snakemake.utils import update_config
+from tests.programs import ROOT
+from tests.unit import artifact_helpers as helpers
+from tests.unit.artifact_helpers import PAPER, made, typed
 
 from pipeline.artifacts import contents
+from pipeline.artifacts.make import make_artifact
+from pipeline.artifacts.records import checked_records
+from pipeline.measure import run
 from swiftkv.errors import UserError
+from swiftkv.io import write_json
 
-ROOT = Path(__file__).parents[2]
-PAPER = ROOT / "resources" / "paper"
 ITEMS = {
     "paper": {
         *(f"Figure {number}" for number in ("1", "2, left", "2, right", "3", "4", "A.1", "B.1", "D.1")),
@@ -27,12 +33,12 @@ PARTS = {"training cost"}
 
 @pytest.fixture(scope="module", params=["", "local", "smoke"], ids=["paper", "local", "smoke"])
 def scale(request):
-    return artifact_helpers.scale(request.param)
+    return helpers.scale(request.param)
 
 
 @pytest.fixture
 def config():
-    return artifact_helpers.scale()
+    return helpers.scale()
 
 
 @pytest.mark.parametrize("source", ["paper", "blog"])
@@ -46,12 +52,6 @@ def test_published_tables_stand_beside_the_artifact_of_their_name(config):
     shown = {name: set(entry.get("published", [])) for name, entry in config["artifacts"].items()}
     assert set.union(*shown.values()) == {file.stem for file in PAPER.glob("*.csv")}
     assert all(stems - {"values"} <= {name} for name, stems in shown.items())
-
-
-def test_the_contents_page_is_right_at_every_scale(scale):
-    contents.check(typed(scale))
-    for name in contents.names(typed(scale)):
-        assert contents.needs(typed(scale), name) is not None
 
 
 def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
@@ -70,7 +70,7 @@ def test_a_small_model_can_play_every_role_alone_as_the_page_says(config):
 
 
 def test_made_up_weights_are_served_and_not_scored():
-    config = typed(artifact_helpers.scale("one-gpu"))
+    config = typed(helpers.scale("one-gpu"))
     needed = {
         path for name in contents.names(config) for paths in contents.needs(config, name).values() for path in paths
     }
@@ -122,9 +122,154 @@ def test_a_mistake_in_the_page_is_named_with_its_place(config, change, message):
     ],
 )
 def test_what_repeats_the_records_of_another_artifact_is_not_made(name, scale_name, shown):
-    config = typed(artifact_helpers.scale(scale_name))
+    config = typed(helpers.scale(scale_name))
     assert contents.repeated(config, name) == shown
     assert (name in contents.names(config)) == (shown is None)
     if shown:
         with pytest.raises(UserError, match=f"{name} .*{shown}"):
             contents.check_made(config, name)
+
+
+FORMS = {"table": ("csv", "tex", "md", "html", "json"), "figure": ("pdf", "png", "csv", "json")}
+
+
+SHIPPED = {
+    "throughput": "batch-2k",
+    "latency": "interactive-512",
+    "forward_time": "forward",
+    "kv_capacity": "kv-capacity",
+}
+
+
+def record(config, measure, model, variant, kv_cache, settings, result, **more):
+    return helpers.record(measure, model, variant, result, kv_cache=kv_cache, settings=settings, config=config, **more)
+
+
+def score(config, model, variant, kv_cache, task):
+    asked = config["tasks"][task]
+    names = ("metric", "filter", "shots", "limit", "chat_template", "fewshot_as_multiturn")
+    settings = {key: asked[key] for key in names} | {"lm_eval_task": asked["task"]}
+    questions = [0.0, 1.0] * 50
+    return helpers.score(model, variant, task, 0.5, kv_cache=kv_cache, questions=questions, config=config, **settings)
+
+
+def similarity(config, model):
+    return record(config, "similarity", model, "baseline", "auto", {"seed": 42}, helpers.shipped("similarity/*.json"))
+
+
+def reading(config, model, variant):
+    """A family is made up of the unchanged model's record."""
+    known, result = variant if variant in config["variants"] else "baseline", helpers.reading_result(32, 16)
+    return record(config, "reading", model, known, "auto", {"seed": 42}, result) | {"variant": variant}
+
+
+def training(config, model, variant):
+    gpus = config["models"][model]["gpus"]["distill"]
+    settings = config["recipes"][config["variants"][variant]["recipe"]]
+    settings |= {"zero_stage": config["models"][model]["zero_stage"]}
+    result = helpers.training(helpers.SMOL, "swiftkv-50", gpus=gpus)["result"]
+    return record(config, "training", model, variant, "auto", settings, result)
+
+
+def early_exit(config, model, variant):
+    result = helpers.shipped("early_exit/*/*.json")
+    return record(config, "early_exit", model, variant, "auto", config["early_exit"], result)
+
+
+def serving(config, point, model, variant, kv_cache):
+    asked, gpus = typed(config).point(point), config["models"][model]["gpus"]["serve"]
+    settings = {
+        "point": point,
+        "merge_all_layers": variant == "merge-all-layers",
+        "tensor_parallel_size": max(1, gpus),
+        "quantization": config["models"][model].get("quantization"),
+        "threads": 2,
+        **run.recorded_settings(run.read_point(point, asked, gpus=gpus, threads=2)),
+    }
+    result = helpers.shipped(f"serving/{SHIPPED.get(asked['measure'], asked['measure'])}/*/baseline/*.json")
+    engine = {"vllm": "0.32.0", "attention_backend": "X", "compilation": "eager", "kv_cache_tokens": 1000,
+              "plugin": "swiftkv"}  # fmt: skip
+    cost = {"request_speedup_limit": 1.5, "prefill_speedup_limit": 1.9, "capacity_limit": 1.3}
+    return record(config, asked["measure"], model, variant, kv_cache, settings, result, engine=engine, cost=cost)
+
+
+MAKERS = {
+    "scores": score,
+    "fidelity": lambda config, *which: helpers.closeness(*which[:2], 0.5, kv_cache=which[2], config=config),
+    "similarity": similarity,
+    "reading": reading,
+    "training": training,
+    "early_exit": early_exit,
+    "serving": serving,
+}
+
+
+def provide(config, path):
+    """Make up the measurement file that a kind asks for; another artifact's CSV is there already."""
+    where = Path(path).relative_to(config["pathvars"]["results"]).with_suffix("").parts
+    if where[0] in MAKERS:
+        write_json(path, MAKERS[where[0]](config, *where[1:]))
+    elif where[0] == "models":
+        dimensions = json.loads((ROOT / "resources/architectures/llama-3.1-8b.json").read_text())["config"]
+        layers = config["models"][where[1]]["num_hidden_layers"]
+        write_json(path, {"name": where[1], "config": dimensions | {"num_hidden_layers": layers}})
+    else:
+        assert where[0] in ("tables", "figures") and Path(path).exists(), path
+
+
+def test_every_entry_of_the_papers_scale_is_made(tmp_path, monkeypatch):
+    """Figures are drawn, but not written."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, place, **_: Path(place).write_text("drawn"))
+    whole = helpers.scale()
+    whole["pathvars"] = {key: str(tmp_path / key) for key in whole["pathvars"]}
+    config, results = typed(whole), tmp_path / "results"
+    contents.check(config)
+    made = contents.names(config)
+    assert len(made) >= 35
+    for artifact in [each for each in made if each != "claims"] + ["claims"]:  # it reads the others
+        entry = json.loads(json.dumps(contents.resolve(config, artifact)))
+        needed = contents.needs(config, artifact)
+        for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
+            if not Path(path).exists():
+                provide(whole, path)
+        outputs = {form: results / f"{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]}
+        make_artifact(entry, needed, list(outputs.values()))
+        for path in outputs.values():
+            assert path.stat().st_size > 0, path
+        if entry["form"] == "table":
+            text = outputs["md"].read_text()
+            for model in entry["models"]:
+                assert model["title"] in text, (artifact, model["title"])
+
+
+@pytest.mark.parametrize(
+    ("artifact", "change", "key"),
+    [
+        ("figure3", {"serving": {"points": {"batch-2k": {"input_tokens": 64}}}}, "input_tokens"),
+        ("figure3", {"serving": {"engine": {"gpu_memory_utilization": 0.5}}}, "gpu_memory_utilization"),
+        ("figureB1", {"serving": {"points": {"interactive-2k": {"request_rates": [8]}}}}, "request_rates"),
+        (
+            "blog_figure7",
+            {"serving": {"points": {"ngram-on": {"speculative": {"num_speculative_tokens": 2}}}}},
+            "speculative",
+        ),
+        ("figure3", {"serving": {"points": {"batch-2k": {"enforce_eager": False}}}}, "enforce_eager"),
+        ("kv_capacity", {"serving": {"seed": 7}}, "seed"),
+        ("figure2", {"variants": {"swiftkv-50": {"acrosskv": 2}}}, "spec"),
+        ("tableB1", {"tasks": {"gsm8k": {"limit": 9}}}, "limit"),
+        ("recipes", {"fidelity": {"seed": 7}}, "seed"),
+        ("early_exit", {"early_exit": {"threshold": 0.5}}, "threshold"),
+    ],
+)
+def test_records_of_other_settings_are_refused(tmp_path, artifact, change, key):
+    config = helpers.scale("smoke")
+    config["pathvars"] = {key: str(tmp_path / key) for key in config["pathvars"]}
+    before = typed(config)
+    needed = contents.needs(before, artifact)
+    for path in (path for paths in needed.values() for path in paths if not path.startswith("resources/")):
+        provide(config, path)
+    checked_records(json.loads(json.dumps(contents.resolve(before, artifact))), needed)
+    update_config(config, change)
+    with pytest.raises(UserError, match=rf"{tmp_path}/\S+\.json was measured with {key} .*{artifact} shows {key} "):
+        checked_records(contents.resolve(typed(config), artifact), needed)

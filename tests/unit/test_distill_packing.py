@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from tests.unit.distill_helpers import TEMPLATE, random_samples, run, settings, stage, tokenizer
 
-from swiftkv.chats import read_chats
 from swiftkv.distill.packing import PackedRows, Sample, pack, tokenize, write_packed
 from swiftkv.distill.recipe import Packing
 from swiftkv.errors import UserError
@@ -99,14 +98,6 @@ def test_chats_that_the_template_refuses_are_counted_up_to_1_percent(tmp_path):
     assert description["chat_date"] == "2024-07-26"
     with pytest.raises(UserError, match=re.escape(f"2 of 101 {sentence}. At most 1% may be")):
         tokenize(strict, [*chats, refused])
-
-
-@pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{"role": "user"}]}'])
-def test_bad_chat_is_named_by_line(tmp_path, line):
-    good = json.dumps({"messages": [{"role": "user", "content": "x"}]})
-    (tmp_path / "chats.jsonl").write_text(f"{good}\n{line}\n")
-    with pytest.raises(UserError, match="line 2"):
-        list(read_chats(tmp_path / "chats.jsonl"))
 
 
 def test_packed_file_is_read_back_and_a_damaged_one_is_refused(tmp_path):

@@ -1,7 +1,5 @@
 """A training in bfloat16 over two ranks, with accumulation, against plain torch on float32 master weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file

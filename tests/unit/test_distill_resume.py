@@ -1,7 +1,5 @@
 """A training that is killed, stopped or finds its state damaged goes on and ends as if nothing had been."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

@@ -1,7 +1,5 @@
 """Whole trainings as users start them: ranks, ZeRO-3, stored teacher states, bad input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -83,7 +81,6 @@ def test_record(inputs, finished):
 
 @pytest.mark.parametrize("changes", [{}, {"zero_stage": 3, "gradient_checkpointing": True}])
 def test_ranks_and_stages_train_alike(inputs, finished, tmp_path, changes):
-    """Only the order of sums differs."""
     train(inputs, tmp_path, recipe=changes, ranks=2)
     assert_alike(tmp_path, finished, 1e-5, 2e-4)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.programs import ROOT
 from tests.unit.artifact_helpers import typed
 
 from pipeline.run.estimate import Work, estimates, time_limit
@@ -14,7 +15,6 @@ from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
-ROOT = Path(__file__).parents[2]
 CLUSTER = Profile(Path("slurm"), jobs=2)
 
 

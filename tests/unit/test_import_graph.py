@@ -5,11 +5,10 @@ Imports inside functions count. Those for annotations alone do not: what is anno
 
 import ast
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[2]
 # From the ground up, what lies directly below src/swiftkv, the method, and workflow/pipeline, which builds on it.
 FLOORS = [
     "device errors spec swiftkv pipeline",
@@ -69,8 +68,3 @@ def test_packages_import_from_lower_floors_only(graph):
         (above, below) for above, modules in graph.items() for below in modules if package(above) != package(below)
     ]
     assert [arrow for arrow in arrows if floors[package(arrow[0])] <= floors[package(arrow[1])]] == []
-
-
-def test_imports_are_found():
-    late = "def late():\n    from pipeline.sources.hub import ask\nif TYPE_CHECKING:\n    from pipeline import config as cfg"
-    assert imported("pipeline.sources", late) == {"pipeline.sources.hub"}

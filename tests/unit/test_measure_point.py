@@ -1,10 +1,10 @@
 """Commands, memory, folders without weights, and the records of serving points, without starting vLLM."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from tests.programs import ROOT
 from tests.unit.measure_helpers import LLAMA, SPEC, command, measure, point, subject, write_dummy
 from transformers import AutoTokenizer
 
@@ -19,11 +19,8 @@ from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.spec import SwiftKVSpec
 
-ROOT = Path(__file__).parents[2]
-
 
 def option(command, name):
-    """The value after an option of a command line."""
     return command[command.index(name) + 1]
 
 
@@ -81,7 +78,6 @@ def test_the_environment_uses_every_thread_and_hides_nothing(monkeypatch):
 
 
 def cache(folder, kind="auto", **point_settings):
-    """Bytes of the KV cache of a point."""
     return point("kv_capacity", **point_settings).memory(subject(folder / "m", kv_cache=kind))[served.CACHE_BYTES]
 
 
@@ -183,14 +179,6 @@ def test_a_dummy_config_is_the_one_a_checkpoint_has(tmp_path, tiny_swiftkv):
     write_dummy(ordinary, SwiftKVSpec(6, 3, 2), tmp_path / "dummy")
     assert read_json(tmp_path / "dummy/config.json") == trained
     assert not list((tmp_path / "dummy").glob("*.safetensors"))
-
-
-def test_a_dummy_of_an_unknown_family_is_refused(tmp_path):
-    with pytest.raises(UserError, match="does not know 'mamba' models"):
-        write_dummy({"model_type": "mamba"}, None, tmp_path / "m")
-    spec = SwiftKVSpec(6, 3)
-    with pytest.raises(UserError, match="'deepseek_v2' cannot be served: .* shares no KV cache between layers"):
-        write_dummy({"model_type": "deepseek_v2"}, spec, tmp_path / "m")
 
 
 def test_the_tokenizer_of_a_dummy_is_one_of_numbered_words(tmp_path):

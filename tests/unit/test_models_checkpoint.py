@@ -1,6 +1,4 @@
-"""Checkpoints: the published format both ways, Auto classes, and every kind of damage."""
-
-from __future__ import annotations
+"""Checkpoints: the published format both ways, the published ones themselves, Auto classes, and every kind of damage."""
 
 import json
 import re
@@ -9,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.published import LLAMA_8B, TINY, random_like, tensors, write
+from tests.published import CHECKPOINTS, LLAMA_8B, TINY, random_like, tensors, write
 from tests.unit.distill_helpers import ROOT, tokenizer
-from transformers import AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from swiftkv.device import compute_dtype
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 from swiftkv.models import load_any, load_base, load_sharing, load_swiftkv, rewire, save_base, save_swiftkv
-from swiftkv.models.checkpoint import _dispatch, check_places, check_swiftkv
+from swiftkv.models.checkpoint import _dispatch, check_swiftkv
 from swiftkv.spec import SwiftKVSpec
 
 
@@ -122,12 +121,6 @@ def test_load_base_and_any(architecture, tiny_teacher, tmp_path, tokens):
         load_swiftkv(tmp_path / "base")
 
 
-def test_a_part_beside_the_gpus_is_named(tmp_path):
-    check_places({"model.layers.0": 0, "model.layers.1": torch.device("cuda", 1)}, tmp_path)
-    with pytest.raises(UserError, match=f"the model in {tmp_path} .*: model.layers.1 is left over, one of 2 parts"):
-        check_places({"model.layers.0": 0, "model.layers.1": "disk", "lm_head": torch.device("cpu")}, tmp_path)
-
-
 def edit_config(folder: Path, **fields) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
@@ -227,3 +220,42 @@ def test_the_python_of_the_readme_runs(tiny_teacher, tiny_swiftkv, tmp_path, mon
     save_base(tiny_teacher(), re.search('load_base."(.*)"', lines)[1])
     exec(lines, {})
     assert load_swiftkv("rewired").config.num_key_value_layers == 3
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_our_model_of_their_configuration_has_their_tensors(name, tmp_path):
+    published = CHECKPOINTS[name]
+    (tmp_path / "config.json").write_text(json.dumps(published.config))
+    config = AutoConfig.from_pretrained(tmp_path)
+    layers = published.config["num_hidden_layers"]
+    assert SwiftKVSpec.from_config(config) == SwiftKVSpec(layers, layers // 2)
+    with torch.device("meta"):
+        ours = {name: tuple(t.shape) for name, t in AutoModelForCausalLM.from_config(config).state_dict().items()}
+    assert ours == {
+        name: tuple(t.shape)
+        for name, t in tensors(published.config, published.dtype).items()
+        if not name.endswith("_scale")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "teacher_qkv", "group"), [*((name, True, 1) for name in CHECKPOINTS), ("8B", True, 2), ("8B", False, 2)]
+)
+def test_tiny_weights_of_that_form_load_and_come_back_bit_for_bit(name, teacher_qkv, group, tmp_path, tokens):
+    published = CHECKPOINTS[name]
+    config = published.config | TINY | {"key_value_group_size": group}
+    weights = random_like(tensors(config, published.dtype, teacher_qkv))
+    folder = write(tmp_path / "published", config, weights, files=3)
+    model = load_swiftkv(folder, published.dtype)
+    with torch.no_grad():
+        assert model(tokens).logits.isfinite().all()
+    save_swiftkv(model, tmp_path / "ours")
+    saved, ours = load_file(tmp_path / "ours" / "model.safetensors"), read_json(tmp_path / "ours" / "config.json")
+    assert saved.keys() == weights.keys()
+    for tensor, weight in weights.items():
+        # We keep scales in float32, the same numbers.
+        assert saved[tensor].dtype == weight.dtype or tensor.endswith("_scale")
+        assert torch.equal(saved[tensor].float(), weight.float()), tensor
+    same = ("architectures", "model_type", "swiftkv", "num_key_value_layers", "key_value_group_size")
+    assert {key: ours[key] for key in same} == {key: config[key] for key in same}
+    assert not [key for key in ours if key.startswith("swiftkv_")]

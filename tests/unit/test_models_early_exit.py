@@ -1,14 +1,12 @@
 """The early exit head: in checkpoints, and in decoding that skips layers and leaves a whole cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.conftest import tiny_teacher
 from transformers.cache_utils import DynamicCache
 
 from swiftkv.errors import UserError
-from swiftkv.models import load_sharing, load_swiftkv, rewire, save_swiftkv
+from swiftkv.models import rewire
 from swiftkv.models.early_exit import decode, early_logits
 from swiftkv.spec import SwiftKVSpec
 
@@ -102,19 +100,6 @@ def test_the_head_starts_as_the_other_one_and_is_its_own():
     assert torch.equal(model.early_exit_head_swiftkv.weight, teacher.lm_head.weight)
     assert model.early_exit_head_swiftkv.weight is not model.lm_head.weight is teacher.lm_head.weight
     assert set(model.swiftkv_parameters()) - set(plain.swiftkv_parameters()) == {HEAD}
-
-
-def test_checkpoints_keep_the_head(tmp_path):
-    model, base = exiting(), tiny_teacher()
-    save_swiftkv(model, tmp_path / "exit", keep_teacher_qkv=False)
-    loaded = load_swiftkv(tmp_path / "exit", torch.float32)
-    assert loaded.spec == model.spec
-    for found in (loaded, load_sharing(tmp_path / "exit", base)):
-        assert torch.equal(found.early_exit_head_swiftkv.weight, model.early_exit_head_swiftkv.weight)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != HEAD}
-    save_swiftkv(model, tmp_path / "lost", state_dict=tensors)
-    with pytest.raises(UserError, match=f"no tensor {HEAD}"):
-        load_swiftkv(tmp_path / "lost")
 
 
 def test_a_model_without_the_head_cannot_exit():

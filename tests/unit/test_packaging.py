@@ -7,13 +7,12 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from pathlib import Path
 
 import pytest
+from tests.programs import ROOT
 
 from swiftkv.serve import TESTED
 
-ROOT = Path(__file__).parents[2]
 METHOD, PIPELINE = ROOT / "src/swiftkv", ROOT / "workflow/pipeline"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TRAINING = ("distill/", "chats.py", "section.py")  # of the method, what the plugin does not need
@@ -62,15 +61,6 @@ def test_the_parts_name_what_they_import():
 def test_the_vllm_asked_for_is_no_older_than_the_tested_ones():
     (vllm,) = (text for text in PROJECT["optional-dependencies"]["serve"] if text.startswith("vllm"))
     assert vllm == f"vllm>={TESTED[0]}"
-
-
-def test_the_method_knows_nothing_of_the_pipeline():
-    for file in METHOD.rglob("*.py"):
-        assert not [name for name in imported(file) if name and name.split(".")[0] == "pipeline"], file
-    training = {f"swiftkv.{place.strip('/').removesuffix('.py')}" for place in TRAINING}
-    for file in files_of("base"):
-        names = [".".join(name.split(".")[:2]) for name in imported(file) if name]
-        assert not training.intersection(names), file
 
 
 @pytest.mark.slow

@@ -1,18 +1,17 @@
-"""Measurement files: their keys, and that they appear whole or not at all."""
-
-from __future__ import annotations
+"""Measurement files, whole or not at all, and the model card that is made of them."""
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline import records
-from pipeline.records import describe_spec, measurement
-from swiftkv.architectures import key_value_heads
+from pipeline.card import write_card
+from pipeline.records import measurement
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
-from swiftkv.spec import SwiftKVSpec
 
 SOURCE = {"name": "m", "title": "M", "kind": "local", "id": "x", "revision": None, "resolved": "y", "path": "/place"}
 
@@ -28,15 +27,6 @@ def test_a_measurement_has_the_same_keys_whatever_was_measured():
     assert record["provenance"]["wall_seconds"] == 2.0
     assert "data" in measurement("score", model={}, variant="v", settings={}, result={}, seconds=0, data={})
     json.dumps(record, allow_nan=False)
-
-
-def test_spec_with_its_exact_reductions():
-    assert describe_spec(None, 4) is None
-    described = describe_spec(SwiftKVSpec(32, 16, 4), 8)
-    assert described["num_key_value_heads"] is None
-    assert (described["prefill_reduction"], described["kv_cache_reduction"]) == (0.5, 0.375)
-    assert key_value_heads({"num_key_value_heads": 2, "num_attention_heads": 8}) == 2
-    assert key_value_heads({"num_key_value_heads": None, "num_attention_heads": 8}) == 8
 
 
 def test_others_may_read_what_was_written(tmp_path):
@@ -90,3 +80,22 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
             scratch.mkdir()
             (scratch / name).touch()
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
+
+
+REFERENCE = Path(__file__).parents[2] / "resources/reference/local"
+VARIANT = "smollm2-135m/swiftkv-50-across4"
+
+
+def test_metadata_and_numbers(tmp_path):
+    source = json.loads((REFERENCE / "models/smollm2-135m/source.json").read_text())
+    (tmp_path / "source.json").write_text(json.dumps(source | {"kind": "hub", "id": "org/base"}))
+    fidelity = REFERENCE / f"fidelity/{VARIANT}/auto.json"
+    write_card(tmp_path / "source.json", REFERENCE / f"training/{VARIANT}.json", fidelity, tmp_path / "card.md")
+    _, head, text = (tmp_path / "card.md").read_text().split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    assert (metadata["base_model"], metadata["library_name"]) == ("org/base", "transformers")
+    kl = json.loads(fidelity.read_text())["result"]["kl"]["value"]
+    row = next(line for line in text.splitlines() if line.startswith("| KL"))
+    low, high = (float(word.strip("[],|")) for word in row.split()[-3:-1])
+    assert f"{kl:.4g}" in row and low < kl < high
+    assert "layers 14 to 29" in text.replace("\n", " ") and "4 neighboring ones share" in text

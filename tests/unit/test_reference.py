@@ -1,15 +1,20 @@
 """A run beside the shipped one: honest differences pass, and a wrong number, a lost gain and a missing record are found."""
 
+import csv
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from tests.programs import run as start
 from tests.unit.artifact_helpers import ROOT, SMOL, scale, typed
 
 from pipeline.artifacts.records import Record
+from pipeline.artifacts.report import read_artifacts, result
 from pipeline.run.compare import EXACT, compare, folder, inputs, leaves, records, report, tolerance, verdicts
-from pipeline.run.reference_run import keep, redraw
+from pipeline.run.jobs import read_config, read_profile
+from pipeline.run.reference_run import BEGIN, END, FIGURE, PAGE, REDRAWN, TABLE, keep, page_part, redraw
 from pipeline.statistics import mean_and_stderr
 from swiftkv.errors import UserError
 from swiftkv.io import read_json, write_json
@@ -53,7 +58,6 @@ def put(content, path, value):
 
 
 def answer(run, changed):
-    """Change the answers to some questions of a score."""
     result = run[SCORE]["result"]
     for place in changed:
         result["questions"]["values"][place] = 1 - result["questions"]["values"][place]
@@ -205,3 +209,48 @@ def test_a_finished_run_is_kept_and_its_claims_are_judged_by_its_own_tables(tmp_
     write_json(results / SIMILARITY, read_json(SHIPPED / SIMILARITY) | {"reason": f"{tmp_path}/results is gone"})
     with pytest.raises(UserError, match="names a folder of this machine"):
         keep(config, place)
+
+
+def command(*words, cwd):
+    return start(sys.executable, "-m", "pipeline", *words, "--profile", "local", cwd=cwd)
+
+
+def test_a_reference_run_is_drawn_from_and_compared_with(tmp_path):
+    place, results = tmp_path / "shipped/local", tmp_path / "results/local"
+    for folder_of in (place, results):
+        (folder_of / "similarity").mkdir(parents=True)
+        shutil.copy(SHIPPED / SIMILARITY, folder_of / SIMILARITY)
+    targets = ("results/local/figures/figure2_left.csv", "table2")
+    drawn = command("redraw", "--reference", place, *targets, cwd=tmp_path)
+    file = "results/reference/local/figures/figure2_left.csv"
+    lacking = "results/reference/local/tables/table2.csv is not drawn: the run has no scores/"
+    assert drawn.stdout.startswith(f"{file}\n{lacking}") and drawn.stderr == "error: 1 artifacts could not be drawn\n"
+    scores = read_json(SHIPPED / SIMILARITY)["result"]["simscore"]
+    with (tmp_path / file).open(newline="") as lines:
+        assert [float(row["value"]) for row in csv.DictReader(lines)] == scores
+
+    assert command("compare", "--reference", place, cwd=tmp_path).returncode == 0
+    planted = read_json(SHIPPED / SIMILARITY)
+    planted["result"]["simscore"][0] += 0.2
+    write_json(results / SIMILARITY, planted)
+    wrong = command("compare", "--reference", place, cwd=tmp_path)
+    assert wrong.returncode == 1 and "simscore[0] is " in wrong.stdout and "Traceback" not in wrong.stderr
+
+
+def test_the_page_shows_what_the_shipped_records_give(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = read_config(ROOT, read_profile("local", ROOT))
+    assert [why for _, why in redraw(config, folder(ROOT, config), (FIGURE, TABLE))] == [None, None]
+    made = {artifact.name: artifact for artifact in read_artifacts(REDRAWN / "local")}
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    assert text.partition(BEGIN)[2].partition(END)[0] == page_part(made[FIGURE], made[TABLE])
+
+
+def test_the_demo_ends_with_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = read_config(ROOT, read_profile("local", ROOT))
+    assert [why for _, why in redraw(config, folder(ROOT, config), ["demo"]) if why] == []
+    closeness = read_json(SHIPPED / FIDELITY.replace("swiftkv-50", "swiftkv-33-tuned-quarter"))
+    numbers = closeness["spec"]["num_key_value_layers"], closeness["result"]["kl"]["value"]
+    said = result(read_artifacts(REDRAWN / "local"))
+    assert f" {numbers[0]} of " in said and f" {numbers[1]:.3f} " in said

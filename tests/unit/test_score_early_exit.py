@@ -1,7 +1,5 @@
 """Early exit measured: agreement by confidence against its definition, the record, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

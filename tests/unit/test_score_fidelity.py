@@ -1,6 +1,4 @@
-"""KL to the teacher, top-1 agreement and perplexity."""
-
-from __future__ import annotations
+"""KL to the teacher, top-1 agreement and perplexity, also of a checkpoint that others trained."""
 
 import json
 import math
@@ -11,35 +9,17 @@ import torch
 from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
 
 from pipeline.config.settings import Fidelity
-from pipeline.score import fidelity
 from pipeline.score.fidelity import compare, measure_fidelity
+from pipeline.sources.published import fetch_checkpoint
 from pipeline.statistics import ratio
 from swiftkv.chats import choose_chats, tokenize_chat
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 from swiftkv.models import load_base, load_swiftkv, rewire, save_base, save_swiftkv
 from swiftkv.quantize.kv_cache import new_cache
 
 DRAW = Fidelity(documents=5, max_length=40, seed=0)
 WHOLE = Fidelity(documents=5, max_length=400, seed=0)
-
-
-def test_compare_equals_the_definition(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    head = torch.nn.Linear(8, 11, bias=False)
-    teacher, student = torch.randn(2, 7, 8, generator=generator)
-    document = [1, 2, 3, 4, 5, 6, 7]
-    p, q = ((head.double()(states.double())[:-1]).softmax(dim=-1) for states in (teacher, student))
-    target = torch.tensor(document[1:])
-    expected = (
-        (p * (p / q).log()).sum().item(),
-        (p.argmax(-1) == q.argmax(-1)).sum().item(),
-        -q[range(6), target].log().sum().item(),
-    )
-    for positions in (128, 4):
-        monkeypatch.setattr(fidelity, "POSITIONS", positions)
-        close, same = compare(teacher, [(student, head.float()), (teacher, head)], head.float(), document)
-        assert close.sum(0).tolist() == pytest.approx(expected, rel=1e-5)
-        assert same[:, :2].tolist() == [[0.0, 1.0]] * 6  # exactly
 
 
 def test_a_small_kl_over_a_large_vocabulary_is_exact():
@@ -72,8 +52,9 @@ def kl(teacher, student, ids, begin=0):
 
 
 @pytest.fixture
-def place(tmp_path, tiny_teacher):
-    """source.json, chats, and a checkpoint with the start values."""
+def place(tmp_path, tiny_teacher, monkeypatch):
+    """source.json, chats, and a checkpoint with the start values; positions are compared in several parts."""
+    monkeypatch.setattr("pipeline.score.fidelity.POSITIONS", 7)
     source = write_source(tiny_teacher(**SHAPE), tmp_path)
     teacher = load_base(tmp_path / "checkpoint")
     save_swiftkv(rewire(teacher, SPEC), tmp_path / "swiftkv", tokenizer=byte_tokenizer())
@@ -96,7 +77,6 @@ def test_baseline_is_its_own_teacher(place):
 
 
 def drawn(chats, draw):
-    """Token ids of each chat drawn."""
     for chat in choose_chats(chats, draw.documents, draw.seed):
         yield tokenize_chat(byte_tokenizer(), chat["messages"], draw.max_length)
 
@@ -128,6 +108,9 @@ def test_kl_of_last_answers_is_that_of_their_tokens(place):
     models = load_base(source.parent / "checkpoint"), load_swiftkv(checkpoint)
     totals, counts = zip(*(kl(*models, ids, prompt - 1) for ids, prompt in answers(chats)), strict=True)
     assert result["answer_kl"]["value"] == pytest.approx(sum(totals) / sum(counts), rel=1e-4)
+    best = [[likely(model, ids).argmax(-1) for model in models] for ids, _ in answers(chats)]
+    agreed = torch.cat([teacher == student for teacher, student in best]).double()
+    assert 0.1 < agreed.mean() < 0.9 and result["top1_agreement"]["value"] == pytest.approx(agreed.mean().item())
 
 
 @pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
@@ -180,10 +163,55 @@ def test_too_few_gpus_are_one_sentence(place, full_gpus):
         measure_fidelity(source, None, "baseline", None, "fp8", chats, DRAW, output)
 
 
-def test_missing_checkpoint_is_one_sentence(place, tmp_path):
-    source, chats, _, output = place
-    with pytest.raises(UserError, match="nowhere"):
-        measure_fidelity(source, tmp_path / "nowhere", "v", SPEC, "auto", chats, DRAW, output)
-    with pytest.raises(UserError, match="of another spec"):
-        measure_fidelity(source, place[2], "v", replace(SPEC, num_key_value_layers=2), "auto", chats, DRAW, output)
-    assert not output.exists()
+@pytest.fixture
+def source(tmp_path, tiny_teacher):
+    return write_source(tiny_teacher(**SHAPE), tmp_path / "model")
+
+
+@pytest.fixture
+def released(tmp_path, tiny_swiftkv):
+    """A checkpoint as someone else would publish it."""
+    folder = tmp_path / "released"
+    save_swiftkv(
+        tiny_swiftkv(num_key_value_layers=3, key_value_group_size=2, **SHAPE), folder, tokenizer=byte_tokenizer()
+    )
+    return folder
+
+
+def fetch(released, source, folder, **changes):
+    return fetch_checkpoint(source, "published", {"local": str(released)}, replace(SPEC, **changes), folder)
+
+
+def test_it_is_measured_as_what_it_is(source, released, tmp_path):
+    identity = fetch(released, source, tmp_path / "checkpoint")
+    assert identity["kind"] == "local" and identity["id"] == str(released) and "sha256" in identity["resolved"]
+    draw = Fidelity(documents=6, max_length=64, seed=0)
+    record = measure_fidelity(
+        source, tmp_path / "checkpoint", "published", SPEC, "auto", write_chats(tmp_path / "chats"), draw,
+        tmp_path / "fidelity.json",
+    )  # fmt: skip
+    assert record["weights"] == "published" and record["checkpoint"] == identity
+    own = measure_fidelity(source, released, "own", SPEC, "auto", tmp_path / "chats", draw, tmp_path / "own.json")
+    assert own["weights"] == "trained" and "checkpoint" not in own
+    assert own["result"] == record["result"] and record["result"]["kl"]["value"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_key_value_layers": 4}, "its num_key_value_layers is 3, but 4 is needed"),
+        ({"num_key_value_heads": 2}, "its swiftkv_num_key_value_heads is None, but 2 is needed"),
+    ],
+)
+def test_another_variant_is_refused(source, released, tmp_path, changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        fetch(released, source, tmp_path / "checkpoint", **changes)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(("field", "value"), [("hidden_size", 128), ("model_type", "qwen2_swiftkv")])
+def test_another_model_is_refused(source, released, tmp_path, field, value):
+    config = read_json(released / "config.json")
+    (released / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(UserError, match=f"cannot be variant 'published' of model 'tiny': its {field} is"):
+        fetch(released, source, tmp_path / "checkpoint")

@@ -1,7 +1,5 @@
 """A score that is killed and started again is the score of an undisturbed job, and computes only what was lost."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json
@@ -9,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from score_helpers import SHAPE, byte_tokenizer, write_source
-from score_tasks import PANEL, TASKS, TRUTHFULQA
+from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer, write_source
 from transformers import LlamaForCausalLM
 
 from pipeline.records import KeptAnswers

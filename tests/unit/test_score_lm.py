@@ -1,7 +1,5 @@
 """The lm-eval model: shared prompt tokens change nothing but the time."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -9,10 +7,9 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from score_helpers import SHAPE, byte_tokenizer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pipeline.score import lm as module
-from pipeline.score.lm import CachedLM, grouped_attention
+from pipeline.score.lm import CachedLM
 from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.quantize.kv_cache import new_cache
@@ -49,6 +46,7 @@ def requests(kind: str, arguments: list) -> list[Instance]:
 @pytest.mark.parametrize("nodes", [1, 40])
 def test_loglikelihoods_equal_separate_rows(model, kv_cache, nodes, monkeypatch):
     monkeypatch.setitem(module.NODES, "cpu", nodes)
+    monkeypatch.setattr(module, "SCORES", nodes)  # attention in pieces of all sizes
     lm = CachedLM(model, byte_tokenizer(), kv_cache)
     answers = lm.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     for (context, continuation), (value, greedy) in zip(PAIRS, answers, strict=True):
@@ -61,12 +59,6 @@ def test_loglikelihoods_equal_separate_rows(model, kv_cache, nodes, monkeypatch)
         expected = log_probabilities.gather(1, torch.tensor(continuation)[:, None]).sum().item()
         assert value == pytest.approx(expected, rel=1e-5)
         assert greedy == (log_probabilities.argmax(dim=-1).tolist() == continuation)
-
-
-def test_a_template_that_writes_the_day_writes_a_fixed_one(tiny_teacher):
-    lm = CachedLM(tiny_teacher(**SHAPE), byte_tokenizer())
-    lm.tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}"
-    assert lm.apply_chat_template([{"role": "user", "content": "Hello"}]) == "26 Jul 2024 Hello"
 
 
 def test_loglikelihoods_of_a_bfloat16_model_are_not_rounded(tiny_teacher):
@@ -129,19 +121,3 @@ def test_generation_uses_the_fp8_cache(model):
         cache = new_cache("fp8", model.config)
         generated = model.generate(row, past_key_values=cache, max_new_tokens=8, do_sample=False)[0, row.shape[1] :]
         assert answer == tokenizer.decode(generated, skip_special_tokens=True)
-
-
-@pytest.mark.parametrize(("queries", "size"), [(9, 16), (1, 12)])
-def test_grouped_attention_equals_sdpa(queries, size, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(1, 6, queries, 16, generator=generator)
-    key, value = torch.randn(2, 1, 2, 11, 16, generator=generator)
-    value, attention = value[..., :size], torch.nn.Module()
-    attention.num_key_value_groups = 3
-    mask = torch.rand(1, 1, queries, 11, generator=generator) > 0.4
-    mask[..., 0] = True
-    expected, _ = sdpa_attention_forward(attention, query, key, value, mask, scaling=0.3)
-    for pieces in (2**19, 1):
-        monkeypatch.setattr(module, "SCORES", pieces)
-        output, _ = grouped_attention(attention, query, key, value, mask, scaling=0.3)
-        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)

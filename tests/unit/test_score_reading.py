@@ -1,7 +1,5 @@
 """What a prompt still gives: bits of answers with and without its text."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -24,7 +22,6 @@ SETTINGS = Prompts(items=5, among=2, induction=[40], retrieval=[60], synthetic=2
 
 @pytest.fixture
 def questions(tmp_path):
-    """Six questions about passages."""
     chats = [
         {
             "messages": [
@@ -134,7 +131,6 @@ def test_a_family_goes_on_where_it_was_killed_and_a_variant_has_the_same_items(
 
 
 def numbers(variant, bits, sha256="same"):
-    """A record with some bits of answers."""
     model, result = {"name": "tiny", "title": "Tiny"}, reading_result(6, 4, bits, sha256)
     return Record("reading", model, variant, result=result, provenance={"hardware": {"cores": 2}})
 

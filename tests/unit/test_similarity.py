@@ -1,7 +1,5 @@
 """Similarity of layer inputs (Eq. 1)."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

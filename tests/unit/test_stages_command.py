@@ -13,71 +13,33 @@ from pipeline.stages import STAGES
 from pipeline.stages.command import call, take_machine
 from swiftkv.distill.recipe import Recipe
 from swiftkv.errors import UserError
-from swiftkv.spec import SwiftKVSpec
 
 
-def everything(
-    size: int,
-    folder: Path,
-    kind: Literal["a", "b"],
-    entry: dict[str, Any] | None,
-    sources: list[dict[str, Any]],
-    spec: SwiftKVSpec | None,
-    files: list[Path],
-    flag: bool = False,
-    missing: Path | None = Path("default"),
-    minutes: float | None = None,
-    pair: tuple[int, int] = (1, 1),
-) -> dict[str, Any]:
-    """Take one of each.
-
-    Args:
-        size: a number that
-            needs two lines.
-        folder: a folder.
-    """
-    return locals()
-
-
-WORDS = {
-    "--size": ["3"], "--folder": ["x y"], "--kind": ["b"], "--entry": ['{"a": [1]}'], "--sources": ['[{"b": null}]'],
-    "--spec": ['{"num_hidden_layers": 6, "num_key_value_layers": 3}'], "--files": ["1", "2"],
-}  # fmt: skip
-
-
-def called(**changes):
-    """What `everything` gets; a change of None leaves an option out."""
-    words = WORDS | {f"--{name}": values for name, values in changes.items()}
-    words = [word for name, values in words.items() if values is not None for word in (name, *values)]
-    return call(everything, words, "program")
+def drawn(size: int, kind: Literal["a", "b"], entry: dict[str, Any] | None = None, place: Path | None = None) -> tuple:
+    """Take one of each."""
+    return size, kind, entry, place
 
 
 def test_options_are_what_the_signature_says():
-    assert called() == {
-        "size": 3, "folder": Path("x y"), "kind": "b", "entry": {"a": [1]}, "sources": [{"b": None}],
-        "spec": SwiftKVSpec(6, 3), "files": [Path("1"), Path("2")], "flag": False, "missing": Path("default"),
-        "minutes": None, "pair": (1, 1),
-    }  # fmt: skip
-    given = called(entry=["null"], spec=["null"], flag=["True"], missing=[], minutes=["1.5"], pair=["2", "3"], files=[])
-    assert [given[name] for name in ("entry", "spec", "flag", "missing", "minutes", "pair", "files")] == [
-        None, None, True, None, 1.5, (2, 3), [],
-    ]  # fmt: skip
+    words = ["--size", "3", "--kind", "b", "--entry", '{"a": [1]}', "--place", "x y"]
+    assert call(drawn, words, "program") == (3, "b", {"a": [1]}, Path("x y"))
+    assert call(drawn, [*words, "--entry", "null", "--place"], "program") == (3, "b", None, None)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("words", "sentence"),
     [
-        ({"size": None}, "--size"),
-        ({"size": ["x"]}, "invalid"),
-        ({"kind": ["c"]}, "'c'"),
-        ({"entry": ["{"]}, "--entry"),
-        ({"missing": ["a", "b"]}, "one value at most"),
-        ({"unknown": ["1"]}, "--unknown"),
+        ("--kind a", "--size"),
+        ("--kind a --size x", "invalid"),
+        ("--kind c --size 1", "'c'"),
+        ("--kind a --size 1 --entry {", "--entry"),
+        ("--kind a --size 1 --place a b", "one value at most"),
+        ("--kind a --size 1 --unknown 1", "--unknown"),
     ],
 )
-def test_a_wrong_option_is_named(capsys, changes, sentence):
+def test_a_wrong_option_is_named(capsys, words, sentence):
     with pytest.raises(SystemExit) as end:
-        called(**changes)
+        call(drawn, words.split(), "program")
     assert end.value.code == 2
     assert sentence in capsys.readouterr().err
 

@@ -1,7 +1,5 @@
 """Fitted start values: exact moments, the regressions, and how AcrossKV groups combine them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors import safe_open
@@ -10,7 +8,7 @@ from tests.unit.distill_helpers import RECIPE, command, log, make_inputs, run, s
 
 from swiftkv.distill import attention
 from swiftkv.distill import teacher as distill_teacher
-from swiftkv.distill.fit import fitted_values, shared_keys, shared_values, turn_queries
+from swiftkv.distill.fit import fitted_values, shared_keys, turn_queries
 from swiftkv.distill.moments import (
     FINAL,
     Moments,
@@ -76,7 +74,6 @@ def project(attention, states: torch.Tensor, suffix: str = "") -> torch.Tensor:
 
 
 def teacher_key_value(teacher, hidden, layer: int) -> torch.Tensor:
-    """As `project`, of a layer's own input."""
     block = teacher.model.layers[layer]
     return project(block.self_attn, block.input_layernorm(hidden[layer]))
 
@@ -239,20 +236,6 @@ def scores(query, key, inputs, shared):
 
     key = turn(key, torch.arange(7.0)).repeat_interleave(query.shape[1] // shared, dim=1)
     return torch.einsum("qhd,khd->hqk", turn(query, torch.full((9,), 11.0)), key)
-
-
-def test_shared_values_minimise_the_error_of_the_outputs():
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(3, 2 * 4, 5, dtype=torch.float64, generator=generator)
-    outputs = torch.randn(3, 6, 4 * 4, dtype=torch.float64, generator=generator)
-    found = shared_values(values, outputs, 4).requires_grad_()
-    error = 0
-    for layer in range(3):
-        difference = (found - values[layer]).unflatten(0, (2, 4)).repeat_interleave(2, dim=0)
-        per_head = outputs[layer].unflatten(1, (4, 4))
-        error = error + torch.einsum("dhx,hxf->hdf", per_head, difference).square().sum()
-    error.backward()
-    assert found.grad.abs().max() < 1e-8 * error
 
 
 def test_groups_start_closer_than_copied_ones(tmp_path):

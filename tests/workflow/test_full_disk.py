@@ -5,14 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.programs import ROOT
 from tests.unit.distill_helpers import GOLDEN, STAGE, command, environment, log, make_inputs
 
 from swiftkv.errors import command_line
 
-ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 
 import pytest
+import yaml
 from tests.programs import ROOT, SNAKEMAKE, run, snakemake
 
 from pipeline.run.jobs import dry_run
@@ -88,28 +89,7 @@ def test_the_demo_is_a_part_of_the_local_run():
     assert len(demo) < len(everything) / 5
 
 
-def test_the_405b_model_is_trained_on_four_nodes():
-    jobs = plan("--profile", "profiles/slurm", "results/tables/tableB3.tex")
-    assert Counter(rule for rule, _, _ in jobs) == {
-        "resolve_model": 1, "heldout": 1, "corpus": 1, "pack": 1, "distill": 1, "fetch_questions": 7, "score": 14,
-        "fidelity": 2, "table": 1,
-    }  # fmt: skip
-    gpus = {rule: (resources["gpu"], resources["nodes"]) for rule, _, resources in jobs if "gpu" in resources}
-    assert gpus == {"distill": (32, 4), "score": (8, 1), "fidelity": (8, 1)}
-
-
 SERVING = "results/serving/{}/{}/{}/auto.json"
-
-
-@pytest.mark.parametrize(
-    ("point", "model", "gpus"),
-    [("forward", "llama-3.1-8b", 1), ("interactive-2k", "llama-3.1-70b", 4), ("kv-capacity", "llama-3.1-405b", 8)],
-)
-def test_serving_asks_for_the_gpus_of_its_model_and_trains_nothing(point, model, gpus):
-    jobs = plan("--profile", "profiles/slurm", SERVING.format(point, model, "merge-all-layers"))
-    assert {name for name, _, _ in jobs} <= {"resolve_model", "dummy_checkpoint", "measure"}
-    (resources,) = (resources for name, _, resources in jobs if name == "measure")
-    assert (resources["gpu"], resources["nodes"], resources["slurm_partition"]) == (gpus, 1, "h100")
 
 
 def test_a_point_has_its_node_to_itself_because_of_what_it_measures(tmp_path):
@@ -185,6 +165,10 @@ def test_several_nodes_need_a_cluster():
         ("models: {llama-3.1-8b: {num_key_value_layers: {'50': 40}}}\n", "num_key_value_layers.50"),
         ("variants: {swiftkv-50-across2: {acrosskv: 99}}\n", "group_size is 99"),
         ("sets: {artifacts: {score: [table1]}}\n", "a rule or an artifact is called 'score' already"),
+        (
+            "data: {ultrachat: {sources: [{name: a, local: mine, chats: messages}]}}\n",
+            "config, at data.ultrachat.sources.0: 'mine' does not exist; check `local`",
+        ),
     ],
 )
 def test_a_mistake_stops_with_one_sentence(tmp_path, override, sentence):
@@ -227,3 +211,12 @@ def test_every_rule_has_docstring_log_and_benchmark():
             name = block.split(":", 1)[0]
             assert re.match(r'rule \w+:\n    """', block), f"{name} in {file.name} has no docstring"
             assert "\n    log:\n" in block and "\n    benchmark:\n" in block, f"{name} in {file.name}"
+
+
+def test_snakemake_s_workflow_catalog_runs_the_same_workflow():
+    usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    words = [*usage["mandatory-flags"]["flags"].split(), "--forceall", "results/local/figures/figure2_left.png"]
+    with contextlib.chdir(ROOT):
+        both = [dry_run("--snakefile", file, *words) for file in ("Snakefile", "workflow/Snakefile")]
+    plans = [{job.outputs: job for job in jobs} for jobs in both]  # Snakemake orders jobs as it likes
+    assert plans[0] == plans[1] and {job.rule for job in both[0]} >= {"similarity", "figure"}

@@ -1,9 +1,10 @@
-"""Where jobs find their Python: one line of a profile chooses. Stand-ins for apptainer, conda and srun note what they get."""
+"""Where jobs find their Python: one line of a profile chooses. Only jobs that say so ask the hub."""
 
 import os
 import shlex
 import shutil
 import socket
+import subprocess
 
 import pytest
 from tests.programs import ROOT, SNAKEMAKE, run, write_program
@@ -120,3 +121,30 @@ def test_an_environment_that_is_not_there_is_one_sentence_before_any_job(project
     notes, said = start(project, "smoke", f"software-deployment-method: {method}", "--", HELDOUT)
     assert sentence in said and "Traceback" not in said
     assert notes == []
+
+
+def job(command, **variables):
+    """What a job prints whose rule's shell is `command`."""
+    clean = {name: os.environ[name] for name in ("PATH", "HOME")} | {"HF_HUB_OFFLINE": "0"}
+    script = f'. "{ROOT}/workflow/environment.sh"; {command}'
+    run = subprocess.run(["bash", "-c", script], env=clean | variables, capture_output=True, text=True)
+    return run.stdout, run.stderr
+
+
+def test_a_job_is_offline_unless_it_says_otherwise():
+    show = "bash -c 'echo \"$HF_HUB_OFFLINE $HF_HOME\"'"
+    assert job(show)[0] == "1 \n"
+    assert job(f"online {show}", XDG_CACHE_HOME="/c a")[0] == "0 /c a/huggingface\n"
+    assert job(f"online {show}", HF_HUB_OFFLINE="1", HF_HOME="/h")[0] == "1 /h\n"
+
+
+def test_caches_of_a_job_with_gpus_are_its_own_and_go_with_it(tmp_path):
+    show = 'echo "$XDG_CACHE_HOME $HF_HOME $VLLM_CACHE_ROOT $TRITON_CACHE_DIR $TORCHINDUCTOR_CACHE_DIR"; ls -d "$XDG_CACHE_HOME"'
+    places = {"LOCAL_CACHE": str(tmp_path), "HF_HOME": "/shared"}
+    printed, said = job(f"{show}; online bash -c 'echo $HF_HOME'", CUDA_VISIBLE_DEVICES="0", **places)
+    caches, folder, shared = printed.splitlines()
+    assert all(cache.startswith(f"{tmp_path}/swiftkv-") for cache in caches.split()) and len(set(caches.split())) == 5
+    assert folder == caches.split()[0] and shared == "/shared" and not said
+    assert not list(tmp_path.iterdir())
+    printed, said = job('echo "$HF_HOME"', CUDA_VISIBLE_DEVICES="0", LOCAL_CACHE="/no/such", HF_HOME="/shared")
+    assert printed == "/shared\n" and "warning: gpu_jobs.local_cache" in said
