@@ -40,7 +40,7 @@ NUMBERS = ("at", "value", "stderr", "low", "high", "n")
 WORDS = [column for column in COLUMNS if column not in NUMBERS]
 FEW = 300  # questions below which an accuracy has its Wilson interval
 P99_REQUESTS = 200  # fewer have no 99th percentile of their own: it would be their slowest one or two
-QUESTION = 400  # characters of one that are printed
+QUESTION = 1500  # characters of one that are printed
 BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 
