@@ -116,7 +116,9 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         names = ("--job-name", "--output", "--comment", "--export=ALL", JOB_NAME, os.devnull)
         shown = shlex.join(["sbatch", "--test-only", *(word for word in words if word not in names), "--wrap", "true"])
         sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{shown}`"
-        _, rules = problems.setdefault(f"{message} {mend}" if value else sentence, (sentence, []))
+        # Time limits follow estimates, so jobs of one rule differ in them and in nothing else.
+        problem = f"{message} {mend}" if value else re.sub(r" -t \d+", "", sentence)
+        _, rules = problems.setdefault(problem, (sentence, []))
         rules.extend(job.rule for job in alike)
     for sentence, rules in problems.values():
         passing = any(text in sentence for text in PASSING)
