@@ -26,7 +26,8 @@ from pipeline.statistics import ratio_of_turns
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json
 
-FIGURE, TABLE = ("blog_figure1", "figure1"), ("speed_and_quality", "demo_quality", "table1")  # shown first, where made
+# Shown first, where made
+FIGURE, TABLE = ("blog_figure1", "demo_wiring", "figure1"), ("speed_and_quality", "demo_answer", "table1")
 DEMO = ("demo_quality", "demo_answer")
 WIDTH = 700  # pixels of the widest picture
 _TEMPLATES = jinja2.Environment(
