@@ -1,15 +1,12 @@
-"""`make check-gpu`: each judgement passes, and fails with the fault that it is there to see; `make bench` at tiny sizes."""
+"""`make check-gpu`: each judgement passes, and fails with the fault that it is there to see."""
 
 import json
-import subprocess
-import sys
 
 import check_gpu
 import gpu_checks
 import pytest
 import torch
 from gpu_models import GPU, TINY, half, make_recipe, make_rows, random_model
-from tests.programs import ROOT
 
 from swiftkv.cost import Dimensions, speedup_limits
 from swiftkv.distill import attention
@@ -94,17 +91,3 @@ def test_choosing_checks():
 def test_without_a_gpu(tmp_path):
     with pytest.raises(SystemExit, match="no GPU"):
         check_gpu.main(["--output", str(tmp_path)])
-
-
-@pytest.mark.thorough
-def test_serving_in_pairs_of_engines(tmp_path):
-    words = ["--profile", "smoke", "--points", "batch-2k", "decode", "--layers", "4", "--threads", "1", "--pairs", "1"]
-    command = [sys.executable, "performance/bench.py", "--output", tmp_path / "serving.json", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads((tmp_path / "serving.json").read_text())
-    rows = {(row["point"], row["batch"]): row for row in result["rows"]}
-    assert rows.keys() == {("batch-2k", None), ("decode", 1), ("decode", 2)}
-    assert all(len(row["speedups"]) == 1 and row["speedup"] > 0 for row in rows.values())
-    assert rows["batch-2k", None]["limit"] > 1 and rows["decode", 1]["limit"] is None
-    assert result["engine"]["fast_prefill"] is True

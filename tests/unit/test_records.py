@@ -1,14 +1,11 @@
-"""Measurement files, whole or not at all, and the model card that is made of them."""
+"""Measurement files, whole or not at all."""
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
-import yaml
 
 from pipeline import records
-from pipeline.card import write_card
 from pipeline.records import measurement
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
@@ -80,22 +77,3 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
             scratch.mkdir()
             (scratch / name).touch()
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]
-
-
-REFERENCE = Path(__file__).parents[2] / "resources/reference/local"
-VARIANT = "smollm2-135m/swiftkv-50-across4"
-
-
-def test_metadata_and_numbers(tmp_path):
-    source = json.loads((REFERENCE / "models/smollm2-135m/source.json").read_text())
-    (tmp_path / "source.json").write_text(json.dumps(source | {"kind": "hub", "id": "org/base"}))
-    fidelity = REFERENCE / f"fidelity/{VARIANT}/auto.json"
-    write_card(tmp_path / "source.json", REFERENCE / f"training/{VARIANT}.json", fidelity, tmp_path / "card.md")
-    _, head, text = (tmp_path / "card.md").read_text().split("---\n", 2)
-    metadata = yaml.safe_load(head)
-    assert (metadata["base_model"], metadata["library_name"]) == ("org/base", "transformers")
-    kl = json.loads(fidelity.read_text())["result"]["kl"]["value"]
-    row = next(line for line in text.splitlines() if line.startswith("| KL"))
-    low, high = (float(word.strip("[],|")) for word in row.split()[-3:-1])
-    assert f"{kl:.4g}" in row and low < kl < high
-    assert "layers 14 to 29" in text.replace("\n", " ") and "4 neighboring ones share" in text

@@ -1,19 +1,15 @@
-"""Rules and stages say the same, and a changed setting plans again the rules whose results it changes, and no others."""
+"""Rules and stages say the same."""
 
 import inspect
-import os
 import re
 
 import pytest
-import yaml
 from snakemake.api import SnakemakeApi
-from snakemake.cli import main
-from snakemake.logging import logger
 from snakemake.settings.types import ConfigSettings, OutputSettings, ResourceSettings
 from tests.programs import ROOT
 
 from pipeline.records import code_digest
-from pipeline.stages import STAGES, rule_of, stage_of
+from pipeline.stages import STAGES, stage_of
 
 
 @pytest.fixture(scope="module")
@@ -67,122 +63,6 @@ def test_a_rule_gives_its_stage_all_that_it_must_be_told(rules):
         options = inspect.signature(run.function).parameters.values()
         needed = {option.name for option in options if option.default is option.empty}
         assert needed <= {option.replace("-", "_") for option in re.findall(r"--([\w-]+)", rule.shellcmd)}, name
-
-
-RECIPES = yaml.safe_load((ROOT / "config.yaml").read_text())["recipes"]
-FILES = {".json", ".jsonl", ".csv", ".safetensors", ".tex", ".md", ".html", ".pdf", ".png"}
-SIZES = (ROOT / "resources/architectures/llama-3.2-1b.json").read_text()
-DRAWN = {"table", "figure", "report_page"}
-MODEL = "results/smoke/models/mine/source.json"
-MINE = {
-    "title": "Mine", "source": {"local": "model"}, "num_hidden_layers": 8, "num_key_value_layers": {"50": 4},
-    "zero_stage": 2, "nodes": {"distill": 1}, "gpus": {"distill": 0, "score": 0, "serve": 0},
-}  # fmt: skip
-
-
-def snakemake(folder, *arguments, config=None):
-    """Run Snakemake in this process on the smoke profile; the jobs that it logs, as records."""
-    (folder / "mine.yaml").write_text(yaml.safe_dump({"models": {"mine": MINE}}))
-    (folder / "change.yaml").write_text(yaml.safe_dump(config or {}))
-    files = [ROOT / "profiles/smoke/override.yaml", folder / "mine.yaml", folder / "change.yaml"]
-    words = ["--snakefile", ROOT / "Snakefile", "--directory", folder, "--profile", ROOT / "profiles/smoke"]
-    words += [*arguments, "--configfile", *files, "--", "all", MODEL]
-    jobs = []
-
-    def keep(record):
-        if getattr(record, "rule_name", None) and getattr(record, "output", None):
-            jobs.append(record)
-        return False
-
-    logger.addFilter(keep)
-    try:
-        with pytest.raises(SystemExit) as end:
-            main(list(map(str, words)))
-    finally:
-        logger.removeFilter(keep)
-    assert end.value.code == 0
-    return jobs
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder in which everything seems to have been made with the settings of the profile."""
-    folder = tmp_path_factory.mktemp("finished")
-    (folder / "model").mkdir()
-    for name, text in {
-        "config.json": '{"model_type": "llama", "num_hidden_layers": 8}',
-        "tokenizer.json": "{}",
-    }.items():
-        (folder / "model" / name).write_text(text)
-    (folder / "model/chat_template.jinja").write_text("{{ messages }}")
-    header = b"{}      "
-    (folder / "model/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    for job in snakemake(folder, "--dry-run", "--forceall"):
-        for path in map(folder.joinpath, job.output):
-            if path.suffix in FILES:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(SIZES if path.name == "source.json" else "{}")
-            else:
-                path.mkdir(parents=True)
-    snakemake(folder, "--touch", "--forceall")
-    return folder
-
-
-def planned(folder, config=None):
-    """The rules that a changed configuration plans, without those that draw."""
-    return {rule_of(job.rule_name) for job in snakemake(folder, "--dry-run", config=config)} - DRAWN
-
-
-def recipes(**changes):
-    return {"recipes": {name: changes for name in RECIPES}}
-
-
-def backwards(content):
-    """The same mappings with their keys in reverse order."""
-    if isinstance(content, dict):
-        return {key: backwards(content[key]) for key in reversed(content)}
-    return list(map(backwards, content)) if isinstance(content, list) else content
-
-
-SCORES = {"score", "score_panel", "score_benchmarks"}
-BELOW = {"distill", *SCORES, "fidelity", "evaluate_reading", "evaluate_early_exit", "measure"}  # a recipe
-TRIGGERS = {
-    "a point's length": ({"serving": {"points": {"batch-2k": {"total_tokens": 600}}}}, {"measure"}),
-    "engine": ({"serving": {"engine": {"max_num_seqs": 64}}}, {"measure"}),
-    "quantization": ({"models": {"tiny-random": {"quantization": "fp8"}}}, {"measure"}),
-    "questions": ({"tasks": {"mmlu": {"limit": 3}}}, {"score_benchmarks"}),
-    "chats": ({"fidelity": {"documents": 3}}, {"fidelity"}),
-    "passages": ({"reading": {"among": 1}}, {"evaluate_reading"}),
-    "threshold": ({"early_exit": {"threshold": 0.5}}, {"evaluate_early_exit"}),
-    "learning rate": (recipes(learning_rate=0.01), BELOW),
-    "ZeRO stage": ({"models": {"tiny-random": {"zero_stage": 3}, "tiny-random-moe": {"zero_stage": 3}}}, BELOW),
-    "ridge": (recipes(start_ridge=0.1), BELOW | {"moments", "reading_moments"}),
-    "number format": (recipes(dtype="float32"), BELOW | {"moments", "reading_moments", "teacher_states"}),
-    "length of rows": (recipes(max_length=128), BELOW | {"moments", "reading_moments", "teacher_states", "pack"}),
-    "titles": (
-        {"models": {"tiny-random": {"title": "T"}}, "tasks": {"mmlu": {"title": "T", "chance": 0.2}}},
-        set(),
-    ),
-    "saving": (recipes(checkpoint_minutes=1, checkpoint_every=1, gradient_checkpointing=True), set()),
-    "another recipe": ({"recipes": {"another": RECIPES["tuned"]}}, set()),
-    "time limits": ({"gpu_jobs": {"longest_runtime": 600}}, set()),
-    "start": ({"serving": {"engine": {"start_timeout": 5}}}, set()),
-    "order of keys": (backwards(yaml.safe_load((ROOT / "profiles/smoke/override.yaml").read_text())), set()),
-}
-
-
-@pytest.mark.parametrize("setting", TRIGGERS)
-def test_a_setting_plans_what_it_changes(finished, setting):
-    change, rules = TRIGGERS[setting]
-    assert planned(finished, change) == rules
-
-
-def test_a_weight_file_plans_its_model(finished):
-    weights = finished / "model/model.safetensors"
-    before = weights.stat()
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))  # as a copy that keeps the older file's time
-    assert planned(finished) == {"resolve_model"}
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_another_way_to_draw_draws_anew(workflow):

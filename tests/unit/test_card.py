@@ -1,0 +1,26 @@
+"""The model card, of a checkpoint of the shipped reference run."""
+
+import json
+
+import yaml
+from tests.programs import ROOT
+
+from pipeline.card import write_card
+
+REFERENCE = ROOT / "resources/reference/local"
+VARIANT = "smollm2-135m/swiftkv-50-across4"
+
+
+def test_metadata_and_numbers(tmp_path):
+    source = json.loads((REFERENCE / "models/smollm2-135m/source.json").read_text())
+    (tmp_path / "source.json").write_text(json.dumps(source | {"kind": "hub", "id": "org/base"}))
+    fidelity = REFERENCE / f"fidelity/{VARIANT}/auto.json"
+    write_card(tmp_path / "source.json", REFERENCE / f"training/{VARIANT}.json", fidelity, tmp_path / "card.md")
+    _, head, text = (tmp_path / "card.md").read_text().split("---\n", 2)
+    metadata = yaml.safe_load(head)
+    assert (metadata["base_model"], metadata["library_name"]) == ("org/base", "transformers")
+    kl = json.loads(fidelity.read_text())["result"]["kl"]["value"]
+    row = next(line for line in text.splitlines() if line.startswith("| KL"))
+    low, high = (float(word.strip("[],|")) for word in row.split()[-3:-1])
+    assert f"{kl:.4g}" in row and low < kl < high
+    assert "layers 14 to 29" in text.replace("\n", " ") and "4 neighboring ones share" in text
