@@ -7,15 +7,24 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.unit.artifact_helpers import ROOT, scale, typed
+from tests.unit.artifact_helpers import ROOT, SMOL, saved, scale, typed
 
 from pipeline.artifacts import contents
 from pipeline.artifacts.entry import FORMS
 from pipeline.artifacts.make import make_artifact
 from pipeline.artifacts.report import write_report
 from swiftkv.errors import UserError
+from swiftkv.io import read_json
 
+SHIPPED = ROOT / "resources/reference/local"
 MADE = ("table1", "blog_figure1", "contents", "claims")  # of no measurement
+
+
+def make(config, artifact, results, **files):
+    """Make an artifact below a folder of results; some of its files are others."""
+    entry = json.loads(json.dumps(contents.resolve(config, artifact)))
+    outputs = [results / f"{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]]
+    make_artifact(entry, contents.needs(config, artifact) | files, outputs)
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +34,7 @@ def page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         for artifact in MADE:
-            entry = json.loads(json.dumps(contents.resolve(config, artifact)))
-            files = contents.needs(config, artifact) | ({"tables": []} if artifact == "claims" else {})
-            outputs = [folder / f"results/{entry['form']}s/{artifact}.{form}" for form in FORMS[entry["form"]]]
-            make_artifact(entry, files, outputs)
+            make(config, artifact, folder / "results", **({"tables": []} if artifact == "claims" else {}))
         (folder / "benchmarks/score").mkdir(parents=True)
         (folder / "benchmarks/score/a.tsv").write_text("s\th:m:s\tmax_rss\n1234.5\t0:20:34\t900\n")
         results = folder / "results"
@@ -83,3 +89,30 @@ def test_the_verdict_is_visible_in_a_wide_and_a_narrow_window(page, tmp_path, wi
 def test_a_folder_without_results_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="nothing is made yet"):
         write_report(tmp_path, tmp_path, Path(tmp_path / "a"), Path(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("turns", "start", "said"),
+    [
+        (4, True, "first token is 1.34× [1.09, 1.65]."),
+        (1, True, "first token is 1.50×."),
+        (0, True, None),
+        (4, False, None),
+    ],
+)
+def test_the_demo_needs_no_turns_and_no_start_for_its_report(tmp_path, capsys, turns, start, said):
+    config = scale("local")
+    config["serving"]["in_turns"] = turns > 1
+    places = {"fidelity": "fidelity", "serving": "serving/answer"}
+    records = {
+        key: read_json(SHIPPED / place / SMOL / "swiftkv-33-tuned-quarter/auto.json") for key, place in places.items()
+    }
+    records["serving"]["settings"]["in_turns"] = turns > 1
+    records["fidelity"]["result"]["start"] = records["fidelity"]["result"]["start"] if start else None
+    times = {"samples_ms": [500, 500, 500, 500][: turns or 1], "baseline_samples_ms": [750, 600, 750, 600][:turns]}
+    records["serving"]["result"] |= times
+    for artifact, key in (("demo_quality", "fidelity"), ("demo_answer", "serving")):
+        make(typed(config), artifact, tmp_path / "results", **{key: saved(tmp_path / "records", [records[key]])})
+    write_report(tmp_path / "results", tmp_path, tmp_path / "report.html", tmp_path / "gallery.md")
+    _, *sentences = capsys.readouterr().out.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert len(sentences) == (said is not None) and all(sentence.endswith(said) for sentence in sentences)
