@@ -26,6 +26,7 @@ FAULTS = [
     (GPU_JOB | {"gpu_model": "a100"}, ["correct slurm_partition, gpu_model, the memory", "--gpus=a100:8"]),
     (GPU_JOB | {"mem_mb": 1100000}, ["the memory or the processors under gpu_jobs", "--mem 1100000"]),
     (GPU_JOB | {"constraint": "nvlink"}, ["correct constraint, now 'nvlink', under gpu_jobs"]),
+    (GPU_JOB | {"runtime": 2880}, ["correct longest_runtime under gpu_jobs", "-t 2880"]),
     (GPU_JOB | {"slurm_account": "nobody"}, ["correct slurm_account, now 'nobody', under gpu_jobs"]),
 ]
 
@@ -38,6 +39,7 @@ line=" $* "
 unavailable="Requested node configuration is not available"
 [[ $line =~ --gpus=([a-z0-9]+): && ${BASH_REMATCH[1]} != h100 ]] && fail "$unavailable"
 [[ $line =~ --mem\ ([0-9]+) && ${BASH_REMATCH[1]} -gt 1000000 ]] && fail "$unavailable"
+[[ $line =~ " -t "([0-9]+) && ${BASH_REMATCH[1]} -gt 1440 ]] && fail "Requested time limit is invalid"
 [[ $line == *" -C "* ]] && fail "Invalid feature specification"
 [[ -n ${DRAINED:-} ]] && fail "$unavailable"
 echo "sbatch: Job 1 to start at 2026-01-01T00:00:00 using 1 processors on nodes n0 in partition h100" >&2

@@ -111,6 +111,8 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         message, resources = _message(said), alike[0].resources
         key = next((key for text, key in KEYS.items() if text in message.lower()), "")
         where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile"
+        if key == "runtime" and resources.get("gpu"):
+            key = "longest_runtime"
         value = resources.get(key)
         mend = f"correct {key}{f', now {value!r},' if value else ''} {where}; " if key else ""
         names = ("--job-name", "--output", "--comment", "--export=ALL", JOB_NAME, os.devnull)
