@@ -43,6 +43,21 @@ def test_a_rate_at_which_no_request_ended_has_no_times():
     assert rows(*both, metric="highest_sustained_rate")["value"].isna().all()
 
 
+@pytest.mark.parametrize("completed", [199, 200])
+def test_a_99th_percentile_is_explained_where_it_is_drawn(tmp_path, completed):
+    times = dict.fromkeys(("ttft_ms", "tpot_ms"), {"mean": 2.0, "median": 1.0, "p99": 9.0})
+    found = {
+        "rates": [{"request_rate": 1, "completed": completed, **times}],
+        "highest_sustained_rate": 1,
+        "lowest_unsustained_rate": 2,
+    }
+    shown = resolved("latency", models=["small"], variants=["baseline"], points=["interactive-2k"])
+    asked = {"point": "interactive-2k", "request_rates": shown["points"]["interactive-2k"]["request_rates"]}
+    records = [served("latency", "baseline", found, settings=asked)]
+    figure = made(shown, serving=saved(tmp_path, records)).figure
+    assert ("Dotted: 99th percentile" in figure.legends[0].get_title().get_text()) == (completed == 200)
+
+
 # Guards
 
 

@@ -19,7 +19,7 @@ from pipeline.artifacts.drawing import (
     new_figure,
     wide_axis,
 )
-from pipeline.artifacts.frame import BASELINE, Row
+from pipeline.artifacts.frame import BASELINE, P99_REQUESTS, Row
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
@@ -149,10 +149,10 @@ def latency(entry: Entry, files: Files) -> Drawing:
     if served.rows["high"][served.rows["metric"] == "highest_sustained_rate"].notna().any():
         panels.append("highest_sustained_rate")
         handles["limit"] = handle(**_LIMIT)
-    notes = [
-        "Open markers: the rate was not sustained. Dotted: 99th percentile, of 200 requests or more.",
-        *served.notes,
-    ]
+    dotted = served.rows["metric"].str.endswith("_p99_ms") & served.rows["value"].notna()
+    notes = ["Open markers: the rate was not sustained.", *served.notes]
+    if dotted.any():
+        notes.insert(1, f"Dotted: 99th percentile, of {P99_REQUESTS} requests or more.")
     figure = new_figure(PAGE, 1.2 + 1.9 * len(rows), heading(entry), [*handles.values()], notes)
     for axes, shown in zip(figure.subplots(len(rows), len(panels), squeeze=False), rows, strict=True):
         settings = entry["points"][next(iter(shown))[1]]
