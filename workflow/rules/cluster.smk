@@ -25,12 +25,10 @@ def on_gpus(stage, alone=None):
         from pipeline.run.jobs import Resources
 
         outputs, _ = workflow.get_rule(rulename).expand_output(w)
-        own = {
-            "outputs": tuple(outputs),
-            "threads": threads,
-            "resources": Resources(gpu=gpus(w)),
-        }
-        job = PlannedJob(rule_of(rulename), dict(w.items()), **own)
+        resources = Resources(gpu=gpus(w))
+        job = PlannedJob(
+            rule_of(rulename), dict(w.items()), outputs=tuple(outputs), threads=threads, resources=resources
+        )
         return min(attempt * time_limit(Work(job, scale, Path(PROJECT))), site.longest_runtime)
 
     site = scale.gpu_jobs
