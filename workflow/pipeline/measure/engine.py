@@ -66,9 +66,9 @@ _CONSEQUENCES = re.compile(
 
 @cache
 def has_flashinfer() -> bool:
-    """Whether vLLM could use FlashInfer's kernels; with a CUDA toolkit it can, and sums over several GPUs in another way.
+    """Whether vLLM finds FlashInfer, with which it reduces over several GPUs by other kernels.
 
-    Asked in another process, as importing vLLM changes settings of torch.
+    Another process imports vLLM, as that changes settings of torch.
     """
     question = "from vllm.utils.flashinfer import has_flashinfer; print(has_flashinfer())"
     answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
