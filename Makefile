@@ -67,7 +67,7 @@ vllm-contract: .venv/.ready  ## what the plugin relies on, in the sources of REL
 bench: .venv/.ready  ## speed of serving in pairs of engines; nothing else should run meanwhile
 	$(ACTIVATE) && python performance/bench.py --output results/bench/serving.json
 
-check-gpu: .venv/.ready  ## one GPU in half an hour: exactness, speed, training, against limits stated beforehand; ONLY=1,3 MINUTES=5
+check-gpu: .venv/.ready  ## one GPU in twelve minutes: exactness, speed, training, against limits stated beforehand; ONLY=1,3 MINUTES=5
 	$(ACTIVATE) && python performance/check_gpu.py $(ONLY:%=--only %) $(MINUTES:%=--minutes %)
 
 lint: .venv/.ready  ## style of Python and Snakemake files, and types

@@ -22,7 +22,8 @@ from gpu_models import (
     TINY,
     Reference,
     Sizes,
-    engine,
+    case,
+    engines,
     half,
     make_model,
     make_prompts,
@@ -50,6 +51,7 @@ PREFILL = {2000: 1.45, 16_000: 1.5}  # least speed-up of prompts of so many toke
 MIXED = {2000: 1.3, 16_000: 1.3}  # the same with 256 tokens out, in steps of 2,048 tokens
 DECODING = 0.98  # least speed of decoding, relative to the unchanged model
 MFU, PEAK_GIB = 35.0, 48.0  # percent; of an 8B model on one GPU, rows of 8,192 tokens one at a time
+PATIENCE = 2.5  # a check is stopped after so many times its estimate
 LOSS = 1e-3  # relative difference of the loss between two attention kernels
 
 
@@ -59,7 +61,7 @@ class Check:
 
     Attributes:
         number, name: as they are printed.
-        seconds: time limit.
+        seconds: how long it takes on an H100, estimated.
         run: measures and judges; returns whether it passed, a line, and the numbers.
     """
 
@@ -93,19 +95,27 @@ def fastest(work: Callable[[], Any]) -> float:
 
 
 def exactness(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Compare eager answers, with fast prefill and at full depth, with Hugging Face's in float32."""
+    """Compare eager answers, with fast prefill and at full depth, with Hugging Face's in float32; count rows by step."""
     model, prompts = make_model(folder / "model", sizes.small, half(sizes.small)), make_prompts(sizes)
-    reference = Reference(model, prompts)
-    runners = ("0", "1") if torch.cuda.is_available() else (None,)
-    found = {}
-    for runner in runners:
-        for mode, own in {
-            "fast prefill": {},
-            "full depth": {"additional_config": {"swiftkv_full_depth": True}},
-        }.items():
-            answer = engine(folder, model, prompts, {"enforce_eager": True} | own, runner=runner)
-            found[mode if runner is None else f"{mode}, V{1 + int(runner)}"] = reference.compare(answer)
-    return judge_answers(found)
+    reference, eager = Reference(model, prompts), {"enforce_eager": True}
+    cases = {
+        "fast prefill": case(model, prompts, eager),
+        "full depth": case(model, prompts, eager | {"additional_config": {"swiftkv_full_depth": True}}),
+    }
+    few = make_prompts(sizes, lengths=(300, 20, 30, 300))
+    rows = {"rows": case(model, few, eager | {"max_num_batched_tokens": 128}, steps=True)}
+    if torch.cuda.is_available():
+        old, new = engines(folder, cases, runner="0"), engines(folder, cases | rows, runner="1")
+        steps = new.pop("rows")["steps"]
+        answers = {
+            f"{mode}, V{number}": answer for number, one in enumerate((old, new), 1) for mode, answer in one.items()
+        }
+    else:
+        answers = engines(folder, cases | rows)
+        steps = answers.pop("rows")["steps"]
+    passed, line, numbers = judge_answers({name: reference.compare(answer) for name, answer in answers.items()})
+    right, told, counted = judge_steps(steps)
+    return passed and right, f"{line}; {told}", numbers | counted
 
 
 def judge_answers(found: dict[str, dict[str, float]], limit: float = LOGPROB) -> tuple[bool, str, dict[str, Any]]:
@@ -122,24 +132,26 @@ def graphs_and_caches(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, 
     spec = half(sizes.small)
     across = SwiftKVSpec(layers, spec.num_key_value_layers, (layers - spec.num_key_value_layers) // 2)
     plain, shared = make_model(folder / "plain", sizes.small, spec), make_model(folder / "shared", sizes.small, across)
-    chunks = {"max_num_batched_tokens": 64, "enforce_eager": not cuda}
-    reference = Reference(plain, prompts)
-    answers = {"one step": engine(folder, plain, prompts, {"enforce_eager": True})}
+    chunks, eager = {"max_num_batched_tokens": 64, "enforce_eager": not cuda}, {"enforce_eager": True}
     # As served: without a stated cache vLLM captures graphs to measure their memory, and deletes them.
     measured = chunks | ({"kv_cache_memory_bytes": None} if cuda else {})
-    answers |= {"graphs" if cuda else "chunks": engine(folder, plain, prompts, measured)}
+    cases = {"one step": case(plain, prompts, eager), "AcrossKV": case(shared, prompts, chunks)}
+    if cuda:
+        cases["FP8"] = case(plain, prompts, eager | {"kv_cache_dtype": "fp8"})
+    # Last, as its cache takes half of the memory.
+    answers = engines(folder, cases | {"graphs" if cuda else "chunks": case(plain, prompts, measured)})
+    other, small = answers.pop("AcrossKV"), answers.pop("FP8", None)
+    reference = Reference(plain, prompts)
     found = {name: reference.compare(answer) for name, answer in answers.items()}
-    other = engine(folder, shared, prompts, chunks)
     found["AcrossKV"] = Reference(shared, prompts).compare(other)
     base = answers["one step"]["kv_cache_tokens"]
     heads = sizes.small["num_key_value_heads"]
     wanted = (1 - spec.kv_cache_reduction(heads)) / (1 - across.kv_cache_reduction(heads))
     capacity = {"AcrossKV": (other["kv_cache_tokens"] / base, wanted)}
     passed, line, numbers = judge_answers(found)
-    if cuda:
-        small = engine(folder, plain, prompts, {"enforce_eager": True, "kv_cache_dtype": "fp8"})
+    if small:
         capacity["FP8"] = (small["kv_cache_tokens"] / base, 2.0)
-        fp8, told, numbers["FP8"] = judge_answers({"FP8": reference.compare(small)}, FP8_LOGPROB)
+        _, told, numbers["FP8"] = judge_answers({"FP8": reference.compare(small)}, FP8_LOGPROB)
         passed, line = passed and numbers["FP8"]["FP8"]["logprob"] <= FP8_LOGPROB, f"{line}; {told}"
     captured = {name: (answer["captured"], answer["sizes"]) for name, answer in answers.items()}
     good, told = judge_graphs(captured)
@@ -160,27 +172,17 @@ def judge_capacity(capacity: dict[str, tuple[float, float]]) -> tuple[bool, str]
     return all(abs(measured / wanted - 1) <= 0.03 for measured, wanted in capacity.values()), ", ".join(words)
 
 
-def prefill(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Time prompts with one token out."""
-    points = {f"prompts-{length}": throughput(length, 1, number) for length, number in sizes.batches.items()}
-    found = in_pairs(sizes, folder, points, enforce_eager=True)
-    return judge_speed(found, {f"prompts-{length}": least for length, least in PREFILL.items()})
-
-
-def serving(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Time prompts with the paper's 256 tokens out, with CUDA graphs."""
-    points = {
-        f"requests-{length}": throughput(length, sizes.output, number) for length, number in sizes.batches.items()
-    }
-    found = in_pairs(sizes, folder, points, enforce_eager=not torch.cuda.is_available())
-    return judge_speed(found, {f"requests-{length}": least for length, least in MIXED.items()})
-
-
-def decoding(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Time steps that only decode."""
-    point = {"measure": "decode", "input_tokens": 64, "output_tokens": 64, "batch_sizes": sizes.decode, "repeats": 2}
-    found = in_pairs(sizes, folder, {"decode": point}, enforce_eager=not torch.cuda.is_available())
-    return judge_speed(found, dict.fromkeys(found, DECODING if torch.cuda.is_available() else 0.0))
+def speed(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
+    """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine with CUDA graphs."""
+    points, least = {}, {}
+    for length, number in sizes.batches.items():
+        points[f"prompts-{length}"] = throughput(length, 1, number // 2)
+        points[f"requests-{length}"] = throughput(length, sizes.output, number)
+        least |= {f"prompts-{length}": PREFILL.get(length, 0.0), f"requests-{length}": MIXED.get(length, 0.0)}
+    for batch in sizes.decode:  # a prompt of one token is a step like the others
+        points[f"decode-{batch}"] = throughput(1, sizes.output, batch)
+        least[f"decode-{batch}"] = DECODING if torch.cuda.is_available() else 0.0
+    return judge_speed(in_pairs(sizes, folder, points, enforce_eager=not torch.cuda.is_available()), least)
 
 
 def throughput(length: int, output: int, number: int) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     """Measure points of the large model in turns with its baseline (A B B A), dummy weights, on engines of both.
 
     Returns:
-        `speedup`, the geometric mean of the turns, and the `limit` by FLOPs, for each point or batch size.
+        `speedup`, the geometric mean of the turns, and the `limit` by FLOPs, for each point.
     """
     gpus, spec = 1 if torch.cuda.is_available() else 0, half(sizes.large)
     write_json(folder / "source.json", {"name": "shape", "config": sizes.large})
@@ -217,26 +219,12 @@ def in_pairs(sizes: Sizes, folder: Path, points: dict[str, dict], *, enforce_eag
     )  # fmt: skip
     found = {}
     for name, record in zip(points, map(Record.read, files), strict=True):
-        batches = record.value("batch_sizes")
-        for place, batch in enumerate(batches or [None]):
-            turns = record.turns("ms", place) if batches else record.turns()
-            if turns is None:
-                raise UserError(
-                    f"{name} was not measured beside the baseline: {record.reason or 'no memory for two engines'}"
-                )
-            limit = 1.0 if batches else record.cost["request_speedup_limit"]
-            found[f"batch {batch}" if batches else name] = {"speedup": ratio_of_turns(*turns).value, "limit": limit}
+        if (turns := record.turns()) is None:
+            raise UserError(
+                f"{name} was not measured beside the baseline: {record.reason or 'no memory for two engines'}"
+            )
+        found[name] = {"speedup": ratio_of_turns(*turns).value, "limit": record.cost["request_speedup_limit"]}
     return found
-
-
-def rows_of_steps(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Count the rows of the upper half's products in each step."""
-    model = make_model(folder / "model", sizes.small, half(sizes.small))
-    prompts = make_prompts(sizes, lengths=(300, 20, 30, 300))
-    answer = engine(
-        folder, model, prompts, {"enforce_eager": True, "max_num_batched_tokens": 128}, steps=True, max_tokens=8
-    )
-    return judge_steps(answer["steps"])
 
 
 def judge_steps(steps: list[dict[str, Any]]) -> tuple[bool, str, dict[str, Any]]:
@@ -329,12 +317,17 @@ def resume(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     """Stop a training in the middle, resume it, and compare its losses with those of one that ran undisturbed."""
     make_model(folder / "model", sizes.small, None)
     make_rows(folder / "rows.safetensors", sizes.short, sizes.small["vocab_size"], 24)
-    for output, stop in (("whole", None), ("parts", 3), ("parts", None)):
-        child = multiprocessing.get_context("spawn").Process(
-            target=train_once, args=(folder, output, half(sizes.small), sizes.short, stop)
-        )
+
+    def start(*arguments: Any) -> Any:
+        child = context.Process(target=train_once, args=(folder, half(sizes.small), sizes.short, *arguments))
         child.start()
-        child.join()
+        return child
+
+    context = multiprocessing.get_context("spawn")
+    whole = start("whole", None)
+    for stop in (3, None):
+        start("parts", stop).join()
+    whole.join()
     columns = {
         name: [",".join(line.split(",")[:7]) for line in (folder / name / "log.csv").read_text().splitlines()]
         for name in ("whole", "parts")
@@ -348,7 +341,7 @@ def judge_resume(logs: dict[str, list[str]]) -> tuple[bool, str, dict[str, Any]]
     return differing == 0, f"{len(logs['whole']) - 1} steps, {differing} with another loss after the stop", logs
 
 
-def train_once(folder: Path, output: str, spec: SwiftKVSpec, length: int, stop: int | None) -> None:
+def train_once(folder: Path, spec: SwiftKVSpec, length: int, output: str, stop: int | None) -> None:
     """Train the model of `folder`; end the process after `stop` steps."""
     run = Loop.run
 
@@ -366,15 +359,13 @@ def train_once(folder: Path, output: str, spec: SwiftKVSpec, length: int, stop: 
 CHECKS = {
     check.number: check
     for check in (
-        Check(0, "card", 60, card),
-        Check(1, "eager answers", 240, exactness),
-        Check(2, "graphs, chunks and caches", 420, graphs_and_caches),
-        Check(3, "prompts alone", 300, prefill),
-        Check(4, "the paper's requests", 480, serving),
-        Check(5, "decoding", 240, decoding),
-        Check(6, "rows of the upper half", 90, rows_of_steps),
-        Check(7, "training step", 180, training),
-        Check(8, "stop and resume", 120, resume),
+        # In the order in which they say most; seconds are estimates.
+        Check(0, "card", 20, card),
+        Check(1, "eager answers and rows", 110, exactness),
+        Check(2, "speed", 350, speed),
+        Check(3, "training step", 70, training),
+        Check(4, "stop and resume", 40, resume),
+        Check(5, "graphs, chunks and caches", 150, graphs_and_caches),
     )
 }
 

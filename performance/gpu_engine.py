@@ -1,13 +1,14 @@
-"""Run one vLLM engine and report its answers, its KV cache, its CUDA graphs and the rows of its steps.
+"""Run vLLM engines one after another and report their answers, KV caches, CUDA graphs and the rows of their steps.
 
-    python performance/gpu_engine.py case.json answer.json
+    python performance/gpu_engine.py cases.json answers.json
 
-A case has `model` (a folder), `engine` (arguments of `vllm.LLM`), `prompts` (token ids), `max_tokens`, and `steps`: whether
+Each case has `model` (a folder), `engine` (arguments of `vllm.LLM`), `prompts` (token ids), `max_tokens`, and `steps`: whether
 to note each step's rows, for which it has to run eagerly.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -17,19 +18,30 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model stays in this process, where it can be looked into
 
 from vllm import LLM, SamplingParams, TokensPrompt
+from vllm.distributed import cleanup_dist_env_and_memory
 
 ENGINE = {"enable_prefix_caching": False, "max_model_len": 1024, "max_num_seqs": 32, "kv_cache_memory_bytes": 2**28,
           "skip_tokenizer_init": True, "async_scheduling": False}  # fmt: skip
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Run the engine of a case.
+    """Start the engine of a case, run it and end it; return what `answer` does."""
+    llm = LLM(case["model"], **ENGINE | case["engine"])
+    result = answer(llm, case)
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
+    return result
+
+
+def answer(llm: LLM, case: dict[str, Any]) -> dict[str, Any]:
+    """Have an engine answer.
 
     Returns:
         tokens and logprobs of each greedy answer; kv_cache_tokens; `captured`, the sizes of the upper half's graphs, and
         `sizes`, those of vLLM's; steps, see `note_steps`.
     """
-    llm = LLM(case["model"], **ENGINE | case["engine"])
     config = llm.llm_engine.vllm_config
     decoder = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model.model
     graphs = config.compilation_config
@@ -80,4 +92,4 @@ def note_steps(llm: LLM, decoder: Any, prompts: list[TokensPrompt], sampling: Sa
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(run(json.loads(Path(sys.argv[1]).read_text()))))
+    Path(sys.argv[2]).write_text(json.dumps([run(case) for case in json.loads(Path(sys.argv[1]).read_text())]))

@@ -36,8 +36,8 @@ class Sizes:
         product: rows of the square product.
         copied: bytes of the copy.
         lengths: tokens of prompts whose answers are compared.
-        batches: prompt tokens -> requests of the throughput points.
-        output: tokens of an answer in the points that decode.
+        batches: prompt tokens -> requests with `output` tokens out; of prompts alone half of them.
+        output: tokens of an answer.
         decode: batch sizes.
         row: tokens of a packed row of the timed training; `short` of those that two kernels are compared on.
         steps: timed optimizer steps.
@@ -161,20 +161,21 @@ def make_prompts(sizes: Sizes, lengths: tuple[int, ...] | None = None) -> list[l
     return [random.integers(3, sizes.small["vocab_size"], length).tolist() for length in lengths or sizes.lengths]
 
 
-def engine(
-    folder: Path, model: Path, prompts: list[list[int]], settings: dict[str, Any], *, runner: str | None = None,
-    steps: bool = False, max_tokens: int = 24,
-) -> dict[str, Any]:  # fmt: skip
-    """Run `gpu_engine.py` in a process of its own; `runner` is vLLM's second model runner, "1", or its first, "0"."""
-    case = {"model": str(model), "prompts": prompts, "max_tokens": max_tokens, "steps": steps,
-            "engine": {"dtype": str(compute_dtype()).removeprefix("torch."), "seed": 0} | settings}  # fmt: skip
+def case(model: Path, prompts: list[list[int]], settings: dict[str, Any], *, steps: bool = False) -> dict[str, Any]:
+    """Return a case of `gpu_engine.py` in the device's number format."""
+    engine = {"dtype": str(compute_dtype()).removeprefix("torch."), "seed": 0} | settings
     if torch.cuda.is_available():
-        case["engine"]["gpu_memory_utilization"] = 0.5
-    write_json(folder / "case.json", case)
+        engine["gpu_memory_utilization"] = 0.5
+    return {"model": str(model), "prompts": prompts, "max_tokens": 8 if steps else 24, "steps": steps, "engine": engine}
+
+
+def engines(folder: Path, cases: dict[str, dict[str, Any]], runner: str | None = None) -> dict[str, dict[str, Any]]:
+    """Run cases in one process of their own; `runner` is vLLM's second model runner, "1", or its first, "0"."""
+    write_json(folder / "cases.json", list(cases.values()))
     environment = os.environ | ({} if runner is None else {"VLLM_USE_V2_MODEL_RUNNER": runner})
-    command = [sys.executable, str(ENGINE_PROGRAM), str(folder / "case.json"), str(folder / "answer.json")]
+    command = [sys.executable, str(ENGINE_PROGRAM), str(folder / "cases.json"), str(folder / "answers.json")]
     subprocess.run(command, env=environment, check=True)
-    return read_json(folder / "answer.json")
+    return dict(zip(cases, read_json(folder / "answers.json"), strict=True))
 
 
 class Reference:

@@ -80,6 +80,23 @@ def test_a_check_that_takes_too_long_is_stopped(tmp_path):
     assert json.loads((tmp_path / "0.json").read_text())["status"] == "stopped"
 
 
+def test_a_check_that_does_not_fit_into_the_time_is_left_out(tmp_path, monkeypatch, capsys):
+    begun = []
+
+    def run_check(check, *arguments):
+        begun.append(check.number)
+        return {"status": "pass", "summary": "", "seconds": 0}
+
+    monkeypatch.setattr(check_gpu, "run_check", run_check)
+    with pytest.raises(SystemExit):
+        check_gpu.main(["--tiny", "--minutes", "1", "--output", str(tmp_path)])
+    assert begun == [number for number, check in gpu_checks.CHECKS.items() if check.seconds < 60]
+    assert capsys.readouterr().out.count("not run") == len(gpu_checks.CHECKS) - len(begun)
+    begun.clear()
+    check_gpu.main(["--tiny", "--output", str(tmp_path)])  # all fit into the default
+    assert begun == list(gpu_checks.CHECKS) and sum(check.seconds for check in gpu_checks.CHECKS.values()) < 15 * 60
+
+
 def test_choosing_checks():
     assert [check.number for check in check_gpu.selected("3,1")] == [3, 1]
     assert len(check_gpu.selected(None)) == len(gpu_checks.CHECKS)
