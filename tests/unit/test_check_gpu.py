@@ -57,6 +57,45 @@ def test_no_speed_up():
         assert gpu_checks.judge_speed({"a": {"limit": 1.7, "speedup": speedup}}, {"a": 1.45})[0] is passes
 
 
+def test_each_speed_on_a_gpu_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    names = []
+
+    def measured(sizes, folder, points, *, enforce_eager):
+        names[:] = points
+        return {name: {"limit": 1.7, "speedup": 0.9 if name == slow else 1.6} for name in points}
+
+    monkeypatch.setattr(gpu_checks, "in_pairs", measured)
+    slow = None
+    assert gpu_checks.speed(GPU, tmp_path)[0] and len(names) == 7
+    for slow in list(names):
+        assert not gpu_checks.speed(GPU, tmp_path)[0]
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_answers_and_rows_are_judged_together(cuda, tmp_path, monkeypatch):
+    class Reference:
+        def __init__(self, *model):
+            pass
+
+        def compare(self, answer):
+            return GOOD_ANSWERS | answer
+
+    def run(folder, cases, runner=None):
+        wrong = {"tokens": 1} if runner == faulty else {}
+        return {name: {"steps": steps} if case["steps"] else wrong for name, case in cases.items()}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    for name, function in (("make_model", lambda folder, *_: folder), ("Reference", Reference), ("engines", run)):
+        monkeypatch.setattr(gpu_checks, name, function)
+    steps, faulty = [IDLE, ENDING], "none"
+    assert gpu_checks.exactness(TINY, tmp_path)[0]
+    for faulty in ("0", "1") if cuda else (None,):
+        assert not gpu_checks.exactness(TINY, tmp_path)[0]
+    steps, faulty = [ENDING], "none"
+    assert not gpu_checks.exactness(TINY, tmp_path)[0]
+
+
 def test_limits_of_speed_lie_below_those_of_the_flops():
     arch, spec = Dimensions.from_config(GPU.large), half(GPU.large)
     for output, limits in {1: gpu_checks.PREFILL, 256: gpu_checks.MIXED}.items():
