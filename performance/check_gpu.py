@@ -29,13 +29,14 @@ from swiftkv.io import read_json, write_json
 PROGRAM = Path(__file__).with_name("gpu_checks.py")
 
 
-def run_check(check: Check, folder: Path, seconds: float, tiny: bool) -> dict[str, Any]:
+def run_check(check: Check, folder: Path, seconds: float, *, tiny: bool, eager: bool = False) -> dict[str, Any]:
     """Run one check in a process of its own for at most `seconds`; return its record."""
     begin, answer = time.monotonic(), folder / f"{check.number}.answer.json"
     answer.unlink(missing_ok=True)
     log = folder / f"{check.number}.log"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        command = [sys.executable, str(PROGRAM), str(check.number), str(answer), scratch, *(["--tiny"] if tiny else [])]
+        command = [sys.executable, str(PROGRAM), str(check.number), str(answer), scratch]
+        command += [option for option, given in {"--tiny": tiny, "--eager": eager}.items() if given]
         with running(command, log, engine_environment(0 if tiny else 1, threads=1), check.name) as program:
             while program.process.poll() is None and time.monotonic() - begin < seconds:
                 time.sleep(0.1)
@@ -44,7 +45,7 @@ def run_check(check: Check, folder: Path, seconds: float, tiny: bool) -> dict[st
             shutil.copy(file, folder / f"{check.number}.{file.name}")
     if ended is None:
         time.sleep(11)  # the guard of its engines gives them 10 seconds
-    record: dict[str, Any] = {"check": check.number, "name": check.name, "tiny": tiny}
+    record: dict[str, Any] = {"check": check.number, "name": check.name, "tiny": tiny, "eager": eager}
     if answer.exists():
         record |= read_json(answer)
         answer.unlink()
@@ -77,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", help="numbers of checks, such as 1,3")
     parser.add_argument("--minutes", type=float, default=15, help="time for all; those that do not begin are named")
     parser.add_argument("--output", type=Path, default=Path("results/check-gpu"), help="folder of the records")
+    parser.add_argument("--eager", action="store_true", help="neither compile nor capture CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, on the processor")
     options = parser.parse_args(arguments)
     checks = selected(options.only)
@@ -93,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"[{check.number}] not run   {check.name}: takes {check.seconds} s, {left:.0f} are left", flush=True)
             continue
         limit = left if options.tiny else min(left, PATIENCE * check.seconds)
-        record = run_check(check, options.output, limit, options.tiny)
+        record = run_check(check, options.output, limit, tiny=options.tiny, eager=options.eager)
         records.append(record)
         status, seconds = record["status"], record["seconds"]
         print(f"[{check.number}] {status:8}  {check.name}: {record['summary']}  ({seconds:.0f} s)", flush=True)

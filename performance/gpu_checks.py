@@ -1,4 +1,4 @@
-"""The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json FOLDER [--tiny]` runs one of them.
+"""The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json FOLDER [--tiny] [--eager]` runs one of them.
 
 Each check measures (a function of `Sizes` and a folder) and then judges its numbers by limits stated here, before anything
 was measured. Limits of speed follow from the FLOP count (`swiftkv.cost.speedup_limits`) of the requests.
@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,18 +128,18 @@ def judge_answers(found: dict[str, dict[str, float]], limit: float = LOGPROB) ->
 
 def graphs_and_caches(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     """Compare graphs, prompts in chunks beside decoding, FP8 KV and AcrossKV with Hugging Face; count graphs and caches."""
-    layers, prompts, cuda = sizes.small["num_hidden_layers"], make_prompts(sizes), torch.cuda.is_available()
+    layers, prompts, graphs = sizes.small["num_hidden_layers"], make_prompts(sizes), sizes.graphs
     spec = half(sizes.small)
     across = SwiftKVSpec(layers, spec.num_key_value_layers, (layers - spec.num_key_value_layers) // 2)
     plain, shared = make_model(folder / "plain", sizes.small, spec), make_model(folder / "shared", sizes.small, across)
-    chunks, eager = {"max_num_batched_tokens": 64, "enforce_eager": not cuda}, {"enforce_eager": True}
+    chunks, eager = {"max_num_batched_tokens": 64, "enforce_eager": not graphs}, {"enforce_eager": True}
     # As served: without a stated cache vLLM captures graphs to measure their memory, and deletes them.
-    measured = chunks | ({"kv_cache_memory_bytes": None} if cuda else {})
+    measured = chunks | ({"kv_cache_memory_bytes": None} if graphs else {})
     cases = {"one step": case(plain, prompts, eager), "AcrossKV": case(shared, prompts, chunks)}
-    if cuda:
+    if torch.cuda.is_available():
         cases["FP8"] = case(plain, prompts, eager | {"kv_cache_dtype": "fp8"})
     # Last, as its cache takes half of the memory.
-    answers = engines(folder, cases | {"graphs" if cuda else "chunks": case(plain, prompts, measured)})
+    answers = engines(folder, cases | {"graphs" if graphs else "chunks": case(plain, prompts, measured)})
     other, small = answers.pop("AcrossKV"), answers.pop("FP8", None)
     reference = Reference(plain, prompts)
     found = {name: reference.compare(answer) for name, answer in answers.items()}
@@ -173,7 +173,7 @@ def judge_capacity(capacity: dict[str, tuple[float, float]]) -> tuple[bool, str]
 
 
 def speed(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
-    """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine with CUDA graphs."""
+    """Time prompts alone, with the paper's 256 tokens out, and decoding, all on one engine."""
     points, least = {}, {}
     for length, number in sizes.batches.items():
         points[f"prompts-{length}"] = throughput(length, 1, number // 2)
@@ -182,7 +182,7 @@ def speed(sizes: Sizes, folder: Path) -> tuple[bool, str, dict[str, Any]]:
     for batch in sizes.decode:  # a prompt of one token is a step like the others
         points[f"decode-{batch}"] = throughput(1, sizes.output, batch)
         least[f"decode-{batch}"] = DECODING if torch.cuda.is_available() else 0.0
-    return judge_speed(in_pairs(sizes, folder, points, enforce_eager=not torch.cuda.is_available()), least)
+    return judge_speed(in_pairs(sizes, folder, points, enforce_eager=not sizes.graphs), least)
 
 
 def throughput(length: int, output: int, number: int) -> dict[str, Any]:
@@ -372,7 +372,9 @@ CHECKS = {
 
 def main() -> None:
     number, output, folder, *options = sys.argv[1:]
-    passed, summary, numbers = CHECKS[int(number)].run(TINY if "--tiny" in options else GPU, Path(folder))
+    sizes = TINY if "--tiny" in options else GPU
+    sizes = replace(sizes, graphs=sizes.graphs and "--eager" not in options)
+    passed, summary, numbers = CHECKS[int(number)].run(sizes, Path(folder))
     answer = {"status": "pass" if passed else "fail", "summary": summary, "numbers": numbers}
     Path(output).write_text(json.dumps(answer, indent=1))
 

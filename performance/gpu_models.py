@@ -41,6 +41,7 @@ class Sizes:
         decode: batch sizes.
         row: tokens of a packed row of the timed training; `short` of those that two kernels are compared on.
         steps: timed optimizer steps.
+        graphs: whether engines compile and capture CUDA graphs, where a check does not need them eager.
     """
 
     small: dict[str, Any]
@@ -54,6 +55,7 @@ class Sizes:
     row: int
     short: int
     steps: int
+    graphs: bool
 
 
 def _llama(
@@ -72,12 +74,13 @@ GPU = Sizes(
     product=8192,
     copied=2**32,
     lengths=(40, 200, 300, 450, 700, 90, 512, 256),
-    batches={2000: 150, 16_000: 20},
+    batches={2000: 100, 16_000: 14},
     output=256,
     decode=[1, 8, 64],
     row=8192,
     short=1024,
     steps=6,
+    graphs=True,
 )
 TINY = Sizes(
     small=_llama(128, 256, 20, 4, 2, 4096, head_dim=32),
@@ -91,6 +94,7 @@ TINY = Sizes(
     row=128,
     short=64,
     steps=2,
+    graphs=False,
 )
 
 

@@ -122,7 +122,7 @@ def test_a_check_that_takes_too_long_is_stopped(tmp_path):
 def test_a_check_that_does_not_fit_into_the_time_is_left_out(tmp_path, monkeypatch, capsys):
     begun = []
 
-    def run_check(check, *arguments):
+    def run_check(check, *arguments, **options):
         begun.append(check.number)
         return {"status": "pass", "summary": "", "seconds": 0}
 
