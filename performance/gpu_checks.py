@@ -362,7 +362,7 @@ CHECKS = {
         # In the order in which they say most; seconds are estimates.
         Check(0, "card", 20, card),
         Check(1, "eager answers and rows", 110, exactness),
-        Check(2, "speed", 350, speed),
+        Check(2, "speed", 300, speed),
         Check(3, "training step", 70, training),
         Check(4, "stop and resume", 40, resume),
         Check(5, "graphs, chunks and caches", 150, graphs_and_caches),
