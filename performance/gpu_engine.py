@@ -39,18 +39,18 @@ def answer(llm: LLM, case: dict[str, Any]) -> dict[str, Any]:
     """Have an engine answer.
 
     Returns:
-        tokens and logprobs of each greedy answer; kv_cache_tokens; `captured`, the sizes of the upper half's graphs, and
-        `sizes`, those of vLLM's; steps, see `note_steps`.
+        tokens and logprobs of each greedy answer; kv_cache_tokens; `captured`, the sizes of the graphs of SwiftKV's upper half,
+        and `sizes`, those of vLLM's; steps, see `note_steps`.
     """
     config = llm.llm_engine.vllm_config
     decoder = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model.model
-    graphs = config.compilation_config
+    graphs, swiftkv = config.compilation_config, hasattr(decoder, "spec")
     piecewise = graphs.cudagraph_mode.has_piecewise_cudagraphs()
     result: dict[str, Any] = {
         "kv_cache_tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
         "fast_prefill": config.cache_config.kv_sharing_fast_prefill,
-        "captured": sorted(descriptor.num_tokens for descriptor in decoder.graphs.captured),
-        "sizes": sorted(graphs.cudagraph_capture_sizes or []) if piecewise else [],
+        "captured": sorted(descriptor.num_tokens for descriptor in decoder.graphs.captured) if swiftkv else [],
+        "sizes": sorted(graphs.cudagraph_capture_sizes or []) if swiftkv and piecewise else [],
     }
     sampling = SamplingParams(
         temperature=0, logprobs=0, ignore_eos=True, detokenize=False, max_tokens=case["max_tokens"]

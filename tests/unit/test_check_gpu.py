@@ -13,16 +13,12 @@ from swiftkv.distill import attention
 from swiftkv.distill.step import make_step
 from swiftkv.errors import UserError
 
-GOOD_ANSWERS = {"tokens": 0, "logprob": 0.001}
+GOOD_ANSWERS = {"tokens": 0, "sure": 100, "rms": 0.01, "largest": 0.03}
 IDLE, ENDING = {"lower": [128], "upper": [], "sampled": 0}, {"lower": [100], "upper": [3, 3], "sampled": 3}
 TRAINING = {"losses": {"sdpa": 1.0, "flex": 1.0}, "recompiled": 0, "tokens_per_second": 1.0, "tflops": 400,
             "peak_tflops": 989, "peak_gib": 44}  # fmt: skip
 # By judgement: what passes, and what does not.
 JUDGED = {
-    gpu_checks.judge_answers: (
-        {"a": GOOD_ANSWERS},
-        [{"a": GOOD_ANSWERS, "b": bad} for bad in ({"tokens": 1, "logprob": 0.02}, {"tokens": 0, "logprob": 0.04})],
-    ),
     gpu_checks.judge_graphs: ({"graphs": ([1, 2, 4], [1, 2, 4])}, [{"eager": ([], []), "graphs": ([1, 4], [1, 2, 4])}]),
     gpu_checks.judge_capacity: ({"AcrossKV": (1.66, 20 / 12)}, [{"AcrossKV": (20 / 13, 20 / 12)}]),
     gpu_checks.judge_steps: (
@@ -50,6 +46,12 @@ def test_a_judgement_passes_and_sees_its_faults(judge):
     assert judge(good)[0]
     for fault in faults:
         assert not judge(fault)[0]
+
+
+def test_answers_are_judged_by_those_of_the_unchanged_model():
+    for other, passes in (({"rms": 0.014}, True), ({"rms": 0.016}, False), ({"tokens": 1}, False)):
+        found = {"unchanged": GOOD_ANSWERS, "fast prefill": GOOD_ANSWERS | other}
+        assert gpu_checks.judge_answers(found, "unchanged")[0] is passes
 
 
 def test_no_speed_up():
