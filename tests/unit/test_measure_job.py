@@ -134,6 +134,17 @@ def test_a_failed_point_fails_alone_and_is_named(scale, asked, error):
     assert {what for what, _ in asked.said[before:]} == {START, "decode"}
 
 
+def test_an_engine_that_never_starts_is_not_tried_for_every_point(scale, asked):
+    def fail(what):
+        if what[0] == START:
+            raise EngineFailure("no module named x")
+
+    asked.fail = fail
+    with pytest.raises(UserError, match="long, short failed: no module named x; not tried: steps"):
+        scale.run("short", "long", "steps")
+    assert len(asked.starts()) == 2
+
+
 def test_an_engine_that_the_longest_point_breaks_is_started_again_without_it(scale, asked):
     def fail(what):
         if what == (START, 3200):

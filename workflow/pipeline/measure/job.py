@@ -65,7 +65,7 @@ def measure_points(
     """Measure serving points of one model, variant and KV cache on one engine, and write their records.
 
     The longest point comes first, and its engine is ready for the others. A point that fails is left out until all others
-    have been measured and kept; then the job fails.
+    have been measured and kept; then the job fails. It fails at once where nothing but the same failure was seen twice.
 
     Args:
         settings: what is served, and the points.
@@ -103,7 +103,7 @@ def measure_points(
     }
     kept = KeptAnswers(state, conditions, [each.folder for each in (subject, subject.baseline) if each])
     records: dict[str, dict[str, Any]] = {}
-    failures: dict[str, Exception] = {}
+    failed: dict[str, list[str]] = {}  # by reason
     with Engines(log) as engines:
         for point in sorted(points, key=lambda point: -sum(point.lengths)):
             asked: dict[str, Any] = {"point": settings.points[point.name], "dtype": point.dtype}
@@ -115,16 +115,21 @@ def measure_points(
                 engines.close()
                 if not isinstance(error, UserError):
                     traceback.print_exc()
-                failures[point.name] = error
                 print(f"{point.name} failed: {error}", flush=True)
+                failed.setdefault(str(error), []).append(point.name)
+                if not records and len(failed[str(error)]) > 1:  # an engine that fails alike twice starts for none
+                    break
                 continue
             records[point.name] = record
             print(f"{point.name}: {headline(record)}", flush=True)
             if record["status"] == "ok":
                 engines.longest = engines.longest or point.max_model_len(subject.config)
-    if failures:
-        others = f"; kept: {', '.join(records)}" if records else ""
-        raise UserError("; ".join(f"{name} failed: {error}" for name, error in failures.items()) + others)
+    if failed:
+        reasons = [f"{', '.join(names)} failed: {error}" for error, names in failed.items()]
+        untried = [name for name in settings.points if name not in {*records, *sum(failed.values(), [])}]
+        for kind, names in {"kept": list(records), "not tried": untried}.items():
+            reasons += [f"{kind}: {', '.join(names)}"] if names else []
+        raise UserError("; ".join(reasons))
     for output in outputs:
         write_json(output, records[output.parts[-4]])
     kept.delete()
