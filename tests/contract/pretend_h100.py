@@ -11,9 +11,7 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,11 +46,10 @@ def load_driver(folder: str) -> None:
     try:
         ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
     except OSError:
-        libraries = Path(find_spec("vllm").origin).parent.rglob("*.so")
-        listed = subprocess.run(
-            ["nm", "-D", "--undefined-only", *libraries], capture_output=True, text=True, check=True
+        nm = ["nm", "-D", "--undefined-only", *Path(find_spec("vllm").origin).parent.rglob("*.so")]
+        names = set(
+            re.findall(r" (cu[A-Z]\w+)", subprocess.run(nm, stdout=subprocess.PIPE, text=True, check=True).stdout)
         )
-        names = sorted(set(re.findall(r" (cu[A-Z]\w+)", listed.stdout)))
         source, library = Path(folder, "cuda.c"), Path(folder, "libcuda.so.1")
         source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in names))
         linked = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, source]
@@ -102,27 +99,10 @@ def engine_config(folder: str, spec: SwiftKVSpec, settings: dict[str, Any]) -> A
     ).create_engine_config()
 
 
-@contextmanager
-def rank(config: Any):
-    """Be the last tensor-parallel rank of an engine with these settings; making a model communicates with no other."""
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-    from vllm.distributed.parallel_state import get_tp_group
-
-    size = config.parallel_config.tensor_parallel_size
-    with set_current_vllm_config(config):
-        if not torch.distributed.is_initialized():
-            init_distributed_environment(1, 0, f"file://{os.environ['VLLM_CACHE_ROOT']}/ranks", 0, "gloo")
-            ensure_model_parallel_initialized(1, 1)
-        with patch.multiple(get_tp_group(), world_size=size, rank_in_group=size - 1):
-            yield
-
-
 def chosen(config: Any) -> dict[str, Any]:
     """Make the model and return what was chosen for it."""
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
-    from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
     from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
     from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec, init_attn_backend
@@ -133,28 +113,24 @@ def chosen(config: Any) -> dict[str, Any]:
     attention = [layer.self_attn.attn for layer in model.model.layers]
     specs = get_kv_cache_spec(config)
     layouts = WorkerBase.get_supported_kv_cache_layouts(SimpleNamespace(vllm_config=config))
-    layout = resolve_kv_cache_layout(config, [layouts], specs.values())
+    resolve_kv_cache_layout(config, [layouts], specs.values())
     (caches,) = get_kv_cache_configs(config, [specs], [40 << 30])
     groups, support, _ = init_attn_backend(caches, config, CPU)
-    compilation = config.compilation_config
+    compilation, sizes = config.compilation_config, config.compilation_config.cudagraph_capture_sizes
     return {
         "runner": 2 if config.use_v2_model_runner else 1,
         "fast_prefill": config.cache_config.kv_sharing_fast_prefill,
         "async_scheduling": config.scheduler_config.async_scheduling,
-        "graphs": compilation.cudagraph_mode.name,
-        "sizes": [len(compilation.cudagraph_capture_sizes), compilation.max_cudagraph_capture_size],
+        "graphs": [compilation.cudagraph_mode.name, len(sizes), max(sizes, default=0)],
         "graph_support": support.min_cg_support.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "kv_projection": list(model.model.caches.kv_proj_swiftkv.weight.shape),
         "backends": sorted({layer.attn_backend.get_name() for layer in attention}),
-        "flash_attention": sorted(
-            {layer.impl.vllm_flash_attn_version for layer in attention} | {get_flash_attn_version()}
-        ),
+        "flash_attention": sorted({layer.impl.vllm_flash_attn_version for layer in attention}),
         "forward_writes": any(layer.attn_backend.forward_includes_kv_cache_update for layer in attention),
         "queries_quantized": all(layer.query_quant is not None for layer in attention),
         "caches": len(specs),
         "cache_bytes": sorted({spec.page_size_bytes // spec.block_size for spec in specs.values()}),
-        "cache_layout": layout.name,
         "cache_groups": len(groups),
         "attention_groups": [[group.backend.__name__, len(group.layer_names)] for group in groups[0]],
         "step": step(config, model, caches, groups),
@@ -162,7 +138,10 @@ def chosen(config: Any) -> dict[str, Any]:
 
 
 def step(config: Any, model: Any, caches: Any, groups: Any) -> dict[str, Any]:
-    """Return what the second runner makes of the mixed step; the kernel that plans FlashAttention's work is left out."""
+    """Return what the second runner makes of the mixed step, without the kernel that plans FlashAttention's work.
+
+    Metadata of the lower and the upper half: tokens, the most of a request, first rows of requests, and splits at most.
+    """
     from vllm.v1.worker.gpu.attn_utils import FastPrefillHelper
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
     from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
@@ -204,12 +183,7 @@ def step(config: Any, model: Any, caches: Any, groups: Any) -> dict[str, Any]:
         "rows": halves["upper"].logits_indices_padded.tolist(),
         "planned_in": sorted({str(named["qkv_dtype"]) for named in planned}),
     } | {
-        half: {
-            "tokens": made.num_actual_tokens,
-            "longest": made.max_query_len,
-            "starts": made.query_start_loc.tolist(),
-            "splits": made.max_num_splits,
-        }
+        half: [made.num_actual_tokens, made.max_query_len, made.query_start_loc.tolist(), made.max_num_splits]
         for half, made in halves.items()
     }
 
@@ -221,14 +195,24 @@ def main() -> None:
         os.environ["VLLM_CACHE_ROOT"] = folder
         load_driver(folder)
         pretend()
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+        from vllm.distributed.parallel_state import get_tp_group
+
         from swiftkv.serve import register
 
         register()
         found = {}
-        for name in sys.argv[1:] or CASES:
-            config = engine_config(folder, *CASES[name])
-            with rank(config):
-                found[name] = chosen(config)
+        for name, case in CASES.items():
+            config = engine_config(folder, *case)
+            size = config.parallel_config.tensor_parallel_size
+            with set_current_vllm_config(config):
+                if not found:
+                    init_distributed_environment(1, 0, f"file://{folder}/ranks", 0, "gloo")
+                    ensure_model_parallel_initialized(1, 1)
+                # The last rank; making a model communicates with no other.
+                with patch.multiple(get_tp_group(), world_size=size, rank_in_group=size - 1):
+                    found[name] = chosen(config)
     os.write(printed, json.dumps(found, indent=1).encode())
 
 
