@@ -193,6 +193,7 @@ def main() -> None:
     os.dup2(2, 1)  # vLLM prints its log
     with tempfile.TemporaryDirectory() as folder:
         os.environ["VLLM_CACHE_ROOT"] = folder
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # may hide all
         load_driver(folder)
         pretend()
         from vllm.config import set_current_vllm_config
