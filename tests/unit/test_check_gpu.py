@@ -1,12 +1,16 @@
 """`make check-gpu`: each judgement passes, and fails with the fault that it is there to see."""
 
 import json
+import sys
+import zipfile
+from pathlib import Path
 
 import check_gpu
 import gpu_checks
 import pytest
 import torch
 from gpu_models import GPU, TINY, half, make_recipe, make_rows, random_model
+from tests.programs import ROOT, run
 
 from swiftkv.cost import Dimensions, speedup_limits
 from swiftkv.distill import attention
@@ -143,6 +147,36 @@ def test_choosing_checks():
     assert len(check_gpu.selected(None)) == len(gpu_checks.CHECKS)
     with pytest.raises(UserError, match="'12'"):
         check_gpu.selected("1,12")
+
+
+@pytest.mark.thorough
+def test_a_pack_runs_beside_the_torch_that_is_there(tmp_path):
+    with zipfile.ZipFile(tmp_path / "small-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("small.py", "")
+        for name, text in {
+            "METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n",
+            "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "",
+        }.items():
+            wheel.writestr(f"small-1.0.dist-info/{name}", text)
+    (tmp_path / "lock").write_text("small==1.0\ntorch==2.13.0\n")
+    (tmp_path / "names").write_text("small\n")
+    settings = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PYTHON": sys.executable,
+    }
+    packing = ["bash", ROOT / "performance/pack_check.sh", tmp_path / "pack", tmp_path / "lock", tmp_path / "names"]
+    packed = run(*packing, PART="200K", **settings)
+    assert packed.returncode == 0, packed.stderr
+    assert len(list((tmp_path / "pack").glob("part.*"))) > 1
+    path = [Path(sys.executable).parent]
+    checked = run(
+        "bash", tmp_path / "pack/check.sh", "--tiny", "--only", "0", "--output", tmp_path / "records", path=path
+    )
+    assert "1 of 1 checks passed" in checked.stdout, checked.stdout + checked.stderr
+    assert (tmp_path / "pack/site/small.py").exists() and not list((tmp_path / "pack/site").glob("torch*"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
