@@ -8,7 +8,15 @@ from tests.programs import ROOT
 from tests.unit.artifact_helpers import typed
 
 from pipeline.run.estimate import Work, estimates, time_limit
-from pipeline.run.jobs import PlannedJob, Profile, Resources, memory_mb, parents, read_profile
+from pipeline.run.jobs import (
+    PlannedJob,
+    Profile,
+    Resources,
+    memory_mb,
+    parents,
+    read_profile,
+    refuse_replaced_configuration,
+)
 from pipeline.run.plan import estimate_plan, report, wall_seconds
 from pipeline.run.sizes import Size
 from swiftkv.errors import UserError
@@ -51,6 +59,15 @@ def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
     assert [file.name for file in local.configfiles] == ["override.yaml"]
     assert read_profile(ROOT / "profiles/gpu", ROOT).resources == {"mem_mb": 16000, "gpu_turn": 1, "gpu": 1}
     assert not slurm.resources
+
+
+@pytest.mark.parametrize("profile", [["--profile", "slurm"], ["--profile=slurm"]])
+def test_a_configfile_that_replaces_the_profiles_is_refused(profile, monkeypatch):
+    monkeypatch.chdir(ROOT / "profiles")
+    words = ["snakemake", *profile, "--configfile", "mine.yaml"]
+    with pytest.raises(UserError, match="replaces site.yaml of the profile 'slurm'"):
+        refuse_replaced_configuration(words, ["mine.yaml"])
+    refuse_replaced_configuration(words, ["slurm/site.yaml", "mine.yaml"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pipeline.artifacts.entry import FORMS
 from pipeline.config import load_yaml
 from pipeline.config.settings import FAMILIES, Prompts, Scored
 from swiftkv.errors import UserError, command_line
-from pipeline.run.jobs import checked
+from pipeline.run.jobs import checked, refuse_replaced_configuration
 from pipeline.measure.job import ServingSettings
 from pipeline.measure.run import KINDS, engine_key, read_point
 from pipeline.records import code_digest
@@ -20,6 +20,7 @@ from swiftkv.distill.recipe import Distilling, Fitting, Packing, Recipe, Teachin
 from pipeline.sources import with_state
 
 try:
+    refuse_replaced_configuration(sys.argv, workflow.overwrite_configfiles)
     # Snakemake itself lets a duplicate key win silently.
     for file in (
         f"{PROJECT}/config.yaml",

@@ -8,8 +8,9 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,30 @@ def read_profile(name: str | Path, root: Path, configfiles: Sequence[str] = ()) 
         python=tuple(python_of_jobs(map(str, args.software_deployment_method), root)),
         slurm=slurm,
     )
+
+
+def refuse_replaced_configuration(words: Sequence[str], files: Iterable[str | Path]) -> None:
+    """Refuse a --configfile on Snakemake's command line that replaces the files of the profile beside it.
+
+    Args:
+        words: the command line.
+        files: the configuration files that Snakemake takes.
+
+    Raises:
+        UserError: a file of the profile is not among them.
+    """
+    from snakemake.cli import get_profile_dir
+
+    taken = {Path(file).resolve() for file in files}
+    for option, name in pairwise(part for word in words for part in word.split("=", 1)):
+        if option == "--profile" and (place := get_profile_dir(name)):
+            own = load_yaml(place[1]).get("configfile") or []
+            for file in [own] if isinstance(own, str) else own:
+                if Path(place[1]).with_name(file).resolve() not in taken:
+                    raise UserError(
+                        f"--configfile replaces {file} of the profile {name!r}: name both, the profile's first, or use "
+                        "`make reproduce` with PROFILE, CONFIG and TARGETS"
+                    )
 
 
 def read_config(root: Path, profile: Profile) -> Config:
