@@ -15,7 +15,6 @@ DONE = {  # what neither of them plans, and the tests that do it
     r"pip install --no-deps": "tests/unit/test_packaging.py",
     r"git clone|export HF_|cp -rL profiles/slurm": "tests/slurm/conftest.py",
     r".*\bCONFIG=mine\.yaml": "tests/serve/test_own_model.py",
-    r"python -m pipeline plan": "tests/workflow/test_costs.py",
     r"pip install build|python -m build": "tests/unit/test_packaging.py",
 }
 GITHUB = ROOT / ".github/workflows/tests.yml"
