@@ -3,8 +3,8 @@
     python performance/check_gpu.py --only 1,3 --minutes 10
 
 Nothing is downloaded: weights are random, of shapes from 1B to 8B. Each check (`gpu_checks.py`) runs in a process of its
-own, prints a line and writes a JSON record; one that fails costs the others nothing. `--tiny` runs
-the same code with tiny shapes on a processor. The exit status is 1 if a check failed.
+own, prints a line and writes a JSON record; one that fails costs the others nothing. `--tiny` runs the same code with tiny
+shapes on a processor. The exit status is 1 if a check failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The checks of `check_gpu.py`; `python performance/gpu_checks.py NUMBER answer.json FOLDER [--tiny] [--eager]` runs one of them.
 
-Each check measures (a function of `Sizes` and a folder) and then judges its numbers by limits stated here, before anything
-was measured. Limits of speed follow from the FLOP count (`swiftkv.cost.speedup_limits`) of the requests.
+Each check measures (a function of `Sizes` and a folder) and then judges its numbers by the limits below. Those of speed, memory
+and loss were stated before any GPU ran them; those of speed follow from the FLOP count (`swiftkv.cost.speedup_limits`) of the
+requests.
 """
 
 from __future__ import annotations

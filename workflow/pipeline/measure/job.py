@@ -65,7 +65,8 @@ def measure_points(
     """Measure serving points of one model, variant and KV cache on one engine, and write their records.
 
     The longest point comes first, and its engine is ready for the others. A point that fails is left out until all others
-    have been measured and kept; then the job fails. It fails at once where nothing but the same failure was seen twice.
+    have been measured and kept; then the job fails. It fails early if two points fail for the same
+    reason and none has succeeded.
 
     Args:
         settings: what is served, and the points.
@@ -117,7 +118,7 @@ def measure_points(
                     traceback.print_exc()
                 print(f"{point.name} failed: {error}", flush=True)
                 failed.setdefault(str(error), []).append(point.name)
-                if not records and len(failed[str(error)]) > 1:  # an engine that fails alike twice starts for none
+                if not records and len(failed[str(error)]) > 1:  # the engine does not start
                     break
                 continue
             records[point.name] = record
