@@ -44,6 +44,7 @@ class Workflow:
         site = yaml.safe_load((ROOT / "profiles/slurm/site.yaml").read_text())["gpu_jobs"]
         self.profile["set-resources"]["measure"] = site["resources"] | {"gpu": 1, "mem_mb": 4000}
         self.profile |= {
+            "configfile": [str(ROOT / "profiles/slurm/site.yaml"), str(folder / "override.yaml")],
             "jobs": 8,
             "retries": 0,
             "latency-wait": 10,
@@ -59,10 +60,8 @@ class Workflow:
     def command(self, *arguments: Any) -> list[str]:
         """The controller's command line."""
         self.write()
-        configuration = [ROOT / "profiles/slurm/site.yaml", self.folder / "override.yaml"]
-        words = [Path(sys.executable).with_name("snakemake"), "--configfile", *configuration]
-        words += ["--snakefile", ROOT / "Snakefile", "--directory", self.folder, "--profile", self.folder, *arguments]
-        return [str(word) for word in words]
+        words = [Path(sys.executable).with_name("snakemake"), "--snakefile", ROOT / "Snakefile", *arguments]
+        return [str(word) for word in [*words, "--directory", self.folder, "--profile", self.folder]]
 
     def environment(self) -> dict[str, str]:
         """What it runs in; a thread a process, for a machine with fewer cores than the cluster pretends to have."""

@@ -61,13 +61,14 @@ def test_profiles_are_read_as_snakemake_reads_them(monkeypatch):
     assert not slurm.resources
 
 
-@pytest.mark.parametrize("profile", [["--profile", "slurm"], ["--profile=slurm"]])
-def test_a_configfile_that_replaces_the_profiles_is_refused(profile, monkeypatch):
-    monkeypatch.chdir(ROOT / "profiles")
-    words = ["snakemake", *profile, "--configfile", "mine.yaml"]
-    with pytest.raises(UserError, match="replaces site.yaml of the profile 'slurm'"):
-        refuse_replaced_configuration(words, ["mine.yaml"])
-    refuse_replaced_configuration(words, ["slurm/site.yaml", "mine.yaml"])
+@pytest.mark.parametrize("own", ["own.yaml", "../own.yaml", "/nowhere/own.yaml"])
+def test_a_configfile_that_replaces_the_profiles_is_refused(own, tmp_path):
+    (tmp_path / "profile.yaml").write_text(f"configfile: {own}\n")
+    for profile in (["--profile", str(tmp_path)], [f"--profile={tmp_path}"]):
+        words = ["snakemake", *profile, "--configfile", "mine.yaml"]
+        with pytest.raises(UserError, match="replaces .*own.yaml of the profile"):
+            refuse_replaced_configuration(words, ["mine.yaml"])
+        refuse_replaced_configuration(words, [tmp_path / own, "mine.yaml"])
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def refuse_replaced_configuration(words: Sequence[str], files: Iterable[str | Pa
         if option == "--profile" and (place := get_profile_dir(name)):
             own = load_yaml(place[1]).get("configfile") or []
             for file in [own] if isinstance(own, str) else own:
-                if Path(place[1]).with_name(file).resolve() not in taken:
+                if (place[1].parent / file).resolve() not in taken:
                     raise UserError(
                         f"--configfile replaces {file} of the profile {name!r}: name both, the profile's first, or use "
                         "`make reproduce` with PROFILE, CONFIG and TARGETS"
