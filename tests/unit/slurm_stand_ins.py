@@ -39,15 +39,22 @@ line=" $* "
 unavailable="Requested node configuration is not available"
 [[ $line =~ --gpus=([a-z0-9]+): && ${BASH_REMATCH[1]} != h100 ]] && fail "$unavailable"
 [[ $line =~ --mem\ ([0-9]+) && ${BASH_REMATCH[1]} -gt 1000000 ]] && fail "$unavailable"
-[[ $line =~ " -t "([0-9]+) && ${BASH_REMATCH[1]} -gt 1440 ]] && fail "Requested time limit is invalid"
+[[ -n ${ENFORCED:-} && $line =~ " -t "([0-9]+) && ${BASH_REMATCH[1]} -gt 1440 ]] && fail "Requested time limit is invalid"
 [[ $line == *" -C "* ]] && fail "Invalid feature specification"
 [[ -n ${DRAINED:-} ]] && fail "$unavailable"
 echo "sbatch: Job 1 to start at 2026-01-01T00:00:00 using 1 processors on nodes n0 in partition h100" >&2
 """
+SCONTROL = r"""
+case "$*" in
+    ping) echo "Slurmctld(primary) at pretend is ${CONTROLLER:-UP}" ;;
+    "show partition") printf 'PartitionName=%s\n   MaxTime=1-00:00:00 MinNodes=0\n\n' h100 cpu ;;
+    *) echo "MinJobAge = 3600 sec" ;;
+esac
+"""
 STAND_INS = {
     "sbatch": SAYS + SBATCH,
     "squeue": 'cat "$QUEUE"',
-    "scontrol": '[[ $1 == ping ]] && echo "Slurmctld(primary) at pretend is ${CONTROLLER:-UP}" || echo "MinJobAge = 3600 sec"',
+    "scontrol": SCONTROL,
     "sacctmgr": "echo swiftkv",
     "scancel": "",
 }

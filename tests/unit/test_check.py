@@ -103,8 +103,14 @@ def test_jobs_that_ask_for_the_same_are_one_request(cluster):
 def test_a_fault_is_named_with_the_key_to_correct(cluster, resources, words):
     refused, waiting = slurm.verdict(jobs(("distill", resources)), SETTINGS)
     (sentence,) = refused + waiting
-    assert sentence.startswith("of rule distill SLURM says ")
+    assert sentence.startswith("of rule distill ")
     assert all(word in sentence for word in words), sentence
+
+
+def test_a_time_limit_that_slurm_enforces_is_one_problem(cluster, monkeypatch):
+    monkeypatch.setenv("ENFORCED", "1")
+    (sentence,), _ = slurm.verdict(jobs(("distill", GPU_JOB | {"runtime": 2880})), SETTINGS)
+    assert "SLURM says" in sentence and "longest_runtime" in sentence
 
 
 def test_a_wrong_value_is_one_sentence_whatever_else_its_jobs_ask_for(cluster):

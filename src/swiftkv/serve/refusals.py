@@ -59,6 +59,12 @@ def refuse_final(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> It
     """
     graphs, fast = vllm_config.compilation_config.cudagraph_mode, vllm_config.cache_config.kv_sharing_fast_prefill
     own = getattr(vllm_config.model_config.hf_config, "swiftkv_own_key_values", False)
+    size = vllm_config.model_config.get_head_size()
+    yield (
+        # vLLM's build for processors would fail at the first request.
+        not backend.supports_head_size(size),
+        f"the attention backend {backend.get_name()} has no kernel for this model's heads of {size} elements",
+    )
     yield (
         backend.forward_includes_kv_cache_update,
         f"the attention backend {backend.get_name()} cannot fill a cache without attending to it, which SwiftKV "

@@ -126,6 +126,7 @@ def check_environment(report: Report, profile: Profile, jobs: Sequence[PlannedJo
         report.check("memory", check_memory, jobs, profile.cores or 1, profile.resources["mem_mb"])
         return []
     if not report.check("slurm", slurm.controller):
+        report.show("note  request: not checked, as SLURM does not answer")
         return []
     report.check("queue", slurm.earlier_jobs, profile.directory)
     try:

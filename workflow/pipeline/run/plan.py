@@ -105,12 +105,12 @@ def report(plan: Plan) -> str:
 def _by_rule(plan: Plan) -> str:
     rows = []
     for rule, jobs in plan.times.groupby("rule", sort=False):
-        gpus, open_end = sorted({jobs.gpus.min(), jobs.gpus.max()}), " + ?" if any(jobs.why) else ""
+        open_end = " + ?" if any(jobs.why) else ""
         rows.append(
             {
                 "rule": rule,
                 "jobs": len(jobs),
-                "GPUs a job": "-" if gpus == [0] else " to ".join(map(str, gpus)),
+                "a job takes at most": _most([plan.jobs[number] for number in jobs.index]),
                 "GPU-hours": _number(jobs.gpu_hours.sum()) + open_end,
                 "longest job": duration(jobs.seconds.max()) + open_end,
                 "all, one by one": duration(jobs.seconds.sum()) + open_end,
@@ -119,6 +119,19 @@ def _by_rule(plan: Plan) -> str:
             }
         )
     return "By rule; measured: jobs that have run before, or others of the same rule and model\n" + _printed(rows)
+
+
+def _most(jobs: Sequence[PlannedJob]) -> str:
+    """Return the most GPUs, cores, memory and time that one of some jobs asks for; of several nodes, on each."""
+    asked = [job.resources for job in jobs]
+    gpus, nodes, memory, minutes = (
+        max(resources.get(name) or 0 for resources in asked) for name in ("gpu", "nodes", "mem_mb", "runtime")
+    )
+    nodes = nodes or 1
+    cores = max((job.resources.get("cpus_per_gpu") or 0) * job.gpus // nodes or job.threads for job in jobs)
+    parts = [f"{count(nodes, 'node')} of" if nodes > 1 else "", count(gpus // nodes, "GPU") if gpus else ""]
+    parts += [count(cores, "core"), f"{memory / 1000:.0f} GB" if memory else "", f"{minutes / 60:g} h" if minutes else ""]
+    return ", ".join(filter(None, parts)).replace("of,", "of")
 
 
 def _downloads(plan: Plan) -> str:
@@ -158,15 +171,15 @@ def _summary(plan: Plan) -> str:
         f"  disk        {least}{gigabytes(times.written.sum() + fetched)} GB, {gigabytes(fetched)} GB of it downloads",
     ]
     lines += [f"  not counted {count(number, 'job')}, as {why}" for why, number in unknown.items()]
-    for other in dict.fromkeys(plan.config.stand_ins.values()):
-        shown = [name for name, stand_in in plan.config.stand_ins.items() if stand_in == other]
-        lines.append(f"  stand-in    {other} for {', '.join(shown)}")
+    for other in dict.fromkeys(job.wildcards.get("variant") for job in plan.jobs):
+        if shown := [name for name, stand_in in plan.config.stand_ins.items() if stand_in == other]:
+            lines.append(f"  stand-in    {other} for {', '.join(shown)}")
     return "\n".join(lines)
 
 
 def _printed(rows: list[dict[str, object]]) -> str:
     table = pd.DataFrame(rows)
-    words = {"rule", "longest job", "all, one by one", "download", "what", "license"}
+    words = {"rule", "a job takes at most", "longest job", "all, one by one", "download", "what", "license"}
     aligned = ["left" if name in words else "right" for name in table]
     return table.to_markdown(index=False, tablefmt="simple", disable_numparse=True, colalign=aligned)
 

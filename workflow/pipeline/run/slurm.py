@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -104,11 +105,15 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
     """
     refused, waiting = list[str](), list[str]()
     problems: dict[str, tuple[str, list[str]]] = {}
+    limits = partition_limits()
     for words, alike in requests(jobs, settings).items():
         status, said = _run("sbatch", "--test-only", *words, "--wrap", "true")
+        message, resources = f"SLURM says {_message(said)!r}", alike[0].resources
         if status == 0:
-            continue
-        message, resources = _message(said), alike[0].resources
+            partition = resources.get("slurm_partition")
+            if resources.get("runtime", 0) <= (most := limits.get(partition, math.inf)):
+                continue
+            message = f"partition {partition} has a time limit of {most} minutes, and a longer job waits for ever"
         key = next((key for text, key in KEYS.items() if text in message.lower()), "")
         where = "under gpu_jobs in the profile's site.yaml" if resources.get("gpu") else "in the profile"
         if key == "runtime" and resources.get("gpu"):
@@ -117,7 +122,7 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         mend = f"correct {key}{f', now {value!r},' if value else ''} {where}; " if key else ""
         names = ("--job-name", "--output", "--comment", "--export=ALL", JOB_NAME, os.devnull)
         shown = shlex.join(["sbatch", "--test-only", *(word for word in words if word not in names), "--wrap", "true"])
-        sentence = f"SLURM says {message!r}: {mend}ask it yourself: `{shown}`"
+        sentence = f"{message}: {mend}ask it yourself: `{shown}`"
         # Time limits follow estimates, so jobs of one rule differ in them and in nothing else.
         problem = f"{message} {mend}" if value else re.sub(r" -t \d+", "", sentence)
         _, rules = problems.setdefault(problem, (sentence, []))
@@ -126,6 +131,19 @@ def verdict(jobs: Iterable[PlannedJob], settings: Any) -> tuple[list[str], list[
         passing = any(text in sentence for text in PASSING)
         (waiting if passing else refused).append(f"of rule {', '.join(dict.fromkeys(rules))} {sentence}")
     return refused, waiting
+
+
+def partition_limits() -> dict[str, int]:
+    """Return the longest time of a job of each partition that has one, minutes.
+
+    Without EnforcePartLimits `sbatch --test-only` also takes longer jobs.
+    """
+    from snakemake_executor_plugin_slurm.partitions import parse_scontrol_partition_output
+    from snakemake_executor_plugin_slurm.utils import parse_time_to_minutes
+
+    partitions = parse_scontrol_partition_output(_run("scontrol", "show", "partition")[1])
+    limits = {name: settings.get("MaxTime", "UNLIMITED") for name, settings in partitions.items()}
+    return {name: parse_time_to_minutes(most) for name, most in limits.items() if most != "UNLIMITED"}
 
 
 def earlier_jobs(folder: str | os.PathLike) -> str:
