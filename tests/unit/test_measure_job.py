@@ -90,7 +90,7 @@ def asked(monkeypatch):
             if job["do"] != "ready":
                 hear((job["do"], job["input"]))
                 done.sides.append("merged" if merged else "baseline")
-            return {"seconds": 0.5 if merged else 1.0, "steps": 4}
+            return {"seconds": 0.5 if merged else 1.0, "decode_only_seconds": 0.25, "steps": 4}
 
         yield SimpleNamespace(ask=answer)
 
@@ -267,7 +267,7 @@ def test_where_memory_is_for_one_engine_the_variant_is_measured_alone(scale, ask
     scale.in_turns = True
     record = scale.run("short", variant=MERGED)["short"]
     assert record["status"] == "ok" and record["result"]["baseline_samples_seconds"] is None
-    assert record["result"]["samples_seconds"] == [0.5]
+    assert record["result"]["samples_seconds"] == [0.5] and record["result"]["decode_only_percent"] == 50
 
 
 def test_a_gpu_has_the_cache_that_vllm_leaves_it(scale, asked, monkeypatch):

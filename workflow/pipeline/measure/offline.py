@@ -31,7 +31,7 @@ _PEAKS: Mapping[str, Mapping[str | None, float]] = {
 class Throughput(Point):
     """All requests at once, as token ids (Fig. 3, Table 5; Appendix B.2)."""
 
-    said = "{tokens_per_second:.1f} tokens/s"
+    said = "{tokens_per_second:.1f} tokens/s, {decode_only_percent:.0f} % of the time in steps that only decode"
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -57,7 +57,9 @@ class Throughput(Point):
         gpus = hardware()["gpus"] if self.gpus else []
         peak = peak_tflops(gpus[0], self.dtype, subject.quantization) if gpus else None
         times = samples(answers, "seconds", itemgetter("seconds"))
-        return self.result(subject.config, statistics.median(times["samples_seconds"]), peak) | times
+        shares = [100 * answer["decode_only_seconds"] / answer["seconds"] for answer in answers[OWN]]
+        speed = self.result(subject.config, statistics.median(times["samples_seconds"]), peak)
+        return speed | {"decode_only_percent": statistics.median(shares)} | times
 
     def result(self, config: Mapping[str, Any], seconds: float, peak: float | None) -> dict[str, Any]:
         """The result of all requests in so many seconds.

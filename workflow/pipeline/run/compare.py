@@ -78,7 +78,7 @@ NOT_COMPARED = re.compile(
     # errors and single values of what is compared as a whole
     r"|.*stderr|score:result\.questions\.values|fidelity:result\.chats\.(kl|nll|top1_agreement)|early_exit:.*\.bins\..*"
     # times and speeds
-    r"|latency:result\..*|.*:result\..*(second|hours|_ms|_per_gpu|mfu_percent).*|decode:result\.steps"
+    r"|latency:result\..*|.*:result\..*(second|hours|_ms|_per_gpu|mfu_percent|decode_only).*|decode:result\.steps"
 )
 # A record with another one of these is of another experiment.
 EXPERIMENT = (
