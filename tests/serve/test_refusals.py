@@ -22,7 +22,6 @@ def checkpoint_with(of=None, engine=None, **config):
 
 
 def settings(pretend=None, **engine):
-    """A case of the good checkpoint with other settings of vLLM."""
     return lambda folder, to: {"model": folder, "pretend": pretend, "engine": engine}
 
 
@@ -31,8 +30,6 @@ def transferring(connector, **more):
 
 
 def speculating(method):
-    """A case with speculation by `method` from a small ordinary model."""
-
     def make(folder, to):
         draft = to / "draft"
         draft.mkdir(parents=True)
@@ -102,8 +99,8 @@ def answers(engines, checkpoint, tmp_path_factory):
     windows = checkpoint("qwen2", 10, 2, use_sliding_window=True, sliding_window=48, max_window_layers=10)
     folder.with_name("windows").symlink_to(windows)
     folder.with_name("latent").symlink_to(checkpoint("deepseek_v2", 10, 2))
-    cases = [make(folder, new / name.replace(" ", "-")) for name, (make, *_) in EXPECTED.items()]
-    return dict(zip(EXPECTED, engines(cases), strict=True))
+    cases = {name: make(folder, new / name.replace(" ", "-")) for name, (make, *_) in EXPECTED.items()}
+    return engines(cases, refused=True)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

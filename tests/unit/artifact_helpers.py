@@ -54,7 +54,6 @@ def typed(config):
 
 
 def fields(config, model, variant):
-    """The fields of the spec of a variant on a model."""
     spec = typed(config).spec(model, variant)
     return spec and spec.fields
 

@@ -11,7 +11,6 @@ from swiftkv.errors import UserError
 
 
 def rows(*records, **wanted):
-    """The rows of records, with some cells."""
     found = measured([Record.of(each) for each in records])
     return found[(found[list(wanted)] == list(wanted.values())).all(axis=1)]
 
@@ -25,13 +24,6 @@ def served(measure, variant, result, *, hardware=H100, settings=(), engine=(), *
     )  # fmt: skip
     made_up["provenance"]["hardware"] = hardware
     return made_up
-
-
-def test_limits_are_also_of_what_is_out_of_memory():
-    oom = served("throughput", "swiftkv-50", None, reason="no memory is left")
-    (row,) = rows(oom, metric="tokens_per_second").to_dict("records")
-    assert (row["status"], row["reason"]) == ("oom", "no memory is left")
-    assert rows(oom, metric="speedup_limit")["value"].item() == 1.8
 
 
 def test_a_rate_at_which_no_request_ended_has_no_times():

@@ -67,13 +67,6 @@ def test_unsupported_architecture():
         rewire(model, SwiftKVSpec(2, 1))
 
 
-def test_groups_cover_every_upper_layer_once():
-    spec = SwiftKVSpec(8, 3, 2)
-    assert spec.groups == (range(3, 5), range(5, 7), range(7, 8))
-    assert spec.owners == (3, 5, 7)
-    assert [spec.owner(layer) for layer in range(8)] == [0, 1, 2, 3, 3, 5, 5, 7]
-
-
 @pytest.mark.parametrize(
     ("spec", "prefill", "cache"),
     [  # paper, Sec. 4 and Appendix C.1: Llama-3.1-8B has 32 layers and 8 KV heads

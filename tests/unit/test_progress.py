@@ -52,17 +52,6 @@ def test_the_time_left_is_the_plan_s_at_the_pace_of_what_is_done(progress, clock
     assert progress.left() == 0
 
 
-def test_a_finished_step_is_a_line_with_its_time_and_last_output(progress, clock):
-    say(progress, TRAIN, "training: step 1/2\n\ntraining: step 2/2, loss 0.43\n")
-    progress.start(TRAIN)
-    clock.now += 600
-    assert progress.finish(TRAIN) == "[1/4]  5 min left  distill m v, 10 min: training: step 2/2, loss 0.43"
-    progress.start(OTHER)
-    assert progress.finish(OTHER).endswith("left  ready: r/figure1.png")
-    progress.start(99)  # a job that makes nothing
-    assert progress.finish(99) is None
-
-
 def test_a_step_that_runs_long_says_so_in_a_file(progress, clock):
     progress.start(TRAIN)
     say(progress, TRAIN, "training: step 1/2\n")
