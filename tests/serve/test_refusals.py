@@ -53,7 +53,6 @@ OWN, NIXL = {"swiftkv_own_key_values": True, "key_value_group_size": 1}, "NixlCo
 EXPECTED = {
     # By the headers; what else tensors may lack is in test_models_checkpoint.py, while they are read in test_weights.py.
     "wrong group size": (checkpoint_with(key_value_group_size=5), "(num_key_value_layers 10, key_value_group_size 5)"),
-    "impossible group size": (checkpoint_with(key_value_group_size=11), "key_value_group_size is 11"),
     "the teacher": (checkpoint_with(swiftkv=False), "swiftkv false"),
     "both modes": (settings(kv_sharing_fast_prefill=True, **FULL_DEPTH), "--kv-sharing-fast-prefill", "swiftkv_full_depth"),
     "no truth value": (settings(additional_config={"swiftkv_full_depth": "yes"}), "swiftkv_full_depth", "'yes'"),

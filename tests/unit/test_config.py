@@ -159,6 +159,7 @@ def test_yaml_that_does_not_say_what_its_writer_thinks_is_refused(tmp_path, text
 
 def test_only_a_variant_with_a_head_can_exit_early(config):
     typed(config).check_early_exit("swiftkv-50-early-exit")
+    assert fields(config, "llama-3.1-8b", "swiftkv-50-early-exit")["early_exit"] is True
     with pytest.raises(UserError, match="'baseline' has no early exit head; .* are: swiftkv-50-early-exit"):
         typed(config).check_early_exit("baseline")
 

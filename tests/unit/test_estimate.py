@@ -132,6 +132,25 @@ def test_training_takes_about_as_long_as_published(config, model, gpus, publishe
     assert published / 2 < hours < published * 2  # claims train-8b-hours
 
 
+@pytest.mark.parametrize(
+    ("cheaper", "dearer"),
+    [
+        ({"teacher_states": "stored"}, {}),
+        ({}, {"gradient_checkpointing": True}),
+        ({"loss": "lm"}, {}),
+        ({}, {"train": "upper_layers"}),
+    ],
+)
+def test_what_makes_a_training_longer(config, cheaper, dearer):
+    recipe = config["recipes"]["distillation"] | {"gradient_checkpointing": False}
+    config["recipes"] |= {"cheaper": recipe | cheaper, "dearer": recipe | dearer}
+    times = []
+    for name in ("cheaper", "dearer"):
+        config["variants"]["swiftkv-50"]["recipe"] = name
+        times.append(seconds(config, distilling()))
+    assert 0 < times[0] < times[1]
+
+
 def test_a_benchmark_is_priced_by_one_entry(config):
     config["tasks"]["new"] = config["tasks"]["arc-easy"] | {"task": "new_one", "source": {"hub": "org/new"}}
     scoring = job("score", 1, outputs=["new.json"], model="llama-3.1-8b", variant="baseline", kv_cache="auto")
@@ -184,6 +203,13 @@ def test_what_cannot_be_estimated_has_a_time_limit_too(config):
 def point(*names, variant="baseline", **more):
     outputs = [f"results/serving/{point}/llama-3.1-8b/{variant}/auto.json" for point in names]
     return job("measure", 1, outputs=outputs, model="llama-3.1-8b", variant=variant, kv_cache="auto", **more)
+
+
+def test_points_of_one_engine_start_it_once(config):
+    apart = seconds(config, point("batch-2k")) + seconds(config, point("batch-8k"))
+    weights = 2 * 8.03e9 / 1e9 / config["planning"]["gpu"]["load_gb"]
+    start = sum(config["planning"]["gpu"][name] for name in ("start", "engine"))
+    assert apart - seconds(config, point("batch-2k", "batch-8k")) == pytest.approx(start + weights, rel=0.01)
 
 
 def test_a_rate_is_estimated_by_its_time_up_to_the_first_at_which_requests_wait(config):

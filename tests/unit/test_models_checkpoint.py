@@ -134,7 +134,6 @@ DAMAGES = {
     "unknown type": (lambda f: edit_config(f, model_type="gpt2"), "config.json .*'gpt2'"),
     "l too large": (lambda f: edit_config(f, num_key_value_layers=7), "config.json .*num_key_value_layers is 7"),
     "l is text": (lambda f: edit_config(f, num_key_value_layers="three"), "config.json .*num_key_value_layers"),
-    "bad heads": (lambda f: edit_config(f, swiftkv_num_key_value_heads=3), "config.json .*3 SwiftKV key/value heads"),
     "quantized": (
         lambda f: edit_config(f, quantization_config={"quant_method": "compressed-tensors", "format": "float"}),
         "config.json is of a checkpoint quantized in another way",

@@ -5,6 +5,7 @@ import torch
 from tests.conftest import tiny_teacher
 from transformers.cache_utils import DynamicCache
 
+from swiftkv.errors import UserError
 from swiftkv.models import rewire
 from swiftkv.models.early_exit import decode, early_logits
 from swiftkv.spec import SwiftKVSpec
@@ -27,6 +28,7 @@ def exiting(architecture="llama", group=1, heads=None, **changes):
 
 
 def confidences(model, tokens):
+    """The early exit head's largest probability at every position of a sequence."""
     hidden = model.model.forward_lower(torch.tensor([tokens])).hidden
     return early_logits(model, hidden)[0].float().softmax(-1).amax(-1)
 
@@ -98,3 +100,11 @@ def test_the_head_starts_as_the_other_one_and_is_its_own():
     assert torch.equal(model.early_exit_head_swiftkv.weight, teacher.lm_head.weight)
     assert model.early_exit_head_swiftkv.weight is not model.lm_head.weight is teacher.lm_head.weight
     assert set(model.swiftkv_parameters()) - set(plain.swiftkv_parameters()) == {HEAD}
+
+
+def test_a_model_without_the_head_cannot_exit():
+    model = rewire(tiny_teacher(), SwiftKVSpec(6, 3))
+    assert len(decode(model, PROMPT, 3, None).tokens) == 3
+    for without in (model, tiny_teacher()):
+        with pytest.raises(UserError, match="has no early exit head"):
+            decode(without, PROMPT, 3, 0.95)

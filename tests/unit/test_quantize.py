@@ -178,7 +178,6 @@ def test_values_are_fp8_with_one_scale_a_token_over_all_heads():
     values, scale = quantize_states(states(), (1, 3))
     assert values.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
     assert values.shape == (2, 3, 7, 16) and scale.shape == (2, 1, 7, 1)
-    assert torch.equal(scale[:, 0, :, 0], states().abs().amax(dim=(1, 3)) / 448)
     assert (values.float().abs().amax(dim=(1, 3)) == 448).all()
     assert torch.equal(round_trip(states()), values.float() * scale)
 

@@ -19,6 +19,16 @@ def plan(*arguments):
     return [(job.rule, job.wildcards, job.resources) for job in jobs]
 
 
+def test_vllm_scores_a_model_of_several_gpus():
+    targets = [
+        f"results/scores/llama-3.1-70b/baseline/{cell}.json" for cell in ("auto/gsm8k", "fp8/gsm8k", "auto/hellaswag")
+    ]
+    arguments = ["--profile", "profiles/slurm", "--", *targets]
+    assert all(resources["gpu"] == 4 for rule, _, resources in plan(*arguments) if rule == "score")
+    printed = snakemake("--dry-run", "--forceall", "--printshellcmds", *arguments).stdout
+    assert printed.count('"gpus": 4') == 1, [line for line in printed.splitlines() if "--tasks" in line]
+
+
 def test_a_cluster_gives_jobs_twice_their_estimate_or_what_the_profile_says():
     target = "results/checkpoints/llama-3.1-8b/swiftkv-50"
 
