@@ -26,6 +26,13 @@ def served(measure, variant, result, *, hardware=H100, settings=(), engine=(), *
     return made_up
 
 
+def test_limits_are_also_of_what_is_out_of_memory():
+    oom = served("throughput", "swiftkv-50", None, reason="no memory is left")
+    (row,) = rows(oom, metric="tokens_per_second").to_dict("records")
+    assert (row["status"], row["reason"]) == ("oom", "no memory is left")
+    assert rows(oom, metric="speedup_limit")["value"].item() == 1.8
+
+
 def test_a_rate_at_which_no_request_ended_has_no_times():
     times = {"ttft_ms": dict.fromkeys(("mean", "median", "p99")), "tpot_ms": {}}
     rates = [{"request_rate": 1, "completed": 0, "sustained": False} | times]
