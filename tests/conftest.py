@@ -131,19 +131,16 @@ def one_thread():
 
 @pytest.fixture(name="tiny_teacher")
 def tiny_teacher_fixture():
-    """The function `tiny_teacher(architecture="llama", dtype=float32, **config changes)`."""
     return tiny_teacher
 
 
 @pytest.fixture(name="tiny_swiftkv")
 def tiny_swiftkv_fixture():
-    """The function `tiny_swiftkv(architecture, num_key_value_layers, key_value_group_size, num_key_value_heads)`."""
     return tiny_swiftkv
 
 
 @pytest.fixture(params=ARCHITECTURES)
 def architecture(request) -> str:
-    """Each supported architecture in turn."""
     return request.param
 
 

@@ -25,7 +25,6 @@ def run(*words: Any, cwd: Path = ROOT, path: Iterable[Path] = (), **variables: s
 
 
 def write_program(path: Path, script: str) -> Path:
-    """A program of bash; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/bash\n{script}\n")
     path.chmod(0o755)

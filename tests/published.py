@@ -1,10 +1,9 @@
 """The published SwiftKV checkpoints as headers: configuration, and name, shape and dtype of every tensor. No weight is here.
 
-**None of their files was read.** The configurations are those that the hub's pages show; of the 405B's the page was cut after
-`quantization_config`, and what follows is taken from the 8B's. The tensors are derived from the modules of the reference
-implementation. In November 2026 they agreed with all that the hub's file lists say: how many files there are, what each weighs,
-and the length of the index. Sizes leave open the dtype of norms and scales, here the embedding's. The configurations of August
-2025 (967 bytes) and of Llama-3.3-SwiftKV-70B-Instruct were not found.
+**None of their files was read.** The configurations are those that the hub's pages show, but for some fields of default values;
+of the 405B's the page was cut after `quantization_config`, and what follows is taken from the 8B's. The tensors are derived from
+the modules of the reference implementation. In November 2026 they agreed with all that the hub's file lists say: how many files
+there are, what each weighs, and the length of the index. Sizes leave open the dtype of norms and scales, here the embedding's.
 """
 
 import json
@@ -20,16 +19,12 @@ LLAMA_8B = {
     "_name_or_path": "/data-fast/llama-3.1-8b-instruct",
     "architectures": ["LlamaSwiftKVForCausalLM"],
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009],
-    "hidden_act": "silu",
     "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 14336,
     "key_value_group_size": 1,
     "max_position_embeddings": 131072,
-    "mlp_bias": False,
     "model_type": "llama_swiftkv",
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
@@ -49,7 +44,6 @@ LLAMA_8B = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
     "transformers_version": "4.44.2",
-    "use_cache": True,
     "vocab_size": 128256,
 }
 _NUMBERS = {"actorder": None, "block_structure": None, "group_size": None, "num_bits": 8, "observer_kwargs": {}}
@@ -126,15 +120,9 @@ TINY = dict(
 
 
 def tensors(config: dict[str, Any], dtype: torch.dtype, teacher_qkv: bool = True) -> dict[str, torch.Tensor]:
-    """Name, shape and dtype of every tensor, written out here independently of the models.
+    """Name, shape and dtype (of all but FP8 weights) of every tensor, written out here independently of the models.
 
-    Args:
-        config: of config.json.
-        dtype: of all but FP8 weights.
-        teacher_qkv: with the teacher's projections of layers >= l, as all published ones are.
-
-    Returns:
-        Tensors without data, in the order of the reference implementation's modules.
+    `teacher_qkv`: with the teacher's projections of layers >= l, as all published ones are.
     """
     hidden, inner, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     size = config.get("head_dim", hidden // heads)

@@ -91,7 +91,6 @@ def symmetric(tensor):
 
 
 def spread(scale, tensor):
-    """The scale of each input of `tensor`."""
     return scale.repeat_interleave(tensor.size(1) // scale.size(1), 1)
 
 
@@ -102,7 +101,6 @@ def words(numbers, order=range(8)):
 
 
 def under(name, tensors):
-    """The names of a layer's tensors, where it would have a weight `name`."""
     return {name.removesuffix("weight") + kind: tensor.contiguous() for kind, tensor in tensors.items()}
 
 

@@ -26,7 +26,6 @@ _IMPORTS = re.compile(r"^\s*(?:from|import) vllm\b", re.MULTILINE)
 
 
 def users() -> list[str]:
-    """The modules that import vLLM."""
     files = sorted(file for folder in ("src/swiftkv", "workflow/pipeline") for file in (ROOT / folder).rglob("*.py"))
     return [str(file.relative_to(ROOT)) for file in files if _IMPORTS.search(file.read_text())]
 
@@ -62,12 +61,7 @@ def findings(sources: Path) -> dict[tuple, str]:
 
 
 def breaches(sources: Path, version: str, tested: dict[tuple, str]) -> list[str]:
-    """What a release breaks, a sentence each.
-
-    Args:
-        sources: the folder that holds its `vllm/`.
-        tested: `findings` of the installed vLLM.
-    """
+    """What a release breaks, a sentence each; `tested` is what `findings` are of the installed vLLM."""
     found = [sentence for place, sentence in findings(sources).items() if place not in tested]
     return found + [
         f"{fact.file}: {fact.function} no longer says `{fact.text}`"
@@ -77,7 +71,6 @@ def breaches(sources: Path, version: str, tested: dict[tuple, str]) -> list[str]
 
 
 def installed() -> tuple[Path, str]:
-    """The folder of the installed vLLM, and its version."""
     for folder in site_packages():
         if (folder / "vllm").is_dir():
             return folder, importlib.metadata.version("vllm").partition("+")[0]

@@ -11,30 +11,21 @@ from swiftkv.architectures import ARCHITECTURES
 
 @dataclass(frozen=True)
 class Fact:
-    """A piece of code that a function of vLLM must contain.
+    """A piece of code that a function of vLLM must contain."""
 
-    Attributes:
-        file: below `vllm/`.
-        function: its name, or Class.name.
-        text: of one expression or statement, as `ast.unparse` writes it.
-        first, last: releases it is expected in, by their first two numbers; None is no bound.
-    """
-
-    file: str
-    function: str
-    text: str
-    first: str | None = None
+    file: str  # below `vllm/`
+    function: str  # its name, or Class.name
+    text: str  # of one expression or statement, as `ast.unparse` writes it
+    first: str | None = None  # releases it is expected in, by their first two numbers; None is no bound
     last: str | None = None
 
     def applies(self, version: str) -> bool:
-        """Whether it is expected of a release."""
         minor = Version(version).release[:2]
         return (self.first is None or minor >= Version(self.first).release[:2]) and (
             self.last is None or minor <= Version(self.last).release[:2]
         )
 
     def holds(self, sources: Path) -> bool:
-        """Whether it is so in the folder that holds `vllm/`."""
         file = sources / "vllm" / self.file
         if not file.exists():
             return False

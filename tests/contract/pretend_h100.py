@@ -88,7 +88,6 @@ def _answer(module: Any, answers: dict[str, Any]) -> None:
 
 
 def engine_config(folder: str, spec: SwiftKVSpec, settings: dict[str, Any]) -> Any:
-    """Return vLLM's final settings for the variant `spec` of Llama-3.1-8B."""
     from vllm.engine.arg_utils import EngineArgs
 
     model = Path(tempfile.mkdtemp(dir=folder))
@@ -100,7 +99,6 @@ def engine_config(folder: str, spec: SwiftKVSpec, settings: dict[str, Any]) -> A
 
 
 def chosen(config: Any) -> dict[str, Any]:
-    """Make the model and return what was chosen for it."""
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm.v1.attention.backends.utils import resolve_kv_cache_layout

@@ -18,7 +18,6 @@ GRAPHS = [case for case in CASES if case != "eager"]
 
 @pytest.fixture(scope="module")
 def chosen():
-    """What is chosen, by case."""
     ended = run(sys.executable, ROOT / "tests/contract/pretend_h100.py")
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout)

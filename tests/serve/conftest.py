@@ -37,7 +37,6 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1,
 
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory) -> Path:
-    """The packaged SmolLM2-135M-Instruct as a plain checkpoint."""
     return Path(resolve_model("smollm2", "SmolLM2", GGUF, tmp_path_factory.mktemp("smollm2") / "source.json")["path"])
 
 
@@ -113,12 +112,24 @@ def checkpoint(tmp_path_factory, tokenizer):
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory):
-    """Function that runs the cases of `generate.py` in one process, or of another program, and returns their answers."""
+def folder(checkpoint) -> Path:
+    return checkpoint("llama", 4, 4)
 
-    def run(cases: list[dict], program: str = "generate.py") -> list[dict]:
+
+@pytest.fixture(scope="session")
+def few(checkpoint) -> Path:
+    """A model with few possible answers: they recur, so drafts are made, accepted and rejected."""
+    return checkpoint("llama", 4, 4, answers=24)
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory):
+    """Function that runs the cases of `generate.py` in one process, or of another program; their answers by name."""
+
+    def run(cases: dict[str, dict], program: str = "generate.py", refused: bool = False) -> dict[str, dict]:
         folder = tmp_path_factory.mktemp("engines")
-        (folder / "cases.json").write_text(json.dumps([case | {"model": str(case["model"])} for case in cases]))
+        given = [case | {"model": str(case["model"])} for case in cases.values()]
+        (folder / "cases.json").write_text(json.dumps(given))
         with (folder / "log").open("w") as log:
             ended = subprocess.run(
                 [sys.executable, Path(__file__).with_name(program), folder / "cases.json", folder / "answers.json"],
@@ -129,8 +140,9 @@ def engines(tmp_path_factory):
             )
         text = (folder / "log").read_text()
         assert ended.returncode == 0, text[-4000:]
-        answers = json.loads((folder / "answers.json").read_text())
-        for answer in answers:
+        answers = dict(zip(cases, json.loads((folder / "answers.json").read_text()), strict=True))
+        for name, answer in answers.items():
+            assert refused or "error" not in answer, (name, answer)
             answer["log"] = text
         return answers
 
@@ -184,11 +196,8 @@ def compare(checkpoint):
 def reference(model, prompt: list[int], tokens: list[int]) -> tuple[list[int], float, torch.Tensor]:
     """Hugging Face's greedy choice after the prompt and each of `tokens`.
 
-    Equal to `tokens`, it is what greedy generation gives, by induction; and it runs every position at full depth.
-
-    Returns:
-        The likeliest token of each step, the smallest log-probability margin over the second, and the
-        log-probabilities of `tokens`.
+    Equal to `tokens`, it is what greedy generation gives, by induction; and it runs every position at full depth. With the
+    smallest log-probability margin over the second token, and the log-probabilities of `tokens`.
     """
     logits = model(torch.tensor([prompt + tokens[:-1]]), logits_to_keep=len(tokens)).logits[0]
     logprobs = logits.log_softmax(-1)

@@ -114,19 +114,10 @@ def run(
     embedded: bool = False,
     **settings: Any,
 ) -> dict:
-    """Answers of one call, greedy unless `settings` say otherwise; or its error.
+    """Answers of one call, greedy unless `settings` of vLLM's sampling say otherwise; or its error.
 
-    Args:
-        llm: the engine.
-        prompts: token ids.
-        max_tokens: tokens of an answer.
-        embedded: give the prompts as embeddings.
-        settings: of vLLM's sampling; "structured" by a grammar, or "beam_width".
-
-    Returns:
-        Token ids and log-probabilities of the first answer to each prompt; ids and texts of all its answers; tokens that the
-        prefix cache had; log-probabilities of the prompt's tokens; numbers of accepted drafts and of preemptions so far;
-        steps, see STEPS.
+    Prompts are token ids, or `embedded`; settings may be "structured" by a grammar, or "beam_width". Drafts and preemptions
+    are counted from the engine's start, see STEPS for steps.
     """
     given: list = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
     if embedded:
@@ -162,7 +153,6 @@ def run(
 
 
 def chosen(ids: list[int], steps: list) -> list[float | None]:
-    """Log-probability of each token, where there is one."""
     return [None if step is None else step[token].logprob for token, step in zip(ids, steps, strict=False)]
 
 

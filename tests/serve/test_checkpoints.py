@@ -98,23 +98,18 @@ def answers(engines, folders, plain, prompts, eight):
         cases[name]["engine"] = {"dtype": "bfloat16", "kv_cache_dtype": kind}
         cases[name]["runs"][0]["allowed_token_ids"] = [300]  # one token, the same for all
     cases["dummy"] = {"model": plain, "engine": {"load_format": "dummy"}, "runs": [{"prompts": eight[:1]}]}
-    return dict(zip(cases, engines(list(cases.values())), strict=True))
+    return engines(cases)
 
 
 def test_superfluous_tensors_and_several_files_change_nothing(answers, compare, plain, eight):
-    answer = answers["superfluous tensors in several files"]
-    assert "error" not in answer, answer
+    answer, dummy = answers["superfluous tensors in several files"], answers["dummy"]  # needs no file but config.json
     compare(plain, eight, answer["runs"][0])
-    dummy = answers["dummy"]
-    assert "error" not in dummy, dummy  # needs no file but config.json
     assert dummy["parameters"] == answer["parameters"] and len(dummy["runs"][0]["tokens"][0]) == 12
 
 
 def test_a_published_checkpoint_is_served(answers, compare, folders, eight):
-    answer = answers["published"]
-    assert "error" not in answer, answer
-    assert answer["fast_prefill"]
-    compare(folders["published"], eight, answer["runs"][0])
+    assert answers["published"]["fast_prefill"]
+    compare(folders["published"], eight, answers["published"]["runs"][0])
 
 
 @pytest.mark.parametrize("name", ["float8", "distilled in float8"])
@@ -128,8 +123,6 @@ def test_float8_equals_the_same_arithmetic_in_huggingface(answers, folders, prom
 
 
 def difference(answer, folder, prompts):
-    """The difference of the answer's log-probabilities from those of Hugging Face with a checkpoint."""
-    assert "error" not in answer, answer
     model, (run,) = load_any(folder, torch.float32), answer["runs"]
     assert "error" not in run, run
     pairs = zip(prompts, run["tokens"], strict=True)
@@ -148,6 +141,5 @@ def test_weights_are_what_they_stand_for(answers, folders, checkpoint, prompts, 
 @pytest.mark.skipif(not CALIBRATED, reason="vLLM has no FP8 cache on this processor")
 def test_layers_read_a_cache_with_the_scales_it_was_written_with(answers):
     """Powers of two change little of float8 but the exponent; with scales that differ, readers would be far off."""
-    assert not {name: answers[name] for name in CALIBRATED if "error" in answers[name]}
     rounded, exact = (torch.tensor(answers[name]["runs"][0]["logprobs"]) for name in CALIBRATED)
     assert 0 < (rounded - exact).abs().mean() < exact.std() / 4

@@ -24,17 +24,6 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint):
-    return checkpoint("llama", 4, 4)
-
-
-@pytest.fixture(scope="module")
-def few(checkpoint):
-    """A model with few possible answers, which heads may guess."""
-    return checkpoint("llama", 4, 4, answers=24)
-
-
-@pytest.fixture(scope="module")
 def heads(few, tmp_path_factory):
     """Medusa heads that guess the token just chosen, three times: the model's own head, whose layer before adds nothing."""
     folder = tmp_path_factory.mktemp("medusa")
@@ -70,8 +59,9 @@ def answers(engines, folder, few, heads, eight, tmp_path_factory):
         "preempted": (folder, scarce, [{"prompts": eight, "max_tokens": 24}, long]),
         "Medusa": (few, PARTS | {"speculative_config": medusa}, [{"prompts": eight, "max_tokens": 24}]),
     }
-    given = [{"model": model, "engine": engine, "runs": runs} for model, engine, runs in cases.values()]
-    return dict(zip(cases, engines(given), strict=True))
+    return engines(
+        {name: {"model": model, "engine": engine, "runs": runs} for name, (model, engine, runs) in cases.items()}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -59,9 +59,8 @@ def answers(engines, folders, ids):
             "runs": [{"prompts": ids[:3:-1], "max_tokens": 16}],
         },
     }
-    given = dict(zip(cases, engines(list(cases.values()), "interpreted.py"), strict=True))
+    given = engines(cases, "interpreted.py")
     for answer in given.values():
-        assert "error" not in answer, answer
         assert "Using V2 Model Runner" in answer["log"] and answer["fast_prefill"]
     return given
 

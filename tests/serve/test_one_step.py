@@ -48,15 +48,11 @@ class Builder(AttentionMetadataBuilder):
 
 @dataclass
 class Metadata:
-    """What attention of the layers >= l would run on."""
-
     query_start_loc: torch.Tensor
     num_actual_tokens: int
 
 
 class Backend(AttentionBackend):
-    """An attention backend without kernels."""
-
     get_builder_cls = staticmethod(lambda: Builder)
     get_name = staticmethod(lambda: "NONE")
     get_impl_cls = get_kv_cache_shape = None
@@ -68,23 +64,14 @@ class Settings(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Step:
-    """A step and vLLM's settings.
+    """A step and vLLM's settings."""
 
-    Attributes:
-        queries: tokens of each request.
-        drafts: rows with logits beside the last one, of each request.
-        decoding: places of the requests whose prompts were computed before.
-        left: prompt tokens of each request that later steps compute.
-        mode: vLLM's setting of CUDA graphs.
-        sizes: captured ones.
-    """
-
-    queries: list[int]
-    drafts: tuple[int, ...] = (0,) * 10
-    decoding: tuple[int, ...] = ()
-    left: tuple[int, ...] = (0,) * 10
-    mode: str = "NONE"
-    sizes: tuple[int, ...] = ()
+    queries: list[int]  # tokens of each request
+    drafts: tuple[int, ...] = (0,) * 10  # rows with logits beside the last one, of each request
+    decoding: tuple[int, ...] = ()  # places of the requests whose prompts were computed before
+    left: tuple[int, ...] = (0,) * 10  # prompt tokens of each request that later steps compute
+    mode: str = "NONE"  # of CUDA graphs
+    sizes: tuple[int, ...] = ()  # captured ones
 
     @property
     def tokens(self):
@@ -92,7 +79,6 @@ class Step:
 
     @property
     def logits(self):
-        """Rows with logits of each request."""
         return [1 + more for _, more in zip(self.queries, self.drafts, strict=False)]
 
     @property
@@ -103,17 +89,14 @@ class Step:
 
     @property
     def starts(self):
-        """The first row of each request, and the number of all."""
         return torch.tensor([0, *accumulate(self.queries)], dtype=torch.int32)
 
     @property
     def prompts(self):
-        """Tokens of each request's prompt."""
         rest = [0 if place in self.decoding else query + self.left[place] for place, query in enumerate(self.queries)]
         return COMPUTED + np.array(rest)
 
     def settings(self):
-        """What the runners read of vLLM's settings."""
         compilation = CompilationConfig(mode=3, cudagraph_mode=self.mode)
         compilation.cudagraph_capture_sizes = list(self.sizes)
         compilation.max_cudagraph_capture_size = max(self.sizes, default=0)
@@ -243,7 +226,6 @@ def second_runner(step, settings, model):
 
 
 def run(model, metadata, mode, descriptor, *arguments):
-    """Call the model, or what is given of it, in a forward context."""
     context = ForwardContext({}, metadata, {}, cudagraph_runtime_mode=mode, batch_descriptor=descriptor)
     with override_forward_context(context):
         output = model(*arguments)

@@ -19,9 +19,9 @@ MODELS = {
 
 
 def test_two_ranks_equal_huggingface(engines, checkpoint, compare, eight):
-    folders = [checkpoint(*which, **changes) for *which, changes in MODELS.values()]
-    cases = [{"model": folder, "engine": ENGINE, "runs": [{"prompts": eight}]} for folder in folders]
-    for folder, answer in zip(folders, engines(cases), strict=True):
-        assert "error" not in answer, answer
+    folders = {name: checkpoint(*which, **changes) for name, (*which, changes) in MODELS.items()}
+    runs = [{"prompts": eight}]
+    cases = {name: {"model": folder, "engine": ENGINE, "runs": runs} for name, folder in folders.items()}
+    for name, answer in engines(cases).items():
         assert answer["fast_prefill"]
-        compare(folder, eight, answer["runs"][0])
+        compare(folders[name], eight, answer["runs"][0])

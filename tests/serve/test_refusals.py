@@ -22,7 +22,6 @@ def checkpoint_with(of=None, engine=None, **config):
 
 
 def settings(pretend=None, **engine):
-    """A case of the good checkpoint with other settings of vLLM."""
     return lambda folder, to: {"model": folder, "pretend": pretend, "engine": engine}
 
 
@@ -31,8 +30,6 @@ def transferring(connector, **more):
 
 
 def speculating(method):
-    """A case with speculation by `method` from a small ordinary model."""
-
     def make(folder, to):
         draft = to / "draft"
         draft.mkdir(parents=True)
@@ -56,7 +53,6 @@ OWN, NIXL = {"swiftkv_own_key_values": True, "key_value_group_size": 1}, "NixlCo
 EXPECTED = {
     # By the headers; what else tensors may lack is in test_models_checkpoint.py, while they are read in test_weights.py.
     "wrong group size": (checkpoint_with(key_value_group_size=5), "(num_key_value_layers 10, key_value_group_size 5)"),
-    "impossible group size": (checkpoint_with(key_value_group_size=11), "key_value_group_size is 11"),
     "the teacher": (checkpoint_with(swiftkv=False), "swiftkv false"),
     "both modes": (settings(kv_sharing_fast_prefill=True, **FULL_DEPTH), "--kv-sharing-fast-prefill", "swiftkv_full_depth"),
     "no truth value": (settings(additional_config={"swiftkv_full_depth": "yes"}), "swiftkv_full_depth", "'yes'"),
@@ -104,8 +100,8 @@ def answers(engines, checkpoint, tmp_path_factory):
     folder.with_name("windows").symlink_to(windows)
     folder.with_name("heads").symlink_to(checkpoint("llama", 10, 2, head_dim=36))
     folder.with_name("latent").symlink_to(checkpoint("deepseek_v2", 10, 2))
-    cases = [make(folder, new / name.replace(" ", "-")) for name, (make, *_) in EXPECTED.items()]
-    return dict(zip(EXPECTED, engines(cases), strict=True))
+    cases = {name: make(folder, new / name.replace(" ", "-")) for name, (make, *_) in EXPECTED.items()}
+    return engines(cases, refused=True)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

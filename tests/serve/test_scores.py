@@ -10,6 +10,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from tests.serve.conftest import ENGINE_SECONDS, engine_environment
+from tests.unit.measure_helpers import ENGINE
 from tests.unit.score_helpers import entry
 from transformers import AutoTokenizer
 
@@ -23,13 +24,12 @@ from swiftkv.spec import SwiftKVSpec
 
 pytestmark = pytest.mark.thorough
 
-ENGINE = {
+# Prompts come in parts.
+ENGINE = ENGINE | {
     "gpus": 0,
     "dtype": "float32",
-    "max_num_batched_tokens": 128,  # prompts come in parts
+    "max_num_batched_tokens": 128,
     "max_num_seqs": 16,
-    "enforce_eager": True,
-    "gpu_memory_utilization": 0.9,
     "cpu_kv_cache_gib": 0.25,
 }
 ARC = entry("arc-challenge", limit=8, max_gen_toks=3)

@@ -47,14 +47,12 @@ def serving(model: Path, place: Path, *options: str) -> AbstractContextManager[S
 
 
 def metric(server: Server, name: str) -> float:
-    """A number of /metrics, summed over its labels."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def client(server: Server) -> openai.AsyncOpenAI:
-    """A client that tries nothing twice; a context manager."""
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0, timeout=600)
 
 
@@ -71,14 +69,8 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int = 1
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint):
-    """Few possible answers recur, so drafts are made, accepted and rejected."""
-    return checkpoint("llama", 4, 4, answers=24)
-
-
-@pytest.fixture(scope="module")
-def server(folder, tmp_path_factory):
-    with serving(folder, tmp_path_factory.mktemp("server"), *CACHED_AND_SPECULATING) as server:
+def server(few, tmp_path_factory):
+    with serving(few, tmp_path_factory.mktemp("server"), *CACHED_AND_SPECULATING) as server:
         yield server
 
 
@@ -115,11 +107,11 @@ async def traffic(server, prompts):
         return before, together, [await ask(asker, prompt, LONGEST) for prompt in prompts]
 
 
-def test_good_and_bad_requests_at_once(server, folder, prompts):
+def test_good_and_bad_requests_at_once(server, few, prompts):
     before, together, after = asyncio.run(traffic(server, prompts))
     server.program.check()
     assert before == after
-    model = load_any(folder, torch.float32)
+    model = load_any(few, torch.float32)
     for prompt, tokens in zip(prompts, before, strict=True):
         expected, margin, _ = reference(model, prompt, tokens)
         assert margin > MARGIN and tokens == expected

@@ -22,8 +22,10 @@ import psutil
 ETC = Path("/etc/slurm")  # the only place a step's srun looks in: Snakemake strips SLURM_CONF from its environment
 FILES = ("slurm.conf", "gres.conf", "slurmdbd.conf")
 PROGRAMS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "sbatch", "sacct", "scontrol")
+DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmstepd", "munged")
 PACKAGES = "slurmctld slurmd slurmdbd slurm-client munge mariadb-server"
 ACCOUNT = "swiftkv"  # the one of profiles/slurm
+NODES, GPUS, PORT = ("pretend0", "pretend1"), 8, 16817
 
 CONFIGURATION = """
 ClusterName=pretend
@@ -55,7 +57,7 @@ MpiDefault=none
 SwitchType=switch/none
 MailProg=/bin/true
 ReturnToService=2
-KillWait={kill_wait}
+KillWait=5
 MinJobAge=7200
 OverTimeLimit=0
 SchedulerType=sched/backfill
@@ -95,24 +97,12 @@ grant all on accounting.* to slurm@'127.0.0.1';
 
 
 class Cluster:
-    """The cluster in `folder`; `start` and `stop` may be called again and again.
+    """The cluster in `folder`, where all that its daemons write is, their process ids and logs."""
 
-    Attributes:
-        folder: everything the daemons write, their process ids and logs.
-        nodes: names of the nodes.
-        gpus: pretend H100s of a node.
-    """
-
-    def __init__(self, folder: Path, nodes: int = 2, gpus: int = 8, port: int = 16817, kill_wait: int = 5) -> None:
-        self.folder, self.gpus, self.port, self.kill_wait = folder, gpus, port, kill_wait
-        self.nodes = [f"pretend{number}" for number in range(nodes)]
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def start(self) -> None:
-        """Write the configuration and start all daemons.
-
-        Raises:
-            RuntimeError: a program is missing, this machine has a SLURM of its own, or a daemon does not come up.
-        """
         if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
             raise RuntimeError(f"{', '.join(missing)} not found: apt-get install {PACKAGES}")
         for name in FILES:
@@ -123,7 +113,7 @@ class Cluster:
         run("munged", "--force", f"--socket={self.folder}/munge.socket", f"--log-file={self.folder}/munge.log", *munge)
         self._start_accounting()
         self.start_controller("-c")  # without the state of a cluster before
-        for node in self.nodes:
+        for node in NODES:
             run("slurmd", "-c", "-N", node)
         self.wait(lambda: self.states() == {"idle"}, "the nodes are not idle")
 
@@ -133,14 +123,13 @@ class Cluster:
         self.wait(lambda: " is UP" in run("scontrol", "ping", check=False), "slurmctld does not answer")
 
     def kill_controller(self) -> None:
-        """End slurmctld without a farewell."""
         self._end("slurmctld", signal.SIGKILL)
 
     def stop(self) -> None:
         """Cancel all jobs, end all daemons and take the configuration away."""
         with contextlib.suppress(OSError):
             run("scancel", "--state=PENDING", "--state=RUNNING", "--user=root", check=False)
-        for name in [*self.nodes, "slurmctld", "slurmdbd", "database", "munge"]:
+        for name in [*NODES, "slurmctld", "slurmdbd", "database", "munge"]:
             self._end(name, signal.SIGTERM)
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -150,22 +139,17 @@ class Cluster:
                 (ETC / name).unlink()
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that runs for this cluster: its daemons, their steps, and jobs."""
         found = []
         for process in psutil.process_iter(["name", "cmdline", "status"]):
             if process.info["status"] == psutil.STATUS_ZOMBIE:  # has ended; in a container nobody may ask how
                 continue
             command = " ".join(process.info["cmdline"] or [])
-            if (
-                process.info["name"] in ("slurmctld", "slurmd", "slurmdbd", "slurmstepd", "munged")
-                or str(self.folder) in command
-            ):
+            if process.info["name"] in DAEMONS or str(self.folder) in command:
                 found.append(process)
         # A daemon may have ended since the list was taken.
         return [process for process in found if process.pid != os.getpid() and alive(process)]
 
     def states(self) -> set[str]:
-        """States of the nodes."""
         return set(run("sinfo", "--noheader", "--Node", "--format=%T", check=False).split())
 
     def jobs(self) -> list[dict[str, str]]:
@@ -183,16 +167,11 @@ class Cluster:
         return sorted((dict(zip(columns, row, strict=True)) for row in rows), key=lambda job: int(job["id"]))
 
     def job(self, number: str) -> dict[str, str]:
-        """What scontrol knows of a job."""
         words = run("scontrol", "--oneliner", "--detail", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait(self, until: Callable[[], object], otherwise: str, seconds: float = 60) -> None:
-        """Wait until something holds.
-
-        Raises:
-            RuntimeError: it does not within `seconds`; the message has the ends of the logs.
-        """
+        """Wait until something holds; else the error has the ends of the logs."""
         deadline = time.monotonic() + seconds
         while not until():
             if time.monotonic() > deadline:
@@ -208,7 +187,7 @@ class Cluster:
         with (self.folder / "database.log").open("ab") as log:
             subprocess.Popen(
                 ["mariadbd", "--no-defaults", "--user=root", f"--datadir={database}", socket, "--bind-address=127.0.0.1",
-                 f"--pid-file={self.folder}/database.pid", f"--port={self.port + 99}", "--skip-log-bin",
+                 f"--pid-file={self.folder}/database.pid", f"--port={PORT + 99}", "--skip-log-bin",
                  "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
@@ -219,7 +198,6 @@ class Cluster:
         self.wait(lambda: "pretend" in self._accounts(), "slurmdbd does not answer")
 
     def _accounts(self) -> str:
-        """Make the account, and the user in it; what there is of clusters."""
         for words in ("cluster pretend", f"account {ACCOUNT}", f"user root account={ACCOUNT}"):
             run("sacctmgr", "--immediate", "add", *words.split(), check=False)
         return run("sacctmgr", "--noheader", "list", "cluster", check=False)
@@ -232,21 +210,21 @@ class Cluster:
         if not key.exists():
             key.write_bytes(secrets.token_bytes(128))
             key.chmod(0o400)
-        for number in range(self.gpus):  # slurmd wants a device for each GPU; a plain file will do
+        for number in range(GPUS):  # slurmd wants a device for each GPU; a plain file will do
             (self.folder / "devices" / f"nvidia{number}").touch()
         host = socket.gethostname().split(".")[0]
         lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={self.port + 1 + number} CPUs=128 "
-            f"RealMemory=1000000 Gres=gpu:h100:{self.gpus} State=UNKNOWN"
-            for number, node in enumerate(self.nodes)
+            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={PORT + 1 + number} CPUs=128 "
+            f"RealMemory=1000000 Gres=gpu:h100:{GPUS} State=UNKNOWN"
+            for number, node in enumerate(NODES)
         ]
-        values = {"host": host, "port": self.port, "folder": self.folder, "kill_wait": self.kill_wait}
-        values |= {"accounting_port": self.port + 98, "database_port": self.port + 99}
+        values = {"host": host, "port": PORT, "folder": self.folder}
+        values |= {"accounting_port": PORT + 98, "database_port": PORT + 99}
         (self.folder / "slurm.conf").write_text(CONFIGURATION.format(nodes="\n".join(lines), **values))
         (self.folder / "slurmdbd.conf").write_text(ACCOUNTING.format(**values))
         (self.folder / "slurmdbd.conf").chmod(0o600)
-        device = f"{self.folder}/devices/nvidia[0-{self.gpus - 1}]"
-        gpus = [f"NodeName={node} Name=gpu Type=h100 File={device}" for node in self.nodes]
+        device = f"{self.folder}/devices/nvidia[0-{GPUS - 1}]"
+        gpus = [f"NodeName={node} Name=gpu Type=h100 File={device}" for node in NODES]
         (self.folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gpus, ""]))
         ETC.mkdir(exist_ok=True)
         for name in FILES:
@@ -262,7 +240,6 @@ class Cluster:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether the process still runs; a zombie does not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -270,9 +247,9 @@ def alive(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def running(folder: Path, **settings: int) -> Iterator[Cluster]:
+def running(folder: Path) -> Iterator[Cluster]:
     """A cluster that is gone afterwards, whatever happens."""
-    cluster = Cluster(folder, **settings)
+    cluster = Cluster(folder)
 
     def end(number: int, frame: object) -> None:  # as `timeout` asks for it; the default leaves everything running
         raise KeyboardInterrupt
@@ -287,7 +264,6 @@ def running(folder: Path, **settings: int) -> Iterator[Cluster]:
 
 
 def run(*command: str, check: bool = True) -> str:
-    """What a program prints."""
     done = subprocess.run(command, capture_output=True, text=True)
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {done.stderr or done.stdout}")

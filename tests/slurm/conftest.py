@@ -22,11 +22,7 @@ def cluster(tmp_path_factory):
 
 
 class Workflow:
-    """The smoke scale under profiles/slurm, in a folder of its own.
-
-    Attributes:
-        folder: working directory; results are under it.
-    """
+    """The smoke scale under profiles/slurm, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,12 +49,10 @@ class Workflow:
         }
 
     def write(self) -> None:
-        """Write what `arguments` names."""
         for name in ("profile", "override"):
             (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(getattr(self, name), sort_keys=False))
 
     def command(self, *arguments: Any) -> list[str]:
-        """The controller's command line."""
         self.write()
         words = [Path(sys.executable).with_name("snakemake"), "--snakefile", ROOT / "Snakefile", *arguments]
         return [str(word) for word in [*words, "--directory", self.folder, "--profile", self.folder]]
@@ -69,16 +63,13 @@ class Workflow:
         return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", PRETEND: "1"}
 
     def run(self, *arguments: Any) -> subprocess.CompletedProcess:
-        """Run it to its end."""
         return subprocess.run(self.command(*arguments), env=self.environment(), capture_output=True, text=True)
 
     def start(self, *arguments: Any) -> subprocess.Popen:
-        """Start it, for something to happen meanwhile."""
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         return subprocess.Popen(self.command(*arguments), env=self.environment(), **quiet)
 
 
 @pytest.fixture
 def workflow(tmp_path):
-    """A `Workflow` in a fresh folder."""
     return Workflow(tmp_path)

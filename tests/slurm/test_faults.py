@@ -32,7 +32,6 @@ def undisturbed(cluster, tmp_path_factory):
 
 
 def fitted(folder: Path) -> Workflow:
-    """The smoke scale with a longer training."""
     workflow = Workflow(folder)
     workflow.override["recipes"]["distillation"] |= {"max_steps": STEPS, "checkpoint_every": 4}
     workflow.override["models"]["tiny-random"]["gpus"]["distill"] = 2
@@ -60,7 +59,6 @@ def begin(workflow: Workflow) -> tuple[subprocess.Popen, int]:
 
 
 def ranks(workflow: Workflow) -> list[psutil.Process]:
-    """The processes that train."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -71,7 +69,6 @@ def ranks(workflow: Workflow) -> list[psutil.Process]:
 
 
 def jobs_of(cluster, workflow: Workflow) -> list[dict[str, str]]:
-    """The cluster's jobs that were submitted for this folder."""
     return [job for job in cluster.jobs() if cluster.job(job["id"]).get("WorkDir") == str(workflow.folder)]
 
 
@@ -86,7 +83,6 @@ def same_result(workflow: Workflow, undisturbed: Workflow) -> bool:
 
 
 def resumed(workflow: Workflow) -> int:
-    """The step that the last attempt went on from."""
     log = (workflow.folder / "results/smoke/logs/distill/tiny-random/swiftkv-50.log").read_text()
     return int(re.search(r"continuing after step (\d+)", log)[1])
 

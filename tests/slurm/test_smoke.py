@@ -36,7 +36,7 @@ def test_every_rule_of_the_smoke_scale(cluster, workflow):
     for job in jobs:
         rule = re.match(r"rule_([\w-]+?)(_wildcards|$)", job["comment"])[1]
         two = rule == "distill" and "tiny-random-moe" in job["comment"]
-        gpus = 0 if rule in PROCESSOR_RULES else 1 + two
+        gpus = 1 + two if stage_of(rule).gpus else 0
         assert job["gpus"] == (f"gres:gpu:h100:{gpus}" if gpus else "N/A"), job
         assert job["partition"] == ("h100" if gpus else "cpu"), job
         known = cluster.job(job["id"])
@@ -48,14 +48,3 @@ def planned_jobs(workflow, *targets):
     planned = workflow.run("--quiet", "rules", "--forceall", "--dry-run", *targets)
     found = re.findall(r"^([\w-]+) +(\d+)$", planned.stdout + planned.stderr, flags=re.MULTILINE)
     return {rule: int(number) for rule, number in found if rule != "total"}
-
-
-PROCESSOR_RULES = {
-    "resolve_model",
-    "heldout",
-    "corpus",
-    "pack",
-    "dummy_checkpoint",
-    "fetch_checkpoint",
-    "fetch_questions",
-}

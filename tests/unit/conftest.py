@@ -1,13 +1,13 @@
-"""Inputs of whole trainings, and one that ran undisturbed; a file may have others of its own."""
+"""Inputs of whole trainings, one that ran undisturbed, and a model to be scored; a file may have others of its own."""
 
 import pytest
 import torch
 from tests.unit.distill_helpers import make_inputs, train
+from tests.unit.score_helpers import SHAPE, write_source
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """A folder with a tiny model and packed rows for it."""
     folder = tmp_path_factory.mktemp("inputs")
     make_inputs(folder)
     return folder
@@ -19,6 +19,12 @@ def finished(inputs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     train(inputs, folder)
     return folder
+
+
+@pytest.fixture
+def source(tmp_path, tiny_teacher):
+    """source.json of a tiny model in checkpoint/ beside it."""
+    return write_source(tiny_teacher(**SHAPE), tmp_path)
 
 
 @pytest.fixture

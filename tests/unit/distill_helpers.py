@@ -87,7 +87,6 @@ def command(
     ranks: int = 1,
     moments: bool = False,
 ) -> list[str]:
-    """The command line of one training; its files go to `output`."""
     arguments = {
         "--model-source": inputs / "source.json",
         "--variant": "v",
@@ -142,20 +141,17 @@ def run_stage(words: list[str], printed: str, said: str) -> None:
 
 
 def train(inputs: Path, output: Path, **arguments) -> str:
-    """Run a training to its end; what it said."""
     done = run(command(inputs, output, **arguments))
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
 def log(folder: Path) -> list[dict[str, float]]:
-    """The loss log of a finished training."""
     with (folder / "log.csv").open(newline="") as file:
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of a finished training's checkpoint, in float32."""
     return load_any(folder / "checkpoint", torch.float32).state_dict()
 
 

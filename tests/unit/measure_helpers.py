@@ -60,19 +60,16 @@ def alive(pid: int) -> bool:
 
 
 def command(subject: Subject, point: Point) -> list[str]:
-    """The command that starts vLLM for a point."""
     return vllm_command(subject, point, point.max_model_len(subject.config), point.memory(subject))
 
 
 def measure(subject: Subject, point: Point, work: Path) -> dict:
-    """The record of one point, with engines of its own."""
     work.mkdir(exist_ok=True)
     with Engines(work / "vllm.log") as engines:
         return run.measure(subject, point, engines)
 
 
 def point(benchmark: str, gpus: int = 0, threads: int = 1, engine: dict | None = None, **values) -> Point:
-    """A point of one kind with small lengths."""
     lengths = {"input_tokens": 100, "output_tokens": 16} if benchmark != "forward_time" else {}
     asked = {"measure": benchmark, "seed": 0, "engine": ENGINE | (engine or {})} | lengths | values
     return run.read_point("a-point", asked, gpus=gpus, threads=threads)

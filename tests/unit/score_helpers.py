@@ -45,7 +45,6 @@ def write_source(model: PreTrainedModel, folder: Path) -> Path:
 
 
 def write_chats(path: Path, number: int = 6, before: tuple[dict, ...] = ()) -> Path:
-    """A file of short chats of different lengths."""
     chats = [
         {
             "id": f"chat/{index}",

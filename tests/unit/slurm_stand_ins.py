@@ -70,5 +70,4 @@ def install(folder, **changes):
 
 
 def jobs(*asked):
-    """Jobs of (rule, resources)."""
     return [PlannedJob(rule, resources=Resources(resources)) for rule, resources in asked]

@@ -11,7 +11,6 @@ from swiftkv.errors import UserError
 
 
 def rows(*records, **wanted):
-    """The rows of records, with some cells."""
     found = measured([Record.of(each) for each in records])
     return found[(found[list(wanted)] == list(wanted.values())).all(axis=1)]
 

@@ -35,9 +35,7 @@ def mean_of_tasks(row):
     return sum(float(row[task]) for task in TASKS) / len(TASKS)
 
 
-def test_every_table_is_there_once_with_sources_and_parts(tables, artifacts):
-    paper = [*(f"table{number}" for number in range(1, 8)), *(f"tableB{number}" for number in range(1, 6))]
-    assert tables.keys() == {*paper, "tableC1", "tableD1", *(f"blog_table{number}" for number in range(1, 7)), "values"}
+def test_rows_are_there_once_with_sources_and_parts(tables, artifacts):
     for name, table in tables.items():
         assert all(row["source"] for row in table), name
         keys = ("model", "variant", "kv_cache", "part", "memory_gb", "input_length", "task")

@@ -26,8 +26,6 @@ from pipeline.artifacts import contents
 from pipeline.artifacts.labels import label
 from pipeline.artifacts.metrics import IN_NOISE, MISSING, OOM, percent, show, show_interval
 from pipeline.artifacts.writers import Grid, Table, to_html, to_latex, to_markdown
-from swiftkv.errors import UserError
-from swiftkv.io import write_json
 
 REASON = "the data set truthfulqa/truthful_qa at revision main could not be had: https://example.org/" + "very/" * 30
 QUALITY = [
@@ -127,13 +125,6 @@ def test_flops_tables_equal_the_published_ones(name):
     printed = table.grids[0].frame.set_index("Variant").map(lambda cell: float(cell.rstrip("%")))
     assert [variant == "published" for variant in printed.index] == [False, True] * len(entry["cases"])
     assert (printed[::2].to_numpy() == printed[1::2].to_numpy()).all()
-
-
-def test_dimensions_that_cannot_be_used_are_named(tmp_path):
-    write_json(tmp_path / "source.json", [1])
-    for name in ("source.json", "none.json"):
-        with pytest.raises(UserError, match=name):
-            made(contents.resolve(typed(scale()), "table1"), dimensions=[tmp_path / name])
 
 
 def test_numbers():

@@ -21,21 +21,16 @@ from pipeline.run.check import (
     check_environment,
     check_gpus,
     check_hub,
-    check_memory,
     in_cache,
     other_libraries,
     problems_at_start,
 )
-from pipeline.run.jobs import PlannedJob, Profile, Resources
+from pipeline.run.jobs import PlannedJob, Profile
 from pipeline.run.sizes import Download, downloads, once
 from pipeline.sources import MODEL_FILES, TOKENIZER_FILES
 from swiftkv.cost import GIGA
 from swiftkv.errors import UserError
 from swiftkv.io import write_json
-
-
-def job(mem_mb, threads=1, rule="distill"):
-    return PlannedJob(rule, threads=threads, resources=Resources(mem_mb=mem_mb))
 
 
 def test_a_full_disk(tmp_path, monkeypatch):
@@ -47,17 +42,6 @@ def test_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda place, mode: False)
     with pytest.raises(UserError, match="results/local cannot be written to"):
         check_disk(folder, 0, 0)
-
-
-def test_too_little_memory():
-    planned = [job(5000), job(5000), job(8000, threads=4, rule="measure"), PlannedJob("all")]
-    room = "2 cores and 16.0 GB of memory"  # the cores alone let one measure at a time
-    assert check_memory(planned, 2, 16000) == room
-    assert check_memory(planned, 8, 15000).endswith("so at most 1 of rule measure at once (8.0 GB each)")
-    assert "at most 3 of rule distill at once" in check_memory([job(5000)], 8, 16000)
-    assert "at once" not in check_memory([PlannedJob("all")], 8, 16000)
-    with pytest.raises(UserError, match="a job of rule measure takes 8000 MB of memory and there are 6000"):
-        check_memory(planned, 2, 6000)
 
 
 def test_too_few_gpus(tmp_path, monkeypatch):
@@ -113,13 +97,6 @@ def test_a_time_limit_that_slurm_enforces_is_one_problem(cluster, monkeypatch):
     assert "SLURM says" in sentence and "longest_runtime" in sentence
 
 
-def test_a_wrong_value_is_one_sentence_whatever_else_its_jobs_ask_for(cluster):
-    wrong, other = GPU_JOB | {"slurm_partition": "h200"}, CPU_JOB | {"slurm_partition": "standard"}
-    found = jobs(("distill", wrong), ("score", wrong | {"gpu": 1, "runtime": 480}), ("pack", CPU_JOB), ("pack", other))
-    (first, second), _ = slurm.verdict(found, SETTINGS)
-    assert first.startswith("of rule distill, score SLURM says") and "'standard'" in second
-
-
 def test_nodes_that_are_down_stop_no_run(cluster, monkeypatch, capsys):
     monkeypatch.setenv("DRAINED", "1")
     profile = Profile(cluster, slurm=SETTINGS, directory=cluster)
@@ -136,20 +113,6 @@ def test_missing_programs_and_a_silent_controller_are_named(cluster, monkeypatch
     monkeypatch.setenv("PATH", str(install(cluster / "fewer", sbatch=None, scontrol=None)))
     with pytest.raises(UserError, match="^sbatch, scontrol not found"):
         slurm.controller()
-
-
-def test_jobs_of_an_earlier_controller_are_named(cluster):
-    here, elsewhere = cluster / "here", cluster / "elsewhere"
-    lines = [
-        f"11|{here}|rule_distill_wildcards_llama_swiftkv-50",
-        f"12|{elsewhere}|rule_distill_wildcards_x",
-        f"13|{here}|(null)",
-        f"14|{here}|rule_heldout",
-    ]
-    (cluster / "queue").write_text("\n".join(lines))
-    with pytest.raises(UserError, match=r"11 \(distill\), 14 \(heldout\).*scancel 11 14"):
-        slurm.earlier_jobs(here)
-    assert slurm.earlier_jobs(cluster)
 
 
 def test_all_problems_at_the_start_are_said(cluster):

@@ -20,7 +20,6 @@ FP8 = torch.float8_e4m3fn
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """As `make_inputs`, with the model in FP8."""
     folder = tmp_path_factory.mktemp("inputs")
     make_inputs(folder)
     (folder / "model").rename(folder / "plain")

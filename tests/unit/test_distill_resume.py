@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import hashlib
 import json
 import os
 import re
@@ -15,14 +14,12 @@ from unittest import mock
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.unit.distill_helpers import ROOT, assert_alike, command, environment, log, run, train
 from torch.distributed.launcher.api import LaunchConfig
 
 from pipeline.training import gpus_of
 from swiftkv import device
 from swiftkv.distill.progress import Machines
-from swiftkv.tensor_file import write
 
 pytestmark = pytest.mark.thorough
 
@@ -78,14 +75,6 @@ def test_a_torn_state_is_skipped(inputs, finished, tmp_path, torn):
     said = train(inputs, tmp_path)
     assert f"{newest} is missing or damaged" in said and ("continuing after step" in said) == (torn == 1)
     assert_alike(tmp_path, finished)
-
-
-def test_a_state_is_a_safetensors_file_and_its_checksum_is_known_once_it_is_written(tmp_path):
-    given = {"b": torch.randn(3, 5), "a": torch.randn(7), "none": torch.zeros(0, 4), "one": torch.tensor(2.0)}
-    found = write(given, tmp_path / "step-1.safetensors")
-    assert found == hashlib.sha256((tmp_path / "step-1.safetensors").read_bytes()).hexdigest()
-    read = load_file(tmp_path / "step-1.safetensors")
-    assert read.keys() == given.keys() and all(torch.equal(read[name], given[name]) for name in given)
 
 
 def test_ranks_wait_while_the_first_writes_what_is_large():

@@ -79,12 +79,6 @@ def test_record(inputs, finished):
     assert str(inputs) not in json.dumps(record)
 
 
-@pytest.mark.parametrize("changes", [{}, {"zero_stage": 3, "gradient_checkpointing": True}])
-def test_ranks_and_stages_train_alike(inputs, finished, tmp_path, changes):
-    train(inputs, tmp_path, recipe=changes, ranks=2)
-    assert_alike(tmp_path, finished, 1e-5, 2e-4)
-
-
 def test_an_early_exit_head_is_trained_and_saved(inputs, tmp_path):
     train(inputs, tmp_path, spec=SPEC | {"early_exit": True}, recipe={"max_steps": 6})
     rows, saved = log(tmp_path), load_any(tmp_path / "checkpoint", torch.float32)

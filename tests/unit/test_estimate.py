@@ -192,12 +192,6 @@ def test_measured_times_take_the_place_of_estimates(config, tmp_path):
     assert not taken([same]).measured[0]
 
 
-@pytest.mark.parametrize(("factor", "minutes"), [(1.0, 300), (0.001, 120), (5.0, 1320)])
-def test_a_time_limit_is_twice_the_estimate(config, factor, minutes):
-    config["planning"]["gpu"]["training"] /= factor
-    assert time_limit(Work(distilling(), typed(config), ROOT)) == minutes
-
-
 def test_what_cannot_be_estimated_has_a_time_limit_too(config):
     config["planning"]["data"] = {}
     planned = distilling()

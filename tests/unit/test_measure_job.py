@@ -170,11 +170,6 @@ def ended(scale, asked, at, *names, **changes):
     asked.said.clear()
 
 
-def test_points_of_other_engines_are_refused(scale):
-    with pytest.raises(UserError, match="short, slow are not measured on one engine"):
-        scale.run("short", "slow")
-
-
 def test_a_killed_job_loses_nothing_that_is_finished(scale, asked):
     ended(scale, asked, ("throughput", 100), "long", "short")
     records = scale.run("long", "short")

@@ -1,15 +1,13 @@
 """Rates of a latency point: requests sent as token ids, and the search for the highest rate that is sustained."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from score_helpers import byte_tokenizer
-from tests.unit.measure_helpers import LLAMA, REPORT, point, write_dummy
+from tests.unit.measure_helpers import REPORT, point
 
-from pipeline.measure.client import chat_prompts, measure_rate, random_prompts, rate_result
+from pipeline.measure.client import chat_prompts, random_prompts, rate_result
 from pipeline.measure.engine import EngineFailure
 from pipeline.measure.latency import boundary, search, sustained
 from swiftkv.errors import UserError
@@ -57,24 +55,6 @@ def test_chats_go_through_the_template(tmp_path):
     assert chat_prompts(tmp_path / "m", chats, 100, 0) == [opened]
     with pytest.raises(UserError, match="no chat whose opening fits into 3 tokens"):
         chat_prompts(tmp_path / "m", chats, 3, 0)
-
-
-def test_requests_are_sent_as_token_ids(tmp_path, monkeypatch):
-    write_dummy(LLAMA, None, tmp_path / "m")
-    sent = []
-
-    async def benchmark(**asked):
-        sent.append(asked)
-        return REPORT
-
-    kinds = SimpleNamespace(GENERATION="generation")
-    monkeypatch.setitem(sys.modules, "vllm.benchmarks.serve", SimpleNamespace(TaskType=kinds, benchmark=benchmark))
-    monkeypatch.setitem(sys.modules, "vllm.benchmarks.datasets", SimpleNamespace(SampleRequest=SimpleNamespace))
-    for forced in (True, False):
-        measure_rate("http://here", "m", tmp_path / "m", [[5, 6, 7]] * 2, 4, 1, 0, forced)
-        request = sent[-1]["input_requests"][1]
-        assert (request.prompt, request.prompt_len, request.expected_output_len) == ([5, 6, 7], 3, 4)
-        assert sent[-1]["ignore_eos"] is forced and sent[-1]["api_url"] == "http://here/v1/completions"
 
 
 def queue(capacity, service=0.1, window=300.0, asked=None):

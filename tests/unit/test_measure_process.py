@@ -45,7 +45,6 @@ http.server.HTTPServer(("127.0.0.1", o.port), Handler).serve_forever()
 
 @pytest.fixture
 def fake(tmp_path):
-    """Command line of the stand-in, with options."""
     file = tmp_path / "fake_server.py"
     file.write_text(FAKE)
     return lambda *options: [sys.executable, str(file), *options]

@@ -26,7 +26,6 @@ def source(tmp_path_factory):
 
 
 def command(source, tmp_path, **points):
-    """The command line of a job, of points by the kind of their measurement."""
     engine = ENGINE | {"dtype": "float32", "max_num_batched_tokens": 128, "max_num_seqs": 64, "cpu_kv_cache_gib": 0.05}
     lengths = {"input_tokens": 100, "output_tokens": 4}
     asked = {

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.conftest import LATENT
 from tests.programs import ROOT
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.cache_utils import DynamicCache
 
 from swiftkv.cost import parameter_count
 from swiftkv.errors import UserError
@@ -18,21 +16,6 @@ from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire
 from swiftkv.models.checkpoint import _saved_shapes
 from swiftkv.spec import SwiftKVSpec
-
-L = 6
-
-
-@torch.no_grad()
-def test_the_cache_keeps_one_latent_a_group(tiny_swiftkv, tokens):
-    model = tiny_swiftkv("deepseek_v2", 2, 3)
-    cache = DynamicCache(config=model.config)
-    model(tokens, past_key_values=cache, use_cache=True)
-    kept = {index: layer for index, layer in enumerate(cache.layers) if layer.get_seq_length()}
-    assert list(kept) == [0, 1, 2, 5]
-    for layer in kept.values():
-        assert layer.keys.shape == (2, 1, 24, LATENT["kv_lora_rank"])
-        assert layer.values.shape == (2, 1, 24, LATENT["qk_rope_head_dim"])
-
 
 # config.json of DeepSeek-V2-Lite-Chat, all fields and their spelling, in a small size.
 HUB_CONFIG = json.loads(Path(__file__).with_name("configs").joinpath("deepseek-v2-lite-chat.json").read_text())

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.conftest import randomise_biases, tiny_teacher
+from tests.conftest import LATENT, randomise_biases, tiny_teacher
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -93,8 +93,11 @@ def test_cached_decoding_equals_the_full_forward(architecture, layers, group, he
         model(piece, past_key_values=cache, use_cache=True).logits for piece in tokens.split([9, 7, 1, 1, 1, 5], 1)
     ]
     torch.testing.assert_close(torch.cat(pieces, 1), full, atol=2e-5, rtol=1e-5)
-    kept = [index for index, layer in enumerate(cache.layers) if layer.get_seq_length()]
-    assert kept == [*range(layers), *model.spec.owners]  # one cache a group
+    kept = {index: layer for index, layer in enumerate(cache.layers) if layer.get_seq_length()}
+    assert list(kept) == [*range(layers), *model.spec.owners]  # one cache a group
+    if architecture == "deepseek_v2":
+        sizes = {(*layer.keys.shape, layer.values.shape[-1]) for layer in kept.values()}
+        assert sizes == {(2, 1, 24, LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"])}
 
 
 def test_generate_with_and_without_cache(architecture, tiny_swiftkv, tokens):

@@ -39,7 +39,6 @@ def imported(file):
 
 
 def needed(part):
-    """Distributions that the files of a part import."""
     modules = {name.partition(".")[0] for file in files_of(part) for name in imported(file)}
     return {
         NAMES.get(name, name.replace("_", "-")) for name in modules - sys.stdlib_module_names - {"swiftkv", "pipeline"}
@@ -80,23 +79,19 @@ def test_what_is_built_installs_the_method_alone(tmp_path):
     assert ran.stdout.strip() == str(place / "swiftkv/__init__.py")
 
 
-def run_without(modules, code):
-    """Run `code` in a Python that has none of `modules`."""
-    code = f"import sys\nsys.modules.update(dict.fromkeys({modules!r}))\n{code}"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-
-
 # Without yaml and jinja2 there is no torch and no transformers; that the base does not import them itself is seen above.
 ABSENT = ["deepspeed", "lm_eval", "snakemake", "pandas", "matplotlib", "datasets"]
 
 
-def test_models_and_plugin_import_without_the_libraries_of_the_pipeline():
-    code = "import swiftkv.serve, swiftkv.models, swiftkv.quantize.linear, swiftkv.cost"
-    run_without([*ABSENT, "pydantic"], code)
-
-
-def test_the_plugin_needs_nothing_that_a_vllm_does_not_bring():
-    """So `pip install --no-deps` beside a vLLM is enough (README.md)."""
-    code = "import swiftkv.serve\nswiftkv.serve.register()\nimport swiftkv.serve.model"
-    run_without([*ABSENT, "accelerate"], code)
+@pytest.mark.parametrize(
+    ("absent", "code"),
+    [
+        ("pydantic", "import swiftkv.serve, swiftkv.models, swiftkv.quantize.linear, swiftkv.cost"),
+        # `pip install --no-deps` beside a vLLM is enough (README.md).
+        ("accelerate", "import swiftkv.serve; swiftkv.serve.register(); import swiftkv.serve.model"),
+    ],
+)
+def test_models_and_plugin_import_without_the_libraries_of_the_pipeline(absent, code):
+    code = f"import sys; sys.modules.update(dict.fromkeys({[*ABSENT, absent]})); {code}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]

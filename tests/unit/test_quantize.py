@@ -32,7 +32,6 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def student_folder(folders):
-    """A SwiftKV checkpoint saved from the FP8 teacher, with new projections away from their start."""
     save_swiftkv(as_trained(rewire(load_base(folders / "fp8", torch.float32), SPEC)), folders / "student")
     return folders / "student"
 
@@ -148,36 +147,23 @@ def test_loading_on_top_of_the_teacher_is_loading(folders, student_folder, token
 
 
 @pytest.mark.parametrize(
-    ("scheme", "sentence"),
+    ("scheme", "tensors", "sentence"),
     [
-        ({"quant_method": "fbgemm_fp8"}, "quant_method is 'fbgemm_fp8'"),
-        ({"format": "pack-quantized"}, "format is 'pack-quantized'"),
-        ({"ignore": ["lm_head", "model.layers.0.mlp.up_proj"]}, "ignore"),
-        ({"config_groups": {"group_0": GROUP | {"weights": NUMBERS | {"strategy": "tensor"}}}}, "weights"),
+        ({"quant_method": "fbgemm_fp8"}, {}, "quant_method is 'fbgemm_fp8'"),
+        ({"format": "pack-quantized"}, {}, "format is 'pack-quantized'"),
+        ({"ignore": ["lm_head", "model.layers.0.mlp.up_proj"]}, {}, "ignore"),
+        ({"config_groups": {"group_0": GROUP | {"weights": NUMBERS | {"strategy": "tensor"}}}}, {}, "weights"),
+        ({}, {"weight_scale": None}, "no tensor model.layers.2.mlp.up_proj.weight_scale"),
+        ({}, {"weight_scale": torch.ones(1, 1)}, r"weight_scale has shape \[1, 1\]"),
+        ({}, {"weight": torch.ones(96, 64).bfloat16()}, "up_proj.weight is torch.bfloat16"),
     ],
 )
-def test_another_scheme_is_refused(folders, tmp_path, scheme, sentence):
+def test_another_scheme_or_tensor_is_refused(folders, tmp_path, scheme, tensors, sentence):
     config = json.loads((folders / "fp8/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION | scheme}))
-    (tmp_path / "model.safetensors").symlink_to(folders / "fp8/model.safetensors")
-    with pytest.raises(UserError, match=sentence):
-        load_base(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "sentence"),
-    [
-        ("weight_scale", lambda _: None, "no tensor model.layers.2.mlp.up_proj.weight_scale"),
-        ("weight_scale", lambda _: torch.ones(1, 1), r"weight_scale has shape \[1, 1\]"),
-        ("weight", torch.Tensor.bfloat16, "up_proj.weight is torch.bfloat16"),
-    ],
-)
-def test_a_tensor_that_does_not_fit_is_named(folders, tmp_path, name, change, sentence):
-    tensors = load_file(folders / "fp8/model.safetensors")
-    changed = change(tensors.pop(f"model.layers.2.mlp.up_proj.{name}"))
-    more = {} if changed is None else {f"model.layers.2.mlp.up_proj.{name}": changed}
-    save_file(tensors | more, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((folders / "fp8/config.json").read_text())
+    changed = {f"model.layers.2.mlp.up_proj.{name}": tensor for name, tensor in tensors.items()}
+    weights = load_file(folders / "fp8/model.safetensors") | changed
+    save_file({name: weight for name, weight in weights.items() if weight is not None}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=sentence):
         load_base(tmp_path)
 
@@ -192,7 +178,6 @@ def test_values_are_fp8_with_one_scale_a_token_over_all_heads():
     values, scale = quantize_states(states(), (1, 3))
     assert values.dtype == torch.float8_e4m3fn and scale.dtype == torch.float32
     assert values.shape == (2, 3, 7, 16) and scale.shape == (2, 1, 7, 1)
-    assert torch.equal(scale[:, 0, :, 0], states().abs().amax(dim=(1, 3)) / 448)
     assert (values.float().abs().amax(dim=(1, 3)) == 448).all()
     assert torch.equal(round_trip(states()), values.float() * scale)
 
@@ -217,19 +202,11 @@ def models(tiny_teacher, tiny_swiftkv, architecture):
     return [tiny_teacher(architecture), tiny_swiftkv(architecture), tiny_swiftkv(architecture, 2, 3, 2)]
 
 
-def test_effect_on_a_model_is_there_and_small(tiny_teacher, tiny_swiftkv, architecture, tokens):
-    for model in models(tiny_teacher, tiny_swiftkv, architecture):
-        plain, quantized = (logits(model, tokens, kv_cache, (24,)) for kv_cache in ("auto", "fp8"))
-        difference = (plain - quantized).norm() / plain.norm()
-        # An error of the latent is one of the keys and the values of all heads.
-        assert 1e-4 < difference < (0.2 if architecture == "deepseek_v2" else 0.1)
-        assert torch.equal(plain, model(tokens, use_cache=False).logits)
-
-
 def test_decoding_equals_the_full_forward(tiny_teacher, tiny_swiftkv, architecture, tokens):
     for model in models(tiny_teacher, tiny_swiftkv, architecture):
         model.double()  # float32 sums in another order would tip a few values to the next FP8 number
         model.set_experts_implementation("eager")  # torch's grouped product has no float64
         full = logits(model, tokens, "fp8", (24,))
+        assert not torch.allclose(full, logits(model, tokens, "auto", (24,)), rtol=1e-3)
         bound = 1e-5 if architecture == "deepseek_v2" else 1e-6  # its RoPE and router stay in float32
         torch.testing.assert_close(logits(model, tokens, "fp8", (7, 9, *[1] * 8)), full, rtol=bound, atol=bound)

@@ -1,29 +1,12 @@
 """Measurement files, whole or not at all."""
 
-import json
 import subprocess
 
 import pytest
 
 from pipeline import records
-from pipeline.records import measurement
 from swiftkv.errors import UserError
 from swiftkv.io import atomic_path, read_json, write_json
-
-SOURCE = {"name": "m", "title": "M", "kind": "local", "id": "x", "revision": None, "resolved": "y", "path": "/place"}
-
-
-def test_a_measurement_has_the_same_keys_whatever_was_measured():
-    record = measurement("score", model=SOURCE, variant="v", settings={"task": "t"}, result={"value": 1}, seconds=2.0)
-    assert list(record) == [
-        "measure", "model", "variant", "kv_cache", "weights", "spec", "status", "reason", "settings", "result",
-        "provenance",
-    ]  # fmt: skip
-    assert record["model"] == {name: value for name, value in SOURCE.items() if name != "path"}
-    assert (record["kv_cache"], record["weights"], record["status"]) == ("auto", "original", "ok")
-    assert record["provenance"]["wall_seconds"] == 2.0
-    assert "data" in measurement("score", model={}, variant="v", settings={}, result={}, seconds=0, data={})
-    json.dumps(record, allow_nan=False)
 
 
 def test_others_may_read_what_was_written(tmp_path):
@@ -69,11 +52,3 @@ def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "bad.json").write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match="bad.json is not valid JSON"):
         read_json(tmp_path / "bad.json")
-
-
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
-    for name in ("old", "new"):
-        with atomic_path(tmp_path / "folder") as scratch:
-            scratch.mkdir()
-            (scratch / name).touch()
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["new"]

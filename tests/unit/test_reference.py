@@ -31,7 +31,6 @@ FEW = (SCORE, FIDELITY, TRAINING, SIMILARITY, SERVING, ANSWER)
 
 @pytest.fixture
 def run():
-    """Records of the shipped run, to be changed, by their place."""
     return {name: read_json(SHIPPED / name) for name in FEW}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from score_helpers import SHAPE, SPEC, byte_tokenizer, write_chats, write_source
+from score_helpers import SPEC, byte_tokenizer, write_chats
 
 from pipeline.config.settings import EarlyExit
 from pipeline.score.early_exit import agreement, measure_early_exit, summarize_agreement, summarize_answers
@@ -23,9 +23,7 @@ SETTINGS = {
 
 
 @pytest.fixture
-def place(tmp_path, tiny_teacher):
-    """source.json, chats, and a checkpoint with an early exit head."""
-    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+def place(tmp_path, source):
     model = rewire(load_base(tmp_path / "checkpoint"), EXIT)
     with torch.no_grad():
         model.early_exit_head_swiftkv.weight.mul_(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer, write_source
+from score_helpers import PANEL, SHAPE, TASKS, TRUTHFULQA, byte_tokenizer
 from transformers import LlamaForCausalLM
 
 from pipeline.records import KeptAnswers
@@ -42,11 +42,6 @@ def passes(monkeypatch):
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", counted)
     return run
-
-
-@pytest.fixture
-def source(tmp_path, tiny_teacher) -> Path:
-    return write_source(tiny_teacher(**SHAPE), tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import lm_eval.tasks
 import pytest
 import torch
 from lm_eval.tasks._yaml_loader import load_yaml
-from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry, write_source
+from score_helpers import PANEL, SHAPE, SPEC, TASKS, TOTALS, arrow_file, byte_tokenizer, entry
 
 from pipeline.config.catalogue import KNOWN, OWN, leaf_entries
 from pipeline.score import fetch
@@ -23,11 +23,6 @@ from pipeline.score.tasks import build_benchmark, read_table
 from swiftkv.errors import UserError
 from swiftkv.io import read_json
 from swiftkv.models import load_base, rewire, save_swiftkv
-
-
-@pytest.fixture
-def source(tmp_path, tiny_teacher) -> Path:
-    return write_source(tiny_teacher(**SHAPE), tmp_path)
 
 
 def score(source: Path, name: str, task: dict, **changes) -> dict:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from score_helpers import SHAPE, write_chats, write_source
+from score_helpers import write_chats
 
 from pipeline.config.settings import Fidelity
 from pipeline.score.similarity import layer_similarity, measure_similarity, simscore_errors, simscores
@@ -49,8 +49,7 @@ def test_errors_are_those_of_documents():
     assert simscore_errors(10 * one[None], [10]) == [None, None]
 
 
-def test_record(tiny_teacher, tmp_path):
-    source = write_source(tiny_teacher(**SHAPE), tmp_path)
+def test_record(source, tmp_path):
     chats = write_chats(tmp_path / "train.jsonl")
     written = measure_similarity(source, chats, Fidelity(documents=4, max_length=20, seed=7), tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text()) == written

@@ -1,7 +1,6 @@
 """A source resolves to a checkpoint with an identity, or to one sentence that says what to do."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,21 +59,6 @@ def test_random_weights_of_another_architecture(tmp_path):
     model, words = load_base(record["path"]), load_tokenizer(record["path"])
     assert record["config"]["model_type"] == "deepseek_v2" and model.config.qk_head_dim == 12
     assert model.config.vocab_size == len(words) and model.config.eos_token_id == words.eos_token_id
-
-
-@pytest.mark.parametrize(
-    ("damage", "sentence"),
-    [
-        (lambda folder: (folder / "model.safetensors").unlink(), "no \\*.safetensors"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 900), "truncated"),
-        (shutil.rmtree, "mine' does not exist"),
-    ],
-)
-def test_a_damaged_local_checkpoint_is_refused(tmp_path, damage, sentence):
-    folder = write_checkpoint(tmp_path / "mine")
-    damage(folder)
-    with pytest.raises(UserError, match=sentence):
-        resolve_model("mine", "Mine", {"local": str(folder)}, tmp_path / "unused.json")
 
 
 def test_a_model_takes_the_chat_template_of_another(tmp_path):

@@ -46,7 +46,6 @@ def write_files(page, project):
 
 @pytest.fixture
 def start(project):
-    """Function that runs a program of the copy."""
     places = os.pathsep.join([str(project / "src"), str(project / "workflow"), os.environ.get("PYTHONPATH", "")])
     return lambda *words: run(*words, cwd=project, PYTHONPATH=places)
 

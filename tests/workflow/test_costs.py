@@ -50,7 +50,6 @@ def test_the_paper_scale_is_planned():
     ("arguments", "sentence"),
     [
         (["--profile", "slrum"], "there is no profile 'slrum' .did you mean 'slurm'"),
-        (["--profile", "slurm", "results/tables/tabel2.tex"], "no artifact 'tabel2' .did you mean 'table2'"),
         (["--profile", "slurm", "--configfile", "nosuch.yaml"], "no configuration file 'nosuch.yaml'"),
     ],
 )

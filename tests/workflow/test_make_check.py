@@ -35,12 +35,13 @@ def site(tmp_path):
 def test_all_faults_are_seen_at_once_each_in_one_line(site):
     site.profile["default-resources"]["slurm_partition"] = "standard"
     site.site["mem_mb_per_node"] = 2000000  # only reached when jobs are tried again
-    (site.folder / "queue").write_text(f"7|{site.folder}|rule_distill_wildcards_x\n")
+    queue = ["7|{}|rule_distill_wildcards_x", "8|{}/elsewhere|rule_distill_x", "9|{}|(null)", "10|{}|rule_heldout"]
+    (site.folder / "queue").write_text("\n".join(queue).format(*[site.folder] * 4))
     ended = site(sys.executable, "-m", "pipeline", "check", "--profile", site.folder, TABLE)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     failed = [line.removeprefix("FAIL  ") for line in ended.stdout.splitlines() if line.startswith("FAIL  ")]
     for words in (
-        r"queue: jobs of an earlier run in this directory .*: 7 \(distill\);",
+        r"queue: jobs of an earlier run in this directory .*: 7 \(distill\), 10 \(heldout\);",
         f"torch: {FOR_THE_PROCESSOR}",
         r"request: of rule .*heldout.* slurm_partition, now 'standard'",
         r"request: of rule distill .* --mem 2000000",

@@ -6,7 +6,8 @@ import shlex
 import shutil
 
 import pytest
-from tests.programs import ROOT, SNAKEMAKE, run, write_program
+from tests.programs import ROOT, SNAKEMAKE, run
+from tests.unit.slurm_stand_ins import install
 
 from pipeline.gpus import PRETEND
 
@@ -18,8 +19,6 @@ STAND_INS = {
     'exec 9>>"$TAKEN"; flock 9\n'  # several submit at a time
     'printf "%s\\0" "$@" >&9; printf "\\n" >&9; echo $((1 + $(wc -l < "$TAKEN")))',
     "squeue": 'for number in $(seq 100); do echo "$number|FAILED"; done',
-    "scontrol": 'echo "MinJobAge = 3600 sec"; echo "Slurmctld(primary) is UP"',
-    "sacctmgr": "echo swiftkv",
     "sacct": "",
 }
 EIGHT, SEVENTY, HUGE = "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"
@@ -50,9 +49,7 @@ TARGETS = [
 
 def controller(folder, profile, *arguments):
     """A controller of every target that ended with an error, and the file with all that it submitted."""
-    programs = folder / "bin"
-    for name, script in STAND_INS.items():
-        write_program(programs / name, script)
+    programs = install(folder / "bin", **STAND_INS)
     for name in THERE:
         (folder / "results" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "results" / name).touch()

@@ -49,7 +49,6 @@ def project(tmp_path):
 
 
 def start(project, profile, line, *arguments):
-    """Run with one more line in a profile; what the stand-ins noted, and what Snakemake said."""
     file = project / "profiles" / profile / "profile.yaml"
     file.write_text(f"{file.read_text()}\n{line}\n")
     variables = {
@@ -124,7 +123,6 @@ def test_an_environment_that_is_not_there_is_one_sentence_before_any_job(project
 
 
 def job(command, **variables):
-    """What a job prints whose rule's shell is `command`."""
     clean = {name: os.environ[name] for name in ("PATH", "HOME")} | {"HF_HUB_OFFLINE": "0"}
     script = f'. "{ROOT}/workflow/environment.sh"; {command}'
     run = subprocess.run(["bash", "-c", script], env=clean | variables, capture_output=True, text=True)

@@ -22,7 +22,6 @@ def workflow():
 
 @pytest.fixture(scope="module")
 def rules(workflow):
-    """The rules that run a stage, by name."""
     return {rule.name: rule for rule in workflow.rules if rule.output}
 
 
