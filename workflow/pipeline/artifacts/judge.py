@@ -18,6 +18,7 @@ from pipeline.artifacts.claims import (
     MODELS,
     NEAR,
     SECTIONS,
+    SETTINGS,
     UNDECIDED,
     UNMEASURED,
     Bounds,
@@ -140,7 +141,7 @@ def _quantity(claim: Claim, scene: Scene, rows: Sequence[pd.DataFrame], remarks:
             remarks.append(f"KL to the teacher, which is ours, differs by {value} ({low} to {high})")
         return apart[0] if len(apart) == 1 else _less(*apart)
     if how == "rises":
-        return _rises(claim, scene, rows[0], remarks)
+        return _rises(claim, rows[0], remarks)
     values = rows[0]["value"]
     if len(values) > 1:
         remarks.append(f"the {'largest' if how == 'most' else 'smallest'} of {len(values)}")
@@ -158,18 +159,12 @@ def _estimate(row: pd.Series) -> Estimate:
 
 
 def _paired(scene: Scene, *cells: Mapping[str, Any], metric: str = "") -> Estimate | None:
-    """The difference on the same questions or chats, in either direction; None where the artifact has none."""
-    table, keys = (
-        scene.table(cells[0]["artifact"]),
-        [*Case._fields, "against_model", "against", "against_kv_cache", "metric"],
-    )
-    sides = [[scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"]] for cell in cells]
-    for first, second in (sides, sides[::-1]):
-        found = table[(table[keys] == [*first, *second, metric or cells[0]["metric"]]).all(axis=1)]
-        if len(found):
-            apart = _estimate(found.iloc[0])
-            return apart if first is sides[0] else apart.negative()
-    return None
+    """The difference on the same questions or chats; None where the artifact has none."""
+    table = scene.table(cells[0]["artifact"])
+    first, second = ([scene.roles[cell["role"]]["name"], cell["variant"], cell["kv_cache"]] for cell in cells)
+    keys = [*Case._fields, "against_model", "against", "against_kv_cache", "metric"]
+    found = table[(table[keys] == [*first, *second, metric or cells[0]["metric"]]).all(axis=1)]
+    return _estimate(found.iloc[0]) if len(found) else None
 
 
 def _less(first: Estimate, second: Estimate) -> Estimate:
@@ -191,9 +186,9 @@ def _ratio(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(value, None, value * math.exp(-reach), value * math.exp(reach))
 
 
-def _rises(claim: Claim, scene: Scene, rows: pd.DataFrame, remarks: list[str]) -> Estimate:
+def _rises(claim: Claim, rows: pd.DataFrame, remarks: list[str]) -> Estimate:
     """The last along the axis less the first; where it clearly falls between any two, that fall."""
-    axis = scene.setting(rows, "at" if rows["at"].notna().all() else "input_tokens")
+    axis = rows["at" if rows["at"].notna().all() else "input_tokens"]
     if axis.nunique() < 2:
         raise Unmeasured(f"{claim.cells[0]['artifact']} has {claim.cells[0]['metric']} at one place only")
     ordered = [_estimate(row) for _, row in rows.assign(axis=axis).sort_values("axis").iterrows()]
@@ -246,10 +241,15 @@ _ARITHMETIC = {
 # The table
 
 
+def with_settings(table: pd.DataFrame, points: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Add `SETTINGS` of the serving points as columns."""
+    return table.join(pd.DataFrame.from_dict(points, orient="index").reindex(columns=SETTINGS), on="point")
+
+
 def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table:
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
-    tables = {file.stem: read_frame(file) for file in files["tables"]}
-    scene = Scene(tables, *(entry[name] for name in ("roles", "points", "shown_by", "absent", "stand_ins")))
+    tables = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
+    scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "stand_ins")))
     footnotes, first, lines, grids = Footnotes(), {}, [], []
     for about, claims in SECTIONS.items():
         printed = []

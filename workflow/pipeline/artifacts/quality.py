@@ -51,7 +51,7 @@ def derived(entry: Entry, records: Sequence[Record]) -> Iterator[Row]:
     for case in cases:
         yield from _reductions(entry, case, specs.get((case.model, case.variant)))
         yield from _average(case, tasks, found)
-    for first, second in itertools.combinations(cases, 2):
+    for first, second in itertools.permutations(cases, 2):
         yield from _differences(entry, first, second, tasks, found)
 
 

@@ -211,18 +211,10 @@ def _by_point(shown: Shown, panel: Panel) -> Grid:
 
 def _differences(shown: Shown, panel: Panel) -> Grid:
     """Return a row a variant that shares questions or chats with its reference."""
-
-    def find(case: Case, other: Case, metric: str) -> Row | None:
-        """The difference; that of the other direction with its sign turned."""
-        if not (row := shown.find(other, metric, against=case)):
-            return shown.find(case, metric, against=other)
-        low, high = (row[end] and -row[end] for end in ("high", "low"))
-        return row | {"value": 0 - row["value"], "low": low, "high": high}
-
     found = {}
     for line in shown.lines:
         if other := quality.reference(line, shown.lines):
-            cells = {metric: find(line.case, other, metric) for metric in shown.metrics(panel)}
+            cells = {metric: shown.find(line.case, metric, against=other) for metric in shown.metrics(panel)}
             if any(cells.values()):
                 found[line, other] = cells
     metrics = [metric for metric in shown.metrics(panel) if any(cells[metric] for cells in found.values())]
