@@ -60,7 +60,7 @@ def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_p
     table = made(entry, scores=saved(tmp_path, scores), fidelity=saved(tmp_path, fidelity[1:]), published=published)
     first, second, third = map(text, table.grids)
     assert [line.split(" | ")[0] for line in first] == ["baseline", "published", "swiftkv-50", "published"]
-    assert first[1].split(" | ")[3:5] == ["82.00", "77.90"] and first[1].split(" | ")[5].startswith("79.95 [")
+    assert first[1].split(" | ")[3:5] == ["82.00", "77.90"] and first[1].split(" | ")[5].startswith("n/a [")
     assert first[2].split(" | ")[1] == "50% (l = 16)" and "[" in first[2]
     assert "n/a [" in second[0] and "not measured" in " ".join(table.notes)
     assert third[0].startswith(f"swiftkv-50 | baseline | {IN_NOISE} -10.00") and "(10%)" in third[0]
@@ -125,7 +125,7 @@ def test_flops_tables_equal_the_published_ones(name):
     large = ROOT / "resources/architectures/llama-3.1-70b.json"
     table = made(entry, dimensions=[large], published=[PAPER / f"{name}.csv"])
     printed = table.grids[0].frame.set_index("Variant").map(lambda cell: float(cell.rstrip("%")))
-    assert [variant == "published" for variant in printed.index] == [False, True] * len(entry["cases"])
+    assert [variant.startswith("published") for variant in printed.index] == [False, True] * len(entry["cases"])
     assert (printed[::2].to_numpy() == printed[1::2].to_numpy()).all()
 
 
