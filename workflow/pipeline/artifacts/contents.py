@@ -31,13 +31,9 @@ def kind_of(config: Config, name: str) -> Kind:
     return KINDS[config.artifacts[name].kind]
 
 
-def names(config: Config, form: str | None = None) -> list[str]:
-    """The artifacts this scale makes, in the order of the contents page; of one form, if given."""
-    return [
-        name
-        for name in config.artifacts
-        if left_out(config, name) is None and form in (None, kind_of(config, name).form)
-    ]
+def names(config: Config) -> list[str]:
+    """The artifacts this scale makes, in the order of the contents page."""
+    return [name for name in config.artifacts if left_out(config, name) is None]
 
 
 def pattern(config: Config, form: str) -> str:

@@ -137,6 +137,11 @@ def in_bits(metric: str) -> bool:
     return metric == "bits_per_byte"
 
 
+def scale_of(metric: str) -> tuple[int, str]:
+    """What a task's number is multiplied by, and its unit."""
+    return (1, "bits/byte") if in_bits(metric) else (100, "%")
+
+
 def outcomes(record: Record) -> list[float] | None:
     """Whether each question came out right, 1 or 0; None where it is bits or a probability, or the record does not say."""
     values = (record.value("questions") or {}).get("values")
@@ -144,12 +149,11 @@ def outcomes(record: Record) -> list[float] | None:
 
 
 def _score(record: Record, base: Record | None) -> Found:
-    result, bits, right = record.result, in_bits(record.settings["metric"]), outcomes(record)
+    result, right, (factor, unit) = record.result, outcomes(record), scale_of(record.settings["metric"])
     found = estimate(result["value"], result["stderr"], result["n"])
     if right is not None and len(right) < FEW:
         found = Estimate(found.value, found.stderr, *wilson(sum(right), len(right)))
-    more = {"n": result["n"], "unit": "bits/byte" if bits else "%"}
-    yield {record.what: found.scaled(1 if bits else 100)}, more
+    yield {record.what: found.scaled(factor)}, {"n": result["n"], "unit": unit}
 
 
 def _mean(metric: str, found: Mapping[str, Any] | float | None, **more: Any) -> tuple[Row, Row]:

@@ -41,18 +41,13 @@ LENGTH = 131072  # tokens of Table 1
 
 
 class Verdict(NamedTuple):
-    """A verdict with the quantity, whether its value is as stated, and the reason.
-
-    Attributes:
-        differs: the model, setting and requests in place of the claim's own; empty where they are its own.
-    """
+    """A verdict with the quantity, whether its value is as stated, and the reason."""
 
     verdict: str
     found: Estimate | None = None
     as_stated: bool | None = None
     text: str = ""
     models: Sequence[str] = ()
-    differs: Sequence[str] = ()
     reason: str = ""
 
 
@@ -84,7 +79,7 @@ def _judged(claim: Claim, scene: Scene) -> Verdict:
         same, chosen = text == claim.stated, any(sentence.startswith("a limit") for sentence in differs)
         said = [*differs, *(["the limit was chosen so that it comes out"] if chosen and same else [])]
         verdict = UNDECIDED if chosen else AGREES if same else CONTRADICTS
-        return Verdict(verdict, None, same, text, models, differs, "; ".join(said))
+        return Verdict(verdict, None, same, text, models, "; ".join(said))
     remarks: list[str] = []
     found = _quantity(claim, scene, rows, remarks)
     stated, said = _as_stated(found, claim.stated), [*differs, *remarks]
@@ -99,7 +94,7 @@ def _judged(claim: Claim, scene: Scene) -> Verdict:
         if verdict == AGREES and not differs and not stated:
             verdict = UNDECIDED
             said.append("the direction is as stated, the value is not")
-    return Verdict(verdict, found, stated, "", models, differs, "; ".join(said))
+    return Verdict(verdict, found, stated, "", models, "; ".join(said))
 
 
 def _inside(found: Estimate, wanted: Bounds | str) -> bool | None:
@@ -250,13 +245,12 @@ def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table
     """Return a grid a section, a line a claim: the sentence, its verdict, the stated and the measured number."""
     tables = {file.stem: with_settings(read_frame(file), entry["points"]) for file in files["tables"]}
     scene = Scene(tables, *(entry[name] for name in ("roles", "shown_by", "absent", "stand_ins")))
-    footnotes, first, lines, grids = Footnotes(), {}, [], []
+    footnotes, lines, grids = Footnotes(), [], []
     for about, claims in SECTIONS.items():
         printed = []
         for claim in claims:
             found = judge(claim, scene)
-            same = first.setdefault(found.found[:1] if found.found else claim.id, claim.id)
-            line = _line(about, claim, found, None if same == claim.id else same)
+            line = _line(about, claim, found)
             lines.append(line)
             printed.append({
                 "Claim": line["text"],
@@ -271,8 +265,8 @@ def make(entry: Mapping[str, Any], files: Mapping[str, Sequence[Path]]) -> Table
     return Table(entry["name"], heading(entry), pd.DataFrame(lines), grids, notes)
 
 
-def _line(about: str, claim: Claim, found: Verdict, same_as: str | None) -> dict[str, Any]:
-    """A line of the CSV; `same_as` is the first claim that is judged by the same number."""
+def _line(about: str, claim: Claim, found: Verdict) -> dict[str, Any]:
+    """A line of the CSV."""
     stated = claim.stated if isinstance(claim.stated, str) else _bounds(claim.stated)
     bounds = " ".join(filter(None, [stated, claim.unit])) + (f"\n({_bounds(claim.weaker)})" if claim.weaker else "")
     value, _, low, high = found.found or (None,) * 4
@@ -284,7 +278,7 @@ def _line(about: str, claim: Claim, found: Verdict, same_as: str | None) -> dict
     return {
         "id": claim.id, "about": about, "text": claim.text, "place": claim.place, "verdict": found.verdict,
         "as_stated": found.as_stated, "value": value, "low": low, "high": high, "unit": claim.unit, "bounds": bounds,
-        "measured": measured, "model": ", ".join(found.models), "differs": "; ".join(found.differs), "same_as": same_as,
+        "measured": measured, "model": ", ".join(found.models),
         "reason": found.reason, "note": claim.note,
     }  # fmt: skip
 

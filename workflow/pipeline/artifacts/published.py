@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -92,8 +91,7 @@ def read_csv(file: str | Path) -> list[dict[str, str]]:
         UserError: a missing file.
     """
     try:
-        with open(file, newline="", encoding="utf-8") as lines:
-            return list(csv.DictReader(lines))
+        return pd.read_csv(file, dtype=str, keep_default_na=False).to_dict("records")
     except FileNotFoundError:
         raise UserError(f"{file} does not exist") from None
 

@@ -28,7 +28,7 @@ class Shown(Numbers):
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
         self.lines = quality.lines(entry)
-        cases = dict.fromkeys(line.case for line in self.lines if line.case.model is not None)
+        cases = [*dict.fromkeys(line.case for line in self.lines if line.case.model is not None)]
         # A record may have the baseline's numbers too, of turns that both took.
         others = dict.fromkeys(map(case_of, self.rows.to_dict("records")))
         self.lines[:0] = [Line(case) for case in others if case not in cases]
@@ -38,8 +38,9 @@ class Shown(Numbers):
         self.tasks: Mapping[str, Any] = entry.get("tasks", {})
         self.accuracies = quality.accuracies(entry)
         self.footnotes = Footnotes()
-        self.add(quality.derived(entry, self.records))
-        self.averaged = quality.averaged(entry, list(cases), quality.by_case(self.records))
+        found = quality.by_case(self.records)
+        self.averaged = quality.averaged(entry, cases, found)
+        self.add(quality.derived(entry, cases, found, self.averaged))
         errors = self.rows[self.rows["metric"].isin(self.accuracies) & (self.rows["against"] == "")]["stderr"]
         # Of an accuracy: a second digit says nothing on a small subset.
         self.digits = 1 if errors.max() >= 1 and self.published.empty else 2
