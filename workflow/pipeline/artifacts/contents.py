@@ -101,7 +101,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
     Returns:
         The entry, with
         * name, form; label: "paper's Table 2", "blog's Figure 5" or "not in the paper";
-        * models: [{name, title, published (its key in resources/paper), role}], doubles dropped;
+        * models: [{name, title, published (its key in resources/paper)}], doubles dropped;
         * cases: [[variant, KV-cache format], ...]; recipes: variant -> its training recipe;
         * specs: model -> variant -> fields of `SwiftKVSpec`, None for an unchanged model;
         * unmeasured: model -> variant -> why it cannot be measured, where that is so;
@@ -118,7 +118,7 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
         {
             "title": scope["title"] if "parts" in raw else None,
             "models": [model["name"] for model in players(config, scope["models"])],
-            "cases": cases(config, scope.get("variants", [])),
+            "cases": cases(config, scope["variants"]),
         }
         for scope in _scopes(raw)
     ]
@@ -153,7 +153,6 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
 def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
     kind, place = entry["kind"], f"config, at artifacts.{entry['name']}"
-    models = [model["name"] for model in entry["models"]]
     if "early_exit" in needed(entry):
         for variant, kv_cache in entry["cases"]:
             try:
@@ -169,10 +168,7 @@ def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
         return {"threshold": config.early_exit.threshold}
     if kind == "wiring":
-        return {"num_hidden_layers": config.models[models[0]].num_hidden_layers}
-    if kind == "similarity":
-        reasons = {model: config.models[model].unmeasured("quality") for model in models}
-        return {"unmeasured": {model: why for model, why in reasons.items() if why}}
+        return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
     if kind == "contents":
         return {"lines": [_line(config, other) for other in config.artifacts]}
     return _judged(config) if kind == "claims" else {}
@@ -227,7 +223,7 @@ def _measured(config: Config, raw: Entry) -> set[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     for scope in _scopes(raw):
         models = players(config, scope["models"])
-        shown = cases(config, scope["variants"]) if "variants" in scope else [("", "")]
+        shown = cases(config, scope["variants"])
         for need in set(needed(raw)) & MEASURED.keys():
             what = MEASURED[need][1]
             names = members(config, f"{what}s", raw[f"{what}s"]) if what else [""]

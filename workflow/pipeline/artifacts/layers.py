@@ -9,7 +9,6 @@ from pipeline.artifacts.frame import row
 from pipeline.artifacts.labels import heading
 from pipeline.artifacts.metrics import METRICS, MISSING
 from pipeline.artifacts.published import Entry, Files, Numbers
-from pipeline.artifacts.records import provenance
 from swiftkv.errors import UserError
 
 # Of models: Okabe and Ito's colors without yellow, which is too light for lines; dashes and markers tell them apart in gray.
@@ -42,8 +41,7 @@ def similarity(entry: Entry, files: Files) -> Drawing:
         mosaic.insert(0, [_CURVES] * across)
         heights.insert(0, 2.5 + 0.15 * len(entry["models"]))
     title = heading(entry | {"models": entry["models"] if len(entry["models"]) == 1 else []})
-    notes = [*entry.get("notes", []), *provenance(shown.records)]
-    figure = new_figure(PAGE if across > 1 else COLUMN, sum(heights), title, notes=notes)
+    figure = new_figure(PAGE if across > 1 else COLUMN, sum(heights), title, notes=shown.notes)
     axes = figure.subplot_mosaic(mosaic, height_ratios=heights)
     if not alone:
         _simscores(axes.pop(_CURVES), shown)
@@ -68,7 +66,7 @@ def _simscores(axis, shown: Numbers) -> None:
         looks = {"color": _COLORS, "linestyle": _DASHES, "marker": _MARKERS}
         style: dict[str, Any] = {name: cycle[number % len(cycle)] for name, cycle in looks.items()}
         layers = len(curve) + 1  # the last has no later one
-        why = shown.entry["unmeasured"].get(model["name"], "not measured")
+        why = shown.entry["unmeasured"].get(model["name"], {}).get("baseline", "not measured")
         said = f"($L$ = {layers})" if len(curve) else f"{MISSING} ({why})"
         depth, every = 100 * curve["at"] / layers, max(1, len(curve) // 8)
         axis.fill_between(depth, curve["low"], curve["high"], color=style["color"], alpha=0.25, linewidth=0)
@@ -101,8 +99,7 @@ def alignment(entry: Entry, files: Files) -> Drawing:
         handle(f"threshold {entry['threshold']:g}", **dotted),
         *(handle(f"published: {text.split(' where')[0]}", **stated) for text in published["text"]),
     ]
-    notes = [*entry.get("notes", []), *provenance(shown.records)]
-    figure = new_figure(COLUMN, 3.3, heading(entry), handles, notes)
+    figure = new_figure(COLUMN, 3.3, heading(entry), handles, shown.notes)
     axis = figure.subplots()
     width = 1 / len(density)
     axis.bar(density["at"], density["value"], width=width, align="edge", **gray)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.artifacts.frame import Row, frame, measured
 from pipeline.artifacts.metrics import METRICS, length_label
-from pipeline.artifacts.records import Record, checked_records, in_project
+from pipeline.artifacts.records import Record, checked_records, in_project, provenance
 from swiftkv.errors import UserError
 
 Entry = Mapping[str, Any]
@@ -31,7 +31,7 @@ _CELL = (*Case._fields, "point", "at", "metric", "against_model", "against", "ag
 
 
 class Numbers:
-    """The records of an entry, their numbers, and the published ones, each as rows of the frame.
+    """The records of an entry, their numbers and the published ones, each as rows of the frame, and the notes below.
 
     Raises:
         UserError: a file cannot be read, is of something else, or may not stand in this artifact.
@@ -42,6 +42,7 @@ class Numbers:
         self.records = checked_records(entry, files)
         self.published = published(entry, files.get("published", ()), self.records)
         self.rows = measured(self.records)
+        self.notes: list[str] = [*entry.get("notes", []), *provenance(self.records)]
 
     def add(self, rows: Iterable[Mapping[Any, Any]]) -> None:
         """Add rows that the artifact computes from others."""

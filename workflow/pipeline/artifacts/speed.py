@@ -22,7 +22,6 @@ from pipeline.artifacts.frame import BASELINE, P99_REQUESTS
 from pipeline.artifacts.labels import heading, label
 from pipeline.artifacts.metrics import METRICS, MISSING, OOM, length_label, show
 from pipeline.artifacts.published import Case, Entry, Files, Numbers
-from pipeline.artifacts.records import provenance
 
 _ENDS = ["value", "low", "high"]
 _LIMIT = {"label": "limit by FLOPs", "color": "black"}
@@ -31,21 +30,25 @@ _DASHED = {"linewidth": 0.8, "linestyle": (0, (6, 2))}  # the limit of a curve; 
 
 
 class Served(Numbers):
-    """The numbers of a serving figure; a case without a record at a point is there with the reason."""
+    """The numbers of a serving figure; a case that cannot be measured is there with the reason."""
 
     def __init__(self, entry: Entry, files: Files) -> None:
         super().__init__(entry, files)
         self.cases = {
             model["name"]: [Case(model["name"], *case) for case in entry["cases"]] for model in entry["models"]
         }
-        known = {(record.model["name"], *record.case, record.what) for record in self.records}
         self.add(
-            {"source": "measured", **case._asdict(), "point": point, "status": "missing", "reason": why}
-            for model, cases in self.cases.items()
+            {
+                "source": "measured",
+                **case._asdict(),
+                "point": point,
+                "status": "missing",
+                "reason": reasons[case.variant],
+            }
+            for model, reasons in entry["unmeasured"].items()
             for point in entry["points"]
-            for case in cases
-            if (*case, point) not in known
-            for why in [entry["unmeasured"].get(model, {}).get(case.variant, "not measured")]
+            for case in self.cases[model]
+            if case.variant in reasons
         )
         stated = "; ".join(dict.fromkeys(self.published["text"]))
         gaps = dict.fromkeys(
@@ -53,7 +56,7 @@ class Served(Numbers):
             for row in self.rows[self.rows["status"] != "ok"].itertuples()
         )
         published = [f"published: {stated}"] if stated else []
-        self.notes = [*published, *entry.get("notes", []), *gaps, *provenance(self.records)]
+        self.notes = [*published, *gaps, *self.notes]
 
     def bar(self, case: Case, metric: str, point: str) -> Bar:
         """A bar with its interval; OOM, none or n/a in place of a missing number."""

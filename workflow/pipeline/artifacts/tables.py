@@ -15,7 +15,6 @@ from pipeline.artifacts.labels import heading, label, point_label
 from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, enumeration, show, show_interval
 from pipeline.artifacts.published import Case, Entry, Files, Numbers, case_of
 from pipeline.artifacts.quality import Line
-from pipeline.artifacts.records import provenance
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
 _OTHER_TASKS = "the published average is over other tasks"
@@ -127,7 +126,7 @@ def print_panels(shown: Shown, title: str | None = None) -> Table:
         grid._replace(caption=f"({letter}) {caption or ''}".rstrip() if len(printed) > 1 else caption)
         for letter, (grid, caption) in zip(string.ascii_lowercase, printed, strict=False)
     ]
-    notes = [*entry.get("notes", []), *provenance(shown.records)]
+    notes = [*shown.notes]
     if shown.averaged and "average" in columns(entry):
         notes.append(f"Avg.: mean over {enumeration([shown.tasks[task]['title'] for task in shown.averaged])}.")
     notes += shown.footnotes.lines()
