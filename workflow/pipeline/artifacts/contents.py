@@ -152,21 +152,14 @@ def resolve(config: Config, name: str) -> dict[str, Any]:
 
 def _further(config: Config, entry: dict[str, Any]) -> dict[str, Any]:
     """Return further parts of the configuration that entries of some kinds show; raises a `UserError` for impossible ones."""
-    kind, place = entry["kind"], f"config, at artifacts.{entry['name']}"
+    kind, name = entry["kind"], entry["name"]
     if "early_exit" in needed(entry):
-        for variant, kv_cache in entry["cases"]:
-            try:
-                config.check_early_exit(variant)
-            except UserError as error:
-                raise UserError(f"{place}: {error}") from None
-            if kv_cache != "auto":
-                raise UserError(
-                    f"{place}: early exit of {variant}/{kv_cache} is not measured, only with the model's own cache"
-                )
-        asked = config.early_exit.questions
-        if unknown := [question for question in entry.get("questions", []) if question not in asked]:
-            raise UserError(f"{place}: the question {unknown[0]!r} is not among early_exit.questions")
-        return {"threshold": config.early_exit.threshold}
+        for variant, _ in entry["cases"]:
+            config.check_early_exit(variant)
+        if unknown := [
+            question for question in entry.get("questions", []) if question not in config.early_exit.questions
+        ]:
+            raise UserError(f"artifacts.{name}: the question {unknown[0]!r} is not among early_exit.questions")
     if kind == "wiring":
         return {"num_hidden_layers": config.models[entry["models"][0]["name"]].num_hidden_layers}
     if kind == "contents":

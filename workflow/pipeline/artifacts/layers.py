@@ -92,11 +92,12 @@ def alignment(entry: Entry, files: Files) -> Drawing:
     gray = {"facecolor": "0.8", "edgecolor": "0.55", "linewidth": 0.6}
     dotted = {"color": "0.4", "linestyle": (0, (1, 2)), "linewidth": 1}
     stated = {"color": _COLORS[1], "linewidth": 2}
+    threshold = entry["settings"]["early_exit"]["threshold"]
     appearance, published = look(entry["cases"][0][0]), shown.published[shown.published["low"].notna()]
     handles = [
         handle("positions", box=True, **gray),
         handle("agreement with full model", **appearance.line),
-        handle(f"threshold {entry['threshold']:g}", **dotted),
+        handle(f"threshold {threshold:g}", **dotted),
         *(handle(f"published: {text.split(' where')[0]}", **stated) for text in published["text"]),
     ]
     figure = new_figure(COLUMN, 3.3, heading(entry), handles, shown.notes)
@@ -108,6 +109,6 @@ def alignment(entry: Entry, files: Files) -> Drawing:
     other.spines["right"].set_visible(True)
     draw_curve(other, agreement.assign(at=agreement["at"] + width / 2).dropna(subset="value"), appearance)
     other.set(ylabel=METRICS["bin_alignment_percent"].header, ylim=(0, 105))
-    other.axvline(entry["threshold"], **dotted)
-    other.hlines(published["low"], entry["threshold"], 1, **stated)
+    other.axvline(threshold, **dotted)
+    other.hlines(published["low"], threshold, 1, **stated)
     return Drawing(figure, shown.data)
