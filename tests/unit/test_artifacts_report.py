@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from tests.unit.artifact_helpers import ROOT, SMOL, saved, scale, typed

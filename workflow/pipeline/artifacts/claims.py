@@ -16,13 +16,8 @@ AGREES, CONTRADICTS, UNDECIDED, UNMEASURED = VERDICTS = ("agrees", "contradicts"
 BENCHMARKS = 7  # that the sources' averages are over
 OUTPUT_TOKENS, TOTAL_TOKENS = 256, 15e6  # of the sources' requests (Figure 3, App. B.2)
 NEAR = 0.05  # how far, relatively, a length or a limit may be from the stated one and still be the same
-SETTINGS = [
-    "input_tokens",
-    "output_tokens",
-    "total_tokens",
-    "memory_gib",
-    "speculative",
-]  # of points, which tell rows apart
+# Of serving points, which tell rows apart
+SETTINGS = ["input_tokens", "output_tokens", "total_tokens", "memory_gib", "speculative"]
 _ENDS = {"lowest": "min", "highest": "max"}
 # Settings of a number's place, and how a sentence on another one begins.
 _PLACES = {"input_tokens": "prompts", "memory_gib": "a limit", "depth": "a depth in percent", "at": "an axis"}

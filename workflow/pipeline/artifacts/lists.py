@@ -87,10 +87,9 @@ def settings(entry: Entry, files: Files) -> Table:
 def _source(source: Mapping[str, Any]) -> str:
     """Where a data set came from: kind, name, and the beginning of its version."""
     # Either resolved ("kind" and "id") or as it stands in the config ({"hub": id}), where nothing could be resolved.
-    kind = source.get("kind") or next((kind for kind in ("hub", "package", "local") if kind in source), None)
-    version = str(source.get("resolved") or source.get("revision") or "")[:12]
-    words = dict.fromkeys([kind, source.get("id") or source.get(kind), version])
-    return " ".join(str(word) for word in words if word) or "not recorded"
+    kind = source.get("kind") or next(kind for kind in ("hub", "package", "local") if kind in source)
+    version = source.get("resolved") or source.get("revision") or ""
+    return f"{kind} {source.get('id') or source[kind]} {version[:12]}".strip()
 
 
 def contents(entry: Entry, files: Files) -> Table:

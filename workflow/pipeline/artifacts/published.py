@@ -81,11 +81,6 @@ class Numbers:
         return rows.dropna(subset=["at", "value"]).sort_values("at")
 
 
-def case_of(row: Mapping[Any, Any]) -> Case:
-    """The case of a row."""
-    return Case(row["model"], row["variant"], row["kv_cache"])
-
-
 def read_csv(file: str | Path) -> list[dict[str, str]]:
     """Lines of a CSV file, every cell as printed.
 

@@ -13,7 +13,7 @@ from pipeline.artifacts.entry import columns
 from pipeline.artifacts.frame import Row, in_bits
 from pipeline.artifacts.labels import heading, label, point_label
 from pipeline.artifacts.metrics import IN_NOISE, METRICS, MISSING, NONE, OOM, enumeration, show, show_interval
-from pipeline.artifacts.published import Case, Entry, Files, Numbers, case_of
+from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.quality import Line
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
@@ -29,7 +29,7 @@ class Shown(Numbers):
         self.lines = quality.lines(entry)
         cases = [*dict.fromkeys(line.case for line in self.lines if line.case.model is not None)]
         # A record may have the baseline's numbers too, of turns that both took.
-        others = dict.fromkeys(map(case_of, self.rows.to_dict("records")))
+        others = dict.fromkeys(map(Case._make, self.rows[list(Case._fields)].to_numpy()))
         self.lines[:0] = [Line(case) for case in others if case not in cases]
         self.several = len({line.case.model for line in self.lines}) > 1
         self.with_fp8 = any(line.case.kv_cache == "fp8" for line in self.lines)
