@@ -60,7 +60,7 @@ def test_a_table_of_quality_has_published_rows_gaps_and_paired_differences(tmp_p
     table = made(entry, scores=saved(tmp_path, scores), fidelity=saved(tmp_path, fidelity[1:]), published=published)
     first, second, third = map(text, table.grids)
     assert [line.split(" | ")[0] for line in first] == ["baseline", "published", "swiftkv-50", "published"]
-    assert first[1].split(" | ")[3:5] == ["82.00", "77.90"] and first[1].split(" | ")[5].startswith("n/a [")
+    assert first[1].split(" | ")[3:5] == ["82.00", "77.90"] and first[1].split(" | ")[5].startswith("79.95 [")
     assert first[2].split(" | ")[1] == "50% (l = 16)" and "[" in first[2]
     assert "n/a [" in second[0] and "not measured" in " ".join(table.notes)
     assert third[0].startswith(f"swiftkv-50 | baseline | {IN_NOISE} -10.00") and "(10%)" in third[0]

@@ -39,7 +39,6 @@ NUMBERS = ("at", "value", "stderr", "low", "high", "n")
 WORDS = [column for column in COLUMNS if column not in NUMBERS]
 FEW = 300  # questions below which an accuracy has its Wilson interval
 P99_REQUESTS = 200  # fewer have no 99th percentile of their own: it would be their slowest one or two
-QUESTION = 1500  # characters of one that are printed
 BASELINE = ("baseline", "auto")
 MERGED = "merge-all-layers"
 
@@ -286,8 +285,6 @@ def _median(value: float, samples: Sequence[float]) -> Estimate:
 def _answer(record: Record, base: Record | None) -> Found:
     """Also the baseline's answer, where both took turns."""
     question, turns = " ".join(record.settings["question"].split()), record.turns("ms")
-    if len(question) > QUESTION:
-        question = f"{question[: QUESTION // 2]} [...] {question[-QUESTION // 2 :]}"
     cases: dict[str, Row] = {"": {}}
     if record.value("baseline_text") is not None:
         cases = {"baseline_": dict(zip(("variant", "kv_cache"), BASELINE, strict=True)), **cases}

@@ -17,7 +17,7 @@ from pipeline.artifacts.published import Case, Entry, Files, Numbers
 from pipeline.artifacts.quality import Line
 from pipeline.artifacts.writers import Footnotes, Grid, Table
 
-_OTHER_TASKS = "the published average is over other tasks"
+_COMPUTED = "computed from the published scores of the averaged tasks"
 Panel = Mapping[str, Any]
 
 
@@ -100,10 +100,16 @@ class Shown(Numbers):
         return bool(known) and row["low"] <= 100 * sum(chances) / len(chances)
 
     def theirs(self, case: Case, metric: str, point: str = "") -> str:
-        """Print a published number; an average only where ours is over the same tasks."""
+        """Print a published number; an average over the tasks that ours is over."""
         row = self.find(case, "acrosskv" if metric == "kv_cache_reduction_percent" else metric, point, theirs=True)
-        if metric == "average" and row and row["n"] not in (0, len(self.averaged or self.accuracies)):
-            return f"{MISSING} {self.footnotes.mark(_OTHER_TASKS)}"
+        averaged = self.averaged or self.accuracies
+        if metric == "average" and (not row or row["n"] not in (0, len(averaged))):
+            scores = [self.find(case, task, theirs=True) for task in averaged]
+            values = [score["value"] if score else None for score in scores]
+            if not values or None in values:
+                return MISSING
+            digits = max(len(score["text"].partition(".")[2]) for score in scores)
+            return f"{sum(values) / len(values):.{digits}f} {self.footnotes.mark(_COMPUTED)}"
         if row and metric == "prefill_reduction_percent":
             return f"{row['value']:g}%" if row["value"] else NONE
         return row["text"] if row else MISSING if point or metric in self.tasks else ""
